@@ -1,0 +1,479 @@
+"""Multiscreen, after K. M. Nakanishi, "Screening Is Enough": every equation of the paper, once.
+
+Softmax attention shares out a fixed mass among all keys, so no key can be rejected and none can be judged alone.
+Screening compares unit queries with unit keys, keeps a key only if its similarity passes a threshold (Trim) and its
+distance lies in a learned window (Softmask), and adds up the values that remain: each relevance is in [0, 1], exactly
+0 for a rejected key, and does not depend on any other key. Many small gated screening tiles make a layer.
+
+Symbol            meaning                                                       where
+x_i^(l)           representation of position i after layer l, in R^E            Multiscreen, Eqs. 1 to 3
+W_E, s_E, s_F     embedding (shared with the head), log scales in and out       Multiscreen
+W_Q W_K W_V W_G   projections to query, key, value, gate, one set per tile      GatedScreeningTiles
+W_O, s_O          projection back to R^E and its log scale, per tile            GatedScreeningTiles
+s_w -> w          screening window: keys at distance >= w are never seen        window
+s_r -> r          acceptance width: similarities <= 1 - r are rejected          acceptance
+q_bar, q_tilde    query of unit length; the same with its position in it        unit, mipe
+w_th              windows from here on carry no position                        mipe_angle
+s, alpha          similarity in [-1, 1]; distance-unaware relevance             relevance, trim
+m, alpha_d        softmask; distance-aware relevance alpha * m                  softmask, relevance
+h, u, g_hat       screened sum of values; its bounded form; the gate            screen, tanh_norm, GatedScreeningTiles.gate
+
+Axes: B batch, T queries i, S keys j, H tiles ("heads") of a layer, E d_E, K d_K, V d_V, N vocabulary.
+Geometry is float32 (angles float64 until they are within one turn); a cast is written where it happens.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass
+class Config:
+    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless they are given. There is no maximum length."""
+    psi: int = 8
+    vocab_size: int = 50257
+    N_L: int = None
+    N_H: int = None
+    d_E: int = None
+    d_K: int = 16
+    d_V: int = 64
+    w_th: float = 256.0
+
+    def __post_init__(self):
+        self.N_L = self.psi if self.N_L is None else self.N_L
+        self.N_H = self.psi if self.N_H is None else self.N_H
+        self.d_E = self.psi**2 if self.d_E is None else self.d_E
+        for name in ("psi", "vocab_size", "N_L", "N_H", "d_E", "d_K", "d_V"):
+            if getattr(self, name) < (2 if name == "d_K" else 1):
+                raise ValueError(f"{name} = {getattr(self, name)}: it must be at least {2 if name == 'd_K' else 1}")
+        if not self.w_th > 1:
+            raise ValueError(f"w_th = {self.w_th}: it must be above 1, the smallest window")
+
+
+# ---------------------------------------------------------------------------------------------- one screening unit
+
+def window(s_w):
+    """Eq. (4), the screening window: w = exp(s_w) + 1, in (1, inf]. Shape of s_w.
+
+    s_w = +inf is w = +inf, a window without an edge; its gradient is 0.
+    """
+    return torch.where(s_w < torch.inf, s_w.clamp(max=80.0).exp(), torch.inf) + 1
+
+
+def acceptance(s_r):
+    """The other half of Eq. 4, the acceptance width: r = sigmoid(s_r), in (0, 1]. Shape of s_r.
+
+    Clipped from below at 1e-6, about what float32 resolves in a similarity near 1.
+    """
+    return torch.sigmoid(s_r).clamp_min(1e-6)
+
+
+def unit(x, eps=1e-6):
+    """Eq. (5), unit length: x_bar = x / |x|, the norm clipped from below by eps. (..., D) -> (..., D)"""
+    return x * x.square().sum(-1, keepdim=True).clamp_min(eps**2).rsqrt()
+
+
+def mipe_angle(i, w, w_th):
+    """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w; Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 if w < w_th, else 0.
+
+    i: (T,) integer positions; w: (H,). Returns (H, T) in radians, float32, reduced to one turn in float64:
+    in float32 the product alone would be off by 0.03 rad at i = 2^17, w = 2.
+    """
+    u = w.double().clamp(max=w_th)                     # at w_th gamma is 0, and so is its slope
+    gamma = 0.5 * (torch.cos(math.pi * u / w_th) + 1)
+    return torch.remainder(i * (math.pi * gamma / u)[:, None], 2 * math.pi).to(torch.promote_types(w.dtype, torch.float32))
+
+
+def mipe(x, angle):
+    """Minimal positional encoding: rotate the first two dimensions of x by `angle`. x: (B, H, T, K); angle: (H, T)."""
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    x0, x1 = x[..., 0], x[..., 1]
+    turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
+    return torch.cat((turned, x[..., 2:]), dim=-1)
+
+
+def trim(s, r):
+    """Eq. (9), Trim: alpha = max(1 - (1 - s)/r, 0)^2, distance-unaware relevance.
+
+    s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns like s, in [0, 1].
+    Exactly 0 where 1 - s >= r; value and slope are continuous there.
+    """
+    return (1 - (1 - s) / r).clamp(min=0).square()
+
+
+def softmask(d, w):
+    """Eq. (10), Softmask: m = (cos(pi d / w) + 1)/2 where -w < d <= 0, else 0.
+
+    d: (T, S) = j - i, key minus query position; w: broadcastable. Returns values in [0, 1].
+    Exactly 0 in the future (d > 0) and at distance w and beyond; 1 in all the past for w = inf.
+    """
+    return torch.where((-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
+
+
+def relevance(q, k, w, r, i0=0):
+    """Eq. (8), similarity: s_ij = q_i . k_j, and Eq. (11), distance-aware relevance: alpha_d = Trim(s_ij) Softmask(j - i).
+
+    q: (B, H, T, K), k: (B, H, S, K), both with their positions in them; w, r: (H,). Returns (B, H, T, S).
+    i0: position of the first query, counted from the first key.
+    """
+    d = torch.arange(k.shape[2], device=k.device) - (i0 + torch.arange(q.shape[2], device=q.device))[:, None]
+    s = q @ k.transpose(-2, -1)
+    return trim(s, r[:, None, None]) * softmask(d, w[:, None, None])
+
+
+def screen(q, k, v, w, r, i0=0):
+    """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j. The definition, with T x S relevances in memory.
+
+    q: (B, H, T, K); k: (B, H, S, K); v: (B, H, S, V), unit vectors; w, r: (H,); i0 as in `relevance`.
+    Returns (B, H, T, V) in v's dtype; the inside is float32, or float64 if that is what comes in.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return (relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0) @ v.to(dtype)).to(v.dtype)
+
+
+def tanh_norm(x, eps=1e-6):
+    """Eq. (13), TanhNorm: x tanh|x| / |x|, which keeps the direction and bounds the length by 1. (..., V) -> (..., V)
+
+    Below |x| = eps it is its limit, x; value and gradient are finite everywhere, the Jacobian at 0 is the identity.
+    """
+    square = x.square().sum(-1, keepdim=True)
+    small = square < eps**2
+    norm = torch.where(small, 1.0, square).sqrt()
+    return x * torch.where(small, 1.0, torch.tanh(norm) / norm)
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+class GatedScreeningTiles(nn.Module):
+    """One layer: N_H gated screening tiles side by side.
+
+    The four methods `encode`, `acceptance`, `bound` and `gate` are made to be overridden: an exercise or an ablation
+    is a subclass that changes one of them. dtype: of the matrix products, None for that of the parameters.
+    """
+
+    def __init__(self, config, dtype=None):
+        super().__init__()
+        H, E, K, V = config.N_H, config.d_E, config.d_K, config.d_V
+        self.w_th, self.dtype = config.w_th, dtype
+        self.W_Q, self.W_K = nn.Parameter(torch.empty(E, H, K)), nn.Parameter(torch.empty(E, H, K))
+        self.W_V, self.W_G = nn.Parameter(torch.empty(E, H, V)), nn.Parameter(torch.empty(E, H, V))
+        self.W_O = nn.Parameter(torch.empty(H, V, E))
+        self.s_w, self.s_r, self.s_O = (nn.Parameter(torch.empty(H)) for _ in range(3))
+
+    def encode(self, x_bar, i, w):
+        """MiPE (Eqs. 6, 7): unit queries or keys (B, H, T, K) and their positions i (T,) -> the same with positions."""
+        return mipe(x_bar, mipe_angle(i, w, self.w_th))
+
+    def acceptance(self):
+        """The acceptance widths of the tiles (Eq. 4), (H,)."""
+        return acceptance(self.s_r)
+
+    def bound(self, h):
+        """Eq. (14): u = TanhNorm(h). (B, H, T, V) -> (B, H, T, V)"""
+        return tanh_norm(h)
+
+    def gate(self, x):
+        """Eq. (17), the gate: g_hat = tanh(SiLU(g)), g = x W_G. (B, T, E) -> (B, H, T, V)"""
+        return torch.tanh(F.silu(self.project(x, self.W_G)))
+
+    def project(self, x, W):
+        """Eq. (15): x W for all tiles in one product, W one of W_Q, W_K, W_V, W_G. (B, T, E) x (E, H, D) -> (B, H, T, D)"""
+        y = x.to(self.dtype or x.dtype) @ W.flatten(1).to(self.dtype or x.dtype)
+        return y.to(x.dtype).unflatten(-1, W.shape[1:]).transpose(1, 2)
+
+    def screening(self, x, screen, cache=None):
+        """Eq. (16): u = Screening(q, k, v). (B, T, E) -> (B, H, T, V). With a cache, x continues what went through it."""
+        w, r = window(self.s_w), self.acceptance()
+        start = cache.end if cache else 0
+        i = torch.arange(start, start + x.shape[1], device=x.device)
+        q_tilde = self.encode(unit(self.project(x, self.W_Q)), i, w)
+        k_tilde = self.encode(unit(self.project(x, self.W_K)), i, w)
+        v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
+        k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w) if cache else (k_tilde, v_bar, 0)
+        return self.bound(screen(q_tilde, k_tilde, v_bar, w, r, start - first).to(x.dtype))
+
+    def forward(self, x, screen, cache=None):
+        """Eq. (18), the update Delta x = (u * g_hat) (e^s_O W_O), and Eq. (2), the layer: x + sum_h Delta x^(h).
+
+        x: (B, T, E) -> (B, T, E); the product over (H, V) is the sum over the tiles.
+        """
+        y = (self.screening(x, screen, cache) * self.gate(x)).transpose(1, 2).flatten(2).to(self.dtype or x.dtype)
+        W_O = (self.s_O.exp()[:, None, None] * self.W_O).flatten(0, 1).to(self.dtype or x.dtype)
+        return x + (y @ W_O).to(x.dtype)
+
+
+class KeyCache:
+    """The keys and values of one layer that a later query may still see: encoded, unit length, oldest first.
+
+    When its buffer is full, what lies outside every window is dropped: bounded memory if all windows are finite.
+    """
+
+    def __init__(self):
+        self.k = self.v = None
+        self.first = self.n = 0                        # position of the oldest key kept; number of keys kept
+
+    @property
+    def end(self):
+        """The position of the next token."""
+        return self.first + self.n
+
+    def append(self, k, v, w):
+        """Add (B, H, T, K) keys and (B, H, T, V) values. Returns all that these T queries may see, and its first position."""
+        T = k.shape[2]
+        if self.k is not None and self.n + T <= self.k.shape[2]:
+            self.k[:, :, self.n : self.n + T], self.v[:, :, self.n : self.n + T] = k, v
+            self.n += T
+            return self.k[:, :, : self.n], self.v[:, :, : self.n], self.first
+        if self.k is not None:
+            k, v = torch.cat((self.k[:, :, : self.n], k), 2), torch.cat((self.v[:, :, : self.n], v), 2)
+        first, S = self.first, k.shape[2]
+        self.n = int(min(math.ceil(min(w.max().item(), 2.0**62)), S))
+        self.first = first + S - self.n
+        self.k, self.v = (F.pad(x[:, :, S - self.n :], (0, 0, 0, 1024)) for x in (k, v))     # room for 1024 more
+        return k, v, first
+
+
+class Multiscreen(nn.Module):
+    """The language model: tokens (B, T) -> logits (B, T, N).
+
+    screen: the function that screens, `screen_windowed` unless replaced by one with the signature of `screen`.
+    tiles: the class of a layer. dtype: of the matrix products (torch.bfloat16, say), None for the parameters' own.
+    """
+
+    def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
+        super().__init__()
+        self.config, self.dtype, self.screen = config, dtype, screen_windowed
+        self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
+        self.s_E, self.s_F = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+        self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
+        self.initialize()
+
+    @torch.no_grad()
+    def initialize(self):
+        """The paper's table of initial values; the second argument of N is the standard deviation."""
+        c = self.config
+        for tile in self.layers:
+            nn.init.normal_(tile.W_Q, 0, 0.1 / math.sqrt(c.d_K))
+            nn.init.normal_(tile.W_K, 0, 0.1 / math.sqrt(c.d_K))
+            nn.init.normal_(tile.W_V, 0, 0.1 / math.sqrt(c.d_V))
+            if tile.W_G is not None:
+                nn.init.normal_(tile.W_G, 0, 0.1)
+            nn.init.normal_(tile.W_O, 0, 0.1 / math.sqrt(c.d_E))
+            tile.s_w.copy_(torch.linspace(0, math.log(c.w_th), c.N_H))
+            tile.s_r.fill_(0)
+            tile.s_O.fill_(math.log(1 / math.sqrt(c.N_H * c.N_L)))
+        nn.init.normal_(self.W_E, 0, 0.1 / math.sqrt(c.d_E))
+        self.s_E.fill_(0)
+        self.s_F.fill_(math.log(math.sqrt(c.d_E)))
+
+    def embed(self, tokens):
+        """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
+        return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
+
+    def hidden(self, tokens, caches=None):
+        """x^(N_L), the representation after the last layer. (B, T) -> (B, T, E). caches: one KeyCache a layer, or None."""
+        x = self.embed(tokens)
+        for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = tile(x, self.screen, cache)
+        return x
+
+    def logits(self, x):
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N), float32."""
+        W = (self.s_F.exp() * unit(self.W_E)).to(self.dtype or x.dtype)
+        return (x.to(W.dtype) @ W.T).to(x.dtype)
+
+    def forward(self, tokens, caches=None):
+        """tokens: (B, T) integers -> logits (B, T, N)."""
+        return self.logits(self.hidden(tokens, caches))
+
+    def loss(self, tokens, targets, reduction="mean"):
+        """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
+
+        In chunks of tokens, each recomputed in backward: 2^17 x 50257 logits never exist at once.
+        """
+        def part(x, y):
+            return F.cross_entropy(self.logits(x), y, reduction="none")
+
+        size = max(2**25 // self.config.vocab_size, 1)
+        chunks = zip(self.hidden(tokens).flatten(0, 1).split(size), targets.flatten().split(size))
+        nats = torch.cat([checkpoint(part, x, y, use_reentrant=False, preserve_rng_state=False) for x, y in chunks])
+        return nats.mean() if reduction == "mean" else nats.view(targets.shape)
+
+    @torch.no_grad()
+    def relevance_maps(self, tokens):
+        """alpha_d of every layer and tile: a list of N_L tensors (B, H, T, T). Memory O(T^2)."""
+        maps, chosen = [], self.screen
+
+        def record(q, k, v, w, r, i0=0):
+            maps.append(relevance(q, k, w, r, i0))
+            return chosen(q, k, v, w, r, i0)
+
+        try:
+            self.screen = record
+            self.hidden(tokens)
+        finally:
+            self.screen = chosen
+        return maps
+
+    @torch.no_grad()
+    def expand_windows(self, T_train):
+        """Screening-window expansion: every window beyond T_train becomes infinite, s_w = +inf. In place."""
+        for tile in self.layers:
+            tile.s_w.masked_fill_(window(tile.s_w) > T_train, torch.inf)
+
+    @torch.no_grad()
+    def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
+        """Yield n next tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
+
+        temperature 0 is greedy; otherwise samples softmax(logits / temperature), from the top_k tokens if given.
+        """
+        caches = [KeyCache() for _ in self.layers]
+        for _ in range(n):
+            z = self.logits(self.hidden(tokens, caches)[:, -1])
+            if temperature == 0:
+                tokens = z.argmax(-1, keepdim=True)
+            else:
+                if top_k is not None:
+                    z = z.masked_fill(z < z.topk(min(top_k, z.shape[-1])).values[:, -1:], -torch.inf)
+                tokens = torch.multinomial((z / temperature).softmax(-1), 1, generator=generator)
+            yield tokens[:, 0]
+
+    def generate(self, tokens, n, **options):
+        """The n tokens that `stream` yields, (B, n)."""
+        return torch.stack(list(self.stream(tokens, n, **options)), 1)
+
+
+# ------------------------------------------------------------------------------------- the same sums, without the waste
+
+def screen_windowed(q, k, v, w, r, i0=0):
+    """`screen` (Eq. 12): same arguments, same numbers, O(T w) time and O(T) memory. Differentiable once.
+
+    No block outside a window is visited, and since relevances do not compete, h may be summed block by block.
+    """
+    if q.shape[2] >= 32:
+        return Windowed.apply(q, k, v, w, r, i0)
+    rows = []                                          # a few queries (decoding): crop each tile's keys to its window
+    for n, reach in enumerate(w.detach().ceil().clamp(max=2**62).long().tolist()):
+        seen = slice(max(i0 - reach + 1, 0), max(i0 + q.shape[2], 0))
+        tile = slice(n, n + 1)
+        rows.append(screen(q[:, tile], k[:, tile, seen], v[:, tile, seen], w[tile], r[tile], i0 - seen.start))
+    return torch.cat(rows, dim=1)
+
+
+class Windowed(torch.autograd.Function):
+    """`screen` and its derivative, tile by tile, over the blocks of C queries x C keys that touch the window.
+
+    Softmask is cos^2(theta d) with theta = pi/(2 w), so Eq. 11 is alpha_d = y^2 with y = z cos(theta d) and
+    z = max(1 - (1 - s)/r, 0) = max((q/r) . k + 1 - 1/r, 0). No statistic joins the keys of a row, so none is saved:
+    backward makes z and y again, a block at a time. With dalpha = dh_i . v_j, dy = 2 y dalpha, dz = cos(theta d) dy:
+
+        dq_i = sum_j dz k_j / r     dk_j = sum_i dz q_i / r     dv_j = sum_i y^2 dh_i
+        dr = sum dz (1 - z) / r     dw = sum dy z d sin(theta d) theta / w
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, w, r, i0):
+        ctx.save_for_backward(q, k, v, w, r)
+        ctx.i0 = i0
+        B, H, T, _ = q.shape
+        h = v.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)
+        for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
+            C, pad, pairs = band(q, k, w_n, i0)
+            q_n, k_n, v_n = blocks(q[:, n], C) / r_n, blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
+            h_n = q_n.new_zeros(*q_n.shape[:2], v.shape[-1])
+            for i, j, d in pairs:
+                y = root_trim(q_n[i], k_n[j], r_n).mul_(root_softmask(d, w_n))
+                h_n[i].baddbmm_(y.square_(), v_n[j])
+            unblock(h_n, h[:, n])
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dh):
+        q, k, v, w, r = ctx.saved_tensors
+        dq, dk, dv, dw, dr = (torch.empty_like(x) for x in ctx.saved_tensors)
+        for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
+            C, pad, pairs = band(q, k, w_n, ctx.i0)
+            q_n, k_n, v_n = blocks(q[:, n], C) / r_n, blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
+            dh_n = blocks(dh[:, n], C)
+            dq_n, dk_n, dv_n = (torch.zeros_like(x) for x in (q_n, k_n, v_n))
+            theta, dw_n, dr_n = math.pi / (2 * w_n), 0.0, 0.0
+            for i, j, d in pairs:
+                cos = root_softmask(d, w_n)
+                z = root_trim(q_n[i], k_n[j], r_n)
+                y = z * cos
+                half_dy = torch.bmm(dh_n[i], v_n[j].mT).mul_(y)
+                dv_n[j].baddbmm_(y.square_().mT, dh_n[i])
+                z_dy = 2 * z.mul_(half_dy).sum(0)
+                dz = half_dy.mul_(2 * cos)
+                dq_n[i].baddbmm_(dz, k_n[j])
+                dk_n[j].baddbmm_(dz.mT, q_n[i])
+                dr_n += dz.sum() - (z_dy * cos).sum()
+                dw_n += (z_dy * d * torch.sin(theta * d)).sum()
+            unblock(dq_n.div_(r_n), dq[:, n])
+            unblock(dk_n, dk[:, n], pad)
+            unblock(dv_n, dv[:, n], pad)
+            dr[n], dw[n] = dr_n / r_n, dw_n * theta / w_n
+        return dq, dk, dv, dw, dr, None
+
+
+def root_trim(q, k, r):
+    """The root of Trim for queries already divided by r: z = max(q . k + 1 - 1/r, 0). (n, C, K) x2 -> (n, C, C)"""
+    return torch.baddbmm(q.new_tensor(1 - 1 / r), q, k.mT).clamp_(min=0)
+
+
+def root_softmask(d, w):
+    """The root of Softmask: cos(pi d / (2 w)) where -w < d <= 0, else 0. Shape of d."""
+    return torch.where((-w < d) & (d <= 0), torch.cos(math.pi / (2 * w) * d), 0.0)
+
+
+def band(q, k, w, i0):
+    """Cover the pairs inside the window w with blocks of C queries x C keys. Returns C, pad, pairs.
+
+    pad: how many zero keys to put in front, so that i0 becomes a multiple of C. pairs yields (i, j, d): a slice of the
+    query blocks, the slice of key blocks a fixed number p of blocks before them, and d = j - i inside a block, (C, C).
+    """
+    (B, _, T, _), S = q.shape, k.shape[2]
+    reach = int(min(math.ceil(min(w, 2.0**62)) - 1, T + S + abs(i0)))       # the largest distance inside the window
+    C = 32 if reach <= 64 else 64
+    pad = -i0 % C
+    n_q, n_k, offset = -(-T // C), -(-(pad + S) // C), (i0 + pad) // C
+    step = max(2**18 // C**2, 1)                                            # blocks at a time: they stay in the cache
+
+    def pairs():
+        c = torch.arange(C, device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
+        for p in range(max(offset - n_k + 1, 0), min((reach + C - 1) // C, offset + n_q - 1) + 1):
+            first, last = max(p - offset, 0) * B, min(n_k + p - offset, n_q) * B
+            for i in range(first, last, step):
+                i, back = slice(i, min(i + step, last)), (offset - p) * B
+                yield i, slice(i.start + back, i.stop + back), c - c[:, None] - p * C
+
+    return C, pad, pairs()
+
+
+def blocks(x, C, pad=0):
+    """(B, T, D) -> (n B, C, D), after `pad` zero rows, block by block with the batch inside a block: so the blocks that
+    are p blocks apart are two contiguous slices, and one batched product serves a whole diagonal of blocks."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if pad or x.shape[1] % C:
+        x = F.pad(x, (0, 0, pad, -(pad + x.shape[1]) % C))
+    return x.unflatten(1, (-1, C)).transpose(0, 1).reshape(-1, C, x.shape[-1])
+
+
+def unblock(y, out, pad=0):
+    """The inverse of `blocks`, into out: (B, T, D)."""
+    B, T, D = out.shape
+    out.copy_(y.view(-1, B, y.shape[1], D).transpose(0, 1).flatten(1, 2)[:, pad : pad + T])
+
+
+if __name__ == "__main__":
+    print(f"{'Psi':>4}{'N_L':>5}{'N_H':>5}{'d_E':>6}{'parameters':>16}{'non-embedding':>16}")
+    for psi in (8, 16, 32, 48, 64):
+        with torch.device("meta"):
+            model = Multiscreen(Config(psi))
+        total = sum(p.numel() for p in model.parameters())
+        c = model.config
+        print(f"{psi:>4}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{total:>16,}{total - model.W_E.numel():>16,}")
