@@ -1,0 +1,443 @@
+"""Train a Multiscreen model on any text, or on an endless stream of ABCDigits documents; write and read checkpoints.
+
+    python train.py --psi 8                          the source text of Python's own standard library, byte by byte
+    python train.py --data books/ --tokenizer gpt2   UTF-8 files, folders of them, .bin token files (nanoGPT, llm.c)
+    python train.py --resume                         go on with the run in out/
+
+The recipe is the paper's (its setup appendix): AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
+warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, the stream cut into contiguous sequences,
+and these drawn at random without replacement. The sizes are a laptop's; the help of each flag gives the paper's.
+"""
+import argparse
+import math
+import os
+import platform
+import signal
+import sys
+import sysconfig
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+
+from multiscreen import Config, Multiscreen, relevance, softmask, window
+
+
+class UsageError(Exception):
+    """Something the user can mend; the scripts print it in one line and exit with 1."""
+
+
+# ------------------------------------------------------------------------------------------------- tokens and text
+
+def get_tokenizer(name):
+    """`bytes`: 256 bytes and end-of-text, made here. `gpt2`: GPT-2's BPE (the paper's), which tiktoken downloads once."""
+    if name == "bytes":
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
+                                 special_tokens={"<|endoftext|>": 256})
+    if name != "gpt2":
+        raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as e:
+        raise UsageError(f"GPT-2's BPE is not at hand ({type(e).__name__}): connect to the network once, or set TIKTOKEN_CACHE_DIR "
+                         "to a folder that has it") from None
+
+
+def read_bin(path):
+    """A memory-mapped token file: nanoGPT's raw uint16, or llm.c's (256 int32: magic 20240520, version 1, count)."""
+    size = path.stat().st_size
+    header = np.fromfile(path, dtype="<i4", count=256)
+    if len(header) and header[0] == 20240520:
+        if len(header) < 256 or header[1] != 1 or size != 1024 + 2 * int(header[2]):
+            raise UsageError(f"{path} is truncated or of another version: its header and its size of {size} bytes do not agree")
+        return np.memmap(path, dtype="<u2", mode="r", offset=1024)
+    if size == 0 or size % 2:
+        raise UsageError(f"{path} is not a token file: {size} bytes are no whole number of 16-bit tokens")
+    return np.memmap(path, dtype="<u2", mode="r")
+
+
+def read_text(path):
+    text = path.read_bytes()
+    if not text:
+        raise UsageError(f"{path} is empty")
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path} is not UTF-8 text: byte {e.start} is 0x{text[e.start]:02x}") from None
+
+
+def files_of(names):
+    """The files that paths name, a folder standing for all files below it, sorted; hidden ones are left out."""
+    for name in names:
+        path = Path(name)
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
+        below = sorted(p for p in path.rglob("*") if p.is_file() and not any(s.startswith(".") for s in p.relative_to(path).parts))
+        if path.is_dir() and not below:
+            raise UsageError(f"the folder {path} has no files")
+        yield from below if path.is_dir() else [path]
+
+
+def standard_library():
+    """The texts of this Python's own standard library, sorted, its tests left out: English and code, on every reader's disk."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    for path in sorted(root.rglob("*.py")):
+        if not skip & set(path.relative_to(root).parts):
+            try:
+                yield path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                pass
+
+
+class Sequences:
+    """Contiguous sequences of T + 1 tokens (T inputs, each with its target) cut from token arrays, by number."""
+
+    def __init__(self, arrays, T, vocab_size, what):
+        self.arrays, self.T, self.vocab_size, self.what = arrays, T, vocab_size, what
+        self.ends = np.cumsum([max(len(a) - 1, 0) // T for a in arrays])
+        if not len(self):
+            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence of {T} + 1; give more text or a smaller --seq-len")
+        self[0]
+
+    def __len__(self):
+        return int(self.ends[-1])
+
+    def __getitem__(self, n):
+        a = int(np.searchsorted(self.ends, n, side="right"))
+        start = (n - (int(self.ends[a - 1]) if a else 0)) * self.T
+        x = self.arrays[a][start : start + self.T + 1].astype(np.int64)
+        if x.max() >= self.vocab_size:
+            raise UsageError(f"{self.what}: token {x.max()} is beyond the vocabulary of {self.vocab_size}; is it another --tokenizer's file?")
+        return x
+
+    def draw(self, n, seed):
+        """The n-th sequence drawn at random without replacement, in a new order each time all were drawn."""
+        epoch, n = divmod(n, len(self))
+        if getattr(self, "epoch", None) != (epoch, seed):
+            self.epoch, self.order = (epoch, seed), np.random.default_rng([seed, epoch]).permutation(len(self))
+        return self[self.order[n]]
+
+
+class ABCDigitsStream:
+    """Endless ABCDigits documents of T + 1 tokens, by number: lines LETTER=DIGITS, a random number for each letter and
+    document. As in the benchmark the letters are drawn with weights 2^0 .. 2^25, dealt out anew in each document.
+    """
+
+    def __init__(self, tokenizer, T, digits, seed):
+        if digits < 2:
+            raise UsageError(f"{digits} digits: 26 letters need numbers of at least 2")
+        self.tokenizer, self.T, self.digits, self.seed = tokenizer, T, digits, seed
+
+    def __getitem__(self, n):
+        rng = np.random.default_rng([self.seed, n])
+        values = rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False, shuffle=False) + 10 ** (self.digits - 1)
+        p = rng.permutation(2.0 ** np.arange(26))
+        tokens = []
+        while len(tokens) <= self.T:
+            letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
+            tokens += self.tokenizer.encode_ordinary("".join(f"{chr(65 + c)}={values[c]}\n" for c in letters))
+        return np.array(tokens[: self.T + 1])
+
+    def draw(self, n, seed):
+        return self[n]
+
+
+def get_data(args, tokenizer):
+    """(training data, validation data): the last twentieth is held out, or every twentieth file if there are 20 and more."""
+    T, N, eot = args.seq_len, tokenizer.n_vocab, tokenizer.eot_token
+    if args.data == ["abcdigits"]:
+        return (ABCDigitsStream(tokenizer, T, args.digits, args.seed), ABCDigitsStream(tokenizer, T, args.digits, args.seed + 2**32))
+
+    def join(texts):
+        return np.concatenate([np.array(tokenizer.encode_ordinary(t) + [eot], dtype=np.uint16) for t in texts])
+
+    if args.data == ["stdlib"]:
+        texts, bins = list(standard_library()), []
+    else:
+        paths = list(files_of(args.data))
+        texts = [read_text(p) for p in paths if p.suffix != ".bin"]
+        bins = [read_bin(p) for p in paths if p.suffix == ".bin"]
+    train, val = [], []
+    if len(texts) >= 20:
+        val, train = [join(texts[19::20])], [join([t for n, t in enumerate(texts) if n % 20 != 19])]
+    elif texts:
+        bins = [join(texts)] + bins
+    for a in bins:
+        cut = len(a) - max(len(a) // 20, min(T + 1, len(a) // 2))
+        train, val = train + [a[:cut]], val + [a[cut:]]
+    name = " ".join(args.data)
+    return Sequences(train, T, N, name), Sequences(val, T, N, name + " (held-out part)")
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+
+def build_model(name, config, dtype=None):
+    """A model from its name and the dict of its sizes, freshly initialised."""
+    if name != "multiscreen":
+        raise UsageError(f"model {name!r} is unknown: take multiscreen")
+    try:
+        return Multiscreen(Config(**config), dtype)
+    except ValueError as e:
+        raise UsageError(e) from None
+
+
+def get_device(name):
+    """The torch.device of that name, tried out."""
+    try:
+        return torch.zeros(1, device=name).device
+    except Exception as e:
+        raise UsageError(f"the device {name!r} cannot be used ({type(e).__name__}); take cpu, or cuda on a machine with a GPU") from None
+
+
+def read_checkpoint(path, device="cpu"):
+    """The dict that train.py wrote. Nothing in the file is executed. Raises UsageError if it is no such file."""
+    try:
+        file = open(path, "rb")
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first, or name its checkpoint") from None
+    try:
+        with file:
+            ckpt = torch.load(file, map_location=device, weights_only=True)
+    except Exception as e:
+        raise UsageError(f"{path} is no checkpoint of train.py, or is truncated ({type(e).__name__})") from None
+    if not isinstance(ckpt, dict) or not {"model", "config", "weights", "tokenizer", "args"} <= ckpt.keys():
+        raise UsageError(f"{path} is no checkpoint of train.py")
+    return ckpt
+
+
+def load_checkpoint(path, device="cpu", dtype=None):
+    """(model, tokenizer, dict) from a checkpoint; the model is in eval mode on `device`. Raises UsageError."""
+    ckpt = read_checkpoint(path, device)
+    model = build_model(ckpt["model"], ckpt["config"], dtype)
+    model.load_state_dict(ckpt["weights"])
+    return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
+
+
+def save_checkpoint(path, ckpt):
+    """Write to a temporary file first and rename: the file at `path` is whole at any time."""
+    torch.save(ckpt, path.with_suffix(".tmp"))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+# ------------------------------------------------------------------------------------------------------- evaluation
+
+@torch.no_grad()
+def evaluate(model, data, n, batch_size, device, byte_lengths):
+    """(nats per token, bits per byte) over n sequences spread evenly over the data, always the same ones."""
+    n = min(n, len(data)) if hasattr(data, "__len__") else n
+    step = len(data) // n if hasattr(data, "__len__") else 1
+    nats = tokens = length = 0
+    for first in range(0, n, batch_size):
+        x = torch.from_numpy(np.stack([data[i * step] for i in range(first, min(first + batch_size, n))]))
+        nats += model.loss(x[:, :-1].to(device), x[:, 1:].to(device), "none").double().sum().item()
+        tokens, length = tokens + x[:, 1:].numel(), length + int(byte_lengths[x[:, 1:].numpy()].sum())
+    return nats / tokens, nats / math.log(2) / max(length, 1)
+
+
+@torch.no_grad()
+def alive_fraction(model, tokens):
+    """The fraction of the pairs inside the windows whose relevance is not zero, over all tiles. tokens: (B, T)."""
+    alive = inside = 0
+
+    def count(q, k, v, w, r, i0=0):
+        nonlocal alive, inside
+        for a in range(0, q.shape[2], 256):
+            part = slice(a, a + 256)
+            alive += (relevance(q[:, :, part], k, w, r, i0 + a) > 0).sum().item()
+            i = i0 + a + torch.arange(q[:, :, part].shape[2], device=q.device)
+            d = torch.arange(k.shape[2], device=q.device) - i[:, None]
+            inside += q.shape[0] * (softmask(d, w[:, None, None]) > 0).sum().item()
+        return chosen(q, k, v, w, r, i0)
+
+    chosen, model.screen = model.screen, count
+    try:
+        model.hidden(tokens)
+    finally:
+        model.screen = chosen
+    return alive / inside
+
+
+# --------------------------------------------------------------------------------------------------------- training
+
+def get_parser():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def flag(name, default, text, **kw):
+        p.add_argument(name, default=default, help=f"{text} [{default}]", **({"type": type(default)} | kw))
+
+    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
+    flag("--layers", None, "number of layers, if not psi", type=int)
+    flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token files (paper: SlimPajama)", nargs="+", type=str)
+    flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
+    flag("--digits", 6, "digits of a value for --data abcdigits (paper: 6, in evaluation only)")
+    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
+    flag("--batch-size", 8, "sequences in a forward pass (paper: 2^22 tokens in a step)")
+    flag("--accumulate", 1, "forward passes in a step")
+    flag("--steps", 700, "optimizer steps (paper: 2^16)")
+    flag("--warmup", 50, "steps of linear warm-up, after which the learning rate is constant (paper: 4096)")
+    flag("--lr", 2**-4, "learning rate (paper: 2^-4)")
+    flag("--weight-decay", 0.0, "AdamW's weight decay, on matrices (paper: 0)")
+    flag("--clip", 0.0, "clip the gradient norm to this, 0 for never (paper: 0)")
+    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
+    flag("--dtype", "auto", "of matrix products: float32, bfloat16; auto is bfloat16 on a GPU (paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
+    p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
+    flag("--log-every", 10, "steps between printed lines")
+    flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
+    flag("--out", "out", "folder for ckpt.pt and log.tsv; an older run's are kept as *.old")
+    p.add_argument("--resume", action="store_true", help="go on from OUT/ckpt.pt, with its flags unless given anew")
+    return p
+
+
+FIXED = ("psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s", "val_loss", "val_bpb", "alive")
+
+
+def get_args(argv):
+    """(arguments, checkpoint to resume from or None)."""
+    parser = get_parser()
+    args = parser.parse_args(argv)
+    for name in ("seq_len", "batch_size", "accumulate", "steps", "log_every", "eval_every", "digits"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
+    if not args.resume:
+        return args, None
+    path = Path(args.out) / "ckpt.pt"
+    ckpt = read_checkpoint(path)
+    parser.set_defaults(**{k: v for k, v in ckpt["args"].items() if k not in ("out", "resume", "device")})
+    args = parser.parse_args(argv)
+    for name in FIXED:
+        if getattr(args, name) != ckpt["args"][name]:
+            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}, which --resume cannot change to {getattr(args, name)}")
+    return args, ckpt
+
+
+def prepare_out(args, ckpt):
+    """Make sure that the folder can be written before any work; put an older run aside, or cut its log to the checkpoint."""
+    out = Path(args.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "ckpt.tmp").write_bytes(b"")
+        (out / "ckpt.tmp").unlink()
+        log = out / "log.tsv"
+        if ckpt is None:
+            for path in (out / "ckpt.pt", log):
+                if path.exists():
+                    os.replace(path, f"{path}.old")
+            log.write_text("\t".join(COLUMNS) + "\n")
+        else:
+            rows = log.read_text().splitlines(keepends=True) if log.exists() else ["\t".join(COLUMNS) + "\n"]
+            log.write_text(rows[0] + "".join(row for row in rows[1:] if int(row.split("\t")[0]) <= ckpt["step"]))
+    except OSError as e:
+        raise UsageError(f"--out {out} cannot be written ({e.strerror})") from None
+    return out / "ckpt.pt", log
+
+
+def clock(seconds):
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def main(argv=None):
+    args, ckpt = get_args(argv)
+    device, tokenizer = get_device(args.device), get_tokenizer(args.tokenizer)
+    dtype = {"float32": None, "bfloat16": torch.bfloat16, "auto": torch.bfloat16 if device.type == "cuda" else None}[args.dtype]
+    torch.manual_seed(args.seed)
+    config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
+    model = build_model("multiscreen", config, dtype).to(device)
+    train_data, val_data = get_data(args, tokenizer)
+    path, log = prepare_out(args, ckpt)
+
+    matrices, scalars = ([p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False))
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.weight_decay}, {"params": scalars, "weight_decay": 0.0}],
+                                  lr=args.lr, betas=(0.9, 0.95), fused=True)
+    step = drawn = 0
+    if ckpt:
+        model.load_state_dict(ckpt["weights"])
+        optimizer.load_state_dict(ckpt["optimizer"])
+        torch.set_rng_state(ckpt["random_state"].cpu())
+        step, drawn = ckpt["step"], ckpt["drawn"]
+    if args.compile:
+        for tile in model.layers:
+            tile.compile()
+
+    byte_lengths = np.array([0 if t == tokenizer.eot_token else len(tokenizer.decode_single_token_bytes(t)) for t in range(tokenizer.n_vocab)])
+    per_step = args.batch_size * args.accumulate
+    total = sum(p.numel() for p in model.parameters())
+    size = f"{len(train_data):,} sequences" if hasattr(train_data, "__len__") else "an endless stream"
+    print(f"Multiscreen, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device} {dtype or torch.float32}; "
+          f"{' '.join(args.data)}: {size} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens", flush=True)
+
+    def save():
+        save_checkpoint(path, {
+            "model": "multiscreen", "config": asdict(model.config), "tokenizer": args.tokenizer, "weights": model.state_dict(),
+            "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn, "random_state": torch.get_rng_state(),
+            "args": vars(args), "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
+
+    stop = []
+    for s in (signal.SIGINT, signal.SIGTERM):                     # the first asks to save and end, the second ends at once
+        signal.signal(s, lambda number, frame: (stop.append(number), signal.signal(number, signal.SIG_DFL)))
+
+    print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} {'ms':>7} {'tok/s':>8} {'left':>8}")
+    started, since = time.perf_counter(), step
+    while step < args.steps and not stop:
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
+        began, loss = time.perf_counter(), 0.0
+        for _ in range(args.accumulate):
+            x = torch.from_numpy(np.stack([train_data.draw(drawn + n, args.seed) for n in range(args.batch_size)])).to(device)
+            part = model.loss(x[:, :-1], x[:, 1:]) / args.accumulate
+            part.backward()
+            drawn, loss = drawn + args.batch_size, loss + part.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf).item()
+        if not math.isfinite(loss + norm):
+            kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "no checkpoint had been written yet"
+            raise UsageError(f"the loss or its gradient is not finite at step {step + 1} (loss {loss}, gradient norm {norm}): training diverged; "
+                             f"{kept}; try a smaller --lr")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+
+        row = {}
+        if step % args.log_every == 0 or step == args.steps or step == 1:
+            now = time.perf_counter()
+            ms = (now - began) * 1e3
+            w = torch.cat([window(tile.s_w.detach()) for tile in model.layers])
+            left = (now - started) / (step - since) * (args.steps - step)
+            row = {"step": step, "loss": loss, "lr": optimizer.param_groups[0]["lr"], "grad_norm": norm, "w_min": w.min().item(),
+                   "w_median": w.median().item(), "w_max": w.max().item(), "ms": ms, "tokens_per_s": per_step * args.seq_len / ms * 1e3}
+            print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {row['lr']:8.2g} {norm:8.4f} {row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g} "
+                  f"{ms:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}", flush=True)
+        if step % args.eval_every == 0 or step == args.steps:
+            nats, bits = evaluate(model, val_data, 256, args.batch_size, device, byte_lengths)
+            alive = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
+            row |= {"step": step, "val_loss": nats, "val_bpb": bits, "alive": alive}
+            save()
+            print(f"{step:>6}/{args.steps:<6} validation loss {nats:.4f}, {bits:.3f} bits per byte; {alive:.1%} of the pairs inside the windows alive; "
+                  f"saved {path}", flush=True)
+        if row:
+            with open(log, "a") as f:
+                f.write("\t".join(f"{row[c]:.6g}" if c in row else "" for c in COLUMNS) + "\n")
+
+    if stop:
+        save()
+        print(f"stopped at step {step} and saved {path}; python train.py --out {args.out} --resume goes on from there")
+        return
+    start = torch.from_numpy(val_data[0][None, :32]).to(device)
+    text = tokenizer.decode(torch.cat([start, model.generate(start, 256, temperature=0.7, generator=torch.Generator(device).manual_seed(0))], 1)[0].tolist())
+    print(f"a sample, after its first {start.shape[1]} tokens:\n{text}")
+
+
+def cli(main):
+    """Run a script's main; a UsageError ends it with one line and exit code 1."""
+    try:
+        main()
+    except UsageError as e:
+        sys.exit(f"error: {e}")
+
+
+if __name__ == "__main__":
+    cli(main)
