@@ -1,0 +1,135 @@
+"""ABCDigits, the paper's retrieval benchmark: prompts, evaluation, and the table of accuracy by depth and length.
+
+    python abcdigits.py --ckpt out/ckpt.pt
+
+A prompt is a shuffled list of lines LETTER=NUMBER, each letter with one number, most letters many times over; one
+letter's line, the needle, stands there only once. The prompt ends with the needle's letter and "=", and the model must
+complete the number. The prompts are bit for bit those of the paper's author, K. M. Nakanishi
+(https://github.com/ken-nakanishi/abcdigits); the code is ours.
+"""
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from train import UsageError, cli, get_device, load_checkpoint
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def generate(depth, n_digits, n_trials, fill):
+    """n_trials prompts with their answers. fill(rng, weights, lines, needle): the further letters of the context.
+
+    One random.Random(123) serves all trials. A trial draws 26 different numbers, deals the weights 0, 2^0, .., 2^24 out
+    to the letters (0 is the needle), takes each other letter once and the further ones, shuffles, inserts the needle's
+    line after the fraction `depth` of the lines, and appends it once more: its number, the last n_digits characters, is
+    the answer.
+    """
+    if not (0 <= depth <= 1 and n_digits >= 2 and n_trials >= 1):
+        raise UsageError(f"depth {depth}, {n_digits} digits, {n_trials} trials: a depth is in [0, 1], a number has at least 2 digits, and there is "
+                         "at least 1 trial")
+    rng, prompts = random.Random(123), []
+    for _ in range(n_trials):
+        lines = [f"{a}={n}\n" for a, n in zip(LETTERS, rng.sample(range(10 ** (n_digits - 1), 10**n_digits), 26))]
+        weights = [0] + [2**i for i in range(25)]
+        rng.shuffle(weights)
+        needle = weights.index(0)
+        context = [i for i in range(26) if i != needle] + fill(rng, weights, lines, needle)
+        rng.shuffle(context)
+        context.insert(int(len(context) * depth), needle)
+        prompts.append("".join(lines[i] for i in context + [needle]).rstrip("\n"))
+    return prompts
+
+
+def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
+    """Prompts of exactly n_lines lines, the line to complete included. A list of n_trials strings, each with its answer."""
+    if n_lines < 27:
+        raise UsageError(f"{n_lines} lines: a prompt has at least 27, the 26 letters and the line to complete")
+    return generate(depth, n_digits, n_trials, lambda rng, weights, lines, needle: rng.choices(range(26), weights, k=n_lines - 27))
+
+
+def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
+    """Prompts of n_tokens tokens or a few more: lines are added while the sum of count_tokens(line) is below n_tokens."""
+    def fill(rng, weights, lines, needle):
+        counts = [count_tokens(line) for line in lines]
+        total, more = sum(counts) + counts[needle], []
+        if total > n_tokens:
+            raise UsageError(f"{n_tokens} tokens: the 26 letters and the line to complete take {total} already")
+        while total < n_tokens:
+            more += rng.choices(range(26), weights)
+            total += counts[more[-1]]
+        return more
+
+    return generate(depth, n_digits, n_trials, fill)
+
+
+def evaluate(model, tokenizer, prompts, answers, tokens_at_once=2**15):
+    """How many answers are right: one prefill a prompt, greedy decoding with the cache, the same integer as a string.
+
+    Prompts of equal length go through the model together. Returns a list of bools in the order of the prompts.
+    """
+    device, right = next(model.parameters()).device, [False] * len(prompts)
+    rows = [tokenizer.encode_ordinary(p) for p in prompts]
+    order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
+    while order:
+        T = len(rows[order[0]])
+        batch = [n for n in order[: max(tokens_at_once // T, 1)] if len(rows[n]) == T]
+        order = order[len(batch) :]
+        new = max(len(answers[n]) for n in batch) + 1              # one more than the digits, to see that the integer ends
+        out = model.generate(torch.tensor([rows[n] for n in batch], device=device), new).tolist()
+        for n, tokens in zip(batch, out):
+            text = tokenizer.decode(tokens)
+            digits = text[: len(text) - len(text.lstrip("0123456789"))]
+            right[n] = digits == answers[n]
+    return right
+
+
+def table(cells, lengths, depths, T_train):
+    """The accuracies {(length, depth): fraction} as text, depths down, lengths across, the training length marked."""
+    lines = [f"{'depth':>6}" + "".join(f"{f'[{n}]' if n == T_train else n:>10}" for n in lengths)]
+    lines += [f"{d:>6g}" + "".join(f"{cells[n, d]:>10.1%}" for n in lengths) for d in depths]
+    lines += [f"{'mean':>6}" + "".join(f"{sum(cells[n, d] for d in depths) / len(depths):>10.1%}" for n in lengths)]
+    return "\n".join(lines) + f"\n[{T_train}] is the training length, in tokens"
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
+    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9], help="where the needle is, 0 first, 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--trials", type=int, help="prompts in a cell (paper: 1000) [20 on a CPU, 1000 on a GPU]")
+    p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [those of the training stream]")
+    p.add_argument("--swe", action="store_true", help="screening-window expansion: windows beyond the training length become infinite")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = p.parse_args()
+    device = get_device(args.device)
+    model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, torch.bfloat16 if device.type == "cuda" else None)
+    T_train = ckpt["args"]["seq_len"]
+    lengths = args.lengths or [T_train * 2**n for n in range(6)]
+    digits = args.digits or ckpt["args"]["digits"]
+    trials = args.trials or (1000 if device.type == "cuda" else 20)
+    if args.swe:
+        model.expand_windows(T_train)
+
+    def prompts(length, depth, trials=trials):
+        return generate_by_token_count(length, depth, lambda line: len(tokenizer.encode_ordinary(line)), digits, trials)
+
+    prompts(min(lengths), 0.5, 1)                                   # too short a length is refused before any work
+    cells, path = {}, Path(args.ckpt).with_name("abcdigits_swe.tsv" if args.swe else "abcdigits.tsv")
+    started = time.perf_counter()
+    for n, (length, depth) in enumerate((length, depth) for length in lengths for depth in args.depths):
+        texts = prompts(length, depth)
+        right = evaluate(model, tokenizer, [t[:-digits] for t in texts], [t[-digits:] for t in texts])
+        cells[length, depth] = sum(right) / trials
+        print(f"length {length:>7} depth {depth:g}: {cells[length, depth]:6.1%}  ({n + 1} of {len(lengths) * len(args.depths)} cells, "
+              f"{time.perf_counter() - started:.0f} s)", file=sys.stderr, flush=True)
+        path.write_text("length\tdepth\ttrials\tdigits\taccuracy\n" + "".join(f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()))
+    print(f"ABCDigits, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length; {path}")
+    print(table(cells, lengths, args.depths, T_train))
+
+
+if __name__ == "__main__":
+    cli(main)
