@@ -1,0 +1,794 @@
+"""Tests, in the order of the equations: hand-worked points, properties (Hypothesis), an independent float64 reference.
+
+Tensors come from local generators with a drawn seed. Queries and keys are correlated: independent unit vectors in 16
+dimensions almost never pass Trim, and a test on them would compare zeros with zeros.
+"""
+import hashlib
+import io
+import math
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import abcdigits
+import multiscreen as ms
+import train
+from multiscreen import Config, KeyCache, Multiscreen
+
+HERE = Path(__file__).parent
+INF = math.inf
+settings.register_profile("repo", deadline=None, max_examples=40, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("repo")
+
+seeds = st.integers(0, 2**31 - 1)
+widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9), st.just(INF))
+acceptances = st.floats(0.02, 1.0)
+
+
+def random(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
+    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1), so many pairs pass Trim."""
+    g = random(seed)
+    base = torch.randn(B, H, 1, K, generator=g, dtype=torch.float64)
+    q, k = (ms.unit(rho * base + (1 - rho) * torch.randn(B, H, n, K, generator=g, dtype=torch.float64)) for n in (T, S))
+    return q.to(dtype), k.to(dtype), ms.unit(torch.randn(B, H, S, V, generator=g, dtype=torch.float64)).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ equations 4 to 14
+
+def test_every_equation_has_one_owner_and_the_readme_agrees():
+    owners = {}
+    for scope in (ms, ms.GatedScreeningTiles, ms.Multiscreen):
+        for name, f in vars(scope).items():
+            if getattr(f, "__module__", "") == "multiscreen" and callable(f) and not isinstance(f, type):
+                for n in re.findall(r"Eq\. \((\d+)\)", f.__doc__ or ""):
+                    owners.setdefault(int(n), []).append(name)
+    assert sorted(owners) == list(range(1, 19))
+    assert all(len(names) == 1 for names in owners.values()), owners
+    rows = re.findall(r"^\| *([\d, ]+?) *\|.*?\| *`([\w.]+)`", (HERE / "README.md").read_text(), re.M)
+    table = {int(n): function.split(".")[-1] for numbers, function in rows for n in numbers.split(",")}
+    assert table == {n: names[0] for n, names in owners.items()}
+
+
+def test_window_and_acceptance_by_hand():
+    s_w = torch.tensor([0.0, math.log(256), -INF, INF, 1e4], requires_grad=True)
+    w = ms.window(s_w)
+    assert w[0] == 2 and w[2] == 1 and w[3] == INF
+    torch.testing.assert_close(w[1].item(), 257.0, rtol=1e-5, atol=0)
+    w[:4].sum().backward()
+    torch.testing.assert_close(s_w.grad, torch.tensor([1.0, 256.0, 0.0, 0.0, 0.0]))
+    assert ms.acceptance(torch.tensor(0.0)) == 0.5
+    torch.testing.assert_close(ms.acceptance(torch.tensor(math.log(3.0))).item(), 0.75)
+
+
+@given(seed=seeds, scale=st.floats(1e-3, 1e6))
+def test_unit_has_length_one_and_ignores_scale(seed, scale):
+    x = torch.randn(5, 16, generator=random(seed), dtype=torch.float64)
+    torch.testing.assert_close(ms.unit(x).norm(dim=-1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(ms.unit(scale * x), ms.unit(x), rtol=1e-9, atol=1e-12)
+
+
+def test_unit_of_zero_is_zero_with_a_finite_gradient():
+    x = torch.zeros(3, 16, requires_grad=True)
+    y = ms.unit(x)
+    y.sum().backward()
+    assert (y == 0).all() and x.grad.isfinite().all()
+
+
+def test_mipe_angle_by_hand():
+    w = torch.tensor([2.0, 128.0, 256.0, 1e6, INF], dtype=torch.float64)
+    angle = ms.mipe_angle(torch.tensor([0, 1, 3]), w, 256.0)
+    assert (angle[:, 0] == 0).all() and (angle[2:] == 0).all()
+    torch.testing.assert_close(angle[1, 1].item(), math.pi / 256)                     # gamma(w_th / 2) = 1/2
+    gamma = (math.cos(math.pi / 128) + 1) / 2
+    torch.testing.assert_close(angle[0, 2].item(), 3 * math.pi * gamma / 2)
+
+
+@given(i=st.integers(0, 2**20), w=st.floats(1.0, 300.0))
+def test_mipe_angle_is_right_far_out(i, w):
+    """In float32 pi * i * gamma / w alone would be off by 0.03 rad at 2^17; the reference has more digits than float64."""
+    w = float(np.float32(w))
+    pi = np.longdouble("3.14159265358979323846264338327950288")
+    gamma = (np.cos(pi * np.longdouble(w) / 256) + 1) / 2 if w < 256 else np.longdouble(0)
+    exact = i * (pi * gamma / np.longdouble(w))
+    angle = ms.mipe_angle(torch.tensor([i]), torch.tensor([w]), 256.0).item()
+    assert abs(np.remainder(angle - exact + pi, 2 * pi) - pi) < 2e-6
+
+
+@given(seed=seeds, i=st.integers(0, 5000), d=st.integers(0, 300), shift=st.integers(0, 10**6), w=st.floats(1.5, 400.0))
+def test_rotation_depends_on_the_distance_only(seed, i, d, shift, w):
+    q, k, _ = correlated(seed, 1, 1, 1, 1)
+    w = torch.tensor([w], dtype=torch.float64)
+
+    def similarity(i, j):
+        turn = [ms.mipe(x, ms.mipe_angle(torch.tensor([n]), w, 256.0)) for x, n in ((q, i), (k, j))]
+        return (turn[0] * turn[1]).sum()
+
+    torch.testing.assert_close(similarity(i + d, i), similarity(i + d + shift, i + shift), rtol=0, atol=1e-8)
+    if w >= 256:
+        assert similarity(i + d, i) == (q * k).sum()
+    else:
+        x = ms.mipe(q, ms.mipe_angle(torch.tensor([i]), w, 256.0))
+        torch.testing.assert_close(x.norm(), q.norm())
+        assert torch.equal(x[..., 2:], q[..., 2:])
+
+
+@pytest.mark.parametrize("s, r, alpha", [(1, 0.5, 1), (0.9, 0.5, 0.64), (0.5, 0.5, 0), (0.75, 0.5, 0.25), (0, 1, 0), (-1, 1, 0), (0.5, 1, 0.25)])
+def test_trim_by_hand(s, r, alpha):
+    torch.testing.assert_close(ms.trim(torch.tensor(float(s)), torch.tensor(float(r))).item(), float(alpha))
+
+
+@given(s=st.floats(-1, 1, width=32), r=st.floats(0.015625, 1, width=32))
+@example(s=0.5, r=0.5)
+@example(s=1.0, r=1.0)
+def test_trim_is_bounded_and_exactly_zero_at_its_threshold(s, r):
+    s = torch.tensor(s, requires_grad=True)
+    alpha = ms.trim(s, torch.tensor(r))
+    alpha.backward()
+    assert 0 <= alpha <= 1
+    if 1 - s >= r:
+        assert alpha == 0 and s.grad == 0
+    elif 1 - s < 0.999 * r:
+        assert alpha > 0 and s.grad > 0
+
+
+@pytest.mark.parametrize("d, w, m", [(0, 4, 1), (-1, 4, 0.5 + 0.25 * math.sqrt(2)), (-2, 4, 0.5), (-3, 4, 0.5 - 0.25 * math.sqrt(2)), (-4, 4, 0),
+                                     (1, 4, 0), (-5, 4, 0), (-9, INF, 1), (1, INF, 0), (0, 1, 1), (-1, 1, 0)])
+def test_softmask_by_hand(d, w, m):
+    torch.testing.assert_close(ms.softmask(torch.tensor(d), torch.tensor(float(w))).item(), float(m))
+
+
+@given(d=st.integers(-400, 5), w=widths)
+def test_softmask_is_bounded_and_exactly_zero_outside(d, w):
+    m = ms.softmask(torch.tensor(d), torch.tensor(w, dtype=torch.float64))
+    assert 0 <= m <= 1
+    assert (m > 0) == (-w < d <= 0) or (-w < d and m < 1e-9)
+
+
+@given(seed=seeds, w=widths, r=acceptances, dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_relevance_of_a_pair_does_not_depend_on_other_keys(seed, w, r, dtype):
+    q, k, _ = correlated(seed, 1, 2, 20, 20, dtype=dtype)
+    w, r = torch.full((2,), w, dtype=dtype), torch.full((2,), r, dtype=dtype)
+    before = ms.relevance(q, k, w, r)
+    changed = k.clone()
+    changed[:, :, 7] = q[:, :, 11]
+    after = ms.relevance(q, changed, w, r)
+    others = [j for j in range(20) if j != 7]
+    assert torch.equal(before[..., others], after[..., others])
+    assert not torch.equal(before, after) or w[0] <= 1 or r[0] < 0.05
+    assert before.min() >= 0 and before.max() <= 1 + 1e-5
+
+
+def reference_screen(q, k, v, w, r, i0):
+    """Eqs. 8 to 12 in float64, one pair at a time."""
+    q, k, v, w, r = (x.double().numpy() for x in (q, k, v, w, r))
+    h = np.zeros(q.shape[:3] + v.shape[3:])
+    for b, n, t, j in np.ndindex(*q.shape[:3], k.shape[2]):
+        d = j - (i0 + t)
+        if -w[n] < d <= 0:
+            alpha = max(1 - (1 - q[b, n, t] @ k[b, n, j]) / r[n], 0) ** 2
+            h[b, n, t] += alpha * (math.cos(math.pi * d / w[n]) + 1) / 2 * v[b, n, j]
+    return torch.from_numpy(h)
+
+
+@settings(max_examples=15)
+@given(seed=seeds, T=st.integers(1, 12), S=st.integers(1, 12), i0=st.integers(-3, 12), w=widths, r=acceptances)
+def test_screen_against_a_loop_over_pairs(seed, T, S, i0, w, r):
+    q, k, v = correlated(seed, 2, 2, T, S, V=3)
+    w, r = torch.tensor([w, 3.5], dtype=torch.float64), torch.tensor([r, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(ms.screen(q, k, v, w, r, i0), reference_screen(q, k, v, w, r, i0), rtol=1e-12, atol=1e-12)
+
+
+def test_screen_gradcheck():
+    q, k, v = correlated(0, 1, 2, 5, 7, K=4, V=3)
+    w, r = torch.tensor([3.5, INF], dtype=torch.float64), torch.tensor([0.4, 0.9], dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (q, k, v, w[:1].clone(), r)]
+    assert torch.autograd.gradcheck(lambda q, k, v, w0, r: ms.screen(q, k, v, torch.cat((w0, w[1:])), r, 2), inputs)
+
+
+def gradients(f, q, k, v, w, r, i0, seed):
+    inputs = [x.detach().clone().requires_grad_() for x in (q, k, v, w, r)]
+    h = f(*inputs, i0)
+    h.backward(torch.randn(h.shape, generator=random(seed), dtype=torch.float64).to(h.dtype))
+    return [h.detach()] + [x.grad for x in inputs]
+
+
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 150), S=st.integers(1, 150), i0=st.integers(-90, 160), w=st.lists(widths, min_size=3, max_size=3),
+       r=st.lists(acceptances, min_size=3, max_size=3), K=st.sampled_from([4, 16]))
+@example(seed=0, B=2, T=1, S=1, i0=0, w=[1.0, 2.5, INF], r=[0.02, 0.5, 1.0], K=16)
+@example(seed=0, B=2, T=140, S=140, i0=0, w=[33.0, 64.5, INF], r=[0.3, 0.5, 1.0], K=16)
+@example(seed=1, B=1, T=40, S=150, i0=110, w=[32.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=16)
+def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, S, i0, w, r, K):
+    q, k, v = correlated(seed, B, 3, T, S, K=K, V=8)
+    w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
+    for dense, windowed in zip(gradients(ms.screen, q, k, v, w, r, i0, seed), gradients(ms.screen_windowed, q, k, v, w, r, i0, seed)):
+        torch.testing.assert_close(windowed, dense, rtol=1e-6, atol=1e-6 * max(1.0, dense.abs().max().item()))
+
+
+@pytest.mark.parametrize("T, tile", [(1, 0), (40, 0), (300, 1)])
+def test_windowed_dense_and_bfloat16_agree_on_transposed_inputs(T, tile):
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in correlated(3, 2, 2, T, T, dtype=torch.bfloat16))
+    w, r = torch.tensor([5.5, INF]), torch.tensor([0.5, 0.7])
+    exact = ms.screen(q.double(), k.double(), v.double(), w.double(), r.double())
+    for f in (ms.screen, ms.screen_windowed):
+        h = f(q, k, v, w, r)
+        assert h.dtype == torch.bfloat16
+        torch.testing.assert_close(h.double(), exact, rtol=0.01, atol=1e-3)
+
+
+@settings(max_examples=20)
+@given(seed=seeds, T=st.integers(2, 140), w=widths, dtype=st.sampled_from([torch.float32, torch.bfloat16]), f=st.sampled_from([ms.screen, ms.screen_windowed]),
+       data=st.data())
+def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, f, data):
+    """Changing the key and value at j changes nothing before j, and nothing from j + w on: not by one bit."""
+    q, k, v = correlated(seed, 1, 1, T, T, dtype=dtype)
+    w, r = torch.tensor([w]), torch.tensor([0.9])
+    j = data.draw(st.integers(0, T - 1))
+    k2, v2 = k.clone(), v.clone()
+    k2[:, :, j], v2[:, :, j] = q[:, :, T - 1], -v[:, :, j]
+    before, after = f(q, k, v, w, r), f(q, k2, v2, w, r)
+    edge = math.ceil(min(w.item(), T)) + j
+    assert torch.equal(before[:, :, :j], after[:, :, :j]) and torch.equal(before[:, :, edge:], after[:, :, edge:])
+    assert not torch.equal(before[:, :, j], after[:, :, j])                  # q and k are close: the pair (j, j) is alive
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
+def test_memory_is_linear_whatever_the_windows():
+    """Forward and backward over 2^14 positions with infinite windows: a T x T matrix alone would be 1 GiB."""
+    code = """if True:
+        import resource, sys, torch, multiscreen as ms
+        q, k, v = (ms.unit(torch.randn(1, 1, 2**14, n)).requires_grad_() for n in (16, 16, 64))
+        w, r = torch.tensor([torch.inf], requires_grad=True), torch.tensor([0.5], requires_grad=True)
+        ms.screen_windowed(q[:, :, :64], k[:, :, :64], v[:, :, :64], w, r).sum().backward()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ms.screen_windowed(q, k, v, w, r).sum().backward()
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (2**20 if sys.platform == 'linux' else 2**30))"""
+    out = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
+    assert float(out.stdout) < 0.25                                          # GiB
+
+
+@given(seed=seeds, scale=st.floats(1e-4, 1e3))
+def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
+    x = scale * torch.randn(3, 16, generator=random(seed), dtype=torch.float64)
+    y = ms.tanh_norm(x)
+    torch.testing.assert_close(y.norm(dim=-1), torch.tanh(x.norm(dim=-1)))
+    torch.testing.assert_close(ms.unit(y), ms.unit(x))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-8, 1e-6, 1e-3, 1e4])
+def test_tanh_norm_has_no_bad_point(size):
+    x = torch.zeros(16, dtype=torch.float64)
+    x[0] = size
+    J = torch.autograd.functional.jacobian(ms.tanh_norm, x)
+    assert J.isfinite().all()
+    if size <= 1e-3:
+        torch.testing.assert_close(J, torch.eye(16, dtype=torch.float64), rtol=0, atol=2e-6)
+    for dtype in (torch.float32, torch.float64):
+        x32 = x.to(dtype).requires_grad_()
+        ms.tanh_norm(x32).sum().backward()
+        assert x32.grad.isfinite().all()
+    assert torch.autograd.gradcheck(ms.tanh_norm, [torch.randn(2, 4, generator=random(0), dtype=torch.float64).requires_grad_()])
+
+
+# ------------------------------------------------------------------------------- the model: equations 1 to 3, 15 to 18
+
+def small(seed=0, far=False, vocab_size=50, **sizes):
+    """A small model, its parameters far from their initial values if asked: windows 1.1 to inf, r .05 to .95."""
+    torch.manual_seed(seed)
+    model = Multiscreen(Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes)))
+    if far:
+        with torch.no_grad():
+            g = random(seed)
+            for tile in model.layers:
+                tile.s_w.uniform_(-2.0, 6.0, generator=g)
+                tile.s_r.uniform_(-3.0, 3.0, generator=g)
+                tile.s_O.uniform_(-1.0, 1.0, generator=g)
+                tile.W_Q.copy_(0.3 * torch.randn(tile.W_Q.shape, generator=g))
+                tile.W_K.copy_(tile.W_Q + 0.1 * torch.randn(tile.W_Q.shape, generator=g))
+                tile.W_V.mul_(20)
+                tile.W_G.mul_(10)
+            model.layers[0].s_w[0] = INF
+            model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))       # similar tokens: many pairs pass Trim
+            model.s_E.fill_(0.7)
+            model.s_F.fill_(1.3)
+    return model
+
+
+def reference_logits(model, tokens):
+    """The whole paper, Eqs. 1 to 18, in float64 NumPy, one sequence, one tile and one pair at a time."""
+    c = model.config
+    p = {name: x.detach().double().numpy() for name, x in model.named_parameters()}
+    E = p["W_E"] / np.linalg.norm(p["W_E"], axis=1, keepdims=True)
+    x = math.exp(p["s_E"]) * E[tokens]
+    T = len(tokens)
+    for n in range(c.N_L):
+        W = {name: p[f"layers.{n}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_G", "W_O", "s_w", "s_r", "s_O")}
+        update = np.zeros_like(x)
+        for t in range(c.N_H):
+            w, r = math.exp(W["s_w"][t]) + 1, 1 / (1 + math.exp(-W["s_r"][t]))
+            gamma = (math.cos(math.pi * w / c.w_th) + 1) / 2 if w < c.w_th else 0.0
+            q, k, v, g = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V", "W_G"))
+            q, k, v = (y / np.linalg.norm(y, axis=1, keepdims=True) for y in (q, k, v))
+            for i in range(T):
+                phi = math.pi * i * gamma / w if gamma else 0.0
+                R = np.array([[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]])
+                q[i, :2], k[i, :2] = R @ q[i, :2], R @ k[i, :2]
+            h = np.zeros_like(v)
+            for i in range(T):
+                for j in range(i + 1):
+                    if i - j < w:
+                        h[i] += max(1 - (1 - q[i] @ k[j]) / r, 0) ** 2 * (math.cos(math.pi * (j - i) / w) + 1) / 2 * v[j]
+            norm = np.linalg.norm(h, axis=1, keepdims=True)
+            u = np.where(norm > 0, np.tanh(norm) / np.where(norm > 0, norm, 1), 1) * h
+            update += (u * np.tanh(g / (1 + np.exp(-g)))) @ (math.exp(W["s_O"][t]) * W["W_O"][t])
+        x = x + update
+    return x @ (math.exp(p["s_F"]) * E).T
+
+
+@pytest.mark.parametrize("seed, far", [(0, False), (0, True), (1, True), (2, True)])
+@pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
+def test_logits_equal_the_paper_in_float64(seed, far, screen):
+    model = small(seed, far)
+    model.screen = screen
+    tokens = torch.randint(50, (1, 70), generator=random(seed))
+    exact = torch.from_numpy(reference_logits(model, tokens[0].numpy()))
+    if far:
+        alive = torch.stack(model.relevance_maps(tokens)).gt(0).double().mean()
+        assert 0.05 < alive < 0.5                                        # of T x T; the causal half is 0.5
+    logits = model(tokens)[0]
+    assert (logits.double() - exact).norm() / exact.norm() < 1e-4
+    torch.testing.assert_close(model.double()(tokens)[0], exact, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("psi, total, non_embedding", [
+    (8, 4_134_146, 917_698), (16, 27_546_626, 14_680_834), (32, 286_347_266, 234_884_098), (48, 1_304_884_226, 1_189_092_098),
+    (64, 3_963_961_346, 3_758_108_674)])
+def test_parameter_counts_are_the_papers(psi, total, non_embedding):
+    with torch.device("meta"):
+        model = Multiscreen(Config(psi))
+    count = sum(p.numel() for p in model.parameters())
+    assert (count, count - model.W_E.numel()) == (total, non_embedding)
+
+
+def test_the_printed_table_has_these_counts():
+    out = subprocess.run([sys.executable, "multiscreen.py"], cwd=HERE, capture_output=True, text=True, check=True).stdout
+    assert "1,304,884,226   1,189,092,098" in out and len(out.splitlines()) == 6
+
+
+def test_initial_values_are_the_papers():
+    torch.manual_seed(0)
+    model = Multiscreen(Config(8, vocab_size=5000))
+    stds = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 8}
+    for tile in model.layers:
+        for name, std in stds.items():
+            W = getattr(tile, name)
+            assert abs(W.std().item() / std - 1) < 0.05 and abs(W.mean().item()) < 0.05 * std
+        assert abs(tile.W_Q.detach().flatten()[:4096].pow(4).mean() / (0.1 / 4) ** 4 / 3 - 1) < 0.3      # Gaussian, not uniform
+        torch.testing.assert_close(tile.s_w.detach(), torch.arange(8) * math.log(256) / 7)
+        assert (tile.s_r == 0).all()
+        torch.testing.assert_close(tile.s_O.detach(), torch.full((8,), math.log(1 / 8)))
+    assert abs(model.W_E.std().item() / (0.1 / 8) - 1) < 0.02
+    assert model.s_E == 0 and abs(model.s_F.item() - math.log(8)) < 1e-6
+
+
+@pytest.mark.parametrize("sizes", [{"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}])
+def test_impossible_sizes_are_refused(sizes):
+    with pytest.raises(ValueError, match="must be"):
+        Config(**sizes)
+
+
+def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
+    model = small(1, far=True)
+    tokens = torch.randint(50, (2, 41), generator=random(0))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    wanted = torch.autograd.grad(exact, list(model.parameters()))
+    loss = model.loss(x, y)
+    monkeypatch.setattr(model.config, "vocab_size", 2**25 // 7)           # chunks of 7 tokens
+    chunked = model.loss(x, y)
+    torch.testing.assert_close((loss.item(), chunked.item(), model.loss(x, y, "none").mean().item()), (exact.item(),) * 3)
+    for g1, g2 in zip(torch.autograd.grad(chunked, list(model.parameters())), wanted):
+        torch.testing.assert_close(g1, g2, rtol=1e-3, atol=1e-5)
+
+
+def test_the_gradient_of_the_model_reaches_every_parameter_and_windowed_equals_dense():
+    model = small(1, far=True).double()
+    tokens = torch.randint(50, (2, 81), generator=random(0))
+    grads = {}
+    for screen in (ms.screen, ms.screen_windowed):
+        model.screen = screen
+        model.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        grads[screen] = {n: p.grad for n, p in model.named_parameters()}
+    for name, g in grads[ms.screen].items():
+        assert g.isfinite().all() and g.abs().max() > 0, name
+        torch.testing.assert_close(grads[ms.screen_windowed][name], g, rtol=1e-6, atol=1e-9)
+
+
+@settings(max_examples=10)
+@given(seed=seeds, T=st.integers(2, 90), dtype=st.sampled_from([None, torch.bfloat16]), data=st.data())
+def test_the_model_is_causal_bitwise(seed, T, dtype, data):
+    model = small(seed % 3, far=True)
+    for part in [model, *model.layers]:
+        part.dtype = dtype
+    tokens = torch.randint(50, (1, T), generator=random(seed))
+    j = data.draw(st.integers(1, T - 1))
+    changed = tokens.clone()
+    changed[0, j] = (changed[0, j] + 1) % 50
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :j], after[:, :j]) and not torch.equal(before[:, j], after[:, j])
+
+
+def test_bfloat16_products_stay_near_float32():
+    model = small(1, far=True)
+    tokens = torch.randint(50, (2, 60), generator=random(0))
+    exact = model(tokens)
+    for part in [model, *model.layers]:
+        part.dtype = torch.bfloat16
+    logits = model(tokens)
+    assert logits.dtype == torch.float32 and 0 < (logits - exact).norm() / exact.norm() < 0.1
+
+
+@settings(max_examples=15)
+@given(seed=seeds, pieces=st.lists(st.integers(1, 60), min_size=1, max_size=5), infinite=st.booleans())
+def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
+    model = small(seed % 5, far=True)
+    if not infinite:
+        model.layers[0].s_w.data[0] = 3.0
+    tokens = torch.randint(50, (2, sum(pieces)), generator=random(seed))
+    caches = [KeyCache() for _ in model.layers]
+    with torch.no_grad():
+        whole = model(tokens)
+        parts = torch.cat([model(piece, caches) for piece in tokens.split(pieces, 1)], 1)
+    torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-4)
+
+
+def test_greedy_generation_equals_recomputation_and_the_cache_stays_bounded():
+    model = small(2, far=True)
+    for tile in model.layers:
+        tile.s_w.data.clamp_(max=3.0)                                     # windows up to 21
+    tokens = torch.randint(50, (2, 33), generator=random(0))
+    out = model.generate(tokens, 40)
+    seen = tokens
+    for n in range(40):
+        seen = torch.cat((seen, model(seen)[:, -1].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(out, seen[:, 33:])
+    cache, k, v = KeyCache(), torch.randn(1, 3, 1, 16), torch.randn(1, 3, 1, 8)
+    for n in range(5000):
+        keys, values, first = cache.append(k * n, v, torch.tensor([2.0, 21.0, 5.5]))
+        assert first + keys.shape[2] == n + 1 == cache.end and torch.equal(keys[:, :, -1:], k * n)
+        assert keys.shape[2] >= min(n + 1, 21) and torch.equal(keys[:, :, -min(n + 1, 21)], k[:, :, 0] * max(n - 20, 0))
+    assert cache.k.shape[2] <= 1024 + 21
+
+
+def test_sampling_respects_temperature_top_k_and_the_generator():
+    model = small(2, far=True)
+    tokens = torch.randint(50, (1, 9), generator=random(0))
+    greedy = model.generate(tokens, 12)
+    assert torch.equal(model.generate(tokens, 12, temperature=1.0, top_k=1), greedy)
+    assert torch.equal(model.generate(tokens, 12, temperature=1e-4, generator=random(1)), greedy)
+    hot = [model.generate(tokens, 12, temperature=2.0, top_k=20, generator=random(s)) for s in (1, 1, 2)]
+    assert torch.equal(hot[0], hot[1]) and not torch.equal(hot[0], hot[2])
+    z = model(tokens)[0, -1]
+    firsts = {model.generate(tokens, 1, temperature=5.0, top_k=3, generator=random(s)).item() for s in range(60)}
+    assert firsts == set(z.topk(3).indices.tolist())
+
+
+def test_window_expansion_and_relevance_maps():
+    model = small(1, far=True)
+    for n, tile in enumerate(model.layers):
+        tile.s_w.data = torch.tensor([math.log(9.0), math.log(99.0), math.log(99.001)])        # w = 10, 100, 100.001
+    model.expand_windows(100.0005)
+    assert all(ms.window(tile.s_w).isinf().tolist() == [False, False, True] for tile in model.layers)
+    tokens = torch.randint(50, (2, 120), generator=random(0))
+    maps = model.relevance_maps(tokens)
+    assert model.screen is ms.screen_windowed
+    assert len(maps) == 3 and all(a.shape == (2, 3, 120, 120) for a in maps)
+    i, j = torch.meshgrid(torch.arange(120), torch.arange(120), indexing="ij")
+    for a in maps:
+        assert (a >= 0).all() and (a <= 1 + 1e-5).all() and (a[..., j > i] == 0).all() and (a[:, 0][:, i - j >= 10] == 0).all()
+        assert a.diagonal(dim1=-2, dim2=-1).amax() > 0
+    assert any((a[:, 2][:, i - j >= 101] > 0).any() for a in maps)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------------- ABCDigits
+
+def test_prompts_are_the_authors_bit_for_bit():
+    def digest(prompts):
+        return hashlib.sha256("\0".join(prompts).encode()).hexdigest()
+
+    assert digest(abcdigits.generate_by_line_count(64, 0.1, n_trials=3)) == "b72dc88ab383d80a12db83b320d3f424a41b566a7bf60186f32af024b74be7b5"
+    assert digest(abcdigits.generate_by_token_count(1000, 0.7, len, n_trials=3)) == "55820dafe0de27bd685acf9b9ed6e84db9eae403996d06884486b66eed1d2f66"
+
+
+@given(lines=st.integers(27, 300), depth=st.floats(0, 1), digits=st.integers(2, 8))
+def test_prompts_are_what_the_paper_says(lines, depth, digits):
+    for prompt in abcdigits.generate_by_line_count(lines, depth, digits, 2):
+        rows = prompt.split("\n")
+        assert len(rows) == lines and all(re.fullmatch(rf"[A-Z]=[1-9]\d{{{digits - 1}}}", row) for row in rows)
+        assert len(set(rows)) == len({row[0] for row in rows}) == len({row[2:] for row in rows}) == 26       # one number a letter
+        assert [n for n, row in enumerate(rows) if row == rows[-1]] == [int((lines - 2) * depth), lines - 1]
+
+
+@pytest.mark.parametrize("call", [lambda: abcdigits.generate_by_line_count(26, 0.5), lambda: abcdigits.generate_by_token_count(200, 0.5, len),
+                                  lambda: abcdigits.generate_by_line_count(64, 1.5), lambda: abcdigits.generate_by_line_count(64, 0.5, n_digits=1)])
+def test_impossible_prompts_are_refused(call):
+    with pytest.raises(train.UsageError):
+        call()
+
+
+class Parrot(torch.nn.Module):
+    """Completes the last letter by looking it up in the prompt, and for the letters in `wrong` answers one digit too many."""
+
+    def __init__(self, tokenizer, wrong=""):
+        super().__init__()
+        self.p, self.tokenizer, self.wrong, self.batches = torch.nn.Parameter(torch.zeros(())), tokenizer, wrong, []
+
+    def generate(self, tokens, n):
+        self.batches.append(tokens.shape)
+        out = []
+        for row in tokens.tolist():
+            text = self.tokenizer.decode(row)
+            value = re.search(text[-2:] + r"(\d+)", text).group(1) + ("7" if text[-2] in self.wrong else "") + "\nX=123456789"
+            out.append((self.tokenizer.encode_ordinary(value) + [10] * n)[:n])
+        return torch.tensor(out)
+
+
+@pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE"))])
+def test_evaluate_counts_the_exact_integer_only(name):
+    tokenizer = train.get_tokenizer(name)
+    prompts = abcdigits.generate_by_line_count(40, 0.3, 4, 30)
+    asked = {p[-6] for p in prompts}
+    model = Parrot(tokenizer, wrong=sorted(asked)[0] + sorted(asked)[1])
+    right = abcdigits.evaluate(model, tokenizer, [p[:-4] for p in prompts], [p[-4:] for p in prompts], tokens_at_once=1000)
+    assert right == [p[-6] not in model.wrong for p in prompts] and {True, False} == set(right)
+    assert sum(b for b, _ in model.batches) == 30 and all(b * t <= 1000 for b, t in model.batches)
+    assert name == "gpt2" or len(model.batches) <= 10
+
+
+# -------------------------------------------------------------------------------------------------- data and training
+
+def run(*argv):
+    return subprocess.run([sys.executable, *map(str, argv)], cwd=HERE, capture_output=True, text=True)
+
+
+SMALL = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--device", "cpu"]
+TEXT = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer.\n" for n in range(400))
+
+
+def fit(out, *flags, data=None):
+    """Train in this process on TEXT; returns the checkpoint."""
+    path = out.parent / "text.txt"
+    path.write_text(TEXT)
+    train.main([*SMALL, "--data", str(data or path), "--out", str(out), *flags])
+    return train.read_checkpoint(out / "ckpt.pt")
+
+
+@pytest.fixture(autouse=True)
+def restore_signals():
+    old = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGINT, old[0]), signal.signal(signal.SIGTERM, old[1])
+
+
+def test_training_learns_and_the_checkpoint_serves(tmp_path, capsys):
+    """A repetitive text goes from about 5.5 nats a byte to a third of it in 60 steps; windows and gradients are logged."""
+    ckpt = fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3")
+    rows = [line.split("\t") for line in (tmp_path / "out/log.tsv").read_text().splitlines()]
+    assert tuple(rows[0]) == train.COLUMNS and [int(r[0]) for r in rows[1:]] == [1, 10, 20, 30, 40, 50, 60]
+    first, last = float(rows[1][1]), float(rows[-1][1])
+    assert first > 5 and last < first / 3 and float(rows[-1][rows[0].index("val_loss")]) < first / 2
+    assert 0 < float(rows[-1][rows[0].index("alive")]) < 1
+    model, tokenizer, again = train.load_checkpoint(tmp_path / "out/ckpt.pt")
+    assert again["step"] == 60 and not model.training and all(torch.equal(p, ckpt["weights"][n]) for n, p in model.state_dict().items())
+    out = run("abcdigits.py", "--ckpt", tmp_path / "out/ckpt.pt", "--lengths", 260, "--trials", 2, "--depths", 0.5, "--swe")
+    assert out.returncode == 0 and "0.0%" in out.stdout
+    assert (tmp_path / "out/abcdigits_swe.tsv").read_text().splitlines()[1].startswith("260\t0.5\t2\t6\t0.0")
+
+
+@pytest.mark.parametrize("stop_at", [3, 10])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, stop_at):
+    whole = fit(tmp_path / "whole", "--steps", "12", "--eval-every", "5", "--log-every", "2", "--accumulate", "2")
+    steps, real = 0, torch.optim.AdamW.step
+
+    def step(self, *a, **k):
+        nonlocal steps
+        steps += 1
+        if steps == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *a, **k)
+
+    with monkeypatch.context() as m:
+        m.setattr(torch.optim.AdamW, "step", step)
+        part = fit(tmp_path / "parts", "--steps", "12", "--eval-every", "5", "--log-every", "2", "--accumulate", "2")
+    assert part["step"] == stop_at
+    fit(tmp_path / "parts", "--resume")
+    resumed = train.read_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert resumed["step"] == 12 and resumed["drawn"] == whole["drawn"] == 96
+    for name, p in whole["weights"].items():
+        assert torch.equal(p, resumed["weights"][name]), name
+    for a, b in zip(whole["optimizer"]["state"].values(), resumed["optimizer"]["state"].values()):
+        assert all(torch.equal(a[n], b[n]) for n in a)
+
+    def losses(name):
+        return [row.split("\t")[:2] for row in (tmp_path / name / "log.tsv").read_text().splitlines() if not row.split("\t")[0] == "1"]
+
+    assert losses("parts") == losses("whole")
+
+
+def test_a_second_run_keeps_the_first_ones_checkpoint(tmp_path):
+    fit(tmp_path / "out", "--steps", "2")
+    old = (tmp_path / "out/ckpt.pt").read_bytes()
+    fit(tmp_path / "out", "--steps", "3")
+    assert (tmp_path / "out/ckpt.pt.old").read_bytes() == old and train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 3
+
+
+def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
+    plain = fit(tmp_path / "a", "--steps", "3", "--log-every", "1")
+    rows = [line.split("\t") for line in (tmp_path / "a/log.tsv").read_text().splitlines()[1:]]
+    assert [float(r[2]) for r in rows] == [2**-5, 2**-4, 2**-4]
+    assert plain["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
+    for flags in (["--weight-decay", "0.5"], ["--clip", "1e-6"], ["--lr", "0.01"], ["--seed", "1"], ["--dtype", "bfloat16"]):
+        other = fit(tmp_path / "b", "--steps", "3", *flags)
+        assert not torch.equal(plain["weights"]["W_E"], other["weights"]["W_E"]), flags
+
+
+def test_sequences_cover_the_text_without_replacement():
+    data = train.Sequences([np.arange(100, dtype=np.uint16), np.arange(200, 251, dtype=np.uint16)], 10, 300, "test")
+    assert len(data) == 9 + 5
+    drawn = [data.draw(n, seed=4) for n in range(28)]
+    for epoch in (drawn[:14], drawn[14:]):
+        starts = sorted(int(x[0]) for x in epoch)
+        assert starts == [*range(0, 90, 10), *range(200, 250, 10)] and all((np.diff(x) == 1).all() and len(x) == 11 for x in epoch)
+    assert [int(x[0]) for x in drawn[:14]] != [int(x[0]) for x in drawn[14:]]
+
+
+def test_documents_are_joined_by_end_of_text_and_the_held_out_part_is_apart(tmp_path):
+    for n in range(40):
+        (tmp_path / f"{n:02}.txt").write_text(chr(65 + n) * 30)
+    args = train.get_parser().parse_args(["--data", str(tmp_path), "--seq-len", "8"])
+    tokenizer = train.get_tokenizer("bytes")
+    training, held_out = train.get_data(args, tokenizer)
+    a, b = training.arrays[0].tolist(), held_out.arrays[0].tolist()
+    assert b == [65 + 19] * 30 + [256] + [65 + 39] * 30 + [256] and a[:32] == [65] * 30 + [256, 66] and not set(a) & set(b) - {256}
+
+
+def test_the_byte_tokenizer_is_lossless_and_needs_no_network():
+    tokenizer = train.get_tokenizer("bytes")
+    text = "naïve ☃ \0\r\n 𝄞<|endoftext|>"
+    assert tokenizer.encode_ordinary(text) == list(text.encode()) and tokenizer.decode(list(text.encode())) == text
+    assert (tokenizer.n_vocab, tokenizer.eot_token) == (257, 256)
+
+
+def test_token_files_of_both_formats(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 50257, 5000).astype("<u2")
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 5000
+    (tmp_path / "nano.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "llmc.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    for name in ("nano.bin", "llmc.bin"):
+        a = train.read_bin(tmp_path / name)
+        assert isinstance(a, np.memmap) and np.array_equal(a, tokens)
+
+
+def test_the_abcdigits_stream_is_the_task_and_can_be_continued():
+    tokenizer = train.get_tokenizer("bytes")
+    stream = train.ABCDigitsStream(tokenizer, 400, 3, seed=5)
+    texts = [tokenizer.decode(stream[n].tolist()) for n in range(50)]
+    assert texts == [tokenizer.decode(train.ABCDigitsStream(tokenizer, 400, 3, seed=5)[n].tolist()) for n in range(50)] and len(set(texts)) == 50
+    repeats = []
+    for text in texts:
+        rows = text.split("\n")[:-1]
+        assert len(text) == 401 and all(re.fullmatch(r"[A-Z]=[1-9]\d\d", row) for row in rows)
+        assert len({row for row in rows}) == len({row[0] for row in rows})                                # one number a letter
+        repeats.append(max(sum(row[0] == c for row in rows) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ") / len(rows))
+    assert 0.4 < np.mean(repeats) < 0.6                                                     # the weights 2^i: half of the lines
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+def test_a_mistake_is_one_line_and_exit_code_1(tmp_path):
+    for argv in (["train.py", "--data", tmp_path / "nowhere", "--out", tmp_path / "o"], ["abcdigits.py", "--ckpt", tmp_path / "nowhere"]):
+        out = run(*argv)
+        assert out.returncode == 1 and len(out.stderr.splitlines()) == 1 and out.stderr.startswith("error: ") and "nowhere" in out.stderr
+
+
+def bad_files(folder):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 5000
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+    (folder / "short.txt").write_text("short")
+    (folder / "empty.bin").write_bytes(b"")
+    (folder / "odd.bin").write_bytes(b"123")
+    (folder / "truncated.bin").write_bytes(header.tobytes() + b"12" * 4000)
+    (folder / "beyond.bin").write_bytes(np.full(5000, 300, "<u2").tobytes())
+    (folder / "nothing").mkdir()
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--data", "missing.txt"], "does not exist"), (["--data", "empty.txt"], "empty"), (["--data", "latin.txt"], "not UTF-8"),
+    (["--data", "short.txt"], "fewer than one sequence"), (["--data", "empty.bin"], "not a token file"), (["--data", "odd.bin"], "not a token file"),
+    (["--data", "truncated.bin"], "truncated"), (["--data", "beyond.bin"], "beyond the vocabulary"), (["--data", "nothing"], "no files"),
+    (["--psi", "0"], "psi = 0"), (["--layers", "0"], "N_L = 0"), (["--batch-size", "0"], "--batch-size"), (["--out", "short.txt"], "cannot be written"),
+    (["--tokenizer", "words"], "unknown"), (["--data", "abcdigits", "--digits", "1"], "digits"), (["--device", "nonsense"], "device")])
+def test_bad_input_is_explained_and_costs_nothing(tmp_path, monkeypatch, flags, message):
+    bad_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    fit(tmp_path / "out", "--steps", "2")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(train.UsageError, match=message) as e:
+        train.main([*SMALL, "--data", "text.txt", "--out", "out", *flags])
+    assert "\n" not in str(e.value)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_gpt2_without_network_or_cache_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(train.tiktoken, "get_encoding", lambda name: (_ for _ in ()).throw(ConnectionError("no route")))
+    with pytest.raises(train.UsageError, match="TIKTOKEN_CACHE_DIR"):
+        train.get_tokenizer("gpt2")
+
+
+def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(tmp_path):
+    fit(tmp_path / "out", "--steps", "2")
+    good = (tmp_path / "out/ckpt.pt").read_bytes()
+
+    class Malicious:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'was-run'}",)
+
+    wrapped = io.BytesIO()
+    torch.save({"weights": Malicious()}, wrapped)
+    for name, content in {"truncated": good[: len(good) // 2], "text": b"hello", "empty": b"", "pickle": pickle.dumps(Malicious()), "zip": wrapped.getvalue(),
+                          "tensor": b"", "other": b""}.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        if name in ("tensor", "other"):
+            torch.save(torch.zeros(3) if name == "tensor" else {"model": "multiscreen"}, path)
+        with pytest.raises(train.UsageError, match="no checkpoint of train.py") as e:
+            train.load_checkpoint(path)
+        assert "\n" not in str(e.value)
+    assert not (tmp_path / "was-run").exists()
+    with pytest.raises(train.UsageError, match="cannot be read"):
+        train.load_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("flags, message", [(["--psi", "3"], "--psi 2"), (["--seq-len", "64"], "--seq-len 32"), (["--seed", "9"], "--seed 0")])
+def test_resume_cannot_change_the_run(tmp_path, flags, message):
+    fit(tmp_path / "out", "--steps", "2")
+    before = (tmp_path / "out/ckpt.pt").read_bytes()
+    with pytest.raises(train.UsageError, match=message):
+        train.main(["--out", str(tmp_path / "out"), "--resume", *flags])
+    assert (tmp_path / "out/ckpt.pt").read_bytes() == before
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    real, calls = Multiscreen.loss, 0
+
+    def loss(self, x, y, reduction="mean"):
+        nonlocal calls
+        calls += reduction == "mean"
+        return real(self, x, y, reduction) * (math.nan if calls == 5 and reduction == "mean" else 1.0)
+
+    monkeypatch.setattr(Multiscreen, "loss", loss)
+    with pytest.raises(train.UsageError, match="not finite at step 5.*holds step 4"):
+        fit(tmp_path / "out", "--steps", "9", "--eval-every", "2")
+    ckpt = train.read_checkpoint(tmp_path / "out/ckpt.pt")
+    assert ckpt["step"] == 4 and all(p.isfinite().all() for p in ckpt["weights"].values())
