@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from train import UsageError, cli, get_device, load_checkpoint
+from train import UsageError, cli, clock, get_device, load_checkpoint
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -29,8 +29,8 @@ def generate(depth, n_digits, n_trials, fill):
     the answer.
     """
     if not (0 <= depth <= 1 and n_digits >= 2 and n_trials >= 1):
-        raise UsageError(f"depth {depth}, {n_digits} digits, {n_trials} trials: a depth is in [0, 1], a number has at least 2 digits, and there is "
-                         "at least 1 trial")
+        raise UsageError(f"depth {depth}, {n_digits} digits, {n_trials} trials: a depth is in [0, 1], a number has at least "
+                         "2 digits, and there is at least 1 trial")
     rng, prompts = random.Random(123), []
     for _ in range(n_trials):
         lines = [f"{a}={n}\n" for a, n in zip(LETTERS, rng.sample(range(10 ** (n_digits - 1), 10**n_digits), 26))]
@@ -45,10 +45,13 @@ def generate(depth, n_digits, n_trials, fill):
 
 
 def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
-    """Prompts of exactly n_lines lines, the line to complete included. A list of n_trials strings, each with its answer."""
+    """Prompts of exactly n_lines lines, the one to complete included: n_trials strings, each ending with its answer."""
+    def fill(rng, weights, lines, needle):
+        return rng.choices(range(26), weights, k=n_lines - 27)
+
     if n_lines < 27:
         raise UsageError(f"{n_lines} lines: a prompt has at least 27, the 26 letters and the line to complete")
-    return generate(depth, n_digits, n_trials, lambda rng, weights, lines, needle: rng.choices(range(26), weights, k=n_lines - 27))
+    return generate(depth, n_digits, n_trials, fill)
 
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
@@ -98,10 +101,12 @@ def table(cells, lengths, depths, T_train):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
-    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
-    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9], help="where the needle is, 0 first, 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--lengths", type=int, nargs="+",
+                   help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
+                   help="where the needle is, 0 first, 1 last [.1 .3 .5 .7 .9]")
     p.add_argument("--trials", type=int, help="prompts in a cell (paper: 1000) [20 on a CPU, 1000 on a GPU]")
-    p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [those of the training stream]")
+    p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [the --digits of the training run]")
     p.add_argument("--swe", action="store_true", help="screening-window expansion: windows beyond the training length become infinite")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
@@ -120,14 +125,18 @@ def main():
     prompts(min(lengths), 0.5, 1)                                   # too short a length is refused before any work
     cells, path = {}, Path(args.ckpt).with_name("abcdigits_swe.tsv" if args.swe else "abcdigits.tsv")
     started = time.perf_counter()
-    for n, (length, depth) in enumerate((length, depth) for length in lengths for depth in args.depths):
+    for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
         texts = prompts(length, depth)
         right = evaluate(model, tokenizer, [t[:-digits] for t in texts], [t[-digits:] for t in texts])
         cells[length, depth] = sum(right) / trials
-        print(f"length {length:>7} depth {depth:g}: {cells[length, depth]:6.1%}  ({n + 1} of {len(lengths) * len(args.depths)} cells, "
-              f"{time.perf_counter() - started:.0f} s)", file=sys.stderr, flush=True)
-        path.write_text("length\tdepth\ttrials\tdigits\taccuracy\n" + "".join(f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()))
-    print(f"ABCDigits, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length; {path}")
+        done = sum(n for n, _ in cells) / (len(args.depths) * sum(lengths))
+        seconds = time.perf_counter() - started
+        print(f"length {length:>7} depth {depth:g}: {cells[length, depth]:6.1%}   {clock(seconds)}, "
+              f"about {clock(seconds / done - seconds)} left", file=sys.stderr, flush=True)
+        rows = [f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()]
+        path.write_text("length\tdepth\ttrials\tdigits\taccuracy\n" + "".join(rows))
+    print(f"ABCDigits, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: "
+          f"accuracy by depth and length; {path}")
     print(table(cells, lengths, args.depths, T_train))
 
 

@@ -273,8 +273,14 @@ class Multiscreen(nn.Module):
         """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
         return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
 
-    def hidden(self, tokens, caches=None):
-        """x^(N_L), the representation after the last layer. (B, T) -> (B, T, E). caches: one KeyCache a layer, or None."""
+    def hidden(self, tokens, caches=None, chunk=2**12):
+        """x^(N_L), the representation after the last layer. (B, T) -> (B, T, E). caches: one KeyCache a layer, or None.
+
+        Where no gradient is wanted the tokens go through in chunks, through the caches: long inputs then take little memory.
+        """
+        if tokens.shape[1] > chunk and not torch.is_grad_enabled():
+            caches = caches or [KeyCache() for _ in self.layers]
+            return torch.cat([self.hidden(part, caches, chunk) for part in tokens.split(chunk, 1)], 1)
         x = self.embed(tokens)
         for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
             x = tile(x, self.screen, cache)
@@ -313,7 +319,7 @@ class Multiscreen(nn.Module):
 
         try:
             self.screen = record
-            self.hidden(tokens)
+            self.hidden(tokens, chunk=tokens.shape[1])
         finally:
             self.screen = chosen
         return maps

@@ -35,15 +35,15 @@ class UsageError(Exception):
 def get_tokenizer(name):
     """`bytes`: 256 bytes and end-of-text, made here. `gpt2`: GPT-2's BPE (the paper's), which tiktoken downloads once."""
     if name == "bytes":
-        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
-                                 special_tokens={"<|endoftext|>": 256})
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
     if name != "gpt2":
         raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as e:
-        raise UsageError(f"GPT-2's BPE is not at hand ({type(e).__name__}): connect to the network once, or set TIKTOKEN_CACHE_DIR "
-                         "to a folder that has it") from None
+        raise UsageError(f"GPT-2's BPE is not at hand ({type(e).__name__}): connect to the network once, or set "
+                         "TIKTOKEN_CACHE_DIR to a folder that has it") from None
 
 
 def read_bin(path):
@@ -52,7 +52,7 @@ def read_bin(path):
     header = np.fromfile(path, dtype="<i4", count=256)
     if len(header) and header[0] == 20240520:
         if len(header) < 256 or header[1] != 1 or size != 1024 + 2 * int(header[2]):
-            raise UsageError(f"{path} is truncated or of another version: its header and its size of {size} bytes do not agree")
+            raise UsageError(f"{path} is truncated or of another version: its header and its {size} bytes do not agree")
         return np.memmap(path, dtype="<u2", mode="r", offset=1024)
     if size == 0 or size % 2:
         raise UsageError(f"{path} is not a token file: {size} bytes are no whole number of 16-bit tokens")
@@ -75,14 +75,15 @@ def files_of(names):
         path = Path(name)
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-        below = sorted(p for p in path.rglob("*") if p.is_file() and not any(s.startswith(".") for s in p.relative_to(path).parts))
+        below = [p.relative_to(path) for p in path.rglob("*") if p.is_file()]
+        below = sorted(path / p for p in below if not any(part.startswith(".") for part in p.parts))
         if path.is_dir() and not below:
             raise UsageError(f"the folder {path} has no files")
         yield from below if path.is_dir() else [path]
 
 
 def standard_library():
-    """The texts of this Python's own standard library, sorted, its tests left out: English and code, on every reader's disk."""
+    """The texts of this Python's own standard library, sorted, its tests left out: on every reader's disk."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     for path in sorted(root.rglob("*.py")):
@@ -100,7 +101,8 @@ class Sequences:
         self.arrays, self.T, self.vocab_size, self.what = arrays, T, vocab_size, what
         self.ends = np.cumsum([max(len(a) - 1, 0) // T for a in arrays])
         if not len(self):
-            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence of {T} + 1; give more text or a smaller --seq-len")
+            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence of {T} + 1; give more "
+                             "text or a smaller --seq-len")
         self[0]
 
     def __len__(self):
@@ -111,8 +113,16 @@ class Sequences:
         start = (n - (int(self.ends[a - 1]) if a else 0)) * self.T
         x = self.arrays[a][start : start + self.T + 1].astype(np.int64)
         if x.max() >= self.vocab_size:
-            raise UsageError(f"{self.what}: token {x.max()} is beyond the vocabulary of {self.vocab_size}; is it another --tokenizer's file?")
+            raise UsageError(f"{self.what}: token {x.max()} is beyond the vocabulary of {self.vocab_size}; is it another "
+                             "--tokenizer's file?")
         return x
+
+    def __str__(self):
+        return f"{len(self):,} sequences"
+
+    def spread(self, n):
+        """The numbers of at most n sequences, evenly spread."""
+        return range(0, len(self), -(-len(self) // n))
 
     def draw(self, n, seed):
         """The n-th sequence drawn at random without replacement, in a new order each time all were drawn."""
@@ -134,13 +144,20 @@ class ABCDigitsStream:
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, n])
-        values = rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False, shuffle=False) + 10 ** (self.digits - 1)
+        values = 10 ** (self.digits - 1) + rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False)
         p = rng.permutation(2.0 ** np.arange(26))
         tokens = []
         while len(tokens) <= self.T:
             letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
-            tokens += self.tokenizer.encode_ordinary("".join(f"{chr(65 + c)}={values[c]}\n" for c in letters))
+            lines = "".join(f"{chr(65 + c)}={values[c]}\n" for c in letters)
+            tokens += self.tokenizer.encode_ordinary(lines)
         return np.array(tokens[: self.T + 1])
+
+    def __str__(self):
+        return "an endless stream"
+
+    def spread(self, n):
+        return range(n)
 
     def draw(self, n, seed):
         return self[n]
@@ -150,7 +167,7 @@ def get_data(args, tokenizer):
     """(training data, validation data): the last twentieth is held out, or every twentieth file if there are 20 and more."""
     T, N, eot = args.seq_len, tokenizer.n_vocab, tokenizer.eot_token
     if args.data == ["abcdigits"]:
-        return (ABCDigitsStream(tokenizer, T, args.digits, args.seed), ABCDigitsStream(tokenizer, T, args.digits, args.seed + 2**32))
+        return tuple(ABCDigitsStream(tokenizer, T, args.digits, seed) for seed in (args.seed, args.seed + 2**32))
 
     def join(texts):
         return np.concatenate([np.array(tokenizer.encode_ordinary(t) + [eot], dtype=np.uint16) for t in texts])
@@ -190,7 +207,8 @@ def get_device(name):
     try:
         return torch.zeros(1, device=name).device
     except Exception as e:
-        raise UsageError(f"the device {name!r} cannot be used ({type(e).__name__}); take cpu, or cuda on a machine with a GPU") from None
+        raise UsageError(f"the device {name!r} cannot be used ({type(e).__name__}); take cpu, or cuda where there is a "
+                         "GPU") from None
 
 
 def read_checkpoint(path, device="cpu"):
@@ -226,15 +244,15 @@ def save_checkpoint(path, ckpt):
 # ------------------------------------------------------------------------------------------------------- evaluation
 
 @torch.no_grad()
-def evaluate(model, data, n, batch_size, device, byte_lengths):
-    """(nats per token, bits per byte) over n sequences spread evenly over the data, always the same ones."""
-    n = min(n, len(data)) if hasattr(data, "__len__") else n
-    step = len(data) // n if hasattr(data, "__len__") else 1
+def evaluate(model, data, n, batch_size, tokenizer):
+    """(nats per token, bits per byte) over n sequences, always the same ones, spread evenly over the data."""
+    numbers, device = data.spread(n), model.W_E.device
     nats = tokens = length = 0
-    for first in range(0, n, batch_size):
-        x = torch.from_numpy(np.stack([data[i * step] for i in range(first, min(first + batch_size, n))]))
-        nats += model.loss(x[:, :-1].to(device), x[:, 1:].to(device), "none").double().sum().item()
-        tokens, length = tokens + x[:, 1:].numel(), length + int(byte_lengths[x[:, 1:].numpy()].sum())
+    for first in range(0, len(numbers), batch_size):
+        x = torch.from_numpy(np.stack([data[i] for i in numbers[first : first + batch_size]])).to(device)
+        nats += model.loss(x[:, :-1], x[:, 1:], "none").double().sum().item()
+        tokens += x[:, 1:].numel()
+        length += len(tokenizer.decode_bytes([t for t in x[:, 1:].flatten().tolist() if t != tokenizer.eot_token]))
     return nats / tokens, nats / math.log(2) / max(length, 1)
 
 
@@ -271,7 +289,8 @@ def get_parser():
 
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers, if not psi", type=int)
-    flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token files (paper: SlimPajama)", nargs="+", type=str)
+    flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token files (paper: SlimPajama)",
+         nargs="+", type=str)
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
     flag("--digits", 6, "digits of a value for --data abcdigits (paper: 6, in evaluation only)")
     flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
@@ -284,7 +303,8 @@ def get_parser():
     flag("--clip", 0.0, "clip the gradient norm to this, 0 for never (paper: 0)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
-    flag("--dtype", "auto", "of matrix products: float32, bfloat16; auto is bfloat16 on a GPU (paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
+    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
+         choices=["auto", "float32", "bfloat16"])
     p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
@@ -294,7 +314,8 @@ def get_parser():
 
 
 FIXED = ("psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
-COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s", "val_loss", "val_bpb", "alive")
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
+           "val_loss", "val_bpb", "alive")
 
 
 def get_args(argv):
@@ -312,7 +333,8 @@ def get_args(argv):
     args = parser.parse_args(argv)
     for name in FIXED:
         if getattr(args, name) != ckpt["args"][name]:
-            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}, which --resume cannot change to {getattr(args, name)}")
+            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}: --resume cannot "
+                             f"change it to {getattr(args, name)}")
     return args, ckpt
 
 
@@ -330,8 +352,8 @@ def prepare_out(args, ckpt):
                     os.replace(path, f"{path}.old")
             log.write_text("\t".join(COLUMNS) + "\n")
         else:
-            rows = log.read_text().splitlines(keepends=True) if log.exists() else ["\t".join(COLUMNS) + "\n"]
-            log.write_text(rows[0] + "".join(row for row in rows[1:] if int(row.split("\t")[0]) <= ckpt["step"]))
+            head, *rows = (log.read_text() if log.exists() else "\t".join(COLUMNS) + "\n").splitlines(keepends=True)
+            log.write_text(head + "".join(row for row in rows if int(row.split("\t")[0]) <= ckpt["step"]))
     except OSError as e:
         raise UsageError(f"--out {out} cannot be written ({e.strerror})") from None
     return out / "ckpt.pt", log
@@ -344,16 +366,17 @@ def clock(seconds):
 def main(argv=None):
     args, ckpt = get_args(argv)
     device, tokenizer = get_device(args.device), get_tokenizer(args.tokenizer)
-    dtype = {"float32": None, "bfloat16": torch.bfloat16, "auto": torch.bfloat16 if device.type == "cuda" else None}[args.dtype]
+    dtypes = {"float32": None, "bfloat16": torch.bfloat16, "auto": torch.bfloat16 if device.type == "cuda" else None}
+    dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model("multiscreen", config, dtype).to(device)
     train_data, val_data = get_data(args, tokenizer)
     path, log = prepare_out(args, ckpt)
 
-    matrices, scalars = ([p for p in model.parameters() if (p.ndim > 1) == big] for big in (True, False))
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.weight_decay}, {"params": scalars, "weight_decay": 0.0}],
-                                  lr=args.lr, betas=(0.9, 0.95), fused=True)
+    groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
+              {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     step = drawn = 0
     if ckpt:
         model.load_state_dict(ckpt["weights"])
@@ -364,61 +387,62 @@ def main(argv=None):
         for tile in model.layers:
             tile.compile()
 
-    byte_lengths = np.array([0 if t == tokenizer.eot_token else len(tokenizer.decode_single_token_bytes(t)) for t in range(tokenizer.n_vocab)])
     per_step = args.batch_size * args.accumulate
     total = sum(p.numel() for p in model.parameters())
-    size = f"{len(train_data):,} sequences" if hasattr(train_data, "__len__") else "an endless stream"
-    print(f"Multiscreen, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device} {dtype or torch.float32}; "
-          f"{' '.join(args.data)}: {size} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens", flush=True)
+    print(f"Multiscreen, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
+          f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens")
 
     def save():
         save_checkpoint(path, {
-            "model": "multiscreen", "config": asdict(model.config), "tokenizer": args.tokenizer, "weights": model.state_dict(),
-            "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn, "random_state": torch.get_rng_state(),
-            "args": vars(args), "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
+            "model": "multiscreen", "config": asdict(model.config), "weights": model.state_dict(),
+            "tokenizer": args.tokenizer, "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn,
+            "random_state": torch.get_rng_state(), "args": vars(args),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
 
     stop = []
-    for s in (signal.SIGINT, signal.SIGTERM):                     # the first asks to save and end, the second ends at once
-        signal.signal(s, lambda number, frame: (stop.append(number), signal.signal(number, signal.SIG_DFL)))
+    for s in (signal.SIGINT, signal.SIGTERM):          # the first asks to save and end, a second ends at once
+        signal.signal(s, lambda number, _: (stop.append(number), signal.signal(number, signal.SIG_DFL)))
 
-    print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} {'ms':>7} {'tok/s':>8} {'left':>8}")
-    started, since = time.perf_counter(), step
+    print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
+          f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
+    started, first = time.perf_counter(), step
     while step < args.steps and not stop:
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
         began, loss = time.perf_counter(), 0.0
+        lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
         for _ in range(args.accumulate):
-            x = torch.from_numpy(np.stack([train_data.draw(drawn + n, args.seed) for n in range(args.batch_size)])).to(device)
+            x = np.stack([train_data.draw(drawn + n, args.seed) for n in range(args.batch_size)])
+            x = torch.from_numpy(x).to(device)
             part = model.loss(x[:, :-1], x[:, 1:]) / args.accumulate
             part.backward()
             drawn, loss = drawn + args.batch_size, loss + part.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf).item()
         if not math.isfinite(loss + norm):
-            kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "no checkpoint had been written yet"
-            raise UsageError(f"the loss or its gradient is not finite at step {step + 1} (loss {loss}, gradient norm {norm}): training diverged; "
+            kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "nothing was saved yet"
+            raise UsageError(f"training diverged: at step {step + 1} the loss is {loss:g} and the gradient norm {norm:g}; "
                              f"{kept}; try a smaller --lr")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
 
-        row = {}
-        if step % args.log_every == 0 or step == args.steps or step == 1:
-            now = time.perf_counter()
-            ms = (now - began) * 1e3
+        row, now = {"step": step}, time.perf_counter()
+        if step % args.log_every == 0 or step in (1, args.steps):
             w = torch.cat([window(tile.s_w.detach()) for tile in model.layers])
-            left = (now - started) / (step - since) * (args.steps - step)
-            row = {"step": step, "loss": loss, "lr": optimizer.param_groups[0]["lr"], "grad_norm": norm, "w_min": w.min().item(),
-                   "w_median": w.median().item(), "w_max": w.max().item(), "ms": ms, "tokens_per_s": per_step * args.seq_len / ms * 1e3}
-            print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {row['lr']:8.2g} {norm:8.4f} {row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g} "
-                  f"{ms:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}", flush=True)
+            row |= {"loss": loss, "lr": lr, "grad_norm": norm, "w_min": w.min().item(), "w_median": w.median().item(),
+                    "w_max": w.max().item(), "ms": (now - began) * 1e3}
+            row["tokens_per_s"] = per_step * args.seq_len / (now - began)
+            left = (now - started) / (step - first) * (args.steps - step)
+            print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {lr:8.2g} {norm:8.4f} {row['w_min']:6.2f} "
+                  f"{row['w_median']:7.1f} {row['w_max']:8.4g} {row['ms']:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}",
+                  flush=True)
         if step % args.eval_every == 0 or step == args.steps:
-            nats, bits = evaluate(model, val_data, 256, args.batch_size, device, byte_lengths)
-            alive = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
-            row |= {"step": step, "val_loss": nats, "val_bpb": bits, "alive": alive}
+            row["val_loss"], row["val_bpb"] = evaluate(model, val_data, 256, args.batch_size, tokenizer)
+            row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
             save()
-            print(f"{step:>6}/{args.steps:<6} validation loss {nats:.4f}, {bits:.3f} bits per byte; {alive:.1%} of the pairs inside the windows alive; "
-                  f"saved {path}", flush=True)
-        if row:
+            print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte; "
+                  f"{row['alive']:.1%} of the pairs inside the windows alive; saved {path}", flush=True)
+        if len(row) > 1:
             with open(log, "a") as f:
                 f.write("\t".join(f"{row[c]:.6g}" if c in row else "" for c in COLUMNS) + "\n")
 
@@ -427,8 +451,8 @@ def main(argv=None):
         print(f"stopped at step {step} and saved {path}; python train.py --out {args.out} --resume goes on from there")
         return
     start = torch.from_numpy(val_data[0][None, :32]).to(device)
-    text = tokenizer.decode(torch.cat([start, model.generate(start, 256, temperature=0.7, generator=torch.Generator(device).manual_seed(0))], 1)[0].tolist())
-    print(f"a sample, after its first {start.shape[1]} tokens:\n{text}")
+    more = model.generate(start, 256, temperature=0.7, generator=torch.Generator(device).manual_seed(0))
+    print(f"a sample, after its first 32 tokens:\n{tokenizer.decode(torch.cat([start, more], 1)[0].tolist())}")
 
 
 def cli(main):
