@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from train import UsageError, cli, clock, get_device, load_checkpoint
+from train import Parser, UsageError, cli, clock, get_device, load_checkpoint
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -99,7 +99,7 @@ def table(cells, lengths, depths, T_train):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
@@ -113,28 +113,33 @@ def main():
     device = get_device(args.device)
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, torch.bfloat16 if device.type == "cuda" else None)
     T_train = ckpt["args"]["seq_len"]
-    lengths = args.lengths or [T_train * 2**n for n in range(6)]
-    digits = args.digits or ckpt["args"]["digits"]
-    trials = args.trials or (1000 if device.type == "cuda" else 20)
+    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
+    trials = (1000 if device.type == "cuda" else 20) if args.trials is None else args.trials
     if args.swe:
         model.expand_windows(T_train)
 
-    def prompts(length, depth, trials=trials):
-        return generate_by_token_count(length, depth, lambda line: len(tokenizer.encode_ordinary(line)), digits, trials)
+    def count_tokens(line):
+        return len(tokenizer.encode_ordinary(line))
 
-    prompts(min(lengths), 0.5, 1)                                   # too short a length is refused before any work
+    shortest = 27 * max(count_tokens(f"{a}={'9' * digits}\n") for a in LETTERS)
+    lengths = args.lengths or [T for n in range(6) if (T := T_train * 2**n) >= shortest]
+    for depth in args.depths:                                  # what cannot be done is refused before any work
+        generate_by_token_count(min(lengths, default=T_train), depth, count_tokens, digits, min(trials, 1))
     cells, path = {}, Path(args.ckpt).with_name("abcdigits_swe.tsv" if args.swe else "abcdigits.tsv")
     started = time.perf_counter()
     for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
-        texts = prompts(length, depth)
+        texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
         right = evaluate(model, tokenizer, [t[:-digits] for t in texts], [t[-digits:] for t in texts])
         cells[length, depth] = sum(right) / trials
         done = sum(n for n, _ in cells) / (len(args.depths) * sum(lengths))
         seconds = time.perf_counter() - started
         print(f"length {length:>7} depth {depth:g}: {cells[length, depth]:6.1%}   {clock(seconds)}, "
               f"about {clock(seconds / done - seconds)} left", file=sys.stderr, flush=True)
-        rows = [f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()]
+    rows = [f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()]
+    try:
         path.write_text("length\tdepth\ttrials\tdigits\taccuracy\n" + "".join(rows))
+    except OSError as e:
+        path = f"{path} could not be written ({e.strerror})"
     print(f"ABCDigits, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: "
           f"accuracy by depth and length; {path}")
     print(table(cells, lengths, args.depths, T_train))

@@ -60,7 +60,7 @@ def window(s_w):
 
     s_w = +inf is w = +inf, a window without an edge; its gradient is 0.
     """
-    return torch.where(s_w < torch.inf, s_w.clamp(max=80.0).exp(), torch.inf) + 1
+    return torch.where(s_w == torch.inf, torch.inf, s_w.clamp(max=80.0).exp()) + 1
 
 
 def acceptance(s_r):
@@ -255,13 +255,12 @@ class Multiscreen(nn.Module):
     def initialize(self):
         """The paper's table of initial values; the second argument of N is the standard deviation."""
         c = self.config
+        std = {"W_Q": 0.1 / math.sqrt(c.d_K), "W_K": 0.1 / math.sqrt(c.d_K), "W_V": 0.1 / math.sqrt(c.d_V),
+               "W_G": 0.1, "W_O": 0.1 / math.sqrt(c.d_E)}
         for tile in self.layers:
-            nn.init.normal_(tile.W_Q, 0, 0.1 / math.sqrt(c.d_K))
-            nn.init.normal_(tile.W_K, 0, 0.1 / math.sqrt(c.d_K))
-            nn.init.normal_(tile.W_V, 0, 0.1 / math.sqrt(c.d_V))
-            if tile.W_G is not None:
-                nn.init.normal_(tile.W_G, 0, 0.1)
-            nn.init.normal_(tile.W_O, 0, 0.1 / math.sqrt(c.d_E))
+            for name, W in tile.named_parameters():
+                if name in std:
+                    nn.init.normal_(W, 0, std[name])
             tile.s_w.copy_(torch.linspace(0, math.log(c.w_th), c.N_H))
             tile.s_r.fill_(0)
             tile.s_O.fill_(math.log(1 / math.sqrt(c.N_H * c.N_L)))
@@ -336,6 +335,8 @@ class Multiscreen(nn.Module):
 
         temperature 0 is greedy; otherwise samples softmax(logits / temperature), from the top_k tokens if given.
         """
+        if temperature < 0 or (top_k is not None and top_k < 1):
+            raise ValueError(f"temperature {temperature}, top_k {top_k}: neither can be below 0, nor top_k be 0")
         caches = [KeyCache() for _ in self.layers]
         for _ in range(n):
             z = self.logits(self.hidden(tokens, caches)[:, -1])
@@ -349,7 +350,8 @@ class Multiscreen(nn.Module):
 
     def generate(self, tokens, n, **options):
         """The n tokens that `stream` yields, (B, n)."""
-        return torch.stack(list(self.stream(tokens, n, **options)), 1)
+        new = list(self.stream(tokens, n, **options))
+        return torch.stack(new, 1) if new else tokens[:, :0]
 
 
 # ------------------------------------------------------------------------------------- the same sums, without the waste
@@ -373,8 +375,8 @@ class Windowed(torch.autograd.Function):
     """`screen` and its derivative, tile by tile, over the blocks of C queries x C keys that touch the window.
 
     Softmask is cos^2(theta d) with theta = pi/(2 w), so Eq. 11 is alpha_d = y^2 with y = z cos(theta d) and
-    z = max(1 - (1 - s)/r, 0) = max((q/r) . k + 1 - 1/r, 0). No statistic joins the keys of a row, so none is saved:
-    backward makes z and y again, a block at a time. With dalpha = dh_i . v_j, dy = 2 y dalpha, dz = cos(theta d) dy:
+    z = max(1 - (1 - s)/r, 0). No statistic joins the keys of a row, so none is saved: backward makes z and y again, a
+    block at a time. With dalpha = dh_i . v_j, dy = 2 y dalpha, dz = cos(theta d) dy:
 
         dq_i = sum_j dz k_j / r     dk_j = sum_i dz q_i / r     dv_j = sum_i y^2 dh_i
         dr = sum dz (1 - z) / r     dw = sum dy z d sin(theta d) theta / w
@@ -388,7 +390,7 @@ class Windowed(torch.autograd.Function):
         h = v.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)
         for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
             C, pad, pairs = band(q, k, w_n, i0)
-            q_n, k_n, v_n = blocks(q[:, n], C) / r_n, blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
+            q_n, k_n, v_n = blocks(q[:, n], C), blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
             h_n = q_n.new_zeros(*q_n.shape[:2], v.shape[-1])
             for i, j, d in pairs:
                 y = root_trim(q_n[i], k_n[j], r_n).mul_(root_softmask(d, w_n))
@@ -403,7 +405,7 @@ class Windowed(torch.autograd.Function):
         dq, dk, dv, dw, dr = (torch.empty_like(x) for x in ctx.saved_tensors)
         for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
             C, pad, pairs = band(q, k, w_n, ctx.i0)
-            q_n, k_n, v_n = blocks(q[:, n], C) / r_n, blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
+            q_n, k_n, v_n = blocks(q[:, n], C), blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
             dh_n = blocks(dh[:, n], C)
             dq_n, dk_n, dv_n = (torch.zeros_like(x) for x in (q_n, k_n, v_n))
             theta, dw_n, dr_n = math.pi / (2 * w_n), 0.0, 0.0
@@ -420,15 +422,15 @@ class Windowed(torch.autograd.Function):
                 dr_n += dz.sum() - (z_dy * cos).sum()
                 dw_n += (z_dy * d * torch.sin(theta * d)).sum()
             unblock(dq_n.div_(r_n), dq[:, n])
-            unblock(dk_n, dk[:, n], pad)
+            unblock(dk_n.div_(r_n), dk[:, n], pad)
             unblock(dv_n, dv[:, n], pad)
             dr[n], dw[n] = dr_n / r_n, dw_n * theta / w_n
         return dq, dk, dv, dw, dr, None
 
 
 def root_trim(q, k, r):
-    """The root of Trim for queries already divided by r: z = max(q . k + 1 - 1/r, 0). (n, C, K) x2 -> (n, C, C)"""
-    return torch.baddbmm(q.new_tensor(1 - 1 / r), q, k.mT).clamp_(min=0)
+    """The root of Trim: z = max(1 - (1 - q . k)/r, 0), rounded as `trim` rounds it. (n, C, K) x 2 -> (n, C, C)"""
+    return torch.bmm(q, k.mT).sub_(1).div_(r).add_(1).clamp_(min=0)
 
 
 def root_softmask(d, w):

@@ -9,6 +9,7 @@ warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, th
 and these drawn at random without replacement. The sizes are a laptop's; the help of each flag gives the paper's.
 """
 import argparse
+import itertools
 import math
 import os
 import platform
@@ -16,6 +17,7 @@ import signal
 import sys
 import sysconfig
 import time
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +30,11 @@ from multiscreen import Config, Multiscreen, relevance, softmask, window
 
 class UsageError(Exception):
     """Something the user can mend; the scripts print it in one line and exit with 1."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UsageError(f"{message}; {self.prog} -h lists the flags")
 
 
 # ------------------------------------------------------------------------------------------------- tokens and text
@@ -46,8 +53,18 @@ def get_tokenizer(name):
                          "TIKTOKEN_CACHE_DIR to a folder that has it") from None
 
 
-def read_bin(path):
+def read_bin(path, vocab_size):
     """A memory-mapped token file: nanoGPT's raw uint16, or llm.c's (256 int32: magic 20240520, version 1, count)."""
+    tokens = map_bin(path)
+    for first in range(0, len(tokens), 2**24):
+        beyond = tokens[first : first + 2**24].max()
+        if beyond >= vocab_size:
+            raise UsageError(f"{path}: token {beyond} is beyond the vocabulary of {vocab_size}; is it another --tokenizer's "
+                             "file, or no token file?")
+    return tokens
+
+
+def map_bin(path):
     size = path.stat().st_size
     header = np.fromfile(path, dtype="<i4", count=256)
     if len(header) and header[0] == 20240520:
@@ -60,7 +77,10 @@ def read_bin(path):
 
 
 def read_text(path):
-    text = path.read_bytes()
+    try:
+        text = path.read_bytes()
+    except OSError as e:
+        raise UsageError(f"{path} cannot be read ({e.strerror})") from None
     if not text:
         raise UsageError(f"{path} is empty")
     try:
@@ -97,13 +117,12 @@ def standard_library():
 class Sequences:
     """Contiguous sequences of T + 1 tokens (T inputs, each with its target) cut from token arrays, by number."""
 
-    def __init__(self, arrays, T, vocab_size, what):
-        self.arrays, self.T, self.vocab_size, self.what = arrays, T, vocab_size, what
+    def __init__(self, arrays, T, what):
+        self.arrays, self.T = arrays, T
         self.ends = np.cumsum([max(len(a) - 1, 0) // T for a in arrays])
         if not len(self):
             raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence of {T} + 1; give more "
                              "text or a smaller --seq-len")
-        self[0]
 
     def __len__(self):
         return int(self.ends[-1])
@@ -111,11 +130,7 @@ class Sequences:
     def __getitem__(self, n):
         a = int(np.searchsorted(self.ends, n, side="right"))
         start = (n - (int(self.ends[a - 1]) if a else 0)) * self.T
-        x = self.arrays[a][start : start + self.T + 1].astype(np.int64)
-        if x.max() >= self.vocab_size:
-            raise UsageError(f"{self.what}: token {x.max()} is beyond the vocabulary of {self.vocab_size}; is it another "
-                             "--tokenizer's file?")
-        return x
+        return self.arrays[a][start : start + self.T + 1].astype(np.int64)
 
     def __str__(self):
         return f"{len(self):,} sequences"
@@ -134,16 +149,17 @@ class Sequences:
 
 class ABCDigitsStream:
     """Endless ABCDigits documents of T + 1 tokens, by number: lines LETTER=DIGITS, a random number for each letter and
-    document. As in the benchmark the letters are drawn with weights 2^0 .. 2^25, dealt out anew in each document.
+    document, and each line's letter drawn with one of the weights 2^0 .. 2^25, dealt out anew in each document. (In the
+    benchmark the needle's weight is 0, and each letter is there at least once.) part: 0 for training, 1 for validation.
     """
 
-    def __init__(self, tokenizer, T, digits, seed):
-        if digits < 2:
-            raise UsageError(f"{digits} digits: 26 letters need numbers of at least 2")
-        self.tokenizer, self.T, self.digits, self.seed = tokenizer, T, digits, seed
+    def __init__(self, tokenizer, T, digits, seed, part):
+        if not 2 <= digits <= 18:
+            raise UsageError(f"{digits} digits: a number has 2 to 18")
+        self.tokenizer, self.T, self.digits, self.seed = tokenizer, T, digits, (seed, part)
 
     def __getitem__(self, n):
-        rng = np.random.default_rng([self.seed, n])
+        rng = np.random.default_rng([*self.seed, n])
         values = 10 ** (self.digits - 1) + rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False)
         p = rng.permutation(2.0 ** np.arange(26))
         tokens = []
@@ -165,9 +181,9 @@ class ABCDigitsStream:
 
 def get_data(args, tokenizer):
     """(training data, validation data): the last twentieth is held out, or every twentieth file if there are 20 and more."""
-    T, N, eot = args.seq_len, tokenizer.n_vocab, tokenizer.eot_token
+    T, eot = args.seq_len, tokenizer.eot_token
     if args.data == ["abcdigits"]:
-        return tuple(ABCDigitsStream(tokenizer, T, args.digits, seed) for seed in (args.seed, args.seed + 2**32))
+        return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, part) for part in (0, 1))
 
     def join(texts):
         return np.concatenate([np.array(tokenizer.encode_ordinary(t) + [eot], dtype=np.uint16) for t in texts])
@@ -177,7 +193,7 @@ def get_data(args, tokenizer):
     else:
         paths = list(files_of(args.data))
         texts = [read_text(p) for p in paths if p.suffix != ".bin"]
-        bins = [read_bin(p) for p in paths if p.suffix == ".bin"]
+        bins = [read_bin(p, tokenizer.n_vocab) for p in paths if p.suffix == ".bin"]
     train, val = [], []
     if len(texts) >= 20:
         val, train = [join(texts[19::20])], [join([t for n, t in enumerate(texts) if n % 20 != 19])]
@@ -187,10 +203,13 @@ def get_data(args, tokenizer):
         cut = len(a) - max(len(a) // 20, min(T + 1, len(a) // 2))
         train, val = train + [a[:cut]], val + [a[cut:]]
     name = " ".join(args.data)
-    return Sequences(train, T, N, name), Sequences(val, T, N, name + " (held-out part)")
+    return Sequences(train, T, f"{name}, a twentieth held out"), Sequences(val, T, f"the held-out part of {name}")
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
+
+CHECKPOINT = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "random_state", "args", "versions"}
+
 
 def build_model(name, config, dtype=None):
     """A model from its name and the dict of its sizes, freshly initialised."""
@@ -198,8 +217,10 @@ def build_model(name, config, dtype=None):
         raise UsageError(f"model {name!r} is unknown: take multiscreen")
     try:
         return Multiscreen(Config(**config), dtype)
-    except ValueError as e:
+    except (ValueError, TypeError) as e:
         raise UsageError(e) from None
+    except RuntimeError:
+        raise UsageError(f"a model of these sizes does not fit into memory: {config}") from None
 
 
 def get_device(name):
@@ -218,27 +239,38 @@ def read_checkpoint(path, device="cpu"):
     except OSError as e:
         raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first, or name its checkpoint") from None
     try:
-        with file:
+        with file, warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(file, map_location=device, weights_only=True)
+        assert CHECKPOINT <= ckpt.keys() and vars(get_parser().parse_args([])).keys() <= ckpt["args"].keys()
     except Exception as e:
         raise UsageError(f"{path} is no checkpoint of train.py, or is truncated ({type(e).__name__})") from None
-    if not isinstance(ckpt, dict) or not {"model", "config", "weights", "tokenizer", "args"} <= ckpt.keys():
-        raise UsageError(f"{path} is no checkpoint of train.py")
     return ckpt
+
+
+def load_weights(model, weights, path):
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise UsageError(f"{path}: its weights are not those of the model it names") from None
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
     """(model, tokenizer, dict) from a checkpoint; the model is in eval mode on `device`. Raises UsageError."""
     ckpt = read_checkpoint(path, device)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
-    model.load_state_dict(ckpt["weights"])
+    load_weights(model, ckpt["weights"], path)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
 def save_checkpoint(path, ckpt):
     """Write to a temporary file first and rename: the file at `path` is whole at any time."""
-    torch.save(ckpt, path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
+    temporary = path.with_suffix(".tmp")
+    try:
+        torch.save(ckpt, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as e:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written ({str(e).splitlines()[0]}); what was there before is untouched") from None
 
 
 # ------------------------------------------------------------------------------------------------------- evaluation
@@ -282,7 +314,7 @@ def alive_fraction(model, tokens):
 # --------------------------------------------------------------------------------------------------------- training
 
 def get_parser():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def flag(name, default, text, **kw):
         p.add_argument(name, default=default, help=f"{text} [{default}]", **({"type": type(default)} | kw))
@@ -322,38 +354,45 @@ def get_args(argv):
     """(arguments, checkpoint to resume from or None)."""
     parser = get_parser()
     args = parser.parse_args(argv)
-    for name in ("seq_len", "batch_size", "accumulate", "steps", "log_every", "eval_every", "digits"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
-    if not args.resume:
-        return args, None
-    path = Path(args.out) / "ckpt.pt"
-    ckpt = read_checkpoint(path)
-    parser.set_defaults(**{k: v for k, v in ckpt["args"].items() if k not in ("out", "resume", "device")})
-    args = parser.parse_args(argv)
-    for name in FIXED:
-        if getattr(args, name) != ckpt["args"][name]:
-            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}: --resume cannot "
-                             f"change it to {getattr(args, name)}")
+    ckpt = None
+    if args.resume:
+        path = Path(args.out) / "ckpt.pt"
+        ckpt = read_checkpoint(path)
+        parser.set_defaults(**{k: v for k, v in ckpt["args"].items() if k not in ("out", "resume", "device")})
+        args = parser.parse_args(argv)
+        for name in FIXED:
+            if getattr(args, name) != ckpt["args"][name]:
+                raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}: --resume cannot "
+                                 f"change it to {getattr(args, name)}")
+    for name, least in [("seq_len", 1), ("batch_size", 1), ("accumulate", 1), ("steps", 1), ("log_every", 1), ("eval_every", 1),
+                        ("warmup", 0), ("lr", 0), ("weight_decay", 0), ("clip", 0), ("seed", 0)]:
+        if not least <= getattr(args, name) < 2**63:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be a number from {least} on")
     return args, ckpt
 
 
 def prepare_out(args, ckpt):
-    """Make sure that the folder can be written before any work; put an older run aside, or cut its log to the checkpoint."""
+    """Make sure that the folder can be written before any work; move an older run's files to OUT/old-N, or cut the log of
+    the run that goes on to its checkpoint."""
     out = Path(args.out)
+    log, head = out / "log.tsv", "\t".join(COLUMNS) + "\n"
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "ckpt.tmp").write_bytes(b"")
         (out / "ckpt.tmp").unlink()
-        log = out / "log.tsv"
-        if ckpt is None:
-            for path in (out / "ckpt.pt", log):
+        rows = []
+        if ckpt:
+            lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
+            rows = [row for row in lines if row.split("\t")[0].isdigit() and int(row.split("\t")[0]) <= ckpt["step"]]
+        elif (out / "ckpt.pt").exists():
+            old = next(p for n in itertools.count(1) if not (p := out / f"old-{n}").exists())
+            old.mkdir()
+            for path in [out / "ckpt.pt", log, *out.glob("abcdigits*.tsv")]:
                 if path.exists():
-                    os.replace(path, f"{path}.old")
-            log.write_text("\t".join(COLUMNS) + "\n")
-        else:
-            head, *rows = (log.read_text() if log.exists() else "\t".join(COLUMNS) + "\n").splitlines(keepends=True)
-            log.write_text(head + "".join(row for row in rows if int(row.split("\t")[0]) <= ckpt["step"]))
+                    os.replace(path, old / path.name)
+            print(f"{out} held a run already: moved to {old}")
+        (out / "log.tmp").write_text(head + "".join(rows))
+        os.replace(out / "log.tmp", log)
     except OSError as e:
         raise UsageError(f"--out {out} cannot be written ({e.strerror})") from None
     return out / "ckpt.pt", log
@@ -369,30 +408,38 @@ def main(argv=None):
     dtypes = {"float32": None, "bfloat16": torch.bfloat16, "auto": torch.bfloat16 if device.type == "cuda" else None}
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
-    config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
-    model = build_model("multiscreen", config, dtype).to(device)
+    config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
+    model = build_model(ckpt["model"] if ckpt else "multiscreen", config, dtype).to(device)
     train_data, val_data = get_data(args, tokenizer)
-    path, log = prepare_out(args, ckpt)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
               {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
     step = drawn = 0
     if ckpt:
-        model.load_state_dict(ckpt["weights"])
+        load_weights(model, ckpt["weights"], "the checkpoint")
         optimizer.load_state_dict(ckpt["optimizer"])
-        torch.set_rng_state(ckpt["random_state"].cpu())
+        torch.set_rng_state(ckpt["random_state"].cpu())            # nothing draws from it yet; your dropout may
         step, drawn = ckpt["step"], ckpt["drawn"]
     if args.compile:
         for tile in model.layers:
             tile.compile()
+    path, log = prepare_out(args, ckpt)
 
     per_step = args.batch_size * args.accumulate
     total = sum(p.numel() for p in model.parameters())
     print(f"Multiscreen, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
           f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens")
 
+    def check(**values):
+        """Raise if the run has diverged, before anything of it is saved."""
+        if not all(math.isfinite(value) for value in values.values()):
+            kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "nothing was saved yet"
+            raise UsageError(f"training diverged: at step {step} " + ", ".join(f"{k} is {v:g}" for k, v in values.items())
+                             + f"; {kept}; try a smaller --lr")
+
     def save():
+        check(sum_of_weights=sum(p.detach().double().abs().sum() for p in model.parameters()).item())
         save_checkpoint(path, {
             "model": "multiscreen", "config": asdict(model.config), "weights": model.state_dict(),
             "tokenizer": args.tokenizer, "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn,
@@ -418,13 +465,10 @@ def main(argv=None):
             part.backward()
             drawn, loss = drawn + args.batch_size, loss + part.item()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf).item()
-        if not math.isfinite(loss + norm):
-            kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "nothing was saved yet"
-            raise UsageError(f"training diverged: at step {step + 1} the loss is {loss:g} and the gradient norm {norm:g}; "
-                             f"{kept}; try a smaller --lr")
+        step += 1
+        check(loss=loss, grad_norm=norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step += 1
 
         row, now = {"step": step}, time.perf_counter()
         if step % args.log_every == 0 or step in (1, args.steps):
@@ -439,6 +483,7 @@ def main(argv=None):
         if step % args.eval_every == 0 or step == args.steps:
             row["val_loss"], row["val_bpb"] = evaluate(model, val_data, 256, args.batch_size, tokenizer)
             row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
+            check(val_loss=row["val_loss"])
             save()
             print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte; "
                   f"{row['alive']:.1%} of the pairs inside the windows alive; saved {path}", flush=True)
@@ -456,11 +501,14 @@ def main(argv=None):
 
 
 def cli(main):
-    """Run a script's main; a UsageError ends it with one line and exit code 1."""
+    """Run a script's main; a UsageError ends it with one line and exit code 1, Ctrl-C with exit code 130."""
+    sys.stdout.reconfigure(errors="replace")
     try:
         main()
     except UsageError as e:
         sys.exit(f"error: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
