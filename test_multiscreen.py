@@ -261,6 +261,20 @@ def test_memory_is_linear_whatever_the_windows():
     assert float(out.stdout) < 0.25                                          # GiB
 
 
+@pytest.mark.parametrize("f", [ms.screen, ms.screen_windowed])
+@pytest.mark.parametrize("r", [0.3, 0.55, 0.75])
+def test_a_key_exactly_on_the_threshold_contributes_nothing_at_all(f, r):
+    """s is a multiple of 2^-10 and no product rounds, so both forms see the same s; r is the float32 number 1 - s."""
+    s = round((1 - r) * 1024) / 1024
+    q, k = torch.zeros(1, 1, 64, 4), torch.zeros(1, 1, 64, 4)
+    q[..., 0], k[..., 0] = 1, s
+    v, w = torch.ones(1, 1, 64, 8), torch.tensor([INF])
+    assert (f(q, k, v, w, torch.tensor([1 - s])) == 0).all()
+    below = torch.nextafter(torch.tensor([1 - s]), torch.tensor([0.0]))
+    above = torch.tensor([(1 - s) * 1.001])
+    assert (f(q, k, v, w, below) == 0).all() and (f(q, k, v, w, above) > 0).all()
+
+
 @given(seed=seeds, scale=st.floats(1e-4, 1e3))
 def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
     x = scale * torch.randn(3, 16, generator=random(seed), dtype=torch.float64)
@@ -308,50 +322,55 @@ def small(seed=0, far=False, vocab_size=50, **sizes):
     return model
 
 
-def reference_logits(model, tokens):
-    """The whole paper, Eqs. 1 to 18, in float64 NumPy, one sequence, one tile and one pair at a time."""
-    c = model.config
-    p = {name: x.detach().double().numpy() for name, x in model.named_parameters()}
-    E = p["W_E"] / np.linalg.norm(p["W_E"], axis=1, keepdims=True)
-    x = math.exp(p["s_E"]) * E[tokens]
-    T = len(tokens)
+def reference_logits(p, c, tokens):
+    """The whole paper, Eqs. 1 to 18, in float64, one sequence, one tile and one query at a time. p: parameters by name."""
+    E = p["W_E"] / p["W_E"].norm(dim=1, keepdim=True)
+    x = p["s_E"].exp() * E[tokens]
     for n in range(c.N_L):
         W = {name: p[f"layers.{n}.{name}"] for name in ("W_Q", "W_K", "W_V", "W_G", "W_O", "s_w", "s_r", "s_O")}
-        update = np.zeros_like(x)
+        update = 0
         for t in range(c.N_H):
-            w, r = math.exp(W["s_w"][t]) + 1, 1 / (1 + math.exp(-W["s_r"][t]))
-            gamma = (math.cos(math.pi * w / c.w_th) + 1) / 2 if w < c.w_th else 0.0
+            w, r = W["s_w"][t].exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
             q, k, v, g = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V", "W_G"))
-            q, k, v = (y / np.linalg.norm(y, axis=1, keepdims=True) for y in (q, k, v))
-            for i in range(T):
-                phi = math.pi * i * gamma / w if gamma else 0.0
-                R = np.array([[math.cos(phi), -math.sin(phi)], [math.sin(phi), math.cos(phi)]])
-                q[i, :2], k[i, :2] = R @ q[i, :2], R @ k[i, :2]
-            h = np.zeros_like(v)
-            for i in range(T):
-                for j in range(i + 1):
-                    if i - j < w:
-                        h[i] += max(1 - (1 - q[i] @ k[j]) / r, 0) ** 2 * (math.cos(math.pi * (j - i) / w) + 1) / 2 * v[j]
-            norm = np.linalg.norm(h, axis=1, keepdims=True)
-            u = np.where(norm > 0, np.tanh(norm) / np.where(norm > 0, norm, 1), 1) * h
-            update += (u * np.tanh(g / (1 + np.exp(-g)))) @ (math.exp(W["s_O"][t]) * W["W_O"][t])
+            q, k, v = (y / y.norm(dim=1, keepdim=True) for y in (q, k, v))
+            if w < c.w_th:
+                phi = math.pi * torch.arange(len(tokens), dtype=x.dtype) * ((math.pi * w / c.w_th).cos() + 1) / 2 / w
+                q, k = (torch.cat((y[:, :1] * phi.cos()[:, None] - y[:, 1:2] * phi.sin()[:, None],
+                                   y[:, :1] * phi.sin()[:, None] + y[:, 1:2] * phi.cos()[:, None], y[:, 2:]), 1) for y in (q, k))
+            h = []
+            for i in range(len(tokens)):
+                j = torch.arange(max(math.floor(i - w.item()) + 1, 0) if w < INF else 0, i + 1)
+                alpha = (1 - (1 - k[j] @ q[i]) / r).relu() ** 2
+                m = ((math.pi * ((j - i) / w)).cos() + 1) / 2 if w < INF else torch.ones(len(j), dtype=x.dtype)
+                h.append((alpha * m) @ v[j])
+            h = torch.stack(h)
+            norm = h.norm(dim=1, keepdim=True)
+            u = torch.where(norm > 0, norm.tanh() / torch.where(norm > 0, norm, 1), 1) * h
+            update = update + (u * (g / (1 + (-g).exp())).tanh()) @ (W["s_O"][t].exp() * W["W_O"][t])
         x = x + update
-    return x @ (math.exp(p["s_F"]) * E).T
+    return x @ (p["s_F"].exp() * E).T
 
 
 @pytest.mark.parametrize("seed, far", [(0, False), (0, True), (1, True), (2, True)])
 @pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
-def test_logits_equal_the_paper_in_float64(seed, far, screen):
+def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, far, screen):
     model = small(seed, far)
     model.screen = screen
-    tokens = torch.randint(50, (1, 70), generator=random(seed))
-    exact = torch.from_numpy(reference_logits(model, tokens[0].numpy()))
+    tokens = torch.randint(50, (1, 71), generator=random(seed))
+    x, y = tokens[:, :-1], tokens[0, 1:]
+    p = {name: value.detach().double().requires_grad_() for name, value in model.named_parameters()}
+    exact = reference_logits(p, model.config, x[0])
     if far:
-        alive = torch.stack(model.relevance_maps(tokens)).gt(0).double().mean()
+        alive = torch.stack(model.relevance_maps(x)).gt(0).double().mean()
         assert 0.05 < alive < 0.5                                        # of T x T; the causal half is 0.5
-    logits = model(tokens)[0]
+    logits = model(x)[0]
     assert (logits.double() - exact).norm() / exact.norm() < 1e-4
-    torch.testing.assert_close(model.double()(tokens)[0], exact, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.double()(x)[0], exact, rtol=1e-9, atol=1e-9)
+    torch.nn.functional.cross_entropy(exact, y).backward()
+    model.loss(x, y[None]).backward()
+    for name, value in model.named_parameters():
+        wanted = p[name].grad.nan_to_num()                               # the reference has 0/0 for an infinite window
+        torch.testing.assert_close(value.grad, wanted, rtol=1e-6, atol=1e-9 * max(1, wanted.abs().max().item()), msg=lambda m: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("psi, total, non_embedding", [
@@ -388,6 +407,30 @@ def test_initial_values_are_the_papers():
 def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match="must be"):
         Config(**sizes)
+
+
+def test_the_code_in_the_readme_is_the_model():
+    code = re.search(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.S).group(1)
+    scope = {}
+    exec(code, scope)
+    q, k, v = (torch.randn(2, 3, 40, n, generator=random(n)) for n in (16, 17, 64))
+    q, k = q + 1, k[..., :16] + 1
+    tile = small(psi=3, far=True).layers[1]
+    w, r = ms.window(tile.s_w), ms.acceptance(tile.s_r)
+    i = torch.arange(40)
+    u = tile.bound(ms.screen_windowed(tile.encode(ms.unit(q), i, w), tile.encode(ms.unit(k), i, w), ms.unit(v), w, r))
+    torch.testing.assert_close(scope["screening_unit"](q, k, v, w, r), u, rtol=1e-4, atol=1e-6)
+    assert u.abs().max() > 0.01
+
+
+def test_logits_are_never_kept_for_backward():
+    model = small(1)
+    model.config.vocab_size = 2**25 // 7                                       # chunks of 7 tokens
+    tokens = torch.randint(50, (1, 71), generator=random(0))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert not any(len(shape) == 2 and shape[0] in (7, 70) and shape[-1] == 50 for shape in kept)
 
 
 def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
@@ -433,12 +476,19 @@ def test_the_model_is_causal_bitwise(seed, T, dtype, data):
     assert torch.equal(before[:, :j], after[:, :j]) and not torch.equal(before[:, j], after[:, j])
 
 
-def test_bfloat16_products_stay_near_float32():
+def test_bfloat16_products_stay_near_float32_and_geometry_is_float32():
     model = small(1, far=True)
     tokens = torch.randint(50, (2, 60), generator=random(0))
     exact = model(tokens)
     for part in [model, *model.layers]:
         part.dtype = torch.bfloat16
+
+    def screen(q, k, v, w, r, i0=0):
+        assert {q.dtype, k.dtype, w.dtype, r.dtype} == {torch.float32} and v.dtype == torch.bfloat16
+        assert all((x.norm(dim=-1) - 1).abs().max() < 1e-5 for x in (q, k))        # normalised and turned after the product
+        return ms.screen_windowed(q, k, v, w, r, i0)
+
+    model.screen = screen
     logits = model(tokens)
     assert logits.dtype == torch.float32 and 0 < (logits - exact).norm() / exact.norm() < 0.1
 
@@ -599,7 +649,7 @@ def restore_signals():
     signal.signal(signal.SIGINT, old[0]), signal.signal(signal.SIGTERM, old[1])
 
 
-def test_training_learns_and_the_checkpoint_serves(tmp_path, capsys):
+def test_training_learns_and_the_checkpoint_serves(tmp_path, capsys, monkeypatch):
     """A repetitive text goes from about 5.5 nats a byte to a third of it in 60 steps; windows and gradients are logged."""
     ckpt = fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3")
     rows = [line.split("\t") for line in (tmp_path / "out/log.tsv").read_text().splitlines()]
@@ -609,13 +659,17 @@ def test_training_learns_and_the_checkpoint_serves(tmp_path, capsys):
     assert 0 < float(rows[-1][rows[0].index("alive")]) < 1
     model, tokenizer, again = train.load_checkpoint(tmp_path / "out/ckpt.pt")
     assert again["step"] == 60 and not model.training and all(torch.equal(p, ckpt["weights"][n]) for n, p in model.state_dict().items())
-    out = run("abcdigits.py", "--ckpt", tmp_path / "out/ckpt.pt", "--lengths", 260, "--trials", 2, "--depths", 0.5, "--swe")
-    assert out.returncode == 0 and "0.0%" in out.stdout
+    windows, real = [], abcdigits.evaluate
+    monkeypatch.setattr(abcdigits, "evaluate", lambda model, *a: windows.append(ms.window(model.layers[0].s_w).tolist()) or real(model, *a))
+    for flags in ([], ["--swe"]):
+        monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(tmp_path / "out/ckpt.pt"), "--lengths", "260", "--trials", "2", "--depths", "0.5", *flags])
+        abcdigits.main()
+    assert "0.0%" in capsys.readouterr().out and windows[1] == [INF if w > 32 else w for w in windows[0]] and INF in windows[1]
     assert (tmp_path / "out/abcdigits_swe.tsv").read_text().splitlines()[1].startswith("260\t0.5\t2\t6\t0.0")
 
 
-@pytest.mark.parametrize("stop_at", [3, 10])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, stop_at):
+@pytest.mark.parametrize("stop_at, number", [(3, signal.SIGTERM), (10, signal.SIGINT)])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, stop_at, number):
     whole = fit(tmp_path / "whole", "--steps", "12", "--eval-every", "5", "--log-every", "2", "--accumulate", "2")
     steps, real = 0, torch.optim.AdamW.step
 
@@ -623,7 +677,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, sto
         nonlocal steps
         steps += 1
         if steps == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return real(self, *a, **k)
 
     with monkeypatch.context() as m:
@@ -663,6 +717,63 @@ def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
     for flags in (["--weight-decay", "0.5"], ["--clip", "1e-6"], ["--lr", "0.01"], ["--seed", "1"], ["--dtype", "bfloat16"]):
         other = fit(tmp_path / "b", "--steps", "3", *flags)
         assert not torch.equal(plain["weights"]["W_E"], other["weights"]["W_E"]), flags
+
+
+def test_accumulated_batches_are_one_batch(tmp_path):
+    rows = {}
+    for batch, accumulate in ((4, 1), (2, 2)):
+        fit(tmp_path / str(batch), "--steps", "3", "--log-every", "1", "--batch-size", str(batch), "--accumulate", str(accumulate))
+        rows[batch] = [[float(x) for x in row.split("\t")[:4]] for row in (tmp_path / str(batch) / "log.tsv").read_text().splitlines()[1:]]
+    np.testing.assert_allclose(rows[2], rows[4], rtol=1e-3)
+
+
+def test_evaluation_counts_bits_bytes_and_live_pairs():
+    tokenizer = train.get_tokenizer("bytes")
+    model = small(1, far=True, vocab_size=257)
+    data = train.Sequences([torch.randint(97, 120, (2000,), generator=random(0)).numpy().astype(np.uint16)], 300, "test")
+    with torch.no_grad():
+        model.s_F.fill_(-INF)                                            # uniform logits
+    nats, bits = train.evaluate(model, data, 4, 3, tokenizer)
+    assert abs(nats - math.log(257)) < 1e-6 and abs(bits - math.log2(257)) < 1e-6
+    tokens = torch.from_numpy(data[0][None, :-1])
+    alive = inside = 0
+    d = torch.arange(300) - torch.arange(300)[:, None]
+    for tile, a in zip(model.layers, model.relevance_maps(tokens)):
+        w = ms.window(tile.s_w)[:, None, None]
+        alive, inside = alive + (a > 0).sum().item(), inside + ((-w < d) & (d <= 0)).sum().item()
+    assert abs(train.alive_fraction(model, tokens) - alive / inside) < 1e-4
+
+
+def test_a_checkpoint_is_whole_at_any_time(tmp_path, monkeypatch):
+    path = tmp_path / "ckpt.pt"
+    train.save_checkpoint(path, {"a": 1})
+
+    def save(value, file):
+        Path(file).write_bytes(b"half")
+        raise RuntimeError("no space left\nsecond line")
+
+    monkeypatch.setattr(train.torch, "save", save)
+    with pytest.raises(train.UsageError, match="no space left"):
+        train.save_checkpoint(path, {"a": 2})
+    assert torch.load(path) == {"a": 1} and list(tmp_path.iterdir()) == [path]
+
+
+def test_held_out_tokens_are_not_trained_on(tmp_path):
+    """One text, and a token file: the two parts share no sequence, and only targets at the border."""
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "b.txt").write_text("".join(chr(0x4E00 + n) for n in range(3000)))
+    args = train.get_parser().parse_args(["--data", str(tmp_path / "a.bin"), str(tmp_path / "b.txt"), "--seq-len", "16"])
+    tokenizer = train.tiktoken.Encoding("wide", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
+                                        special_tokens={"<|endoftext|>": 6000})
+    training, held_out = train.get_data(args, tokenizer)
+    for a, b in zip(training.arrays, held_out.arrays):
+        assert a.nbytes + b.nbytes in (2 * 5000, 2 * 9001) and len(b) == (5000 if len(a) + len(b) == 5000 else 9001) // 20
+    assert not set(training.arrays[1].tolist()) & set(held_out.arrays[1].tolist())
+
+
+def test_the_standard_library_is_found_without_its_tests(monkeypatch):
+    texts = list(train.standard_library())
+    assert len(texts) > 100 and sum(map(len, texts)) > 5e6 and sum("import unittest" in t for t in texts) < 0.05 * len(texts)
 
 
 def test_sequences_cover_the_text_without_replacement():
