@@ -301,14 +301,19 @@ def _backward_dkv(Q, Q_lo, K, K_lo, V, W, R, ORDER, DH, DK, DV, q_sb, q_sh, q_st
 
 # -------------------------------------------------------------------------------------------------------- from PyTorch
 
-def config(kernel, exact, D_K, D_V):
-    """(queries in a block, keys in a block, warps, stages). exact: float32 values, hence float32 products.
+def config(kernel, exact, D_K, D_V, capability):
+    """(queries in a block, keys in a block, warps, stages) of a kernel. exact: float32 values, hence float32 products.
 
     The rows of a matrix product (queries; keys in dkv) must be at least 16 x warps, or warps do the same work twice.
+    Chosen for d_K = 16, d_V = 64: no spills, see --aot. Larger ones take the smallest blocks.
     """
-    if exact or D_K > 32 or D_V > 64:
-        return 32, 32, 2, 1
-    return 64, 64, 4, 2
+    if D_K > 16 or D_V > 64:
+        return (16, 32, 2, 1) if kernel == "dkv" else (32, 16, 2, 1)
+    if not exact:
+        return 64, 64, 4, 2
+    if capability >= (9, 0):
+        return (16, 64, 4, 1) if kernel == "dkv" else (64, 32, 4, 1)
+    return (16, 32, 2, 1) if kernel == "dkv" else (32, 32, 2, 1)
 
 
 def operands(q, k, v):
@@ -327,7 +332,13 @@ def rows(x):
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def blocks_for(kernel, q, v):
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    return config(kernel, v.dtype == torch.float32, q.shape[-1], v.shape[-1], capability)
+
+
 def launch(kernel, n, q, q_lo, k, k_lo, v, w, r, o, outputs, i0, split, blocks):
+    """Run n programs for each tile of each sequence. o: h, or its gradient; outputs: what only this kernel writes."""
     (B, H, T, D_K), S = q.shape, k.shape[2]
     BI, BJ, warps, stages = blocks
     with torch.cuda.device_of(q):
@@ -340,9 +351,9 @@ def _screen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, 
     reason = available(q.device)
     if reason:
         raise RuntimeError(reason)
-    h = torch.empty_like(_screen_shape(q, k, v, w, r, i0))
+    h = _screen_shape(q, k, v, w, r, i0)
     *tensors, split = operands(q, k, v)
-    blocks = config("forward", v.dtype == torch.float32, q.shape[-1], v.shape[-1])
+    blocks = blocks_for("forward", q, v)
     if h.numel():
         launch(_forward, -(-q.shape[2] // blocks[0]), *tensors, w.contiguous(), r.contiguous(), h, (), i0, split, blocks)
     return h
@@ -357,20 +368,21 @@ def _screen_shape(q, k, v, w, r, i0):
 @torch.library.custom_op("multiscreen::screen_backward", mutates_args=())
 def _screen_backward(dh: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, r: torch.Tensor,
                      i0: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    (B, H, T, _), S, exact = q.shape, k.shape[2], v.dtype == torch.float32
+    (B, H, T, _), S = q.shape, k.shape[2]
     dq, dk, dv, dw, dr = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, w, r))
     *tensors, split = operands(q, k, v)
     scalars, dh = (w.contiguous(), r.contiguous()), rows(dh.to(v.dtype))
-    blocks = config("dq", exact, q.shape[-1], v.shape[-1])
+    blocks = blocks_for("dq", q, v)
     n = -(-T // blocks[0])
     parts = torch.empty(2, H, n, B, device=q.device)
     if dq.numel():
         launch(_backward_dq, n, *tensors, *scalars, dh, (dq, parts), i0, split, blocks)
-    blocks = config("dkv", exact, q.shape[-1], v.shape[-1])
+    blocks = blocks_for("dkv", q, v)
     if dk.numel():
         launch(_backward_dkv, -(-S // blocks[1]), *tensors, *scalars, dh, (dk, dv), i0, split, blocks)
-    dr, dw = parts.sum((2, 3)).to(w.dtype)
-    return dq, dk, dv, dw.clone(), dr.clone()
+    dr.copy_(parts[0].sum((1, 2)))
+    dw.copy_(parts[1].sum((1, 2)))
+    return dq, dk, dv, dw, dr
 
 
 @_screen_backward.register_fake
@@ -401,3 +413,71 @@ def screen(q, k, v, w, r, i0=0):
         if x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1):
             raise ValueError(f"{name} has {x.shape[-1]} dimensions: the kernel takes powers of two from 16 on")
     return _screen(q, k, v, w, r, i0)
+
+
+# ------------------------------------------------------------------------------------------ compiled, without any GPU
+
+KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
+DTYPES = (("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"))    # q and k; v
+SHARED = 99 * 1024                                     # bytes that sm_89 grants a program, the least of the three
+
+
+def compile_ahead(kernel, qk, v, target, folder):
+    """(registers, spills, bytes of shared memory, instructions per pair in the edge and in the interior loop)."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    BI, BJ, warps, stages = config(kernel, v == "float32", 16, 64, divmod(target, 10))
+    short = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "SPLIT": qk != v}
+    pointers = dict.fromkeys(("Q", "Q_lo", "K", "K_lo", "V", "OUT", "DH", "DV"), short[v]) | dict.fromkeys(("DQ", "DK"), short[qk])
+    pointers |= {"W": "*fp32", "R": "*fp32", "PARTS": "*fp32", "ORDER": "*i64"}
+    names = KERNELS[kernel].arg_names
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name in pointers or "_s" in name}
+    binary = triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned), target=GPUTarget("cuda", target, 32),
+                            options={"num_warps": warps, "num_stages": stages})
+    tools, path = Path(triton.__file__).parent / "backends/nvidia/bin", Path(folder) / "kernel.cubin"
+    path.write_bytes(binary.asm["cubin"])
+    usage, code = (subprocess.run([tools / tool, flag, path], capture_output=True, text=True, check=True).stdout
+                   for tool, flag in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c")))
+    labels, loops, count = {}, [], 0                   # a loop ends with a branch back to a label; the longest two are ours
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s", line):
+            count += 1
+            if (branch := re.search(r"BRA.*(\.L_x_\d+)", line)) and branch[1] in labels:
+                loops.append((count - labels[branch[1]]) * 32 * warps / (BI * BJ))
+    interior, edge = sorted(loops)[-2:]
+    return int(re.search(r"REG:(\d+)", usage)[1]), len(re.findall(r"\b(?:LDL|STL)\b", code)), binary.metadata.shared, edge, interior
+
+
+def ahead_of_time():
+    """Print the table; exit with 1 if a configuration spills or needs too much shared memory."""
+    if os.environ.get("TRITON_INTERPRET") == "1":      # kernels defined under it cannot be compiled: start again without
+        sys.exit(subprocess.run([sys.executable, __file__, "--aot"], env=os.environ | {"TRITON_INTERPRET": "0"}).returncode)
+    bad = 0
+    print(f"{'kernel':8}{'q, k':>10}{'v':>10}{'target':>8}{'block':>8}{'warps':>7}{'stages':>8}{'registers':>11}{'spills':>8}{'shared':>9}{'edge':>8}{'interior':>10}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for kernel in KERNELS:
+            for qk, v in DTYPES:
+                for target in (80, 89, 90):
+                    BI, BJ, warps, stages = config(kernel, v == "float32", 16, 64, divmod(target, 10))
+                    registers, spills, shared, edge, interior = compile_ahead(kernel, qk, v, target, folder)
+                    bad += spills > 0 or shared > SHARED
+                    print(f"{kernel:8}{qk:>10}{v:>10}{f'sm_{target}':>8}{f'{BI}x{BJ}':>8}{warps:>7}{stages:>8}{registers:>11}{spills:>8}{shared:>9}"
+                          f"{edge:>8.1f}{interior:>10.1f}", flush=True)
+    print("block: queries x keys; edge, interior: thread instructions per query-key pair in the loop with and without masks")
+    if bad:
+        sys.exit(f"error: {bad} configurations spill registers or need more than {SHARED} bytes of shared memory")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aot", action="store_true", help="compile for sm_80, sm_89 and sm_90, with no GPU, and print what came of it")
+    args = parser.parse_args()
+    if triton is None:
+        sys.exit(f"error: {available()}")
+    ahead_of_time()
