@@ -19,18 +19,19 @@ key block: two multiply-adds, no cosine per pair. w = inf is theta = 0, nothing 
                   dw = (2 theta / w) sum t z (i - j) sin(theta (i - j))
     dk/dv kernel  dk_j = sum_i dz q_i / r        dv_j = sum_i y^2 dh_i
 
-Operations in matrix products: 2 N (K + V) forward, 2 N (2K + V) dq, 2 N (2K + 2V) dk/dv, as useful work counts them.
-Bytes: each operand once, and k, v once more per block of queries that sees them. With T = 2^17, K = 16, V = 64:
+Operations in matrix products, each counted once however many parts its operands have: 2 N (K + V) forward,
+2 N (2K + V) dq, 2 N (2K + 2V) dk/dv. Bytes: q, k, v in and h out, once; a block of keys is read again for each block
+of queries that sees it, from the cache if the window is narrow. With T = 2^17, K = 16, V = 64:
 
-    one tile              N        operations forward    T x T relevances in float32
-    dense, causal         T^2/2    1.4e12                64 GiB, if they were stored (`screen`)
-    w = 256               T w      5.4e9                 none: the operands and h, 48 MiB with v in bfloat16
+    one tile           N        operations forward    bytes
+    dense, causal      T^2/2    1.4e12                64 GiB for T x T relevances in float32 (`screen`)
+    w = 256            T w      5.4e9                 48 MiB: q, k in float32, v and h in bfloat16
 
 Precision. With float32 v all products are float32 (three tf32 products each). With 16-bit v, q and k still matter to more
 digits: alpha_d feels 2/r times an error of s, and MiPE's part of dL/dw is a small difference of sums that grow with
 the position. So q and k in float32 are split, q = q_hi + q_lo, each of v's dtype (together 16 bits if bfloat16, 22 if
 float16), and s = q_hi k_hi + q_hi k_lo + q_lo k_hi. The two backward kernels round the same dz to the same 16 bits and
-multiply it with k_hi + k_lo and q_hi + q_lo: the sums still cancel as they must.
+multiply it with q and k in full (bfloat16 takes three parts for that): the sums still cancel as they must.
 
 No atomics: dr and dw leave the kernel as one partial sum for each block of queries, and PyTorch adds them. Gradients
 are bitwise reproducible. Loop bounds are computed on the device from w; the widest tiles start first.
@@ -42,10 +43,16 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from multiscreen import screen as dense
+from multiscreen import screen_windowed, unit
 
 try:
     import triton
@@ -138,14 +145,14 @@ def _cos_sin(x, w, FAR: tl.constexpr):
 
 
 @jit
-def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, r, d, reach, SPLIT: tl.constexpr, EDGE: tl.constexpr):
+def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, r, d, reach, PARTS: tl.constexpr, EDGE: tl.constexpr):
     """Eqs. 8 to 11 for a block of rows a (queries or keys) and columns b (the others): alpha_d = (z c)^2.
 
     x: the distance of each row from the origin of the columns, whose cosines are cos_b; d = i - j. Returns z, c and
     sin(theta d), up to the sign of d. c is 0 in the future and outside the window.
     """
     s = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
-    if SPLIT:
+    if PARTS > 1:
         s = _dot(a, tl.trans(b_lo), _dot(a_lo, tl.trans(b), s))
     s = _dot(a, tl.trans(b), s)
     z = tl.maximum(s * (1 / r) + (1 - 1 / r), 0.0)
@@ -171,26 +178,26 @@ def _tile(ORDER, W, R, n, B):
 # -------------------------------------------------------------------------------------------------------------- forward
 
 @jit
-def _forward_block(acc, q, q_lo, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
-                   D_V: tl.constexpr, SPLIT: tl.constexpr, EDGE: tl.constexpr):
+def _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
+                   D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     k = _load(K, j, k_st, S, BJ, D_K, EDGE)
-    k_lo = _load(K_lo, j, k_st, S, BJ, D_K, EDGE) if SPLIT else k
+    k_lo = _load(K + k_part, j, k_st, S, BJ, D_K, EDGE) if PARTS > 1 else k
     v = _load(V, j, v_st, S, BJ, D_V, EDGE)
     d = p[:, None] - (j + tl.arange(0, BJ))[None, :]
-    z, c, _ = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, SPLIT, EDGE)
+    z, c, _ = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, PARTS, EDGE)
     y = z * c
     return _dot(_cast(y * y, v.dtype), v, acc)
 
 
 @jit
-def _forward(Q, Q_lo, K, K_lo, V, W, R, ORDER, OUT, q_sb, q_sh, q_st, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
-             i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, SPLIT: tl.constexpr):
+def _forward(Q, K, V, W, R, ORDER, OUT, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
+             i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (T + BI - 1) // BI
     h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)
     t = (n - 1 - m) * BI                               # the last queries see the most keys: they start first
-    K, K_lo, V = K + b * k_sb + h * k_sh, K_lo + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
+    K, V = K + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
     q = _load(Q + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True)
-    q_lo = _load(Q_lo + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True) if SPLIT else q
+    q_lo = _load(Q + q_part + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True) if PARTS > 1 else q
     p0 = i0 + t
     p = p0 + tl.arange(0, BI)
     cos_j, sin_j = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
@@ -199,43 +206,45 @@ def _forward(Q, Q_lo, K, K_lo, V, W, R, ORDER, OUT, q_sb, q_sh, q_st, k_sb, k_sh
     for e in range(edges):
         j = lo + e * BJ
         j = tl.where(j < first, j, j + end - first)
-        acc = _forward_block(acc, q, q_lo, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, SPLIT, True)
+        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
     for j in range(first, end, BJ):
-        acc = _forward_block(acc, q, q_lo, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, SPLIT, False)
+        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
     _store(OUT + b * o_sb + h * o_sh, acc, t, o_st, T, BI, D_V)
 
 
 # ------------------------------------------------------------------------------------------------------------- backward
 
 @jit
-def _dq_block(dq, dr, dw, q, q_lo, dh, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
-              D_V: tl.constexpr, SPLIT: tl.constexpr, EDGE: tl.constexpr):
+def _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
+              D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     k = _load(K, j, k_st, S, BJ, D_K, EDGE)
-    k_lo = _load(K_lo, j, k_st, S, BJ, D_K, EDGE) if SPLIT else k
+    k_lo = _load(K + k_part, j, k_st, S, BJ, D_K, EDGE) if PARTS > 1 else k
     v = _load(V, j, v_st, S, BJ, D_V, EDGE)
     d = p[:, None] - (j + tl.arange(0, BJ))[None, :]
-    z, c, sin = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, SPLIT, EDGE)
+    z, c, sin = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, PARTS, EDGE)
     t = _dot(dh, tl.trans(v), tl.zeros([dh.shape[0], BJ], tl.float32)) * (z * c)
     half_dz = t * c
     dr += tl.sum(half_dz - half_dz * z, 1)
     dw += tl.sum(t * z * sin * d.to(tl.float32), 1)
     dz = _cast(half_dz, k.dtype)
     dq = _dot(dz, k, dq)
-    if SPLIT:
+    if PARTS > 1:
         dq = _dot(dz, k_lo, dq)
+    if PARTS > 2:
+        dq = _dot(dz, _load(K + 2 * tl.cast(k_part, tl.int64), j, k_st, S, BJ, D_K, EDGE), dq)
     return dq, dr, dw
 
 
 @jit
-def _backward_dq(Q, Q_lo, K, K_lo, V, W, R, ORDER, DH, DQ, PARTS, q_sb, q_sh, q_st, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
-                 i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, SPLIT: tl.constexpr):
+def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, SUMS, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
+                 i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (T + BI - 1) // BI
     h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)
     H = tl.num_programs(0) // (B * n)
     t = (n - 1 - m) * BI
-    K, K_lo, V = K + b * k_sb + h * k_sh, K_lo + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
+    K, V = K + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
     q = _load(Q + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True)
-    q_lo = _load(Q_lo + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True) if SPLIT else q
+    q_lo = _load(Q + q_part + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True) if PARTS > 1 else q
     dh = _load(DH + b * o_sb + h * o_sh, t, o_st, T, BI, D_V, True)
     p0 = i0 + t
     p = p0 + tl.arange(0, BI)
@@ -247,42 +256,44 @@ def _backward_dq(Q, Q_lo, K, K_lo, V, W, R, ORDER, DH, DQ, PARTS, q_sb, q_sh, q_
     for e in range(edges):
         j = lo + e * BJ
         j = tl.where(j < first, j, j + end - first)
-        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, SPLIT, True)
+        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
     for j in range(first, end, BJ):
-        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, K_lo, V, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, SPLIT, False)
+        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
     _store(DQ + (b * H + h) * T * D_K, dq * (2 / r), t, D_K, T, BI, D_K)
-    part = PARTS + (h * n + m) * B + b                                    # (2, H, n, B)
+    part = SUMS + (h * n + m) * B + b                                    # (2, H, n, B)
     tl.store(part, tl.sum(dr, 0) * (2 / r))
     tl.store(part + H.to(tl.int64) * n * B, tl.sum(dw, 0) * (3.14159265358979324 / (w * w)))
 
 
 @jit
-def _dkv_block(dk, dv, k, k_lo, v, Q, Q_lo, DH, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI: tl.constexpr, D_K: tl.constexpr,
-               D_V: tl.constexpr, SPLIT: tl.constexpr, EDGE: tl.constexpr):
+def _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI: tl.constexpr, D_K: tl.constexpr,
+               D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     q = _load(Q, t, q_st, T, BI, D_K, EDGE)
-    q_lo = _load(Q_lo, t, q_st, T, BI, D_K, EDGE) if SPLIT else q
+    q_lo = _load(Q + q_part, t, q_st, T, BI, D_K, EDGE) if PARTS > 1 else q
     dh = _load(DH, t, o_st, T, BI, D_V, EDGE)
     d = (i0 + t + tl.arange(0, BI))[None, :] - p[:, None]
-    z, c, _ = _relevance(k, k_lo, q, q_lo, p - (i0 + t), cos_i, sin_i, w, r, d, reach, SPLIT, EDGE)
+    z, c, _ = _relevance(k, k_lo, q, q_lo, p - (i0 + t), cos_i, sin_i, w, r, d, reach, PARTS, EDGE)
     y = z * c
     dz = _cast(_dot(v, tl.trans(dh), tl.zeros([v.shape[0], BI], tl.float32)) * y * c, k.dtype)
     dv = _dot(_cast(y * y, v.dtype), dh, dv)
     dk = _dot(dz, q, dk)
-    if SPLIT:
+    if PARTS > 1:
         dk = _dot(dz, q_lo, dk)
+    if PARTS > 2:
+        dk = _dot(dz, _load(Q + 2 * tl.cast(q_part, tl.int64), t, q_st, T, BI, D_K, EDGE), dk)
     return dk, dv
 
 
 @jit
-def _backward_dkv(Q, Q_lo, K, K_lo, V, W, R, ORDER, DH, DK, DV, q_sb, q_sh, q_st, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
-                  i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, SPLIT: tl.constexpr):
+def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
+                  i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (S + BJ - 1) // BJ
     h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)    # the first keys are seen by the most queries: they start first
     H = tl.num_programs(0) // (B * n)
     j = m * BJ
-    Q, Q_lo, DH = Q + b * q_sb + h * q_sh, Q_lo + b * q_sb + h * q_sh, DH + b * o_sb + h * o_sh
+    Q, DH = Q + b * q_sb + h * q_sh, DH + b * o_sb + h * o_sh
     k = _load(K + b * k_sb + h * k_sh, j, k_st, S, BJ, D_K, True)
-    k_lo = _load(K_lo + b * k_sb + h * k_sh, j, k_st, S, BJ, D_K, True) if SPLIT else k
+    k_lo = _load(K + k_part + b * k_sb + h * k_sh, j, k_st, S, BJ, D_K, True) if PARTS > 1 else k
     v = _load(V + b * v_sb + h * v_sh, j, v_st, S, BJ, D_V, True)
     p = j + tl.arange(0, BJ)
     cos_i, sin_i = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
@@ -292,9 +303,9 @@ def _backward_dkv(Q, Q_lo, K, K_lo, V, W, R, ORDER, DH, DK, DV, q_sb, q_sh, q_st
     for e in range(edges):
         t = lo + e * BI
         t = tl.where(t < first, t, t + end - first)
-        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, Q_lo, DH, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, SPLIT, True)
+        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, True)
     for t in range(first, end, BI):
-        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, Q_lo, DH, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, SPLIT, False)
+        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, False)
     _store(DK + (b * H + h) * S * D_K, dk * (2 / r), j, D_K, S, BJ, D_K)
     _store(DV + (b * H + h) * S * D_V, dv, j, D_V, S, BJ, D_V)
 
@@ -307,24 +318,35 @@ def config(kernel, exact, D_K, D_V, capability):
     The rows of a matrix product (queries; keys in dkv) must be at least 16 x warps, or warps do the same work twice.
     Chosen for d_K = 16, d_V = 64: no spills, see --aot. Larger ones take the smallest blocks.
     """
+    hopper, dkv = capability >= (9, 0), kernel == "dkv"
     if D_K > 16 or D_V > 64:
-        return (16, 32, 2, 1) if kernel == "dkv" else (32, 16, 2, 1)
-    if not exact:
-        return 64, 64, 4, 2
-    if capability >= (9, 0):
-        return (16, 64, 4, 1) if kernel == "dkv" else (64, 32, 4, 1)
-    return (16, 32, 2, 1) if kernel == "dkv" else (32, 32, 2, 1)
+        return 16, 16, 1, 1
+    if exact:
+        return ((16, 64, 4, 1) if dkv else (64, 32, 4, 1)) if hopper else ((16, 16, 1, 1) if dkv else (32, 32, 2, 1))
+    return (32 if dkv and not hopper else 64), 64, 4, 2
 
 
-def operands(q, k, v):
-    """q, q_lo, k, k_lo, v as the kernels read them, and whether q and k are split in two."""
-    split = v.dtype != torch.float32 and not q.dtype == k.dtype == v.dtype
+def parts(qk, v, backward):
+    """How many parts q and k of dtype qk are split into, beside values of dtype v."""
+    if v == torch.float32 or qk == v:
+        return 1
+    return 3 if backward and v == torch.bfloat16 else 2
 
-    def parts(x):
-        hi = rows(x.to(v.dtype))
-        return hi, rows((x.float() - hi).to(v.dtype)) if split else hi
 
-    return *parts(q), *parts(k), rows(v), split
+def operands(q, k, v, backward):
+    """q, k and v as the kernels read them, q and k with a first axis for the parts that they are split into."""
+    n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype, backward)
+
+    def split(x):
+        if n == 1:
+            return rows(x.to(v.dtype))[None]
+        y = torch.empty(n, *x.shape, dtype=v.dtype, device=x.device)
+        for part in y:
+            part.copy_(x)
+            x = x.float() - part
+        return y
+
+    return split(q), split(k), rows(v)
 
 
 def rows(x):
@@ -337,13 +359,13 @@ def blocks_for(kernel, q, v):
     return config(kernel, v.dtype == torch.float32, q.shape[-1], v.shape[-1], capability)
 
 
-def launch(kernel, n, q, q_lo, k, k_lo, v, w, r, o, outputs, i0, split, blocks):
+def launch(kernel, n, q, k, v, w, r, o, outputs, i0, blocks):
     """Run n programs for each tile of each sequence. o: h, or its gradient; outputs: what only this kernel writes."""
-    (B, H, T, D_K), S = q.shape, k.shape[2]
+    (n_parts, B, H, T, D_K), S = q.shape, k.shape[3]
     BI, BJ, warps, stages = blocks
     with torch.cuda.device_of(q):
-        kernel[(B * H * n,)](q, q_lo, k, k_lo, v, w, r, w.argsort(descending=True), o, *outputs, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-                             *o.stride()[:3], i0, B, T, S, BI=BI, BJ=BJ, D_K=D_K, D_V=v.shape[-1], SPLIT=split, num_warps=warps, num_stages=stages)
+        kernel[(B * H * n,)](q, k, v, w, r, w.argsort(descending=True), o, *outputs, *q.stride()[:4], *k.stride()[:4], *v.stride()[:3], *o.stride()[:3],
+                             i0, B, T, S, BI=BI, BJ=BJ, D_K=D_K, D_V=v.shape[-1], PARTS=n_parts, num_warps=warps, num_stages=stages)
 
 
 @torch.library.custom_op("multiscreen::screen", mutates_args=())
@@ -352,10 +374,9 @@ def _screen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, 
     if reason:
         raise RuntimeError(reason)
     h = _screen_shape(q, k, v, w, r, i0)
-    *tensors, split = operands(q, k, v)
     blocks = blocks_for("forward", q, v)
     if h.numel():
-        launch(_forward, -(-q.shape[2] // blocks[0]), *tensors, w.contiguous(), r.contiguous(), h, (), i0, split, blocks)
+        launch(_forward, -(-q.shape[2] // blocks[0]), *operands(q, k, v, False), w.contiguous(), r.contiguous(), h, (), i0, blocks)
     return h
 
 
@@ -370,18 +391,17 @@ def _screen_backward(dh: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
                      i0: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     (B, H, T, _), S = q.shape, k.shape[2]
     dq, dk, dv, dw, dr = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, w, r))
-    *tensors, split = operands(q, k, v)
-    scalars, dh = (w.contiguous(), r.contiguous()), rows(dh.to(v.dtype))
+    inputs = *operands(q, k, v, True), w.contiguous(), r.contiguous(), rows(dh.to(v.dtype))
     blocks = blocks_for("dq", q, v)
     n = -(-T // blocks[0])
-    parts = torch.empty(2, H, n, B, device=q.device)
+    sums = torch.empty(2, H, n, B, device=q.device)
     if dq.numel():
-        launch(_backward_dq, n, *tensors, *scalars, dh, (dq, parts), i0, split, blocks)
+        launch(_backward_dq, n, *inputs, (dq, sums), i0, blocks)
     blocks = blocks_for("dkv", q, v)
     if dk.numel():
-        launch(_backward_dkv, -(-S // blocks[1]), *tensors, *scalars, dh, (dk, dv), i0, split, blocks)
-    dr.copy_(parts[0].sum((1, 2)))
-    dw.copy_(parts[1].sum((1, 2)))
+        launch(_backward_dkv, -(-S // blocks[1]), *inputs, (dk, dv), i0, blocks)
+    dr.copy_(sums[0].sum((1, 2)))
+    dw.copy_(sums[1].sum((1, 2)))
     return dq, dk, dv, dw, dr
 
 
@@ -418,7 +438,7 @@ def screen(q, k, v, w, r, i0=0):
 # ------------------------------------------------------------------------------------------ compiled, without any GPU
 
 KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
-DTYPES = (("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"))    # q and k; v
+DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))    # q and k; v
 SHARED = 99 * 1024                                     # bytes that sm_89 grants a program, the least of the three
 
 
@@ -427,14 +447,14 @@ def compile_ahead(kernel, qk, v, target, folder):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    BI, BJ, warps, stages = config(kernel, v == "float32", 16, 64, divmod(target, 10))
-    short = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
-    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "SPLIT": qk != v}
-    pointers = dict.fromkeys(("Q", "Q_lo", "K", "K_lo", "V", "OUT", "DH", "DV"), short[v]) | dict.fromkeys(("DQ", "DK"), short[qk])
-    pointers |= {"W": "*fp32", "R": "*fp32", "PARTS": "*fp32", "ORDER": "*i64"}
+    BI, BJ, warps, stages = config(kernel, v == torch.float32, 16, 64, divmod(target, 10))
+    short = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": parts(qk, v, kernel != "forward")}
+    pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), short[v]) | dict.fromkeys(("DQ", "DK"), short[qk])
+    pointers |= {"W": "*fp32", "R": "*fp32", "SUMS": "*fp32", "ORDER": "*i64"}
     names = KERNELS[kernel].arg_names
     signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name in pointers or "_s" in name}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name in pointers or "_" in name and name not in constants}
     binary = triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned), target=GPUTarget("cuda", target, 32),
                             options={"num_warps": warps, "num_stages": stages})
     tools, path = Path(triton.__file__).parent / "backends/nvidia/bin", Path(folder) / "kernel.cubin"
@@ -464,14 +484,108 @@ def ahead_of_time():
         for kernel in KERNELS:
             for qk, v in DTYPES:
                 for target in (80, 89, 90):
-                    BI, BJ, warps, stages = config(kernel, v == "float32", 16, 64, divmod(target, 10))
+                    BI, BJ, warps, stages = config(kernel, v == torch.float32, 16, 64, divmod(target, 10))
                     registers, spills, shared, edge, interior = compile_ahead(kernel, qk, v, target, folder)
                     bad += spills > 0 or shared > SHARED
-                    print(f"{kernel:8}{qk:>10}{v:>10}{f'sm_{target}':>8}{f'{BI}x{BJ}':>8}{warps:>7}{stages:>8}{registers:>11}{spills:>8}{shared:>9}"
+                    print(f"{kernel:8}{str(qk)[6:]:>10}{str(v)[6:]:>10}{f'sm_{target}':>8}{f'{BI}x{BJ}':>8}{warps:>7}{stages:>8}{registers:>11}{spills:>8}{shared:>9}"
                           f"{edge:>8.1f}{interior:>10.1f}", flush=True)
     print("block: queries x keys; edge, interior: thread instructions per query-key pair in the loop with and without masks")
     if bad:
         sys.exit(f"error: {bad} configurations spill registers or need more than {SHARED} bytes of shared memory")
+
+
+# ------------------------------------------------------------------------------------------------------- on a GPU
+
+def inputs(T, w, dtype, seed=0):
+    """Correlated q, k in float32, v and dh in dtype, w, r: one sequence of T positions, a tile for each w."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    H = len(w)
+    base = torch.randn(1, H, 1, 16, generator=g, device="cuda")
+    q, k = (unit(0.6 * base + 0.4 * torch.randn(1, H, T, 16, generator=g, device="cuda")) for _ in range(2))
+    v = unit(torch.randn(1, T, H, 64, generator=g, device="cuda")).transpose(1, 2).to(dtype)
+    dh = torch.randn(1, T, H, 64, generator=g, device="cuda").transpose(1, 2).to(dtype)
+    return q, k, v, torch.tensor(w, device="cuda"), torch.full((H,), 0.5, device="cuda"), dh
+
+
+def results(f, q, k, v, w, r, dh, dtype=None):
+    x = [a.detach().to(dtype or a.dtype).requires_grad_() for a in (q, k, v, w, r)]
+    h = f(*x)
+    return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
+
+
+def check():
+    """Against `screen_windowed` in float64, where no T x T reference fits; twice, for equal bits. Exit with 1 if wrong."""
+    print("largest error over largest value, against screen_windowed in float64")
+    print(f"{'T':>7} {'v':>9}" + "".join(f"{name:>10}" for name in ("h", "dq", "dk", "dv", "dw", "dr")))
+    for T in (2**12 - 1, 2**15, 2**17):
+        for dtype, limit in ((torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 2e-2)):
+            x = inputs(T, [2.0, 17.5, 256.0, 5000.0, math.inf], dtype)
+            exact, first, second = results(screen_windowed, *x, torch.float64), results(screen, *x), results(screen, *x)
+            errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
+            print(f"{T:>7} {str(dtype)[6:]:>9}" + "".join(f"{e:10.1e}" for e in errors), flush=True)
+            if not all(e < limit for e in errors) or not all(torch.equal(a, b) for a, b in zip(first, second)):
+                sys.exit(f"error: the kernel is wrong by more than {limit}, or gives other bits the second time")
+
+
+def milliseconds(f):
+    """The median time of f; the cache is flushed before each run. nan if f cannot run."""
+    from triton.testing import do_bench
+    try:
+        return do_bench(f, warmup=50, rep=300, return_mode="median")
+    except RuntimeError:                                # out of memory, or no such backend for these sizes
+        torch.cuda.empty_cache()
+        return math.nan
+
+
+def both_ways(f, *x):
+    """Milliseconds of f forward and backward. x: tensors, the last of them the gradient of f's result."""
+    *x, dh = x
+    try:
+        x = [a.detach().requires_grad_() for a in x]
+        h = f(*x)
+    except RuntimeError:
+        return math.nan, math.nan
+    with torch.no_grad():
+        forward = milliseconds(lambda: f(*x))
+    return forward, milliseconds(lambda: torch.autograd.grad(h, x, dh, retain_graph=True))
+
+
+def benchmark():
+    """A layer's screening at Psi = 48 and its initial windows, one sequence, against other ways and against attention."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    big = torch.zeros(2**28, device="cuda")
+    peak, rate = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9, 2 * 2**30 / milliseconds(lambda: big.add_(1)) / 1e9
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; the roofline is what was measured here: "
+          f"{peak:.0f} TFLOP/s (bfloat16, 8192^3) and {rate:.2f} TB/s\nPsi = 48: 48 tiles at their initial windows, one sequence, v in bfloat16; "
+          "attention: 18 heads of 128, causal, bfloat16; medians, inputs not in the cache\nratio: time over that of the fused kernel")
+    print(f"{'T':>7}  {'':22}" + "".join(f"{name:>10}{'TFLOP/s':>9}{'roofline':>10}{'ratio':>8}" for name in ("fwd ms", "bwd ms")))
+
+    w = [math.exp(s) + 1 for s in torch.linspace(0, math.log(256), 48).tolist()]
+    compiled = torch.compile(dense)
+    for T in (2**n for n in range(10, 18)):
+        x = inputs(T, w, torch.bfloat16)
+        qkv = [torch.randn(1, 18, T, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+        pairs = sum(n * T - n * (n - 1) / 2 for n in (min(math.ceil(n), T) for n in w))
+        work = [(160 * pairs, 384 * 48 * T), (512 * pairs, 1024 * 48 * T)]          # operations and bytes of screening
+        exact = [(2 * 18 * 128 * T**2, 4 * 2 * 18 * 128 * T), (5 * 18 * 128 * T**2, 8 * 2 * 18 * 128 * T)]      # of attention
+        fused = both_ways(screen, *x)
+        table = [("fused", fused, work), ("screen_windowed", both_ways(screen_windowed, *x), work)]
+        if T <= 4096:
+            table += [("screen, torch.compile", both_ways(compiled, *x), work)]
+        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+            with sdpa_kernel(backend):
+                table += [(f"attention, {name}", both_ways(partial(scaled_dot_product_attention, is_causal=True), *qkv), exact)]
+        for name, times, counts in table:
+            cells = (f"{ms:10.3f}{ops / ms / 1e9:9.1f}{max(ops / peak, size / rate) / 1e9 / ms:10.1%}{ms / best:8.2f}"
+                     for ms, (ops, size), best in zip(times, counts, fused))
+            print(f"{T:>7}  {name:22}" + "".join(cells), flush=True)
+
+    y, z = (torch.randn(2**17, n, device="cuda", dtype=torch.bfloat16) for n in (2304, 3072))
+    W_in, W_out = (torch.randn(m, n, device="cuda", dtype=torch.bfloat16) for m, n in ((2304, 48 * 160), (3072, 2304)))
+    projections = milliseconds(lambda: (y @ W_in, z @ W_out))
+    infinite, _ = both_ways(screen, *inputs(2**17, [math.inf], torch.bfloat16))
+    print(f"T = 2^17: screening is {fused[0] / projections:.3f} of the layer's projections ({projections:.2f} ms; wanted: under 0.2); "
+          f"one infinite tile {infinite:.2f} ms (under 5); backward {fused[1] / fused[0]:.2f} times forward (under 3.5)")
 
 
 if __name__ == "__main__":
@@ -480,4 +594,12 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if triton is None:
         sys.exit(f"error: {available()}")
-    ahead_of_time()
+    if args.aot or not torch.cuda.is_available():
+        if not args.aot:
+            print("There is no CUDA GPU here, so nothing was run; what the compiler says:", flush=True)
+        ahead_of_time()
+    elif os.environ.get("TRITON_INTERPRET") == "1" or available():
+        sys.exit(f"error: {available() or 'TRITON_INTERPRET=1 is set: unset it to run on the GPU'}")
+    else:
+        check()
+        benchmark()
