@@ -25,7 +25,7 @@ import numpy as np
 import tiktoken
 import torch
 
-from multiscreen import Config, Multiscreen, relevance, softmask, window
+from multiscreen import Config, Multiscreen, relevance, screen_windowed, softmask, window
 
 
 class UsageError(Exception):
@@ -223,6 +223,18 @@ def build_model(name, config, dtype=None):
         raise UsageError(f"a model of these sizes does not fit into memory: {config}") from None
 
 
+def get_screen(name, device):
+    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run)."""
+    if name == "torch" or name == "auto" and device.type != "cuda":
+        return screen_windowed
+    import screening_triton
+
+    reason = screening_triton.available(device)
+    if reason and name == "triton":
+        raise UsageError(f"--kernel triton: {reason}; --kernel auto takes what can run")
+    return screen_windowed if reason else screening_triton.screen
+
+
 def get_device(name):
     """The torch.device of that name, tried out."""
     try:
@@ -241,7 +253,7 @@ def read_checkpoint(path, device="cpu"):
     try:
         with file, warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(file, map_location=device, weights_only=True)
-        assert CHECKPOINT <= ckpt.keys() and vars(get_parser().parse_args([])).keys() <= ckpt["args"].keys()
+        assert CHECKPOINT <= ckpt.keys() and set(FIXED) <= ckpt["args"].keys()
     except Exception as e:
         raise UsageError(f"{path} is no checkpoint of train.py, or is truncated ({type(e).__name__})") from None
     return ckpt
@@ -259,6 +271,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     ckpt = read_checkpoint(path, device)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
+    model.screen = get_screen("auto", torch.device(device))
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
@@ -337,6 +350,8 @@ def get_parser():
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
+    flag("--kernel", "auto", "what screens: torch, triton (screening_triton.py), or auto: triton on a GPU that can run it",
+         choices=["auto", "torch", "triton"])
     p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
@@ -410,6 +425,7 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model(ckpt["model"] if ckpt else "multiscreen", config, dtype).to(device)
+    model.screen = get_screen(args.kernel, device)
     train_data, val_data = get_data(args, tokenizer)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
