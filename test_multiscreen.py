@@ -14,15 +14,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")       # before anything imports triton
 
 import abcdigits
 import multiscreen as ms
+import screening_triton as fused
 import train
 from multiscreen import Config, KeyCache, Multiscreen
 
@@ -828,6 +833,251 @@ def test_the_abcdigits_stream_is_the_task_and_can_be_continued():
         assert len({row for row in rows}) == len({row[0] for row in rows})                                # one number a letter
         repeats.append(max(sum(row[0] == c for row in rows) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ") / len(rows))
     assert 0.4 < np.mean(repeats) < 0.6                                                     # the weights 2^i: half of the lines
+
+
+# ------------------------------------------------------------- the fused kernel: natively on a GPU, else interpreted
+
+HALF, SHORT = torch.float16, torch.bfloat16
+ROUNDING = {torch.float32: 2**-24, HALF: 2**-11, SHORT: 2**-8}                   # half a unit in the last place, at most
+kernel = pytest.mark.skipif(fused.available(DEVICE) is not None, reason=str(fused.available(DEVICE)))
+block_sizes = st.sampled_from([(16, 16), (16, 32), (32, 16), (32, 32), (64, 32)])
+
+
+def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
+    """h and the five gradients from the kernel, in float64; whatever it allocates is full of NaN until it writes there."""
+    x = [y.detach().to(DEVICE).requires_grad_() for y in (q, k, v, w, r)]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with mock.patch.object(fused, "config", lambda *args: (*blocks, 1, 1)):
+            h = fused.screen(*x, i0)
+            return [h.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(h, x, dh.to(DEVICE)))]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def through_torch(q, k, v, w, r, i0, dh, dtype=None):
+    x = [y.detach().to(dtype or y.dtype).requires_grad_() for y in (q, k, v, w, r)]
+    h = ms.screen(*x, i0)
+    return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
+
+
+def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
+    """The error against float64 is at most twice that of plain PyTorch on operands of v's dtype, or two roundings, plus 1e-6
+    of what the value would be if no terms cancelled (for r < 0.1, where the last bit of s counts 1/r times, 1e-7/r).
+    """
+    exact = through_torch(q, k, v, w, r, i0, dh, torch.float64)
+    plain = through_torch(q.to(v.dtype), k.to(v.dtype), v, w, r, i0, dh)
+    fast = through_kernel(q, k, v, w, r, i0, dh, blocks)
+    x = [y.double().requires_grad_() for y in (q, k, w, r)]
+    slopes = torch.autograd.grad(ms.relevance(*x, i0), x, dh.double().abs() @ v.double().abs().mT)
+    for name, a, b, c, slope in zip(("h", "dq", "dk", "dv", "dw", "dr"), fast, plain, exact, (exact[0], *slopes[:2], exact[3], *slopes[2:])):
+        assert a.dtype == (q if name in ("dq", "dk") else w if name in ("dw", "dr") else v).dtype and a.shape == c.shape
+        size = slope.abs() if name in ("dw", "dr") else slope.abs().max()
+        roundings = 0 if name in ("dw", "dr") else max(ROUNDING[v.dtype], ROUNDING[a.dtype]) * c.abs().max()
+        allowed = 2 * torch.maximum((b.double() - c).abs().max(), torch.as_tensor(roundings)) + max(1e-6, 1e-7 / r.min().item()) * size
+        assert ((a.double() - c).abs() <= allowed).all(), (name, (a.double() - c).abs() / allowed)                     # NaN fails
+
+
+def drawn(seed, B, T, S, dtypes, rho=0.6):
+    """Correlated q, k, v and a gradient dh of h, in the dtypes of (q and k, v)."""
+    q, k, v = correlated(seed, B, 2, T, S, rho=rho)
+    dh = torch.randn(B, 2, T, 64, generator=random(seed + 1), dtype=torch.float64)
+    return q.to(dtypes[0]), k.to(dtypes[0]), v.to(dtypes[1]), dh.to(dtypes[1])
+
+
+@kernel
+@settings(max_examples=20, phases=(Phase.explicit, Phase.reuse, Phase.generate))       # shrinking takes the interpreter minutes
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 80), S=st.integers(1, 80), i0=st.one_of(st.just(0), st.integers(-40, 90)), blocks=block_sizes,
+       w=st.tuples(widths, widths), r=st.tuples(acceptances, acceptances), rho=st.floats(0.3, 0.9),
+       dtypes=st.sampled_from([(torch.float32,) * 2, (HALF,) * 2, (SHORT,) * 2, (torch.float32, HALF), (torch.float32, SHORT), (SHORT, HALF)]))
+@example(seed=0, B=1, T=1, S=1, i0=0, blocks=(16, 16), w=(1.0, INF), r=(0.5, 1.0), rho=0.9, dtypes=(torch.float32, SHORT))
+@example(seed=1, B=2, T=80, S=80, i0=0, blocks=(16, 16), w=(40.0, INF), r=(0.3, 1.0), rho=0.6, dtypes=(torch.float32,) * 2)
+@example(seed=2, B=1, T=50, S=75, i0=25, blocks=(32, 16), w=(33.0, 48.5), r=(0.02, 0.9), rho=0.6, dtypes=(torch.float32, SHORT))
+@example(seed=3, B=1, T=75, S=75, i0=0, blocks=(16, 32), w=(1e4, 2.5), r=(0.5, 0.7), rho=0.4, dtypes=(SHORT,) * 2)
+def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i0, blocks, w, r, rho, dtypes):
+    q, k, v, dh = drawn(seed, B, T, S, dtypes, rho)
+    assert_as_good_as_torch(q, k, v, torch.tensor(w), torch.tensor(r), i0, dh, blocks)
+
+
+@kernel
+@pytest.mark.parametrize("case", ["same", "opposite", "zero", "threshold", "wide"])
+def test_kernel_at_special_points(case):
+    q, k, v, dh = drawn(4, 1, 40, 40, (torch.float32, torch.float32), 0.9 if case == "opposite" else 0.6)
+    w, r = torch.tensor([7.0, INF]), torch.tensor([0.5, 1.0])
+    if case in ("same", "opposite"):
+        k = q if case == "same" else -q
+    elif case == "zero":
+        q[:, :, 3:9], k[:, :, 20:] = 0, 0
+    elif case == "threshold":                                                # s = 1/2 and r = 1/2, s = 0 and r = 1
+        q, k = torch.zeros(2, 1, 2, 40, 16)
+        q[..., 0], k[:, 0, :, 0], k[..., 1] = 1, 0.5, 1
+    else:
+        q, k, v = (torch.cat((x, x, x, x), 3)[..., :n] for x, n in ((q, 32), (k, 32), (v, 128)))
+        q, k, dh = q / 2**0.5, k / 2**0.5, torch.cat((dh, dh), 3)
+    if case in ("opposite", "threshold"):
+        assert all((x == 0).all() for x in through_kernel(q, k, v, w, r, 0, dh))
+    assert_as_good_as_torch(q, k, v, w, r, 0, dh, (16, 16))
+
+
+@kernel
+@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(seed=seeds, T=st.integers(2, 60), w=widths, blocks=block_sizes, dtypes=st.sampled_from([(torch.float32,) * 2, (torch.float32, SHORT)]), data=st.data())
+@example(seed=0, T=60, w=32.0, blocks=(16, 16), dtypes=(torch.float32,) * 2, data=None)
+def test_kernel_causality_and_window_edge_are_bitwise(seed, T, w, blocks, dtypes, data):
+    """What is at key j reaches the queries j to j + w - 1 alone, and a query's gradient no other keys: not by one bit."""
+    q, k, v, dh = drawn(seed, 1, T, T, dtypes, 0.8)
+    w, r = torch.full((2,), w), torch.tensor([0.9, 1.0])
+    j = data.draw(st.integers(0, T - 1)) if data else 20
+    k2, v2, q2, dh2 = k.clone(), v.clone(), q.clone(), dh.clone()
+    k2[:, :, j], v2[:, :, j], q2[:, :, j], dh2[:, :, j] = q[:, :, T - 1], -v[:, :, j], k[:, :, 0], -dh[:, :, j]
+    reach = math.ceil(min(w[0].item(), T))
+    h, dq, dk, dv, _, _ = through_kernel(q, k, v, w, r, 0, dh, blocks)
+    h2, dq2, _, _, _, _ = through_kernel(q, k2, v2, w, r, 0, dh, blocks)
+    assert all(torch.equal(a[:, :, part], b[:, :, part]) for a, b in ((h, h2), (dq, dq2)) for part in (slice(0, j), slice(j + reach, T)))
+    assert not torch.equal(h[:, :, j], h2[:, :, j])
+    _, _, dk2, dv2, _, _ = through_kernel(q2, k, v, w, r, 0, dh2, blocks)
+    assert all(torch.equal(a[:, :, part], b[:, :, part]) for a, b in ((dk, dk2), (dv, dv2)) for part in (slice(0, max(j - reach + 1, 0)), slice(j + 1, T)))
+
+
+@kernel
+def test_kernel_never_visits_what_lies_outside_the_windows():
+    """NaN in key blocks outside the window, and in query blocks, would spoil all that a program adds up."""
+    q, k, v, dh = drawn(5, 1, 96, 96, (torch.float32, SHORT))
+    w, r = torch.tensor([5.0, 16.5]), torch.tensor([0.5, 0.9])
+    clean = through_kernel(q, k, v, w, r, 0, dh, (16, 16))
+    k2, v2, q2, dh2 = k.clone(), v.clone(), q.clone(), dh.clone()
+    for x in (k2, v2):
+        x[:, :, :48] = x[:, :, 80:] = math.nan                               # the queries 64 to 79 see keys from 48 to 79
+    for a, b in zip(clean[:2], through_kernel(q, k2, v2, w, r, 0, dh, (16, 16))):
+        assert torch.equal(a[:, :, 64:80], b[:, :, 64:80]) and b[:, :, :48].isnan().any()
+    for x in (q2, dh2):
+        x[:, :, :32] = x[:, :, 64:] = math.nan                               # the keys 32 to 47 are seen by queries 32 to 63
+    for a, b in zip(clean[2:4], through_kernel(q2, k, v, w, r, 0, dh2, (16, 16))[2:4]):
+        assert torch.equal(a[:, :, 32:48], b[:, :, 32:48])
+
+
+@kernel
+@pytest.mark.parametrize("dtypes, tolerance", [((torch.float32,) * 2, 2e-6), ((torch.float32, SHORT), 6e-3)])
+def test_kernel_gives_the_same_for_every_block_shape_and_the_same_bits_twice(dtypes, tolerance):
+    q, k, v, dh = drawn(6, 1, 70, 70, dtypes)
+    w, r = torch.tensor([21.5, INF]), torch.tensor([0.4, 0.9])
+    first = through_kernel(q, k, v, w, r, 0, dh, (64, 64))
+    for blocks in ((16, 16), (16, 64), (64, 16)):
+        for a, b in zip(through_kernel(q, k, v, w, r, 0, dh, blocks), first):
+            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
+    assert all(torch.equal(a, b) for a, b in zip(through_kernel(q, k, v, w, r, 0, dh, (64, 64)), first))
+
+
+@kernel
+def test_kernel_with_an_infinite_window_is_the_limit_of_wide_ones():
+    q, k, v, dh = drawn(7, 1, 50, 50, (torch.float32,) * 2)
+    r = torch.tensor([0.4, 0.9])
+    infinite, wide = (through_kernel(q, k, v, torch.full((2,), w), r, 0, dh) for w in (INF, 1e7))
+    for a, b in zip(infinite, wide):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert (infinite[4] == 0).all() and all(x.isfinite().all() for x in infinite)
+
+
+@kernel
+def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
+    q, k, v, dh = drawn(8, 2, 40, 40, (torch.float32, HALF))
+    w, r = torch.tensor([9.0, INF]), torch.tensor([0.4, 0.9])
+    dh = dh[:, :, :1].expand(dh.shape)
+    wanted = through_kernel(q, k[:1].expand(k.shape).contiguous(), v, w, r, 0, dh.contiguous())
+    every_second = torch.zeros(2, 2, 40, 32)
+    every_second[..., ::2] = q
+    far = torch.empty(2, 2, 40, 64, dtype=HALF)
+    if DEVICE == "cpu":                                                      # a sparse file: 5 GB of addresses, not of memory
+        far = torch.from_file(str(tmp_path / "v"), shared=True, size=39 * 2**26 + 2**20, dtype=HALF).as_strided((2, 2, 40, 64), (256, 64, 2**26, 1))
+    far.copy_(v)
+    for a, b in zip(through_kernel(every_second[..., ::2], k[:1].expand(k.shape), far, w, r, 0, dh), wanted):
+        assert torch.equal(a, b)
+    (tmp_path / "v").unlink(missing_ok=True)
+
+
+@kernel
+def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
+    """d(s_w) through the rotations and the softmask, 16-bit values: at most 2e-2 wrong at T = 4096, where MiPE's part is a
+    small difference of large sums."""
+    T, w = 4096, 6.0
+    q, k, v = correlated(9, 1, 1, T, T, rho=0.6)
+    dh = torch.randn(1, 1, T, 64, generator=random(10), dtype=torch.float64).to(SHORT)
+
+    def gradient(screen, dtype, v):
+        s_w, r = torch.tensor([math.log(w - 1)], requires_grad=True), torch.tensor([0.5])
+        width = ms.window(s_w.to(dtype))
+        q_tilde, k_tilde = (ms.mipe(x.float().to(dtype), ms.mipe_angle(torch.arange(T), width, 256.0)) for x in (q, k))
+        h = screen(q_tilde.to(DEVICE), k_tilde.to(DEVICE), v.to(DEVICE), width.to(DEVICE), r.to(dtype).to(DEVICE))
+        h.backward(dh.to(h.dtype).to(DEVICE))
+        return s_w.grad.item()
+
+    exact = gradient(ms.screen_windowed, torch.float64, v.to(SHORT).double())
+    assert abs(gradient(fused.screen, torch.float32, v.to(SHORT)) / exact - 1) < 2e-2
+
+
+@kernel
+def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
+    model = small(1, far=True, N_L=2)
+    tokens = torch.randint(50, (1, 41), generator=random(0))
+    exact = torch.from_numpy(reference_logits(model, tokens[0].numpy()))
+    grads = {}
+    for screen in (ms.screen, fused.screen):
+        model.screen = screen
+        model.zero_grad()
+        model.to(DEVICE).loss(tokens[:, :-1].to(DEVICE), tokens[:, 1:].to(DEVICE)).backward()
+        grads[screen] = {n: p.grad.clone() for n, p in model.named_parameters()}
+    assert (model(tokens.to(DEVICE)).detach()[0].cpu().double() - exact).norm() / exact.norm() < 1e-4
+    for name, g in grads[ms.screen].items():
+        torch.testing.assert_close(grads[fused.screen][name], g, rtol=1e-3, atol=1e-4 * g.abs().max().item(), msg=name)
+
+
+@kernel
+def test_decoding_through_the_kernel_equals_the_full_forward():
+    model = small(2, far=True, N_L=1).to(DEVICE)
+    model.screen = fused.screen
+    tokens = torch.randint(50, (1, 20), generator=random(0)).to(DEVICE)
+    new = model.generate(tokens, 6)
+    assert torch.equal(new[0], model(torch.cat((tokens, new), 1))[0, 19:-1].argmax(-1))
+
+
+@kernel
+def test_kernel_is_a_proper_operator_and_compiles_into_a_graph():
+    q, k, v, dh = drawn(11, 1, 20, 20, (torch.float32,) * 2)
+    w, r = torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9])
+    x = [y.to(DEVICE).requires_grad_() for y in (q, k, v, w, r)]
+    torch.library.opcheck(fused._screen, (*x, 3))
+
+    def work(q, k, v, w, r):
+        return ms.tanh_norm(fused.screen(2 * q, k, v, w, r))
+
+    wanted, got = (torch.autograd.grad((f(*x) * dh.to(DEVICE)).sum(), x) for f in (work, torch.compile(work, backend="aot_eager", fullgraph=True)))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted))
+
+
+def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
+    q, k, v, _ = drawn(0, 1, 4, 4, (torch.float64,) * 2)
+    with pytest.raises(TypeError, match="float64"):
+        fused.screen(q, k, v, torch.ones(2), torch.ones(2))
+    with pytest.raises(ValueError, match="powers of two"):
+        fused.screen(q.float(), k.float(), v[..., :3].float(), torch.ones(2), torch.ones(2))
+    assert train.get_screen("auto", torch.device("cpu")) is train.get_screen("torch", torch.device("cuda")) is ms.screen_windowed
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(train.UsageError, match="--kernel triton: ") as e:
+        train.main([*SMALL, "--kernel", "triton"])
+    assert "\n" not in str(e.value)
+    code = "import sys; sys.modules['triton'] = None; import screening_triton; print(screening_triton.available())"
+    assert run("-c", code).stdout.startswith("triton is not installed")
+
+
+@pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
+def test_every_configuration_compiles_ahead_of_time_without_spills():
+    out = run("screening_triton.py", "--aot")
+    table = [line.split() for line in out.stdout.splitlines() if " sm_" in line]
+    assert out.returncode == 0 and len(table) == 3 * 4 * 3, out.stderr
+    aims = {"forward": 10, "dq": 30, "dkv": 21}
+    for name, qk, v, target, block, warps, stages, registers, spills, shared, edge, interior in table:
+        assert int(spills) == 0 and int(shared) <= 99 * 1024 and float(interior) < float(edge)
+        assert target != "sm_90" or v == "float32" or float(interior) <= aims[name]
 
 
 # ------------------------------------------------------------------------------------------------------- mistakes
