@@ -359,39 +359,39 @@ def blocks_for(kernel, q, v):
     return config(kernel, v.dtype == torch.float32, q.shape[-1], v.shape[-1], capability)
 
 
-def launch(kernel, n, q, k, v, w, r, o, outputs, i0, blocks):
+def launch(kernel, n, q, k, v, w, r, order, o, outputs, i0, blocks):
     """Run n programs for each tile of each sequence. o: h, or its gradient; outputs: what only this kernel writes."""
     (n_parts, B, H, T, D_K), S = q.shape, k.shape[3]
     BI, BJ, warps, stages = blocks
     with torch.cuda.device_of(q):
-        kernel[(B * H * n,)](q, k, v, w, r, w.argsort(descending=True), o, *outputs, *q.stride()[:4], *k.stride()[:4], *v.stride()[:3], *o.stride()[:3],
+        kernel[(B * H * n,)](q, k, v, w, r, order, o, *outputs, *q.stride()[:4], *k.stride()[:4], *v.stride()[:3], *o.stride()[:3],
                              i0, B, T, S, BI=BI, BJ=BJ, D_K=D_K, D_V=v.shape[-1], PARTS=n_parts, num_warps=warps, num_stages=stages)
 
 
 @torch.library.custom_op("multiscreen::screen", mutates_args=())
-def _screen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, r: torch.Tensor, i0: int) -> torch.Tensor:
+def _screen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, r: torch.Tensor, order: torch.Tensor, i0: int) -> torch.Tensor:
     reason = available(q.device)
     if reason:
         raise RuntimeError(reason)
-    h = _screen_shape(q, k, v, w, r, i0)
+    h = _screen_shape(q, k, v, w, r, order, i0)
     blocks = blocks_for("forward", q, v)
     if h.numel():
-        launch(_forward, -(-q.shape[2] // blocks[0]), *operands(q, k, v, False), w.contiguous(), r.contiguous(), h, (), i0, blocks)
+        launch(_forward, -(-q.shape[2] // blocks[0]), *operands(q, k, v, False), w.contiguous(), r.contiguous(), order, h, (), i0, blocks)
     return h
 
 
 @_screen.register_fake
-def _screen_shape(q, k, v, w, r, i0):
+def _screen_shape(q, k, v, w, r, order, i0):
     B, H, T, _ = q.shape
     return v.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)       # as the output projection wants it
 
 
 @torch.library.custom_op("multiscreen::screen_backward", mutates_args=())
 def _screen_backward(dh: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, r: torch.Tensor,
-                     i0: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+                     order: torch.Tensor, i0: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     (B, H, T, _), S = q.shape, k.shape[2]
     dq, dk, dv, dw, dr = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, w, r))
-    inputs = *operands(q, k, v, True), w.contiguous(), r.contiguous(), rows(dh.to(v.dtype))
+    inputs = *operands(q, k, v, True), w.contiguous(), r.contiguous(), order, rows(dh.to(v.dtype))
     blocks = blocks_for("dq", q, v)
     n = -(-T // blocks[0])
     sums = torch.empty(2, H, n, B, device=q.device)
@@ -406,7 +406,7 @@ def _screen_backward(dh: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torc
 
 
 @_screen_backward.register_fake
-def _(dh, q, k, v, w, r, i0):
+def _(dh, q, k, v, w, r, order, i0):
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v, w, r))
 
 
@@ -416,7 +416,7 @@ def _save(ctx, inputs, output):
 
 
 def _gradients(ctx, dh):
-    return *_screen_backward(dh, *ctx.saved_tensors, ctx.i0), None
+    return *_screen_backward(dh, *ctx.saved_tensors, ctx.i0), None, None
 
 
 _screen.register_autograd(_gradients, setup_context=_save)
@@ -432,7 +432,7 @@ def screen(q, k, v, w, r, i0=0):
             raise TypeError(f"{name} is {x.dtype}: the kernel takes float32, float16 and bfloat16")
         if x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1):
             raise ValueError(f"{name} has {x.shape[-1]} dimensions: the kernel takes powers of two from 16 on")
-    return _screen(q, k, v, w, r, i0)
+    return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)       # the widest tiles start first
 
 
 # ------------------------------------------------------------------------------------------ compiled, without any GPU
