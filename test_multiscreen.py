@@ -840,7 +840,7 @@ def test_the_abcdigits_stream_is_the_task_and_can_be_continued():
 HALF, SHORT = torch.float16, torch.bfloat16
 ROUNDING = {torch.float32: 2**-24, HALF: 2**-11, SHORT: 2**-8}                   # half a unit in the last place, at most
 kernel = pytest.mark.skipif(fused.available(DEVICE) is not None, reason=str(fused.available(DEVICE)))
-block_sizes = st.sampled_from([(16, 16), (16, 32), (32, 16), (32, 32), (64, 32)])
+block_sizes = st.sampled_from([(16, 32), (32, 16), (32, 32), (64, 32)])
 
 
 def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
@@ -887,11 +887,11 @@ def drawn(seed, B, T, S, dtypes, rho=0.6):
 
 @kernel
 @settings(max_examples=16, phases=(Phase.explicit, Phase.reuse, Phase.generate))       # shrinking takes the interpreter minutes
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 80), S=st.integers(1, 80), i0=st.one_of(st.just(0), st.integers(-40, 90)), blocks=block_sizes,
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 60), S=st.integers(1, 60), i0=st.one_of(st.just(0), st.integers(-40, 70)), blocks=block_sizes,
        w=st.tuples(widths, widths), r=st.tuples(acceptances, acceptances), rho=st.floats(0.3, 0.9),
        dtypes=st.sampled_from([(torch.float32,) * 2, (HALF,) * 2, (SHORT,) * 2, (torch.float32, HALF), (torch.float32, SHORT), (SHORT, HALF)]))
 @example(seed=0, B=1, T=1, S=1, i0=0, blocks=(16, 16), w=(1.0, INF), r=(0.5, 1.0), rho=0.9, dtypes=(torch.float32, SHORT))
-@example(seed=1, B=2, T=80, S=80, i0=0, blocks=(16, 16), w=(40.0, INF), r=(0.3, 1.0), rho=0.6, dtypes=(torch.float32,) * 2)
+@example(seed=1, B=2, T=70, S=70, i0=0, blocks=(16, 32), w=(40.0, INF), r=(0.3, 1.0), rho=0.6, dtypes=(torch.float32,) * 2)
 @example(seed=2, B=1, T=50, S=75, i0=25, blocks=(32, 16), w=(33.0, 48.5), r=(0.02, 0.9), rho=0.6, dtypes=(torch.float32, SHORT))
 @example(seed=3, B=1, T=75, S=75, i0=0, blocks=(16, 32), w=(1e4, 2.5), r=(0.5, 0.7), rho=0.4, dtypes=(SHORT,) * 2)
 def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i0, blocks, w, r, rho, dtypes):
@@ -928,9 +928,9 @@ def test_kernel_at_special_points(case):
 
 
 @kernel
-@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(seed=seeds, T=st.integers(2, 60), w=widths, blocks=block_sizes, dtypes=st.sampled_from([(torch.float32,) * 2, (torch.float32, SHORT)]), data=st.data())
-@example(seed=0, T=60, w=32.0, blocks=(16, 16), dtypes=(torch.float32,) * 2, data=None)
+@settings(max_examples=6, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(seed=seeds, T=st.integers(2, 50), w=widths, blocks=block_sizes, dtypes=st.sampled_from([(torch.float32,) * 2, (torch.float32, SHORT)]), data=st.data())
+@example(seed=0, T=50, w=16.0, blocks=(16, 16), dtypes=(torch.float32,) * 2, data=None)
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, w, blocks, dtypes, data):
     """What is at key j reaches the queries j to j + w - 1 alone, and a query's gradient no other keys: not by one bit."""
     q, k, v, dh = drawn(seed, 1, T, T, dtypes, 0.8)
