@@ -141,7 +141,7 @@ def _cos_sin(x, w, FAR: tl.constexpr):
         angle = x * (6.2831853071795865 * turn)
     if INTERPRET:
         return tl.cos(angle), tl.sin(angle)
-    return libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)      # wrong by at most 5e-7 within half a turn
+    return libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)      # one instruction each, wrong by at most 2^-20.5 here (PTX manual)
 
 
 @jit
