@@ -356,6 +356,7 @@ class Multiscreen(nn.Module):
 
 # ------------------------------------------------------------------------------------- the same sums, without the waste
 
+@torch.compiler.disable                                # how many blocks there are depends on the values of w
 def screen_windowed(q, k, v, w, r, i0=0):
     """`screen` (Eq. 12): same arguments, same numbers, O(T w) time and O(T) memory. Differentiable once.
 

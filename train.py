@@ -306,6 +306,7 @@ def alive_fraction(model, tokens):
     """The fraction of the pairs inside the windows whose relevance is not zero, over all tiles. tokens: (B, T)."""
     alive = inside = 0
 
+    @torch.compiler.disable
     def count(q, k, v, w, r, i0=0):
         nonlocal alive, inside
         for a in range(0, q.shape[2], 256):
@@ -330,7 +331,8 @@ def get_parser():
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def flag(name, default, text, **kw):
-        p.add_argument(name, default=default, help=f"{text} [{default}]", **({"type": type(default)} | kw))
+        shown = "psi" if default is None else default if not isinstance(default, list) else default[0]
+        p.add_argument(name, default=default, help=f"{text} [{shown}]", **({"type": type(default)} | kw))
 
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers, if not psi", type=int)
@@ -355,7 +357,7 @@ def get_parser():
     p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
-    flag("--out", "out", "folder for ckpt.pt and log.tsv; an older run's are kept as *.old")
+    flag("--out", "out", "folder for ckpt.pt and log.tsv; an older run's move to OUT/old-1, old-2, ...")
     p.add_argument("--resume", action="store_true", help="go on from OUT/ckpt.pt, with its flags unless given anew")
     return p
 
