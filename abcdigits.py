@@ -9,13 +9,14 @@ complete the number. The prompts are bit for bit those of the paper's author, K.
 """
 import argparse
 import random
+import re
 import sys
 import time
 from pathlib import Path
 
 import torch
 
-from train import Parser, UsageError, cli, clock, get_device, load_checkpoint
+from train import Parser, UsageError, cli, clock, get_device, load_checkpoint, scale_rope, screens
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -70,7 +71,7 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
 
 
 def evaluate(model, tokenizer, prompts, answers, tokens_at_once=2**15):
-    """How many answers are right: one prefill a prompt, greedy decoding with the cache, the same integer as a string.
+    """How many answers are right: one prefill a prompt, greedy decoding with the cache, the same text and no digit after it.
 
     Prompts of equal length go through the model together. Returns a list of bools in the order of the prompts.
     """
@@ -81,68 +82,108 @@ def evaluate(model, tokenizer, prompts, answers, tokens_at_once=2**15):
         T = len(rows[order[0]])
         batch = [n for n in order[: max(tokens_at_once // T, 1)] if len(rows[n]) == T]
         order = order[len(batch) :]
-        new = max(len(answers[n]) for n in batch) + 1              # one more than the digits, to see that the integer ends
+        new = max(len(answers[n]) for n in batch) + 1              # one more than the answer, to see that the integer ends
         out = model.generate(torch.tensor([rows[n] for n in batch], device=device), new).tolist()
         for n, tokens in zip(batch, out):
-            text = tokenizer.decode(tokens)
-            digits = text[: len(text) - len(text.lstrip("0123456789"))]
-            right[n] = digits == answers[n]
+            right[n] = bool(re.match(re.escape(answers[n]) + "(?![0-9])", tokenizer.decode(tokens)))
     return right
 
 
 def table(cells, lengths, depths, T_train):
-    """The accuracies {(length, depth): fraction} as text, depths down, lengths across, the training length marked."""
-    lines = [f"{'depth':>6}" + "".join(f"{f'[{n}]' if n == T_train else n:>10}" for n in lengths)]
-    lines += [f"{d:>6g}" + "".join(f"{cells[n, d]:>10.1%}" for n in lengths) for d in depths]
-    lines += [f"{'mean':>6}" + "".join(f"{sum(cells[n, d] for d in depths) / len(depths):>10.1%}" for n in lengths)]
+    """The cells {(length, depth): (accuracy, RoPE scaling factor or None)} as text, depths down, lengths across, the
+    training length marked."""
+    def text(accuracy, scale):
+        return f"{accuracy:.1%}" if scale is None else "--" if accuracy == 0 else f"{accuracy:.1%} x{scale:g}"
+
+    lines = [f"{'depth':>6}" + "".join(f"{f'[{n}]' if n == T_train else n:>12}" for n in lengths)]
+    lines += [f"{d:>6g}" + "".join(f"{text(*cells[n, d]):>12}" for n in lengths) for d in depths]
+    lines += [f"{'mean':>6}" + "".join(f"{sum(cells[n, d][0] for d in depths) / len(depths):>12.1%}" for n in lengths)]
     return "\n".join(lines) + f"\n[{T_train}] is the training length, in tokens"
 
 
-def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def get_parser(doc):
+    """The flags of a retrieval benchmark."""
+    p = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
     p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
                    help="where the needle is, 0 first, 1 last [.1 .3 .5 .7 .9]")
     p.add_argument("--trials", type=int, help="prompts in a cell (paper: 1000) [20 on a CPU, 1000 on a GPU]")
-    p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [the --digits of the training run]")
     p.add_argument("--swe", action="store_true", help="screening-window expansion: windows beyond the training length become infinite")
+    p.add_argument("--rope-scale", type=float, nargs="+",
+                   help="for models with RoPE: scaling factors of the positions, the best one of each cell counts (paper: 1 2 4 .. 64)")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = p.parse_args()
+    return p
+
+
+def load(args):
+    """(model, tokenizer, checkpoint) that the flags name, its windows expanded if they say so."""
     device = get_device(args.device)
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, torch.bfloat16 if device.type == "cuda" else None)
-    T_train = ckpt["args"]["seq_len"]
-    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
-    trials = (1000 if device.type == "cuda" else 20) if args.trials is None else args.trials
+    for factor in args.rope_scale or []:
+        if not factor > 0:
+            raise UsageError(f"--rope-scale {factor:g}: a factor is above 0")
+        scale_rope(model, factor)
     if args.swe:
-        model.expand_windows(T_train)
+        if not screens(model):
+            raise UsageError(f"--swe is for models with screening windows; {args.ckpt} is a {ckpt['model']}")
+        model.expand_windows(ckpt["args"]["seq_len"])
+    return model, tokenizer, ckpt
 
-    def count_tokens(line):
-        return len(tokenizer.encode_ordinary(line))
 
-    shortest = 27 * max(count_tokens(f"{a}={'9' * digits}\n") for a in LETTERS)
-    lengths = args.lengths or [T for n in range(6) if (T := T_train * 2**n) >= shortest]
+def measure(args, model, tokenizer, T_train, name, title, get_prompts):
+    """Fill the grid of lengths and depths, print it, and write it beside the checkpoint as NAME.tsv (NAME_swe.tsv).
+
+    get_prompts(length, depth, trials) -> (prompts, answers); it raises UsageError for a length that is too short.
+    """
+    def possible(length):
+        try:
+            return get_prompts(length, 0.5, 1)
+        except UsageError:
+            return None
+
+    trials = (1000 if args.device.startswith("cuda") else 20) if args.trials is None else args.trials
+    lengths = args.lengths or [T_train * 2**n for n in range(6) if possible(T_train * 2**n)]
     for depth in args.depths:                                  # what cannot be done is refused before any work
-        generate_by_token_count(min(lengths, default=T_train), depth, count_tokens, digits, min(trials, 1))
-    cells, path = {}, Path(args.ckpt).with_name("abcdigits_swe.tsv" if args.swe else "abcdigits.tsv")
+        get_prompts(min(lengths, default=T_train), depth, min(trials, 1))
+    cells, path = {}, Path(args.ckpt).with_name(f"{name}_swe.tsv" if args.swe else f"{name}.tsv")
     started = time.perf_counter()
     for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
-        texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
-        right = evaluate(model, tokenizer, [t[:-digits] for t in texts], [t[-digits:] for t in texts])
-        cells[length, depth] = sum(right) / trials
+        prompts, answers = get_prompts(length, depth, trials)
+        cells[length, depth] = (-1.0, None)
+        for scale in args.rope_scale or [None]:
+            if scale is not None:
+                scale_rope(model, scale)
+            accuracy = sum(evaluate(model, tokenizer, prompts, answers)) / trials
+            cells[length, depth] = max(cells[length, depth], (accuracy, scale), key=lambda cell: cell[0])
         done = sum(n for n, _ in cells) / (len(args.depths) * sum(lengths))
         seconds = time.perf_counter() - started
-        print(f"length {length:>7} depth {depth:g}: {cells[length, depth]:6.1%}   {clock(seconds)}, "
+        print(f"length {length:>7} depth {depth:g}: {cells[length, depth][0]:6.1%}   {clock(seconds)}, "
               f"about {clock(seconds / done - seconds)} left", file=sys.stderr, flush=True)
-    rows = [f"{n}\t{d:g}\t{trials}\t{digits}\t{a:.4f}\n" for (n, d), a in cells.items()]
+    rows = [f"{n}\t{d:g}\t{trials}\t{accuracy:.4f}\t{'' if scale is None else f'{scale:g}'}\n"
+            for (n, d), (accuracy, scale) in cells.items()]
     try:
-        path.write_text("length\tdepth\ttrials\tdigits\taccuracy\n" + "".join(rows))
+        path.write_text("length\tdepth\ttrials\taccuracy\trope_scale\n" + "".join(rows))
     except OSError as e:
         path = f"{path} could not be written ({e.strerror})"
-    print(f"ABCDigits, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: "
-          f"accuracy by depth and length; {path}")
+    print(f"{title}, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length"
+          f"{', x the best RoPE scaling factor' if args.rope_scale else ''}; {path}")
     print(table(cells, lengths, args.depths, T_train))
+
+
+def main():
+    p = get_parser(__doc__)
+    p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [the --digits of the training run]")
+    args = p.parse_args()
+    model, tokenizer, ckpt = load(args)
+    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
+
+    def get_prompts(length, depth, trials):
+        texts = generate_by_token_count(length, depth, lambda line: len(tokenizer.encode_ordinary(line)), digits, trials)
+        return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
+
+    measure(args, model, tokenizer, ckpt["args"]["seq_len"], "abcdigits", f"ABCDigits, {digits} digits", get_prompts)
 
 
 if __name__ == "__main__":

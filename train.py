@@ -212,15 +212,49 @@ CHECKPOINT = {"model", "config", "weights", "tokenizer", "optimizer", "step", "d
 
 
 def build_model(name, config, dtype=None):
-    """A model from its name and the dict of its sizes, freshly initialised."""
-    if name != "multiscreen":
-        raise UsageError(f"model {name!r} is unknown: take multiscreen")
+    """A model from its name and the dict of its sizes, freshly initialised: multiscreen, multiscreen:ABLATION, transformer:SIZE."""
+    family, _, variant = name.partition(":")
     try:
-        return Multiscreen(Config(**config), dtype)
+        if name == "multiscreen":
+            return Multiscreen(Config(**config), dtype)
+        if family == "multiscreen":
+            from experiments.ablations import build
+
+            return build(variant, config, dtype)
+        if family == "transformer":
+            from experiments.transformer import Transformer, get_config
+
+            return Transformer(get_config(variant, **config), dtype)
+        raise UsageError(f"model {name!r} is unknown: take multiscreen, multiscreen:ABLATION (experiments/ablations.py) or "
+                         "transformer:SIZE (experiments/transformer.py)")
     except (ValueError, TypeError) as e:
         raise UsageError(e) from None
     except RuntimeError:
         raise UsageError(f"a model of these sizes does not fit into memory: {config}") from None
+
+
+def recipe(name):
+    """The paper's settings for a model, as values of flags: the learning rate, weight decay and clipping."""
+    family, _, variant = name.partition(":")
+    if family != "transformer":
+        return {"lr": 2**-4, "weight_decay": 0.0, "clip": 0.0}
+    from experiments.transformer import LEARNING_RATES
+
+    return {"lr": LEARNING_RATES.get(variant.partition(":")[0], 1e-3), "weight_decay": 0.1, "clip": 1.0}
+
+
+def scale_rope(model, factor):
+    """Divide the positions of a model with RoPE by `factor` (position interpolation). Raises UsageError if it has none."""
+    layers = [layer for layer in model.layers if hasattr(layer, "rope_scale")]
+    if not layers:
+        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE and multiscreen:rope")
+    for layer in layers:
+        layer.rope_scale = factor
+
+
+def screens(model):
+    """Whether a model has screening tiles: windows, relevances, and a function that screens."""
+    return isinstance(model, Multiscreen)
 
 
 def get_screen(name, device):
@@ -271,7 +305,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
     ckpt = read_checkpoint(path, device)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
-    model.screen = get_screen("auto", torch.device(device))
+    if screens(model):
+        model.screen = get_screen("auto", torch.device(device))
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
@@ -334,8 +369,9 @@ def get_parser():
         shown = "psi" if default is None else default if not isinstance(default, list) else default[0]
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **({"type": type(default)} | kw))
 
+    flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION, or transformer:8M, 45M, 353M, 1.3B (experiments/)")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers, if not psi", type=int)
+    flag("--layers", None, "number of layers, if not the model's own", type=int)
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token files (paper: SlimPajama)",
          nargs="+", type=str)
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
@@ -345,9 +381,9 @@ def get_parser():
     flag("--accumulate", 1, "forward passes in a step")
     flag("--steps", 700, "optimizer steps (paper: 2^16)")
     flag("--warmup", 50, "steps of linear warm-up, after which the learning rate is constant (paper: 4096)")
-    flag("--lr", 2**-4, "learning rate (paper: 2^-4)")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, on matrices (paper: 0)")
-    flag("--clip", 0.0, "clip the gradient norm to this, 0 for never (paper: 0)")
+    flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4 by size, taken by itself)")
+    flag("--weight-decay", 0.0, "AdamW's weight decay, on matrices (paper: 0; Transformer: 0.1, taken by itself)")
+    flag("--clip", 0.0, "clip the gradient norm to this, 0 for never (paper: 0; Transformer: 1, taken by itself)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
@@ -362,7 +398,7 @@ def get_parser():
     return p
 
 
-FIXED = ("psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
+FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive")
 
@@ -370,6 +406,7 @@ COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms"
 def get_args(argv):
     """(arguments, checkpoint to resume from or None)."""
     parser = get_parser()
+    parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     ckpt = None
     if args.resume:
@@ -404,7 +441,7 @@ def prepare_out(args, ckpt):
         elif (out / "ckpt.pt").exists():
             old = next(p for n in itertools.count(1) if not (p := out / f"old-{n}").exists())
             old.mkdir()
-            for path in [out / "ckpt.pt", log, *out.glob("abcdigits*.tsv")]:
+            for path in [out / "ckpt.pt", *out.glob("*.tsv"), *out.glob("*.png")]:
                 if path.exists():
                     os.replace(path, old / path.name)
             print(f"{out} held a run already: moved to {old}")
@@ -426,8 +463,9 @@ def main(argv=None):
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
     config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
-    model = build_model(ckpt["model"] if ckpt else "multiscreen", config, dtype).to(device)
-    model.screen = get_screen(args.kernel, device)
+    model = build_model(args.model, config, dtype).to(device)
+    if screens(model):
+        model.screen = get_screen(args.kernel, device)
     train_data, val_data = get_data(args, tokenizer)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
@@ -446,7 +484,7 @@ def main(argv=None):
 
     per_step = args.batch_size * args.accumulate
     total = sum(p.numel() for p in model.parameters())
-    print(f"Multiscreen, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
+    print(f"{args.model}, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
           f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens")
 
     def check(**values):
@@ -459,7 +497,7 @@ def main(argv=None):
     def save():
         check(sum_of_weights=sum(p.detach().double().abs().sum() for p in model.parameters()).item())
         save_checkpoint(path, {
-            "model": "multiscreen", "config": asdict(model.config), "weights": model.state_dict(),
+            "model": args.model, "config": asdict(model.config), "weights": model.state_dict(),
             "tokenizer": args.tokenizer, "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn,
             "random_state": torch.get_rng_state(), "args": vars(args),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
@@ -490,21 +528,27 @@ def main(argv=None):
 
         row, now = {"step": step}, time.perf_counter()
         if step % args.log_every == 0 or step in (1, args.steps):
-            w = torch.cat([window(tile.s_w.detach()) for tile in model.layers])
-            row |= {"loss": loss, "lr": lr, "grad_norm": norm, "w_min": w.min().item(), "w_median": w.median().item(),
-                    "w_max": w.max().item(), "ms": (now - began) * 1e3}
+            row |= {"loss": loss, "lr": lr, "grad_norm": norm, "ms": (now - began) * 1e3}
+            shown = " " * 23
+            if screens(model):
+                w = torch.cat([window(tile.s_w.detach()) for tile in model.layers])
+                row |= {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
+                shown = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
             row["tokens_per_s"] = per_step * args.seq_len / (now - began)
             left = (now - started) / (step - first) * (args.steps - step)
-            print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {lr:8.2g} {norm:8.4f} {row['w_min']:6.2f} "
-                  f"{row['w_median']:7.1f} {row['w_max']:8.4g} {row['ms']:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}",
+            print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {lr:8.2g} {norm:8.4f} {shown} "
+                  f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}",
                   flush=True)
         if step % args.eval_every == 0 or step == args.steps:
             row["val_loss"], row["val_bpb"] = evaluate(model, val_data, 256, args.batch_size, tokenizer)
-            row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
+            shown = ""
+            if screens(model):
+                row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
+                shown = f"; {row['alive']:.1%} of the pairs inside the windows alive"
             check(val_loss=row["val_loss"])
             save()
-            print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte; "
-                  f"{row['alive']:.1%} of the pairs inside the windows alive; saved {path}", flush=True)
+            print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte{shown}; "
+                  f"saved {path}", flush=True)
         if len(row) > 1:
             with open(log, "a") as f:
                 f.write("\t".join(f"{row[c]:.6g}" if c in row else "" for c in COLUMNS) + "\n")

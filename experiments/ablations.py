@@ -1,0 +1,117 @@
+"""The paper's five ablations (appendix "Architectural Ablations"): each overrides one hook of a layer of tiles.
+
+Paper:  python train.py --model multiscreen:nope --psi 16 --data slimpajama/ --tokenizer gpt2 --seq-len 4096 \\
+            --batch-size 16 --accumulate 64 --steps 16384 --warmup 4096 --out out-nope
+        (2^36 tokens; the same for rope, no-tanhnorm, no-gate, fixed-r, and `multiscreen` for the original; 3 seeds)
+Small:  python -m experiments.ablations
+        trains all six on the standard library's source text, 4 minutes on 2 cores. It leaves out: the size (0.2M instead of
+        28M parameters), 99.99 % of the tokens, two of three seeds (--seeds 3), long contexts and retrieval
+        (`python -m experiments.long_context` and `python abcdigits.py` take the checkpoints).
+"""
+import argparse
+import math
+import statistics
+from pathlib import Path
+
+import torch
+
+from experiments.common import pyplot, report, run_once, save_figure
+from experiments.transformer import rope
+from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from train import Parser, cli
+
+
+class RoPE(GatedScreeningTiles):
+    """MiPE -> RoPE: every pair of dimensions of q and k turns, whatever the window. `rope_scale` as for the Transformer."""
+    rope_scale = 1.0
+
+    def encode(self, x_bar, i, w):
+        return rope(x_bar, i, self.rope_scale)
+
+
+class NoPE(GatedScreeningTiles):
+    """MiPE -> no positions in q and k: only the softmask knows the distance."""
+
+    def encode(self, x_bar, i, w):
+        return x_bar
+
+
+class NoTanhNorm(GatedScreeningTiles):
+    """The norm of the aggregated values is not bounded."""
+
+    def bound(self, h):
+        return h
+
+
+class NoGate(GatedScreeningTiles):
+    """No gate and no W_G; `build` adds layers and heads to make up for the parameters."""
+
+    def __init__(self, config, dtype=None):
+        super().__init__(config, dtype)
+        del self.W_G
+
+    def gate(self, x):
+        return 1.0
+
+
+class FixedR(GatedScreeningTiles):
+    """The acceptance width is 1 and not learned: keys are rejected for a negative similarity only."""
+
+    def __init__(self, config, dtype=None):
+        super().__init__(config, dtype)
+        self.s_r.requires_grad_(False)
+
+    def acceptance(self):
+        return torch.ones_like(self.s_r)
+
+
+TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate, "fixed-r": FixedR}
+PAPER = {"multiscreen": (3.0966, 0.0027), "multiscreen:rope": (3.1232, 0.0014), "multiscreen:nope": (3.1109, 0.0025),
+         "multiscreen:no-tanhnorm": (3.1094, 0.0026), "multiscreen:no-gate": (3.1555, 0.0007), "multiscreen:fixed-r": (3.1120, 0.0026)}
+
+
+def build(variant, config, dtype=None):
+    """The ablation of that name. Without a gate a tile has 160 d_E weights instead of 224 d_E, so N_L and N_H become
+    ceil(sqrt(224/160) psi) unless they are given: 19 for psi = 16, as in the paper."""
+    if variant not in TILES:
+        raise ValueError(f"multiscreen:{variant} is unknown: take multiscreen, or multiscreen: and one of {', '.join(TILES)}")
+    if variant == "no-gate":
+        N = math.ceil(math.sqrt(224 / 160) * config.get("psi", 8))
+        config = config | {n: N if config.get(n) is None else config[n] for n in ("N_L", "N_H")}
+    return Multiscreen(Config(**config), dtype, TILES[variant])
+
+
+def main():
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--steps", type=int, default=400, help="optimizer steps of a run (paper: 16384) [400]")
+    p.add_argument("--seeds", type=int, default=1, help="runs of each model (paper: 3) [1]")
+    p.add_argument("--out", default="out/ablations", help="folder; finished runs in it are not run again [out/ablations]")
+    args, flags = p.parse_known_args()                             # all other flags go to train.py
+    flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
+    losses, rows = {}, []
+    for name in PAPER:
+        losses[name] = []
+        for seed in range(args.seeds):
+            out = Path(args.out) / f"{name.replace(':', '_')}-{seed}"
+            log, diverged = run_once(out, "--model", name, *flags, "--seed", seed, steps=args.steps)
+            losses[name].append(math.nan if diverged else [row["val_loss"] for row in log if "val_loss" in row][-1])
+    original = statistics.mean(losses["multiscreen"])
+    for name, values in losses.items():
+        mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+        rows.append([name, mean, spread, f"{mean - original:+.4f}", *PAPER[name], f"{PAPER[name][0] - 3.0966:+.4f}"])
+    report(Path(args.out) / "ablations.tsv", ["model", "val_loss", "std", "change", "paper_28M", "paper_std", "paper_change"], rows,
+           f"Validation loss, nats per token, {args.steps} steps, {args.seeds} seed(s); the paper's: 28M parameters, 2^36 tokens, 3 seeds")
+    if plt := pyplot():
+        fig, ax = plt.subplots(figsize=(7, 3.5))
+        names = [name.removeprefix("multiscreen:") for name in PAPER]
+        ax.barh(names, [row[1] - original for row in rows], 0.4, xerr=[row[2] for row in rows], label="here")
+        ax.barh([y + 0.4 for y in range(len(names))], [v - 3.0966 for v, _ in PAPER.values()], 0.4, label="paper, 28M")
+        ax.set(xlabel="change of the validation loss (nats per token) against the original; positive is worse", yticks=range(len(names)))
+        ax.set_yticklabels(names)
+        ax.axvline(0, color="black", lw=0.8)
+        ax.legend()
+        save_figure(fig, Path(args.out) / "ablations.png")
+
+
+if __name__ == "__main__":
+    cli(main)
