@@ -43,11 +43,13 @@ def read_log(path):
         raise UsageError(f"{path} is no log of train.py ({type(e).__name__})") from None
 
 
+def text(x):
+    """A cell of a table: four digits of a float, - for None and NaN."""
+    return "-" if x is None or isinstance(x, float) and math.isnan(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
+
+
 def report(path, columns, rows, title):
     """Print rows (lists of str or numbers; None is shown as -) as a table and write them to `path` as TSV."""
-    def text(x):
-        return "-" if x is None or isinstance(x, float) and math.isnan(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
-
     cells = [list(columns)] + [[text(x) for x in row] for row in rows]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
     print(f"\n{title}")

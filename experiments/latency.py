@@ -1,0 +1,218 @@
+"""How long one forward pass over a long context takes (section "Inference Latency", appendix "Latency Impact of
+Screening-Window Expansion"): Multiscreen, the same with SWE, and the Transformer, over context lengths and over sizes.
+
+Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their logits, in chunks that
+are thrown away; the same for both. 2 passes do not count, then mean and standard deviation over --repeats passes, or those
+that fit into --seconds (3 at least). Ratios are the Transformer's time over Multiscreen's in the same run: x_flash with the
+flash backend, x_fastest with the fastest of flash, cuDNN, efficient and math (T x T scores in memory: up to T = 2^12 only).
+
+Paper:  python -m experiments.latency --seconds inf --ckpt out4M/ckpt.pt out28M/ckpt.pt out286M/ckpt.pt out1.3B/ckpt.pt
+GPU:    python -m experiments.latency
+        bfloat16 products, vocabulary 50257: Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at 2^17 tokens, the last two
+        from 2^10 on. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows
+        do: `initial` (at most 257), and `trained-like`, a guess (70 % of the tiles log-uniform in 2 .. 128, 25 % in
+        256 .. 4096, 5 % in 4096 .. 65536), without which SWE would change nothing.
+Small:  the same command without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14 tokens.
+        It leaves out what the paper compares: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel.
+
+The paper prints no latency in its text (its figures, from an RTX 4090, are images). Targets of this implementation on an
+H200 with initial windows, NOT MEASURED YET: Psi = 48 at 2^17 tokens 8 times as fast as the 1.3B Transformer with flash
+(stretch: 10) and 5 times with the fastest backend; at each length up to 2^12 at least 0.9 times.
+"""
+import argparse
+import statistics
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend
+
+import train
+from experiments.common import Progress, pyplot, report, save_figure, text
+from experiments.transformer import SIZES
+from train import Parser, UsageError, cli
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+COLUMNS = ("model", "parameters", "setting", "length", "ms", "std_ms", "repeats", "x_flash", "x_fastest", "fastest")
+
+
+def trained_like(n, seed=0):
+    """n shuffled windows (n,), log-uniform: 5 % (at least one) in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128."""
+    rng = torch.Generator().manual_seed(seed)
+    far, middle = max(round(0.05 * n), 1), round(0.25 * n)
+    bounds = torch.tensor([(4096.0, 65536.0)] * far + [(256.0, 4096.0)] * middle + [(2.0, 128.0)] * (n - far - middle))
+    low, high = bounds[torch.randperm(n, generator=rng)].log().T
+    return (low + (high - low) * torch.rand(n, generator=rng)).exp()
+
+
+@torch.no_grad()
+def prepare(model, setting, trained_length):
+    """Put a model into a setting, in place: the backend of its attention, or its windows; SWE expands those that are there."""
+    if setting in BACKENDS:
+        model.screen = BACKENDS[setting]
+    elif setting.endswith("SWE"):
+        model.expand_windows(trained_length)
+    elif setting == "trained-like":
+        sizes = [len(tile.s_w) for tile in model.layers]
+        for tile, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
+            tile.s_w.copy_((w - 1).log())
+
+
+@torch.no_grad()
+def forward_pass(model, tokens):
+    """Hidden states of the whole context at once, then all logits, at most 2^29 of them at a time. tokens: (1, T)"""
+    for x in model.hidden(tokens, chunk=tokens.shape[1]).split(max(2**29 // model.config.vocab_size, 1), 1):
+        model.logits(x)
+
+
+def measure(run, device, repeats, seconds):
+    """([milliseconds of each run() that counts], None), or ([], the reason) for want of memory or of the backend."""
+    wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+    times = []
+    try:
+        with warnings.catch_warnings(action="ignore"):             # PyTorch warns at length of a backend it cannot use
+            while len(times) < 2 + repeats and (len(times) < 5 or sum(times[2:]) < 1e3 * seconds):
+                wait()
+                began = time.perf_counter()
+                run()
+                wait()                                             # until the last kernel has finished
+                times.append((time.perf_counter() - began) * 1e3)
+        return times[2:], None
+    except (torch.OutOfMemoryError, MemoryError):
+        return [], "out of memory"
+    except RuntimeError as e:
+        return [], str(e).splitlines()[0]
+
+
+def ratios(ms, transformer):
+    """[x_flash, x_fastest, fastest]: how many times as fast as a Transformer, from its ms by backend; None where unknown."""
+    if ms is None or not transformer:
+        return [None, None, None]
+    fastest = min(transformer, key=transformer.get)
+    return [transformer["flash"] / ms if "flash" in transformer else None, transformer[fastest] / ms, fastest]
+
+
+def get_pair(source, size, cuda):
+    """Two models, each (label, name, config, weights, training length, settings): the Transformer of that size, and the
+    Multiscreen it is compared with, source: Psi or the path of a checkpoint."""
+    if isinstance(source, int):
+        multiscreen = (f"Psi = {source}", "multiscreen", {"psi": source, "vocab_size": 50257 if cuda else 257}, None, 2**12,
+                       ("initial", "trained-like", "trained-like + SWE"))
+    else:
+        ckpt = train.read_checkpoint(source)
+        multiscreen = (source, ckpt["model"], ckpt["config"], ckpt["weights"], ckpt["args"]["seq_len"],
+                       ("trained", "trained + SWE"))
+    if not multiscreen[1].startswith("multiscreen"):
+        raise UsageError(f"{source} is a {multiscreen[1]}: --ckpt takes Multiscreen's, --transformer the size of the other")
+    name = f"transformer:{size.removeprefix('transformer:')}"
+    backends = tuple(BACKENDS) if cuda else ("flash", "math")              # a CPU has no others
+    return (name, name, {"vocab_size": multiscreen[2]["vocab_size"]}, None, None, backends), multiscreen
+
+
+def build(name, config, weights, device, dtype=None):
+    """A model, drawn on the device itself; with weights, those of a checkpoint."""
+    with torch.device(device):
+        model = train.build_model(name, config, dtype)
+    if weights:
+        train.load_weights(model, weights, "--ckpt")
+    if train.screens(model):
+        model.screen = train.get_screen("auto", torch.device(device))
+    return model
+
+
+def run(subject, lengths, args, device, dtype):
+    """Build one model and measure it: yields (setting, length, [milliseconds], None or why there are none)."""
+    _, name, config, weights, trained_length, settings = subject
+    try:
+        model = build(name, config, weights, device, dtype)
+    except UsageError as e:
+        model, times, why = None, [], str(e)
+    for setting in settings:
+        if model:
+            prepare(model, setting, trained_length)
+        for length in lengths:
+            if setting == "math" and length > 2**12:
+                times, why = [], "not tried: T x T scores"
+            elif model:
+                tokens = torch.randint(config["vocab_size"], (1, length), device=device)
+                times, why = measure(lambda: forward_pass(model, tokens), device, args.repeats, args.seconds)
+            yield setting, length, times, why
+
+
+def draw(plt, rows, names, trained_length, path):
+    """Latency over the length for the two models `names` and, if there are more, over the size at the longest length."""
+    longest = max(row[3] for row in rows)
+    panels = [("length of the context (tokens)", 3, [row for row in rows if row[0] in names])]
+    if any(row[0] not in names for row in rows):
+        panels.append((f"parameters (at {longest} tokens)", 1, [row for row in rows if row[3] == longest]))
+    fig, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 4.5), squeeze=False)
+    for ax, (label, x, part) in zip(axes[0], panels):
+        for n, setting in enumerate(dict.fromkeys(row[2] for row in rows)):
+            kind, style = ("Transformer", "s:") if setting in BACKENDS else ("Multiscreen", "o-")
+            line = [(row[x], row[4], row[5] or 0) for row in part if row[2] == setting and row[4] is not None]
+            if line:
+                ax.errorbar(*zip(*line), fmt=style, color=f"C{n}", capsize=3, label=f"{kind}, {setting}")
+        ax.set(xlabel=label, ylabel="latency of one forward pass (ms)", xscale="log", yscale="log")
+    axes[0, 0].set_xscale("log", base=2)
+    axes[0, 0].axvline(trained_length, color="black", ls="--", lw=1, label="training length")
+    axes[0, 0].legend(fontsize=8)
+    save_figure(fig, path)
+
+
+def main():
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--psi", type=int, nargs="+", help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
+    p.add_argument("--ckpt", nargs="+", help="in place of --psi: trained models, with their windows")
+    p.add_argument("--transformer", nargs="+", help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
+    p.add_argument("--lengths", type=int, nargs="+", help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
+    p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [100; CPU: 3]")
+    p.add_argument("--seconds", type=float, default=3, help="no further pass after this time, from the third on [3]")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    p.add_argument("--out", default="out/latency", help="folder [out/latency]")
+    args = p.parse_args()
+    device = train.get_device(args.device)
+    cuda = device.type == "cuda"
+    sources = args.ckpt or args.psi or ([8, 16, 32, 48] if cuda else [8])
+    sizes = args.transformer or (list(SIZES) if cuda else ["8M"])
+    lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
+    args.repeats = (100 if cuda else 3) if args.repeats is None else args.repeats
+    if lengths[0] < 1 or args.repeats < 1 or len(sources) != len(sizes) or device.type not in ("cpu", "cuda"):
+        raise UsageError("lengths and --repeats are at least 1, --device is cpu or cuda, and each model its --transformer")
+    pairs = [get_pair(source, size, cuda) for source, size in zip(sources, sizes)]
+    counts = {label: sum(p.numel() for p in build(name, config, None, "meta").parameters())        # names a wrong size at once
+              for pair in pairs for label, name, config, *_ in pair}
+    path, rows, dtype = Path(args.out) / "latency.tsv", [], torch.bfloat16 if cuda else None
+    machine = f"CPU, {torch.get_num_threads()} threads: small sizes, not the paper's comparison"
+    machine = torch.cuda.get_device_name(device) if cuda else machine
+    title = ("One forward pass, batch 1, no cache: all hidden states at once, then all logits in chunks that are thrown away\n"
+             f"{machine}; {dtype or 'float32'}; screening by {train.get_screen('auto', device).__module__}; "
+             f"random {'' if args.ckpt else 'weights and '}tokens; x_: the Transformer's time over Multiscreen's")
+    plt = pyplot()                                                 # now, before the work: without matplotlib it says so
+    report(path, COLUMNS, rows, title)                             # and that the folder cannot be written
+    progress = Progress(sum(len(subject[-1]) * (len(lengths) if pair is pairs[-1] else 1)
+                            for pair in pairs for subject in pair))
+    try:
+        for pair in pairs:
+            transformer = {T: {} for T in lengths}
+            for subject in pair:
+                for setting, T, times, why in run(subject, lengths if pair is pairs[-1] else lengths[-1:], args, device, dtype):
+                    ms, std = statistics.mean(times) if times else None, statistics.stdev(times) if len(times) > 1 else None
+                    if setting in BACKENDS and times:
+                        transformer[T][setting] = ms
+                    x = ratios(None if setting in BACKENDS else ms, transformer[T])
+                    rows.append([subject[0], counts[subject[0]], setting, T, ms, std, len(times) or None, *x])
+                    with open(path, "a") as f:                     # whatever happens later, this row is kept
+                        f.write("\t".join(map(text, rows[-1])) + "\n")
+                    progress.add(1, f"{subject[0]}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
+                if cuda:
+                    torch.cuda.empty_cache()
+    finally:
+        report(path, COLUMNS, rows, title)
+    if plt:
+        draw(plt, rows, {subject[0] for subject in pairs[-1]}, pairs[-1][1][4], path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    cli(main)
