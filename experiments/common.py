@@ -3,6 +3,8 @@ import math
 import time
 from pathlib import Path
 
+import torch
+
 import train
 from train import UsageError
 
@@ -46,6 +48,16 @@ def read_log(path):
 def text(x):
     """A cell of a table: four digits of a float, - for None and NaN."""
     return "-" if x is None or isinstance(x, float) and math.isnan(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
+
+
+def count_parameters(*flags):
+    """(total, non-embedding): the number of parameters of the model that `train.py FLAGS` builds. Raises UsageError."""
+    args, _ = train.get_args([str(f) for f in flags])
+    n_vocab = train.get_tokenizer(args.tokenizer).n_vocab
+    with torch.device("meta"):
+        model = train.build_model(args.model, {"psi": args.psi, "N_L": args.layers, "vocab_size": n_vocab})
+    total = sum(p.numel() for p in model.parameters())
+    return total, total - model.W_E.numel()
 
 
 def report(path, columns, rows, title):
