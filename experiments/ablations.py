@@ -10,9 +10,9 @@ Small:  python -m experiments.ablations
 """
 import argparse
 import math
-import statistics
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from experiments.common import pyplot, report, run_once, save_figure
@@ -82,7 +82,7 @@ def build(variant, config, dtype=None):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     p.add_argument("--steps", type=int, default=400, help="optimizer steps of a run (paper: 16384) [400]")
     p.add_argument("--seeds", type=int, default=1, help="runs of each model (paper: 3) [1]")
     p.add_argument("--out", default="out/ablations", help="folder; finished runs in it are not run again [out/ablations]")
@@ -95,9 +95,9 @@ def main():
             out = Path(args.out) / f"{name.replace(':', '_')}-{seed}"
             log, diverged = run_once(out, "--model", name, *flags, "--seed", seed, steps=args.steps)
             losses[name].append(math.nan if diverged else [row["val_loss"] for row in log if "val_loss" in row][-1])
-    original = statistics.mean(losses["multiscreen"])
+    original = np.mean(losses["multiscreen"])
     for name, values in losses.items():
-        mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+        mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         rows.append([name, mean, spread, f"{mean - original:+.4f}", *PAPER[name], f"{PAPER[name][0] - 3.0966:+.4f}"])
     report(Path(args.out) / "ablations.tsv", ["model", "val_loss", "std", "change", "paper_28M", "paper_std", "paper_change"], rows,
            f"Validation loss, nats per token, {args.steps} steps, {args.seeds} seed(s); the paper's: 28M parameters, 2^36 tokens, 3 seeds")

@@ -31,7 +31,7 @@ def run_once(out, *flags, steps):
                 raise
             note.write_text(str(e))
         rows = read_log(out / "log.tsv")
-        if not note.exists() and rows[-1]["step"] < steps:
+        if not note.exists() and not (rows and rows[-1]["step"] >= steps):
             raise KeyboardInterrupt
     return rows, note.read_text() if note.exists() else None
 
@@ -81,7 +81,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError:
-        print("no figure: `pip install matplotlib` and run this again (finished runs are kept) to draw it")
+        print("no figure: `pip install matplotlib` and run this again to draw it")
         return None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -4,7 +4,9 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,15 +18,18 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import abcdigits
 import train
-from experiments import ablations, common, passkey, transformer
-from multiscreen import window
+from experiments import (ablations, common, latency, long_context, lr_sweep, passkey, relevance_maps, sample, scaling, training_curves,
+                         transformer, windows)
+from experiments.common import count_parameters
+from multiscreen import Config, Multiscreen, softmask, window
+from train import UsageError
 
 seeds = st.integers(0, 2**31 - 1)
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
 def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def tokens(*shape, seed=0, n=50):
@@ -47,6 +52,8 @@ def build(name, seed=0, far=False, **sizes):
                     p.add_(0.2 * noise[0])                             # tokens alike: many pairs pass Trim
                 else:
                     p.add_(0.3 * noise)
+            for tile in model.layers if train.screens(model) else []:
+                tile.W_K.copy_(tile.W_Q + 0.1 * randn(*tile.W_Q.shape, seed=seed))            # so do similar queries and keys
     return model
 
 
@@ -223,15 +230,14 @@ def dense_tiles(p, c, x, variant, scale=1.0):
 def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
     model, x = build(f"multiscreen:{variant}".rstrip(":"), far=True), tokens(1, 50)
     with torch.no_grad():
-        p, other = dict(model.named_parameters()), {"rope": "nope"}.get(variant, "rope")
+        p = dict(model.named_parameters())
         exact = dense_tiles(p, model.config, x[0], variant)
         torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
         if variant == "rope":
             train.scale_rope(model, 8)
             torch.testing.assert_close(model(x)[0], dense_tiles(p, model.config, x[0], variant, 8), rtol=1e-8, atol=1e-8)
-        if variant:                                    # and the change matters
-            original = dense_tiles(p, model.config, x[0], "" if variant != "no-gate" else "nope")
-            assert (original - exact).norm() > 1e-3 * exact.norm() if "layers.0.W_G" in p else True
+        if variant and variant != "no-gate":           # and the change is seen (without a gate there is no W_G to compare with)
+            assert (dense_tiles(p, model.config, x[0], "") - exact).norm() > 1e-3 * exact.norm()
     model.loss(x, x).backward()
     learned = {n for n, q in model.named_parameters() if q.grad is not None}
     assert learned == {n for n in p if not (variant == "fixed-r" and n.endswith("s_r"))}
@@ -316,7 +322,7 @@ def test_runs_are_kept_and_diverged_ones_noted(tmp_path, monkeypatch, capsys):
         common.run_once(tmp_path / "a", *flags, steps=4)
     monkeypatch.undo()
     for _ in range(2):
-        rows, diverged = common.run_once(tmp_path / "b", *flags, "--lr", 1e30, "--warmup", 0, steps=3)
+        rows, diverged = common.run_once(tmp_path / "b", *flags, "--lr", 1e18, "--warmup", 0, steps=3)
         assert "diverged" in diverged and rows[-1]["step"] < 3
     common.report(tmp_path / "t/x.tsv", ["a", "b"], [["one", 1.23456], ["two", None]], "Title")
     assert (tmp_path / "t/x.tsv").read_text() == "a\tb\none\t1.235\ntwo\t-\n" and "Title" in capsys.readouterr().out
@@ -330,3 +336,515 @@ def test_ablations_command(tmp_path, monkeypatch, capsys):
     table = (tmp_path / "o/ablations.tsv").read_text().splitlines()
     assert len(table) == 7 and table[5].startswith("multiscreen:no-gate") and "3.155\t" in table[5]
     assert "no figure" in capsys.readouterr().out or (tmp_path / "o/ablations.png").exists()
+
+
+# ----------------------------------------------------------------------- long context, windows, relevance maps, samples
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Checkpoints of some models with random weights, by name, as train.py writes them."""
+    folder, paths = tmp_path_factory.mktemp("ckpt"), {}
+    for name in ("multiscreen", "multiscreen:rope", "multiscreen:fixed-r", "transformer:2,2,8"):
+        torch.manual_seed(0)
+        model = train.build_model(name, {"psi": 3, "N_L": 2, "vocab_size": 257})
+        with torch.no_grad():
+            for W in model.layers.parameters():                    # so that layers, positions and windows matter
+                W.mul_(6 if W.ndim > 1 else 1)
+        paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
+        paths[name].parent.mkdir()
+        args = {k: None for k in train.FIXED} | {"model": name, "seq_len": 16}
+        train.save_checkpoint(paths[name], dict.fromkeys(train.CHECKPOINT, 0) | {
+            "model": name, "config": vars(model.config), "weights": model.state_dict(), "tokenizer": "bytes", "args": args})
+    return paths
+
+
+def run(module, monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, flags)])
+    module.main()
+
+
+def read(path):
+    head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_positions_and_their_windows():
+    assert long_context.positions(100) == [16, 23, 32, 45, 64, 91, 100]
+    assert long_context.positions(64) == [16, 23, 32, 45, 64]
+    assert long_context.positions(3) == [3]
+    assert [long_context.around(p, 100) for p in (1, 10, 16, 91, 100)] == [(1, 1), (9, 11), (15, 17), (82, 100), (90, 100)]
+    values = np.arange(1.0, 101)                                   # position p has the value p
+    assert long_context.window_sums(values, 100)[[0, -1]].tolist() == [15 + 16 + 17, 11 * 95]
+
+
+def test_middle_is_centred():
+    assert long_context.middle(list(range(10)), 3).tolist() == [3, 4, 5, 6]
+    assert long_context.middle(list(range(4)), 3).tolist() == [0, 1, 2, 3]
+    assert long_context.middle(list(range(3)), 3) is None
+
+
+def test_documents(tmp_path):
+    for name, n in (("a", 5), ("b", 8), ("c", 9), ("d", 20)):
+        (tmp_path / name).write_text(name * n)
+    tokenizer = train.get_tokenizer("bytes")
+    segments, short = long_context.get_documents([tmp_path], tokenizer, 8, 5)
+    assert [bytes(s.astype(np.uint8)) for s in segments] == [b"c" * 9, b"d" * 9] and short == 2
+    assert len(long_context.get_documents([tmp_path], tokenizer, 8, 1)[0]) == 1
+    with pytest.raises(train.UsageError, match="longer than 20 tokens, the longest has 20"):
+        long_context.get_documents([tmp_path], tokenizer, 20, 5)
+
+
+def test_position_p_has_p_tokens_of_context(checkpoints):
+    """Against the logits of the whole model on each prefix by itself."""
+    model, _, _ = train.load_checkpoint(checkpoints["multiscreen"])
+    x = torch.randint(257, (21,), generator=torch.Generator().manual_seed(1))
+    found = long_context.nats(model, x.numpy().astype(np.uint16))
+    for p in (1, 2, 20):
+        with torch.no_grad():
+            assert found[p - 1] == pytest.approx(-model(x[None, :p])[0, -1].log_softmax(-1)[x[p]].item(), abs=1e-5)
+
+
+def test_means_over_tokens_documents_and_bytes(monkeypatch):
+    """Two documents whose tokens cost 1 and 3 nats, with two bytes a token: 2 nats, 1 / ln 2 bits per byte."""
+    class Tokenizer:
+        def decode_tokens_bytes(self, tokens):
+            return [b"ab"] * len(tokens)
+
+    monkeypatch.setattr(long_context, "nats", lambda model, segment: np.full(20, segment[0], dtype=float))
+    progress = long_context.Progress(2)
+    per_token, per_byte = long_context.measure(None, Tokenizer(), [np.full(21, 1), np.full(21, 3)], 20, progress, "")
+    assert per_token == pytest.approx([2, 2]) and per_byte == pytest.approx([1 / math.log(2)] * 2)
+
+
+def test_long_context_runs(checkpoints, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("screening is enough " * 4)
+    names = ["multiscreen", "multiscreen:rope", "transformer:2,2,8"]
+    flags = ["--device", "cpu", "--data", tmp_path / "text", "--length", 40]
+    run(long_context, monkeypatch, "--ckpt", *[checkpoints[n] for n in names], *flags, "--rope-scale", 1, 4, "--swe")
+    rows = read(checkpoints["multiscreen"].with_name("long_context.tsv"))
+    assert [(r["model"], r["curve"]) for r in rows if r["position"] == "16"] == [
+        ("multiscreen", "as trained"), ("multiscreen", "SWE"), ("multiscreen:rope", "RoPE x1"), ("multiscreen:rope", "RoPE x4"),
+        ("multiscreen:rope", "SWE RoPE x1"), ("multiscreen:rope", "SWE RoPE x4"),
+        ("transformer:2,2,8", "RoPE x1"), ("transformer:2,2,8", "RoPE x4")]
+    assert len(rows) == 8 * 4 and len({tuple(r["perplexity"] for r in rows[n : n + 4]) for n in range(0, 32, 4)}) == 8
+    for r in rows:
+        assert float(r["nats_per_token"]) == pytest.approx(math.log(float(r["perplexity"])), rel=1e-3)
+        assert float(r["bits_per_byte"]) == pytest.approx(math.log2(float(r["perplexity"])), rel=1e-3)
+    for more, message in ((["--rope-scale", 2], "RoPE"), (["--length", 0], "above 0"), (["--length", 80], "no document")):
+        with pytest.raises(train.UsageError, match=message):
+            run(long_context, monkeypatch, "--ckpt", checkpoints["multiscreen"], *flags, *more)
+    with pytest.raises(train.UsageError, match="--swe"):
+        run(long_context, monkeypatch, "--ckpt", checkpoints["transformer:2,2,8"], *flags, "--swe")
+
+
+def test_summary_of_windows():
+    row = windows.summary("1", np.array([2.0, 300.0, np.inf]), np.array([0.5, 1.0, 0.25]), 256.0, 300)
+    assert row == ["1", 3, 2.0, 300.0, math.inf, 0.25, 0.5, 1.0, 2, 1]
+
+
+def test_windows_runs(checkpoints, monkeypatch):
+    """The initial windows are 2, 17 and 257 tokens: exp(s_w) + 1 with s_w evenly spaced from 0 to ln 256."""
+    for name, r in (("multiscreen", 0.5), ("multiscreen:fixed-r", 1.0)):
+        run(windows, monkeypatch, "--ckpt", checkpoints[name])
+        rows = read(checkpoints[name].with_name("windows.tsv"))
+        assert [row["layer"] for row in rows] == ["1", "2", "all"]
+        last = {k: float(v) for k, v in rows[-1].items() if k != "layer"}
+        assert last == {"tiles": 6, "w_min": 2, "w_median": 17, "w_max": 257, "r_min": r, "r_median": r, "r_max": r,
+                        "w>w_th": 2, "w>T_train": 4}
+    model, _, _ = train.load_checkpoint(checkpoints["multiscreen"])
+    model.expand_windows(16)
+    assert windows.learned(model)[0].tolist() == [[2.0, math.inf, math.inf]] * 2
+    for module in (windows, relevance_maps):
+        with pytest.raises(train.UsageError, match="no screening windows"):
+            run(module, monkeypatch, "--ckpt", checkpoints["transformer:2,2,8"])
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_windows_figure(infinite):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    w = np.array([[1.5, 40.0, np.inf if infinite else 900.0]] * 2)
+    fig = windows.draw(plt, w, np.full((2, 3), 0.5), 256.0, 128)
+    top, _, ax, right = fig.axes[:4]
+    assert sum(bar.get_height() for bar in top.patches) == sum(bar.get_width() for bar in right.patches) == 6
+    assert sum(len(points.get_offsets()) for points in ax.collections) == 6
+    plt.close(fig)
+
+
+def test_inside_and_alive():
+    assert relevance_maps.inside(3, 1.5).tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+    assert relevance_maps.inside(3, 2.0).tolist() == relevance_maps.inside(3, 1.5).tolist()
+    assert relevance_maps.inside(4, math.inf).sum() == 10
+    d = torch.arange(50) - torch.arange(50)[:, None]
+    assert (relevance_maps.inside(50, 7.3) == (softmask(d, torch.tensor(7.3)) > 0).numpy()).all()
+    alpha_d = np.array([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
+    assert relevance_maps.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
+    assert relevance_maps.alive(alpha_d, math.inf) == pytest.approx(3 / 6)
+
+
+def test_paint_tells_zero_from_small_and_from_outside():
+    alpha_d = np.array([[1e-30, 0, 0], [0, 1, 0], [0, 0, 0.5]])
+    image = relevance_maps.paint(alpha_d, 1.5, lambda a: np.stack([a, a, a, np.ones_like(a)], -1))
+    assert image[1, 0].tolist() == [1, 1, 1, 1] and image[0, 1].tolist() == image[2, 0].tolist() == [0.3, 0.3, 0.3, 1]
+    assert image[0, 0, 0] == 1e-30 and image[2, 2, 0] == 0.5
+
+
+def test_relevance_maps_runs(checkpoints, monkeypatch):
+    """`alive` over all tiles, weighted by the pairs in their windows, is the number that train.py logs."""
+    path = checkpoints["multiscreen"]
+    run(relevance_maps, monkeypatch, "--ckpt", path, "--text", "screening is enough" * 9, "--tokens", 20, "--device", "cpu")
+    rows = read(path.with_name("relevance_maps.tsv"))
+    assert [(r["layer"], r["head"]) for r in rows] == [(n, m) for n in "12" for m in "123"]
+    assert [r["w"] for r in rows] == ["2", "17", "257"] * 2 and {r["r"] for r in rows} == {"0.5"}
+    pairs = {"2": 20 + 19, "17": sum(range(4, 21)), "257": 210}
+    share = sum(float(r["alive"]) * pairs[r["w"]] for r in rows) / (2 * sum(pairs.values()))
+    model, tokenizer, _ = train.load_checkpoint(path)
+    tokens = torch.tensor([tokenizer.encode_ordinary("screening is enough" * 9)[:20]])
+    assert share == pytest.approx(train.alive_fraction(model, tokens), rel=1e-3)
+
+
+def test_pieces_hold_back_what_is_no_character_yet():
+    tokenizer = train.get_tokenizer("bytes")
+    assert list(sample.pieces([0x61, 0xC3, 0xA9, 0x62], tokenizer)) == ["a", "", "é", "b", ""]
+    assert list(sample.pieces([0xE2, 0x82], tokenizer)) == ["", "", "\ufffd"]
+    assert "".join(sample.pieces([0xE2, 0x61, 0xFF], tokenizer)) == "\ufffda\ufffd"
+    assert "".join(sample.pieces([0x61, 256, 0x62], tokenizer)) == "a"
+    assert "".join(sample.pieces("né 世界".encode(), tokenizer)) == "né 世界"
+
+
+@pytest.mark.parametrize("name", ["multiscreen", "multiscreen:fixed-r", "transformer:2,2,8"])
+def test_sample_runs(name, checkpoints, monkeypatch, capsys):
+    flags = ["--ckpt", checkpoints[name], "--device", "cpu", "--tokens", 8]
+    run(sample, monkeypatch, *flags, "--prompt", "screen", "--temperature", 0)
+    model, tokenizer, _ = train.load_checkpoint(checkpoints[name])
+    greedy = model.generate(torch.tensor([list(b"screen")]), 8)[0].tolist()
+    shown, note = capsys.readouterr()
+    assert shown == "screen" + bytes(t for t in greedy if t < 256).decode(errors="replace") and "8 tokens" in note
+    run(sample, monkeypatch, *flags, "--top-k", 5, "--seed", 3)
+    first = capsys.readouterr().out
+    run(sample, monkeypatch, *flags, "--top-k", 5, "--seed", 3)
+    assert first == capsys.readouterr().out
+    for flag, value in (("--temperature", -1), ("--top-k", 0), ("--tokens", 0), ("--seed", -1)):
+        with pytest.raises(train.UsageError, match="at least"):
+            run(sample, monkeypatch, *flags, flag, value)
+
+
+# ------------------------------------------------------------------------------------------------- rates, curves, sizes
+
+NAN = math.nan
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Some kilobytes to train on, so that no test reads the standard library."""
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{i} and {i * i}, " for i in range(600)))
+    return str(path)
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """call(script, *flags) runs its main() in tmp_path; returns the rows of the TSV files that it wrote, by name."""
+    def run(script, *flags):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
+        script.main()
+        return {p.name: [line.split("\t") for line in p.read_text().splitlines()] for p in tmp_path.glob("out/*/*.tsv")}
+    return run
+
+
+def test_count_parameters_agrees_with_the_papers_tables():
+    paper = [(["--psi", 8], 917_698, 64), (["--psi", 16], 14_680_834, 256), (["--model", "transformer:8M"], 1_180_416, 128)]
+    for flags, rest, d_E in paper:
+        assert count_parameters(*flags) == (rest + 257 * d_E, rest)            # bytes: 257 tokens instead of 50,257
+    with pytest.raises(UsageError, match="unknown"):
+        count_parameters("--model", "transformer:9M")
+
+
+def test_what_is_called_diverged():
+    log = [{"step": 1, "loss": 5.9}, {"step": 10, "loss": 3.0, "val_loss": 3.5}, {"step": 20, "val_loss": 3.2}]
+    assert lr_sweep.outcome(log, None, 257) == 3.2
+    assert math.isnan(lr_sweep.outcome(log, "training diverged: at step 21 loss is nan", 257))
+    for last, diverged in ((5.54, False), (5.8, False), (5.95, True), (80.0, True), (math.inf, True), (NAN, True)):
+        log[-1]["val_loss"] = last                                 # ln 257 = 5.549; 5.8 is a run that has not learnt yet
+        assert math.isnan(lr_sweep.outcome(log, None, 257)) == diverged, last
+    log = [{"step": 1, "loss": 4.0}, {"step": 2, "val_loss": 5.5}]
+    assert lr_sweep.outcome(log, None, 257) == 5.5                 # worse than its start, better than a guess
+    assert math.isnan(lr_sweep.outcome(log, None, 200))            # ln 200 = 5.298
+
+
+def test_diverged_seeds_are_left_out_of_the_mean_and_shown():
+    assert lr_sweep.summarize([2.0, NAN, 4.0]) == (3.0, math.sqrt(2), 1)
+    assert lr_sweep.cells([2.5]) == [2.5]
+    assert lr_sweep.cells([NAN]) == ["diverged"]
+    assert lr_sweep.cells([2.0, 4.0]) == [3.0, math.sqrt(2)]
+    text, std = lr_sweep.cells([2.0, NAN, 4.0])
+    assert text == "3 (1 of 3 diverged)" and std == math.sqrt(2)
+    text, std = lr_sweep.cells([NAN, NAN])
+    assert text == "diverged" and math.isnan(std)
+
+
+def test_moving_average():
+    x = np.array([1.0, 2.0, 6.0, 4.0])
+    assert training_curves.moving_average(x, 2).tolist() == [1.5, 4.0, 5.0]
+    assert training_curves.moving_average(x, 9).tolist() == [3.25]            # fewer rows than the window: all of them
+    huge = np.array([1e30, 1.0, 3.0])
+    assert training_curves.moving_average(huge, 2)[-1] == 2.0                 # a running sum would have lost it
+
+
+def test_spikes_are_measured_against_the_rows_before_them():
+    flat = np.tile([1.0, 3.0], 10)                                 # any 4 in a row: mean 2, deviation 1, so the limit is 7
+    for value, n in ((6.9, 0), (7.1, 1), (-20.0, 0)):
+        x = flat.copy()
+        x[12] = value
+        assert training_curves.count_spikes(x, 4) == n, value
+    x = flat.copy()
+    x[[8, 16]] = 100
+    assert training_curves.count_spikes(x, 4) == 2
+    assert training_curves.count_spikes(np.array([1.0, 1.0, 50.0]), 4) == 0   # no full window before it
+
+
+def test_summary_of_a_run():
+    step, loss = np.arange(1.0, 11.0), np.arange(10.0, 0.0, -1.0)
+    norm = np.array([9.0, 9.0, 9.0, 9.0, 9.0, 5.0, 1.0, 4.0, 2.0, 3.0])       # second half, sorted: 1 2 3 4 5
+    steps, first, last, loss_spikes, median, p90, top, norm_spikes = training_curves.summarize(step, loss, norm, 4)
+    assert (steps, first, last, loss_spikes, median, top, norm_spikes) == (10, 8.5, 2.5, 0, 3.0, 5.0, 0)
+    assert p90 == pytest.approx(4.6)                               # 0.9 * 4 = 3.6 places up: between the 4 and the 5
+
+
+def test_folders_of_the_sweep_sort_by_rate():
+    names = ["transformer_45M-0-0", "transformer_45M--14-1", "transformer_45M--4-0", "transformer_45M--14-0", "multiscreen--2-0"]
+    assert training_curves.parse(names[1]) == ("transformer:45M", -14, 1)
+    assert training_curves.parse("out28M") == ("runs", "out28M", 0)
+    assert sorted(names, key=training_curves.parse) == [names[i] for i in (4, 3, 1, 2, 0)]
+
+
+def test_fit_is_least_squares_in_the_logarithm():
+    a, b = scaling.fit([1.0, math.e, math.e**2], [5.0, 3.0, 4.0])              # x = 0, 1, 2: slope -1/2, mean 4 at x = 1
+    assert (a, b) == (pytest.approx(4.5), pytest.approx(-0.5))
+    assert scaling.size_at(3.0, (5.0, -0.5)) == pytest.approx(math.e**4)
+    assert scaling.fit([7, 7], [1.0, 2.0]) is None
+
+
+def test_saving_at_equal_loss():
+    sizes = [100, 200, 400]
+    loss = [6 - math.log(n) for n in sizes]
+    at, N_m, N_t, saved = scaling.saving((sizes, loss), ([n / 0.7 for n in sizes], loss))
+    assert saved == pytest.approx(0.3) and N_m == pytest.approx(200) and N_t == pytest.approx(200 / 0.7)
+    assert at == pytest.approx(6 - math.log(200))                  # the middle of the range of losses
+    low = [x - 1 for x in loss]                                    # common range: 6 - ln 400 to 5 - ln 100
+    at, N_m, N_t, saved = scaling.saving((sizes, low), (sizes, loss))
+    assert at == pytest.approx((11 - math.log(40_000)) / 2) and saved == pytest.approx(1 - 1 / math.e)
+    assert scaling.saving((sizes, [x - 9 for x in loss]), (sizes, loss)) is None          # no common loss
+    assert scaling.saving((sizes, loss[::-1]), (sizes, loss)) is None                     # a line that rises
+    assert scaling.saving(([], []), (sizes, loss)) is None
+
+
+def test_the_sweep_then_its_curves(call, text, capsys, monkeypatch):
+    flags = ["--psi", 2, "--seq-len", 16, "--batch-size", 2, "--steps", 4, "--data", text]
+    sweep = [lr_sweep, "--models", "multiscreen", "transformer:1,1,4:qknorm", "--exponents", -4, 40, "--seeds", 2, *flags]
+    table = call(*sweep)["lr_sweep.tsv"]
+    assert table[0] == ["exponent", "rate", "multiscreen", "std", "transformer:1,1,4:qknorm"]
+    assert [row[0] for row in table[1:]] == ["-4", "40"] and float(table[1][1]) == 0.0625
+    assert 3 < float(table[1][2]) < 7 and float(table[1][3]) > 0 and 3 < float(table[1][4]) < 7
+    assert table[2][4] == "diverged"                               # a Transformer at 2^40 = 10^12
+    monkeypatch.setattr("train.main", lambda argv: pytest.fail("a finished run was run again"))
+    assert call(*sweep)["lr_sweep.tsv"] == table
+    rows = call(training_curves, "--window", 2)["training_curves.tsv"]
+    assert rows[0] == training_curves.COLUMNS and len(rows) == 1 + 2 * 2 + 2
+    assert [row[0] for row in rows[1:3]] == ["multiscreen--4-0", "multiscreen--4-1"] and rows[1][1] == "4"
+    assert "2^-4" in capsys.readouterr().out
+
+
+def test_scaling(call, text):
+    tables = call(scaling, "--psi", 1, 2, "--transformers", "transformer:1,1,4", "transformer:1,1,8", "--seq-len", 16,
+                  "--batch-size", 2, "--steps", 3, "--data", text)
+    rows = tables["scaling.tsv"]
+    assert [row[:4] for row in rows[1:3]] == [["multiscreen-1", "1", "486", "229"], ["multiscreen-2", "2", "4626", "3598"]]
+    assert [row[2] for row in rows[3:]] == [str(257 * E + 4 * E * E + 3 * E * (8 * E // 3) + 2 * E) for E in (4, 8)]
+    assert all(3 < float(row[4]) < 7 for row in rows[1:])
+    assert [row[0] for row in tables["fits.tsv"]] == ["size", "total", "non_embedding", "psi"]
+    slope = (float(rows[2][4]) - float(rows[1][4])) / math.log2(4626 / 486)               # through two points
+    assert float(tables["fits.tsv"][1][1]) == pytest.approx(slope, abs=2e-3)
+
+
+def test_scaling_shows_diverged_models_and_fits_none(call, text):
+    tables = call(scaling, "--psi", 2, "--transformers", "transformer:1,1,4", "--seq-len", 16, "--batch-size", 2, "--steps", 3,
+                  "--data", text, "--lr", 1e13, "--seeds", 2)
+    assert [row[4:] for row in tables["scaling.tsv"][1:]] == [["-", "-"]] * 2
+    assert all(row[1:7] == ["-"] * 6 for row in tables["fits.tsv"][1:])
+
+
+@pytest.mark.parametrize("script, flags, message", [
+    (lr_sweep, ["--models", "transformer:huge"], "unknown"), (lr_sweep, ["--exponents", "2000"], "exponents"),
+    (lr_sweep, ["--seeds", "0"], "seed"), (lr_sweep, ["--nonsense", "1"], "nonsense"), (scaling, ["--psi", "0"], "psi|N_L|least"),
+    (scaling, ["--transformers", "transformer:1,3,8"], "multiple"), (training_curves, [], "lr_sweep"),
+    (training_curves, ["nowhere.tsv"], "nowhere.tsv"), (training_curves, ["--window", "1"], "window")])
+def test_mistakes_end_in_one_line_before_any_run(call, script, flags, message):
+    with pytest.raises(UsageError, match=message) as e:
+        call(script, *flags)
+    assert "\n" not in str(e.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- latency
+
+CPU = torch.device("cpu")
+
+
+def test_trained_like_windows_have_the_stated_shares_and_ranges():
+    w = latency.trained_like(1000)
+    assert [((a <= w) & (w <= b)).sum().item() for a, b in [(2, 128), (256, 4096), (4096, 65536)]] == [700, 250, 50]
+    assert torch.equal(w, latency.trained_like(1000)) and not torch.equal(w, latency.trained_like(1000, seed=1))
+    near = w[w <= 128]
+    assert abs((near < 16).float().mean().item() - 0.5) < 0.06             # log-uniform: 16 is the geometric middle of 2 .. 128
+    assert 0 < (w[:100] > 4096).sum() < 20                                 # shuffled over the layers
+    assert sorted((latency.trained_like(9) > 4096).tolist())[-2:] == [False, True]
+
+
+def test_settings_change_only_the_windows_they_should():
+    torch.manual_seed(0)
+    model = Multiscreen(Config(psi=6, vocab_size=11))
+    screen = model.screen
+    get = lambda: torch.cat([window(tile.s_w.detach()) for tile in model.layers])
+    before = get()
+    latency.prepare(model, "initial", 4096)
+    assert torch.equal(get(), before)
+    latency.prepare(model, "trained-like", 4096)
+    likely = get()
+    torch.testing.assert_close(likely, latency.trained_like(36), rtol=1e-5, atol=0)           # all layers, in order
+    latency.prepare(model, "trained-like + SWE", 4096)
+    assert torch.equal(get() == torch.inf, likely > 4096) and (likely > 4096).sum() == 2
+    assert torch.equal(get()[likely <= 4096], likely[likely <= 4096]) and model.screen is screen
+    other = SimpleNamespace(screen=None)
+    latency.prepare(other, "flash", None)
+    assert other.screen == SDPBackend.FLASH_ATTENTION
+
+
+def test_a_pass_computes_all_hidden_states_at_once_and_every_logit_once():
+    seen = []
+
+    def hidden(tokens, chunk):
+        seen.append((tuple(tokens.shape), chunk, torch.is_grad_enabled()))
+        return torch.arange(10.0).view(1, 10, 1)
+
+    def logits(x):
+        parts.append(x.flatten().tolist())
+
+    parts, model = [], SimpleNamespace(hidden=hidden, logits=logits, config=SimpleNamespace(vocab_size=2**27))
+    latency.forward_pass(model, torch.zeros(1, 10, dtype=torch.long))
+    assert seen == [((1, 10), 10, False)]
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]                   # 2^29 / 2^27 = 4 tokens at a time
+
+
+@pytest.mark.parametrize("repeats, seconds, calls", [(1, 100, 3), (7, 100, 9), (50, 0, 5), (2, 0, 4)])
+def test_two_passes_do_not_count_and_the_time_limit_leaves_three(repeats, seconds, calls):
+    n = []
+    times, why = latency.measure(lambda: n.append(0), CPU, repeats, seconds)
+    assert len(n) == calls and len(times) == calls - 2 and why is None and all(t >= 0 for t in times)
+
+
+def test_measured_times_are_milliseconds(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    durations = iter([9.0, 9.0, 0.5, 0.25, 0.5, 1.0, 1.0])
+
+    def run():
+        clock[0] += next(durations)
+
+    assert latency.measure(run, CPU, 10, 1.5) == ([500, 250, 500, 1000], None)     # 2.25 s are spent
+
+
+def test_what_cannot_run_gives_a_reason_and_what_is_wrong_in_the_code_does_not():
+    def fail(error):
+        def run():
+            raise error
+        return latency.measure(run, CPU, 3, 1)
+
+    assert fail(torch.OutOfMemoryError("CUDA out of memory\n...")) == ([], "out of memory")
+    assert fail(RuntimeError("No available kernel.\nAborting")) == ([], "No available kernel.")
+    with pytest.raises(TypeError):
+        fail(TypeError("a bug"))
+
+
+def test_ratios():
+    assert latency.ratios(50, {"flash": 400, "cudnn": 250, "math": 900}) == [8, 5, "cudnn"]
+    assert latency.ratios(50, {"math": 25}) == [None, 0.5, "math"]
+    assert latency.ratios(None, {"flash": 1}) == latency.ratios(50, {}) == [None, None, None]
+
+
+def run_main(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["latency", *map(str, flags)])
+    latency.main()
+
+
+def test_main_writes_a_row_for_each_cell(tmp_path, monkeypatch):
+    run_main(monkeypatch, "--psi", 2, 3, "--transformer", "1,2,8", "transformer:2,2,8", "--lengths", 64, 32, "--repeats", 2,
+             "--device", "cpu", "--out", tmp_path)
+    head, *rows = [line.split("\t") for line in (tmp_path / "latency.tsv").read_text().splitlines()]
+    assert head == list(latency.COLUMNS)
+    windows = ["initial", "trained-like", "trained-like + SWE"]
+    cells = [("transformer:1,2,8", s, "64") for s in ("flash", "math")] + [("Psi = 2", s, "64") for s in windows]
+    cells += [("transformer:2,2,8", s, T) for s in ("flash", "math") for T in ("32", "64")]
+    cells += [("Psi = 3", s, T) for s in windows for T in ("32", "64")]
+    assert [(row[0], row[2], row[3]) for row in rows] == cells
+    assert {row[1] for row in rows if row[0] == "Psi = 2"} == {"4626"}    # 257 x 4 + 2 + 2 layers x 2 tiles x (4 x 224 + 3)
+    ms = {(row[0], row[2], row[3]): float(row[4]) for row in rows}
+    for row in rows:
+        assert float(row[4]) > 0 and float(row[5]) >= 0 and row[6] == "2"
+        if row[0] == "Psi = 3":
+            both = {s: ms["transformer:2,2,8", s, row[3]] for s in ("flash", "math")}
+            assert math.isclose(float(row[7]), both["flash"] / float(row[4]), rel_tol=2e-3)
+            assert math.isclose(float(row[8]), min(both.values()) / float(row[4]), rel_tol=2e-3) and row[9] == min(both, key=both.get)
+    assert all(row[7:] == ["-", "-", "-"] for row in rows if row[0].startswith("transformer"))
+
+
+def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)             # which no CPU has
+    tiny = ["--psi", 2, "--transformer", "1,2,8", "--lengths", 32, "--repeats", 1, "--device", "cpu", "--out", tmp_path]
+    run_main(monkeypatch, *tiny)
+    rows = [line.split("\t") for line in (tmp_path / "latency.tsv").read_text().splitlines()]
+    assert rows[1][4:7] == ["-"] * 3 and rows[3][7] == "-" and float(rows[3][8]) > 0 and rows[3][9] == "math"
+    assert "flash, 32 tokens: - (" in capsys.readouterr().out
+    calls, written, forward_pass = [], [], latency.forward_pass
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) > 7:                                                 # 1 without the backend, 3 for math, 3 for initial
+            written.append((tmp_path / "cut" / "latency.tsv").read_text())
+            raise KeyboardInterrupt
+        forward_pass(*args)
+
+    monkeypatch.setattr(latency, "forward_pass", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_main(monkeypatch, *tiny[:-2], "--out", tmp_path / "cut")
+    after = (tmp_path / "cut" / "latency.tsv").read_text()
+    assert [line.split("\t")[2] for line in after.splitlines()] == ["setting", "flash", "math", "initial"] and written == [after]
+
+
+def test_main_measures_a_checkpoint_with_its_own_windows(tmp_path, monkeypatch):
+    model = Multiscreen(Config(psi=2, vocab_size=257))
+    with torch.no_grad():
+        model.layers[1].s_w[1] = 6.0
+    ckpt = dict.fromkeys(train.CHECKPOINT) | {"model": "multiscreen", "config": vars(model.config), "weights": model.state_dict(),
+                                              "args": dict.fromkeys(train.FIXED) | {"seq_len": 64}}
+    train.save_checkpoint(tmp_path / "ckpt.pt", ckpt)
+    widest, forward_pass = [], latency.forward_pass
+
+    def spy(model, tokens):
+        if isinstance(model, Multiscreen):
+            widest.append(max(window(tile.s_w).max().item() for tile in model.layers))
+        forward_pass(model, tokens)
+
+    monkeypatch.setattr(latency, "forward_pass", spy)
+    run_main(monkeypatch, "--ckpt", tmp_path / "ckpt.pt", "--transformer", "1,2,8", "--lengths", 32, "--repeats", 1, "--device", "cpu",
+             "--out", tmp_path)
+    rows = [line.split("\t") for line in (tmp_path / "latency.tsv").read_text().splitlines()]
+    assert [row[2] for row in rows[3:]] == ["trained", "trained + SWE"]
+    assert widest[:3] == pytest.approx([math.exp(6) + 1] * 3) and widest[3:] == [torch.inf] * 3
+
+
+@pytest.mark.parametrize("flags", [["--lengths", 0], ["--repeats", 0], ["--psi", 2, 3], ["--psi", 0], ["--transformer", "9M"],
+                                   ["--ckpt", "nowhere.pt"], ["--length", "many"]])
+def test_a_mistake_is_told_before_any_work(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(latency, "measure", None)
+    with pytest.raises(train.UsageError):
+        run_main(monkeypatch, *flags, "--device", "cpu", "--out", tmp_path)
