@@ -135,7 +135,8 @@ def load(args):
 def measure(args, model, tokenizer, T_train, name, title, get_prompts):
     """Fill the grid of lengths and depths, print it, and write it beside the checkpoint as NAME.tsv (NAME_swe.tsv).
 
-    get_prompts(length, depth, trials) -> (prompts, answers); it raises UsageError for a length that is too short.
+    get_prompts(length, depth, trials) -> (prompts, answers); it raises UsageError for a length that is too short. Returns
+    the cells, {(length, depth): (accuracy, RoPE scaling factor or None)}.
     """
     def possible(length):
         try:
@@ -170,6 +171,7 @@ def measure(args, model, tokenizer, T_train, name, title, get_prompts):
     print(f"{title}, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length"
           f"{', x the best RoPE scaling factor' if args.rope_scale else ''}; {path}")
     print(table(cells, lengths, args.depths, T_train))
+    return cells
 
 
 def main():

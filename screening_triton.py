@@ -65,6 +65,13 @@ except ImportError:                                    # macOS, Windows: the fil
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
+def impossible(*sizes):
+    """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
+    for size in sizes:
+        if size < 16 or size & (size - 1):             # a matrix product on the GPU has no smaller side
+            return f"keys or values have {size} dimensions: the kernel takes powers of two from 16 on"
+
+
 def available(device="cuda"):
     """None if `screen` can run on tensors of this device, otherwise the reason in one line."""
     if triton is None:
@@ -425,13 +432,13 @@ _screen.register_autograd(_gradients, setup_context=_save)
 def screen(q, k, v, w, r, i0=0):
     """`multiscreen.screen` (Eq. 12): same arguments, same numbers. float32, float16 or bfloat16; differentiable once.
 
-    The sizes K and V must be powers of two from 16 on: a matrix product on the GPU has no smaller side.
+    The sizes K and V must be powers of two from 16 on.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}: the kernel takes float32, float16 and bfloat16")
-        if x.shape[-1] < 16 or x.shape[-1] & (x.shape[-1] - 1):
-            raise ValueError(f"{name} has {x.shape[-1]} dimensions: the kernel takes powers of two from 16 on")
+    if reason := impossible(q.shape[-1], v.shape[-1]):
+        raise ValueError(reason)
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)       # the widest tiles start first
 
 

@@ -1069,6 +1069,11 @@ def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
     with pytest.raises(ValueError, match="powers of two"):
         fused.screen(q.float(), k.float(), v[..., :3].float(), torch.ones(2), torch.ones(2))
     assert train.get_screen("auto", torch.device("cpu")) is train.get_screen("torch", torch.device("cuda")) is ms.screen_windowed
+    odd = Config(d_K=24)                                                                    # "auto" makes way, "triton" says why
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert train.get_screen("auto", torch.device("cuda")) is fused.screen and train.get_screen("auto", torch.device("cuda"), odd) is ms.screen_windowed
+    with pytest.raises(train.UsageError, match="24 dimensions: .* powers of two"):
+        train.get_screen("triton", torch.device("cuda"), odd)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(train.UsageError, match="--kernel triton: ") as e:
         train.main([*SMALL, "--kernel", "triton"])

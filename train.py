@@ -257,13 +257,14 @@ def screens(model):
     return isinstance(model, Multiscreen)
 
 
-def get_screen(name, device):
-    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run)."""
+def get_screen(name, device, config=Config()):
+    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run).
+    config: its d_K and d_V are what the kernel must take."""
     if name == "torch" or name == "auto" and device.type != "cuda":
         return screen_windowed
     import screening_triton
 
-    reason = screening_triton.available(device)
+    reason = screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V)
     if reason and name == "triton":
         raise UsageError(f"--kernel triton: {reason}; --kernel auto takes what can run")
     return screen_windowed if reason else screening_triton.screen
@@ -306,7 +307,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     if screens(model):
-        model.screen = get_screen("auto", torch.device(device))
+        model.screen = get_screen("auto", torch.device(device), model.config)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
@@ -465,7 +466,7 @@ def main(argv=None):
     config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, config, dtype).to(device)
     if screens(model):
-        model.screen = get_screen(args.kernel, device)
+        model.screen = get_screen(args.kernel, device, model.config)
     train_data, val_data = get_data(args, tokenizer)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},

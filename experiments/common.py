@@ -1,5 +1,6 @@
 """What the experiments share: runs of train.py that are not run twice, tables, TSV files, matplotlib if it is there."""
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -24,12 +25,16 @@ def run_once(out, *flags, steps):
         out.mkdir(parents=True, exist_ok=True)
         command.write_text(" ".join(flags))
         print(f"\n{out}: python train.py {' '.join(flags)}", flush=True)
+        handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             train.main([*flags, "--out", str(out), *(["--resume"] if (out / "ckpt.pt").exists() else [])])
         except UsageError as e:
             if "diverged" not in str(e):
                 raise
             note.write_text(str(e))
+        finally:
+            for s, handler in handlers.items():
+                signal.signal(s, handler)
         rows = read_log(out / "log.tsv")
         if not note.exists() and not (rows and rows[-1]["step"] >= steps):
             raise KeyboardInterrupt

@@ -11,8 +11,11 @@ Small:  python -m experiments.passkey --ckpt out/ckpt.pt
 The paper prints: over 99.5 % in every cell for the 28M Multiscreen with SWE, 100 % for the 286M and the 1.3B.
 """
 import random
+from pathlib import Path
 
 import abcdigits
+from experiments.common import pyplot
+from experiments.retrieval import draw
 from train import UsageError, cli
 
 TASK = "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you about the important information there.\n"
@@ -45,7 +48,12 @@ def main():
     def get_prompts(length, depth, trials):
         return generate(length, depth, lambda text: len(tokenizer.encode_ordinary(text)), trials)
 
-    abcdigits.measure(args, model, tokenizer, ckpt["args"]["seq_len"], "passkey", "Passkey", get_prompts)
+    T_train = ckpt["args"]["seq_len"]
+    cells = abcdigits.measure(args, model, tokenizer, T_train, "passkey", "Passkey", get_prompts)
+    print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, 286M and 1.3B 100 %")
+    if plt := pyplot():
+        name = "passkey_swe.png" if args.swe else "passkey.png"
+        draw(plt, [(ckpt["model"] + (", SWE" if args.swe else ""), cells, T_train)], Path(args.ckpt).with_name(name))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import abcdigits
 import train
-from experiments import (ablations, common, latency, long_context, lr_sweep, passkey, relevance_maps, sample, scaling, training_curves,
-                         transformer, windows)
+from experiments import (ablations, common, latency, long_context, lr_sweep, passkey, relevance_maps, retrieval, sample, scaling,
+                         training_curves, transformer, windows)
 from experiments.common import count_parameters
 from multiscreen import Config, Multiscreen, softmask, window
 from train import UsageError
@@ -284,6 +284,13 @@ def test_a_named_model_is_trained_resumed_and_measured(tmp_path, monkeypatch, ca
         assert "100.0% x2" in capsys.readouterr().out
         assert path.with_name(f"{module.__name__.split('.')[-1]}.tsv").read_text().splitlines()[1] == "700\t0.5\t2\t1.0000\t2"
     assert seen == [1, 2, 4] * 2
+    grid = retrieval.read_grid(path.with_name("passkey.tsv"))
+    assert grid == {(700, 0.5): (1.0, 2.0)}
+    monkeypatch.setattr(sys, "argv", ["x", str(path.with_name("passkey.tsv")), "--out", str(tmp_path / "r")])
+    retrieval.main()
+    assert (tmp_path / "r/retrieval.tsv").read_text().splitlines()[1].split("\t")[1:] == [name, "700", f"{700 / 64:.4g}", "100.0%", "100.0%"]
+    with pytest.raises(UsageError, match="no table"):
+        retrieval.read_grid(path.with_name("log.tsv"))
     monkeypatch.setattr(sys, "argv", ["x", "--ckpt", str(path), "--swe", "--lengths", "700", "--trials", "1"])
     if name.startswith("transformer"):
         with pytest.raises(train.UsageError, match="--swe"):
