@@ -8,6 +8,8 @@ complete the number. The prompts are bit for bit those of the paper's author, K.
 (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 """
 import argparse
+import itertools
+import os
 import random
 import re
 import sys
@@ -132,8 +134,9 @@ def load(args):
     return model, tokenizer, ckpt
 
 
-def measure(args, model, tokenizer, T_train, name, title, get_prompts):
-    """Fill the grid of lengths and depths, print it, and write it beside the checkpoint as NAME.tsv (NAME_swe.tsv).
+def measure(args, model, tokenizer, T_train, name, digits, get_prompts):
+    """Fill the grid of lengths and depths, print it, and write it beside the checkpoint as NAME.tsv (NAME_swe.tsv), cell by
+    cell; a table that was there is moved to NAME-old-1.tsv, -2, ...
 
     get_prompts(length, depth, trials) -> (prompts, answers); it raises UsageError for a length that is too short. Returns
     the cells, {(length, depth): (accuracy, RoPE scaling factor or None)}.
@@ -149,6 +152,12 @@ def measure(args, model, tokenizer, T_train, name, title, get_prompts):
     for depth in args.depths:                                  # what cannot be done is refused before any work
         get_prompts(min(lengths, default=T_train), depth, min(trials, 1))
     cells, path = {}, Path(args.ckpt).with_name(f"{name}_swe.tsv" if args.swe else f"{name}.tsv")
+    try:
+        if path.exists():
+            os.replace(path, next(p for n in itertools.count(1) if not (p := path.with_stem(f"{path.stem}-old-{n}")).exists()))
+        path.write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n")
+    except OSError as e:
+        raise UsageError(f"{path} cannot be written ({e.strerror})") from None
     started = time.perf_counter()
     for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
         prompts, answers = get_prompts(length, depth, trials)
@@ -158,17 +167,14 @@ def measure(args, model, tokenizer, T_train, name, title, get_prompts):
                 scale_rope(model, scale)
             accuracy = sum(evaluate(model, tokenizer, prompts, answers)) / trials
             cells[length, depth] = max(cells[length, depth], (accuracy, scale), key=lambda cell: cell[0])
+        accuracy, scale = cells[length, depth]
+        with open(path, "a") as f:
+            f.write(f"{length}\t{depth:g}\t{trials}\t{digits}\t{accuracy:.4f}\t{'' if scale is None else f'{scale:g}'}\n")
         done = sum(n for n, _ in cells) / (len(args.depths) * sum(lengths))
         seconds = time.perf_counter() - started
-        print(f"length {length:>7} depth {depth:g}: {cells[length, depth][0]:6.1%}   {clock(seconds)}, "
+        print(f"length {length:>7} depth {depth:g}: {accuracy:6.1%}   {clock(seconds)}, "
               f"about {clock(seconds / done - seconds)} left", file=sys.stderr, flush=True)
-    rows = [f"{n}\t{d:g}\t{trials}\t{accuracy:.4f}\t{'' if scale is None else f'{scale:g}'}\n"
-            for (n, d), (accuracy, scale) in cells.items()]
-    try:
-        path.write_text("length\tdepth\ttrials\taccuracy\trope_scale\n" + "".join(rows))
-    except OSError as e:
-        path = f"{path} could not be written ({e.strerror})"
-    print(f"{title}, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length"
+    print(f"{name}, {digits} digits, {trials} trials in a cell{', expanded windows' if args.swe else ''}: accuracy by depth and length"
           f"{', x the best RoPE scaling factor' if args.rope_scale else ''}; {path}")
     print(table(cells, lengths, args.depths, T_train))
     return cells
@@ -185,7 +191,7 @@ def main():
         texts = generate_by_token_count(length, depth, lambda line: len(tokenizer.encode_ordinary(line)), digits, trials)
         return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
 
-    measure(args, model, tokenizer, ckpt["args"]["seq_len"], "abcdigits", f"ABCDigits, {digits} digits", get_prompts)
+    measure(args, model, tokenizer, ckpt["args"]["seq_len"], "abcdigits", digits, get_prompts)
 
 
 if __name__ == "__main__":

@@ -670,7 +670,7 @@ def test_training_learns_and_the_checkpoint_serves(tmp_path, capsys, monkeypatch
         monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(tmp_path / "out/ckpt.pt"), "--lengths", "260", "--trials", "2", "--depths", "0.5", *flags])
         abcdigits.main()
     assert "0.0%" in capsys.readouterr().out and windows[1] == [INF if w > 32 else w for w in windows[0]] and INF in windows[1]
-    assert (tmp_path / "out/abcdigits_swe.tsv").read_text().splitlines()[1].startswith("260\t0.5\t2\t0.0")
+    assert (tmp_path / "out/abcdigits_swe.tsv").read_text().splitlines()[1].startswith("260\t0.5\t2\t6\t0.0")
 
 
 @pytest.mark.parametrize("stop_at, number", [(3, signal.SIGTERM), (10, signal.SIGINT)])

@@ -32,6 +32,10 @@ class UsageError(Exception):
     """Something the user can mend; the scripts print it in one line and exit with 1."""
 
 
+class Diverged(UsageError):
+    """A loss, a gradient norm or a weight was not finite."""
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
@@ -288,6 +292,7 @@ def read_checkpoint(path, device="cpu"):
     try:
         with file, warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(file, map_location=device, weights_only=True)
+        ckpt["args"].setdefault("model", ckpt["model"])            # older checkpoints have it in one place only
         assert CHECKPOINT <= ckpt.keys() and set(FIXED) <= ckpt["args"].keys()
     except Exception as e:
         raise UsageError(f"{path} is no checkpoint of train.py, or is truncated ({type(e).__name__})") from None
@@ -400,6 +405,7 @@ def get_parser():
 
 
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
+MEASURED = ("abcdigits", "passkey", "long_context", "windows", "relevance_maps")    # tables and figures beside a checkpoint
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive")
 
@@ -439,11 +445,11 @@ def prepare_out(args, ckpt):
         if ckpt:
             lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
             rows = [row for row in lines if row.split("\t")[0].isdigit() and int(row.split("\t")[0]) <= ckpt["step"]]
-        elif (out / "ckpt.pt").exists():
+        elif (out / "ckpt.pt").exists() or log.exists() and log.read_text(errors="replace").count("\n") > 1:
             old = next(p for n in itertools.count(1) if not (p := out / f"old-{n}").exists())
             old.mkdir()
-            for path in [out / "ckpt.pt", *out.glob("*.tsv"), *out.glob("*.png")]:
-                if path.exists():
+            for pattern in ("ckpt.pt", "log.tsv", "diverged.txt", *(f"{name}*.{end}" for name in MEASURED for end in ("tsv", "png"))):
+                for path in out.glob(pattern):
                     os.replace(path, old / path.name)
             print(f"{out} held a run already: moved to {old}")
         (out / "log.tmp").write_text(head + "".join(rows))
@@ -492,7 +498,7 @@ def main(argv=None):
         """Raise if the run has diverged, before anything of it is saved."""
         if not all(math.isfinite(value) for value in values.values()):
             kept = f"{path} holds step {read_checkpoint(path)['step']}" if path.exists() else "nothing was saved yet"
-            raise UsageError(f"training diverged: at step {step} " + ", ".join(f"{k} is {v:g}" for k, v in values.items())
+            raise Diverged(f"training diverged: at step {step} " + ", ".join(f"{k} is {v:g}" for k, v in values.items())
                              + f"; {kept}; try a smaller --lr")
 
     def save():
@@ -570,6 +576,9 @@ def cli(main):
         main()
     except UsageError as e:
         sys.exit(f"error: {e}")
+    except BrokenPipeError:                                        # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,10 +1,10 @@
 """The paper's five ablations (appendix "Architectural Ablations"): each overrides one hook of a layer of tiles.
 
-Paper:  python train.py --model multiscreen:nope --psi 16 --data slimpajama/ --tokenizer gpt2 --seq-len 4096 \\
-            --batch-size 16 --accumulate 64 --steps 16384 --warmup 4096 --out out-nope
-        (2^36 tokens; the same for rope, no-tanhnorm, no-gate, fixed-r, and `multiscreen` for the original; 3 seeds)
+Paper:  python -m experiments.ablations --seeds 3 --psi 16 --data slimpajama/ --tokenizer gpt2 --seq-len 4096 \\
+            --batch-size 16 --accumulate 64 --steps 16384 --warmup 4096 --eval-every 4096 --out out/ablations_paper
+        (2^36 tokens each; one alone: python train.py --model multiscreen:nope ...)
 Small:  python -m experiments.ablations
-        trains all six on the standard library's source text, 4 minutes on 2 cores. It leaves out: the size (0.2M instead of
+        trains all six on the standard library's source text, 4 minutes on 2 cores. It leaves out: the size (0.3M instead of
         28M parameters), 99.99 % of the tokens, two of three seeds (--seeds 3), long contexts and retrieval
         (`python -m experiments.long_context` and `python abcdigits.py` take the checkpoints).
 """
@@ -12,13 +12,10 @@ import argparse
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from experiments.common import pyplot, report, run_once, save_figure
 from experiments.transformer import rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
-from train import Parser, cli
 
 
 class RoPE(GatedScreeningTiles):
@@ -72,39 +69,46 @@ PAPER = {"multiscreen": (3.0966, 0.0027), "multiscreen:rope": (3.1232, 0.0014), 
 
 def build(variant, config, dtype=None):
     """The ablation of that name. Without a gate a tile has 160 d_E weights instead of 224 d_E, so N_L and N_H become
-    ceil(sqrt(224/160) psi) unless they are given: 19 for psi = 16, as in the paper."""
+    sqrt(224/160) psi, rounded, unless they are given: 19 for psi = 16, as in the paper."""
     if variant not in TILES:
         raise ValueError(f"multiscreen:{variant} is unknown: take multiscreen, or multiscreen: and one of {', '.join(TILES)}")
     if variant == "no-gate":
-        N = math.ceil(math.sqrt(224 / 160) * config.get("psi", 8))
+        N = round(math.sqrt(224 / 160) * config.get("psi", 8))
         config = config | {n: N if config.get(n) is None else config[n] for n in ("N_L", "N_H")}
     return Multiscreen(Config(**config), dtype, TILES[variant])
 
 
 def main():
+    from experiments.common import Progress, count_parameters, outcome, pyplot, refuse, report, run_once, save_figure, summarize
+    from train import Parser, UsageError           # here, because train.py imports this file to build a model
+
     p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     p.add_argument("--steps", type=int, default=400, help="optimizer steps of a run (paper: 16384) [400]")
     p.add_argument("--seeds", type=int, default=1, help="runs of each model (paper: 3) [1]")
     p.add_argument("--out", default="out/ablations", help="folder; finished runs in it are not run again [out/ablations]")
     args, flags = p.parse_known_args()                             # all other flags go to train.py
+    if args.seeds < 1:
+        raise UsageError(f"--seeds {args.seeds}: at least 1")
+    refuse(flags, "--model", "--seed", "--resume")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
-    losses, rows = {}, []
-    for name in PAPER:
-        losses[name] = []
+    count = {name: count_parameters("--model", name, *flags)[0] for name in PAPER}
+    rows, changes, progress = [], [], Progress(len(PAPER) * args.seeds)
+    for name, (paper, paper_std) in PAPER.items():
+        losses = []
         for seed in range(args.seeds):
             out = Path(args.out) / f"{name.replace(':', '_')}-{seed}"
-            log, diverged = run_once(out, "--model", name, *flags, "--seed", seed, steps=args.steps)
-            losses[name].append(math.nan if diverged else [row["val_loss"] for row in log if "val_loss" in row][-1])
-    original = np.mean(losses["multiscreen"])
-    for name, values in losses.items():
-        mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        rows.append([name, mean, spread, f"{mean - original:+.4f}", *PAPER[name], f"{PAPER[name][0] - 3.0966:+.4f}"])
-    report(Path(args.out) / "ablations.tsv", ["model", "val_loss", "std", "change", "paper_28M", "paper_std", "paper_change"], rows,
-           f"Validation loss, nats per token, {args.steps} steps, {args.seeds} seed(s); the paper's: 28M parameters, 2^36 tokens, 3 seeds")
+            losses.append(outcome(*run_once(out, "--model", name, *flags, "--seed", seed, steps=args.steps)))
+            progress.add(1, f"\n{name}, seed {seed}: " + ("diverged" if math.isnan(losses[-1]) else f"validation loss {losses[-1]:.4f}"))
+        mean, std, bad = summarize(losses)
+        changes.append((mean - (rows[0][2] if rows else mean), std))
+        rows.append([name, count[name], mean, std, bad, f"{changes[-1][0]:+.4f}", paper, paper_std, f"{paper - 3.0966:+.4f}"])
+    columns = ["model", "parameters", "val_loss", "std", "diverged", "change", "paper_28M", "paper_std", "paper_change"]
+    report(Path(args.out) / "ablations.tsv", columns, rows, f"Validation loss, nats per token, {args.steps} steps, {args.seeds} seed(s); "
+           "the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():
         fig, ax = plt.subplots(figsize=(7, 3.5))
         names = [name.removeprefix("multiscreen:") for name in PAPER]
-        ax.barh(names, [row[1] - original for row in rows], 0.4, xerr=[row[2] for row in rows], label="here")
+        ax.barh(names, [c for c, _ in changes], 0.4, xerr=[std for _, std in changes], label="here")
         ax.barh([y + 0.4 for y in range(len(names))], [v - 3.0966 for v, _ in PAPER.values()], 0.4, label="paper, 28M")
         ax.set(xlabel="change of the validation loss (nats per token) against the original; positive is worse", yticks=range(len(names)))
         ax.set_yticklabels(names)
@@ -114,4 +118,6 @@ def main():
 
 
 if __name__ == "__main__":
+    from train import cli
+
     cli(main)

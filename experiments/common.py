@@ -1,6 +1,7 @@
 """What the experiments share: runs of train.py that are not run twice, tables, TSV files, matplotlib if it is there."""
 import math
 import signal
+import statistics
 import time
 from pathlib import Path
 
@@ -22,15 +23,16 @@ def run_once(out, *flags, steps):
         raise UsageError(f"{out} holds a run with other flags: name another --out, or move that folder away")
     rows = read_log(out / "log.tsv") if (out / "log.tsv").exists() else []
     if not note.exists() and not (rows and rows[-1]["step"] >= steps):
-        out.mkdir(parents=True, exist_ok=True)
-        command.write_text(" ".join(flags))
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            command.write_text(" ".join(flags))
+        except OSError as e:
+            raise UsageError(f"--out {out} cannot be written ({e.strerror})") from None
         print(f"\n{out}: python train.py {' '.join(flags)}", flush=True)
         handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             train.main([*flags, "--out", str(out), *(["--resume"] if (out / "ckpt.pt").exists() else [])])
-        except UsageError as e:
-            if "diverged" not in str(e):
-                raise
+        except train.Diverged as e:
             note.write_text(str(e))
         finally:
             for s, handler in handlers.items():
@@ -39,6 +41,32 @@ def run_once(out, *flags, steps):
         if not note.exists() and not (rows and rows[-1]["step"] >= steps):
             raise KeyboardInterrupt
     return rows, note.read_text() if note.exists() else None
+
+
+def refuse(flags, *names):
+    """Raise UsageError if flags that are passed on to train.py hold one that the experiment sets itself."""
+    for flag in map(str, flags):
+        if flag.partition("=")[0] in names:
+            raise UsageError(f"{flag.partition('=')[0]} is set by the experiment itself; -h lists what can be chosen")
+
+
+def outcome(rows, message):
+    """The last validation loss of a run, nats per token, or NaN if it diverged: if train.py stopped it (message), or if it
+    ended more than half a nat above where it had been, its first loss or a mean over an eighth of its logged rows."""
+    losses = [row["loss"] for row in rows if "loss" in row]
+    if message or not losses:
+        return math.nan
+    n = max(len(losses) // 8, 1)
+    best = min(losses[0], *(sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)))
+    last = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+    return last if last <= best + 0.5 else math.nan
+
+
+def summarize(losses):
+    """(mean, std, number of seeds that diverged) over the losses that are not NaN; mean and std are NaN where undefined."""
+    good = [x for x in losses if not math.isnan(x)]
+    return (statistics.mean(good) if good else math.nan, statistics.stdev(good) if len(good) > 1 else math.nan,
+            len(losses) - len(good))
 
 
 def read_log(path):
@@ -51,8 +79,8 @@ def read_log(path):
 
 
 def text(x):
-    """A cell of a table: four digits of a float, - for None and NaN."""
-    return "-" if x is None or isinstance(x, float) and math.isnan(x) else f"{x:.4g}" if isinstance(x, float) else str(x)
+    """A cell of a table: five digits of a float, - for None and NaN."""
+    return "-" if x is None or isinstance(x, float) and math.isnan(x) else f"{x:.5g}" if isinstance(x, float) else str(x)
 
 
 def count_parameters(*flags):
@@ -65,6 +93,17 @@ def count_parameters(*flags):
     return total, total - model.W_E.numel()
 
 
+def check_writable(path):
+    """Raise UsageError if `path` cannot be written, before any work; what is in it stays."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a"):
+            pass
+    except OSError as e:
+        raise UsageError(f"{path} cannot be written ({e.strerror})") from None
+
+
 def report(path, columns, rows, title):
     """Print rows (lists of str or numbers; None is shown as -) as a table and write them to `path` as TSV."""
     cells = [list(columns)] + [[text(x) for x in row] for row in rows]
@@ -72,12 +111,8 @@ def report(path, columns, rows, title):
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join("\t".join(row) + "\n" for row in cells))
-    except OSError as e:
-        raise UsageError(f"{path} cannot be written ({e.strerror})") from None
+    check_writable(path)
+    Path(path).write_text("".join("\t".join(row) + "\n" for row in cells))
     print(f"wrote {path}")
 
 
@@ -96,7 +131,10 @@ def pyplot():
 
 def save_figure(fig, path):
     """Write a figure as PNG, 150 dots per inch."""
-    fig.savefig(path, dpi=150, bbox_inches="tight")
+    try:
+        fig.savefig(path, dpi=150, bbox_inches="tight")
+    except OSError as e:
+        raise UsageError(f"{path} cannot be written ({e.strerror})") from None
     print(f"wrote {path}")
 
 

@@ -29,7 +29,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import train
-from experiments.common import Progress, pyplot, report, save_figure, text
+from experiments.common import Progress, check_writable, pyplot, report, save_figure, text
 from experiments.transformer import SIZES
 from train import Parser, UsageError, cli
 
@@ -118,7 +118,7 @@ def build(name, config, weights, device, dtype=None):
     if weights:
         train.load_weights(model, weights, "--ckpt")
     if train.screens(model):
-        model.screen = train.get_screen("auto", torch.device(device))
+        model.screen = train.get_screen("auto", torch.device(device), model.config)
     return model
 
 
@@ -136,8 +136,8 @@ def run(subject, lengths, args, device, dtype):
             if setting == "math" and length > 2**12:
                 times, why = [], "not tried: T x T scores"
             elif model:
-                tokens = torch.randint(config["vocab_size"], (1, length), device=device)
-                times, why = measure(lambda: forward_pass(model, tokens), device, args.repeats, args.seconds)
+                times, why = measure(lambda: forward_pass(model, torch.zeros(1, length, dtype=torch.long, device=device)
+                                                          .random_(config["vocab_size"])), device, args.repeats, args.seconds)
             yield setting, length, times, why
 
 
@@ -190,7 +190,11 @@ def main():
              f"{machine}; {dtype or 'float32'}; screening by {train.get_screen('auto', device).__module__}; "
              f"random {'' if args.ckpt else 'weights and '}tokens; x_: the Transformer's time over Multiscreen's")
     plt = pyplot()                                                 # now, before the work: without matplotlib it says so
-    report(path, COLUMNS, rows, title)                             # and that the folder cannot be written
+    part = path.with_suffix(".part")                               # the rows so far; the table of an earlier run stays till the end
+    check_writable(path)
+    check_writable(part)
+    part.write_text("\t".join(COLUMNS) + "\n")
+    print(title)
     progress = Progress(sum(len(subject[-1]) * (len(lengths) if pair is pairs[-1] else 1)
                             for pair in pairs for subject in pair))
     try:
@@ -203,13 +207,15 @@ def main():
                         transformer[T][setting] = ms
                     x = ratios(None if setting in BACKENDS else ms, transformer[T])
                     rows.append([subject[0], counts[subject[0]], setting, T, ms, std, len(times) or None, *x])
-                    with open(path, "a") as f:                     # whatever happens later, this row is kept
+                    with open(part, "a") as f:                     # whatever happens later, this row is kept
                         f.write("\t".join(map(text, rows[-1])) + "\n")
                     progress.add(1, f"{subject[0]}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
                 if cuda:
                     torch.cuda.empty_cache()
     finally:
-        report(path, COLUMNS, rows, title)
+        if rows:
+            report(path, COLUMNS, rows, title)
+            part.unlink()
     if plt:
         draw(plt, rows, {subject[0] for subject in pairs[-1]}, pairs[-1][1][4], path.with_suffix(".png"))
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import abcdigits
-from experiments.common import Progress, pyplot, report, save_figure
+from experiments.common import Progress, check_writable, pyplot, report, save_figure
 from train import Parser, UsageError, cli, files_of, read_text, scale_rope, screens, standard_library
 
 COLUMNS = ["checkpoint", "model", "curve", "position", "perplexity", "nats_per_token", "bits_per_byte"]
@@ -110,6 +110,10 @@ def main():
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE and multiscreen:rope")
     if args.swe and not any(setup[4] for setup in setups):
         raise UsageError("--swe is for models with screening windows, multiscreen and multiscreen:ABLATION")
+    if args.data and any(args.data == ckpt["args"]["data"] for _, _, ckpt in loaded):
+        print("note: a checkpoint was trained on most of --data; perplexity on texts that it has not seen is another number")
+    plt, table = pyplot(), Path(args.ckpt[0]).with_name("long_context.tsv")
+    check_writable(table)
     documents = {t.name: get_documents(args.data, t, L, args.documents) for t in {t.name: t for _, t, _ in loaded}.values()}
     for name, (segments, short) in documents.items():
         print(f"{len(segments)} documents of {L} + 1 tokens ({name}); {short} were too short")
@@ -125,10 +129,9 @@ def main():
         lines.append((f"{ckpt['model']}, {curve} ({path})", np.exp(per_token)))
         values = zip(positions(L), np.exp(per_token).tolist(), per_token.tolist(), per_byte.tolist())
         rows += [[path, ckpt["model"], curve, *value] for value in values]
-    path = Path(args.ckpt[0]).with_name("long_context.tsv")
-    report(path, COLUMNS, rows, f"Perplexity by position (tokens of context), averaged within +-10 % of it; training length "
+    report(table, COLUMNS, rows, f"Perplexity by position (tokens of context), averaged within +-10 % of it; training length "
            f"{' and '.join(map(str, trained))} (the paper prints no numbers of its curves)")
-    if plt := pyplot():
+    if plt:
         fig, ax = plt.subplots(figsize=(7, 4.5))
         for label, perplexity in lines:
             ax.plot(positions(L), perplexity, marker=".", label=label)
@@ -137,7 +140,7 @@ def main():
         ax.set_xscale("log", base=2)
         ax.set(yscale="log", xlabel="position (tokens of context)", ylabel="perplexity (per token, log scale)")
         ax.legend(fontsize=8)
-        save_figure(fig, path.with_suffix(".png"))
+        save_figure(fig, table.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -11,19 +11,18 @@ Small:  python -m experiments.lr_sweep
 
 Every other flag goes to train.py, which gives the Transformer the paper's weight decay of 0.1 and clipping at 1.0 and
 Multiscreen neither. The warm-up is a sixteenth of the steps, the paper's 4096 of 65536. Models with QKNorm have one seed, as
-in the paper. A run is called diverged if train.py stopped it (a loss, a gradient norm or a weight was not finite), or if
-its validation loss ended above both that of a uniform guess, ln(vocabulary), and its own first training loss.
+in the paper. A run is called diverged if train.py stopped it (a loss, a gradient norm or a weight was not finite), or if its
+validation loss ended more than half a nat above its first training loss or the least mean over an eighth of its log.
 
 Each run stays in OUT/MODEL-EXPONENT-SEED with its checkpoint and log.tsv, whose losses and gradient norms
 `python -m experiments.training_curves` draws. A run that is there is not run again.
 """
 import argparse
 import math
-import statistics
 from pathlib import Path
 
 import train
-from experiments.common import Progress, count_parameters, pyplot, report, run_once, save_figure
+from experiments.common import Progress, count_parameters, outcome, pyplot, refuse, report, run_once, save_figure, summarize
 from train import Parser, UsageError, cli
 
 PAPER = """The paper's statements (no numbers are printed; 45M Transformer, 28M Multiscreen, 2^38 tokens, 3 seeds, QKNorm 1):
@@ -31,26 +30,11 @@ the Transformer, with and without QKNorm, diverges for learning rates >= 2^-4 (0
 rates; Multiscreen "continues to train reliably without divergence" even at 1 (2^0)."""
 
 
-def outcome(rows, message, n_vocab):
-    """The last validation loss of a run, nats per token, or NaN if it diverged (see above). message: train.py's, or None."""
-    if message:
-        return math.nan
-    loss = [row["val_loss"] for row in rows if "val_loss" in row][-1]
-    return loss if loss <= max(math.log(n_vocab), rows[0]["loss"]) else math.nan
-
-
-def summarize(losses):
-    """(mean, std, number of seeds that diverged) over the losses that are not NaN; mean and std are NaN where undefined."""
-    good = [x for x in losses if not math.isnan(x)]
-    return (statistics.mean(good) if good else math.nan, statistics.stdev(good) if len(good) > 1 else math.nan,
-            len(losses) - len(good))
-
-
 def cells(losses):
     """The table's [loss] of a model at one rate, or [loss, std] where several seeds were run, with "diverged" written out."""
     mean, std, bad = summarize(losses)
     n = len(losses)
-    text = mean if not bad else "diverged" if bad == n else f"{mean:.4g} ({bad} of {n} diverged)"
+    text = mean if not bad else "diverged" if bad == n else f"{mean:.5g} ({bad} of {n} diverged)"
     return [text] if n == 1 else [text, std]
 
 
@@ -86,6 +70,7 @@ def main():
     args, flags = p.parse_known_args()                             # all other flags go to train.py
     if args.seeds < 1 or not all(-60 <= e <= 60 for e in args.exponents):
         raise UsageError(f"--seeds {args.seeds}, --exponents {args.exponents}: at least 1 seed, exponents from -60 to 60")
+    refuse(flags, "--model", "--lr", "--seed", "--resume")
     flags = ["--psi", 5, "--seq-len", 128, "--batch-size", 8, "--log-every", 2, "--warmup", args.steps // 16, *flags]
     for name in args.models:                                       # a wrong name or flag ends here, not after the first model
         print("{}: {:,} parameters, {:,} of them non-embedding".format(name, *count_parameters("--model", name, *flags)))
@@ -99,7 +84,7 @@ def main():
             for seed in range(seeds[name]):
                 out = Path(args.out) / f"{name.replace(':', '_')}-{e}-{seed}"
                 log, message = run_once(out, "--model", name, *flags, "--lr", 2.0**e, "--seed", seed, steps=args.steps)
-                loss = outcome(log, message, n_vocab)
+                loss = outcome(log, message)
                 results[name][e].append(loss)
                 shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
                 progress.add(1, f"\n{name}, learning rate 2^{e}, seed {seed}: {shown}")

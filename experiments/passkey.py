@@ -33,9 +33,10 @@ def generate(n_tokens, depth, count_tokens, n_trials=1000):
     if not (0 <= depth <= 1 and n_trials >= 1):
         raise UsageError(f"depth {depth}, {n_trials} trials: a depth is in [0, 1], and there is at least 1 trial")
     frame = count_tokens(TASK + NEEDLE.format(50_000) + QUESTION)
-    n = (n_tokens - frame) // count_tokens(FILLER)
+    each = count_tokens(FILLER * 2) - count_tokens(FILLER)             # its last space may join the next word
+    n = (n_tokens - frame) // each
     if n < 1:
-        raise UsageError(f"{n_tokens} tokens: the shortest passkey prompt has {frame + count_tokens(FILLER)}")
+        raise UsageError(f"{n_tokens} tokens: the shortest passkey prompt has {frame + each}")
     rng, before = random.Random(123), int(n * depth)
     keys = [rng.randint(1, 50_000) for _ in range(n_trials)]
     return [TASK + FILLER * before + NEEDLE.format(key) + FILLER * (n - before) + QUESTION for key in keys], [f" {key}" for key in keys]
@@ -43,15 +44,16 @@ def generate(n_tokens, depth, count_tokens, n_trials=1000):
 
 def main():
     args = abcdigits.get_parser(__doc__).parse_args()
+    plt = pyplot()
     model, tokenizer, ckpt = abcdigits.load(args)
 
     def get_prompts(length, depth, trials):
         return generate(length, depth, lambda text: len(tokenizer.encode_ordinary(text)), trials)
 
     T_train = ckpt["args"]["seq_len"]
-    cells = abcdigits.measure(args, model, tokenizer, T_train, "passkey", "Passkey", get_prompts)
+    cells = abcdigits.measure(args, model, tokenizer, T_train, "passkey", "1 to 5", get_prompts)
     print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, 286M and 1.3B 100 %")
-    if plt := pyplot():
+    if plt:
         name = "passkey_swe.png" if args.swe else "passkey.png"
         draw(plt, [(ckpt["model"] + (", SWE" if args.swe else ""), cells, T_train)], Path(args.ckpt).with_name(name))
 

@@ -1,7 +1,8 @@
 """The retrieval figures (section "Retrieval Ability", appendices "ABCDigits" and "Passkey Retrieval Results"): accuracy by
 context length and depth as colours, a panel for each TSV that abcdigits.py or experiments.passkey wrote.
 
-Paper:  python abcdigits.py --ckpt out1.3B/ckpt.pt --lengths 4096 8192 16384 32768 65536 131072 --trials 1000   (and the others)
+Paper:  python abcdigits.py --ckpt out1.3B/ckpt.pt --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
+            (for each model; with --swe, and for Transformers with --rope-scale 1 2 4 8 16 32 64)
         python -m experiments.retrieval out-t1.3B/abcdigits.tsv out286M/abcdigits.tsv out1.3B/abcdigits.tsv
 Small:  python -m experiments.retrieval out-abc/abcdigits.tsv
         the model of the README. What it leaves out: language; it was trained on this very task.
@@ -17,13 +18,14 @@ from train import Parser, UsageError, cli, read_checkpoint
 
 
 def read_grid(path):
-    """{(length, depth): (accuracy, RoPE scaling factor or None)} from a TSV of abcdigits.py or experiments.passkey."""
+    """({(length, depth): (accuracy, RoPE scaling factor or None)}, "n digits") from a TSV of abcdigits.py or of
+    experiments.passkey."""
     try:
         head, *rows = [line.split("\t") for line in Path(path).read_text().splitlines()]
         rows = [dict(zip(head, row, strict=True)) for row in rows]
-        return {(int(r["length"]), float(r["depth"])): (float(r["accuracy"]), float(r["rope_scale"]) if r["rope_scale"] else None)
-                for r in rows}
-    except (OSError, ValueError, KeyError) as e:
+        return {(int(r["length"]), float(r["depth"])): (float(r["accuracy"]), float(r["rope_scale"]) if r.get("rope_scale") else None)
+                for r in rows}, f"{rows[0]['digits']} digits"
+    except (OSError, ValueError, LookupError) as e:
         raise UsageError(f"{path} is no table of abcdigits.py or experiments.passkey ({type(e).__name__})") from None
 
 
@@ -56,9 +58,9 @@ def main():
     args = p.parse_args()
     grids, rows = [], []
     for path in map(Path, args.tables):
-        cells, ckpt = read_grid(path), read_checkpoint(path.with_name("ckpt.pt"))
-        title = ckpt["model"] + (", SWE" if path.stem.endswith("_swe") else "")
-        grids.append((title, cells, ckpt["args"]["seq_len"]))
+        (cells, digits), ckpt = read_grid(path), read_checkpoint(path.with_name("ckpt.pt"))
+        title = f"{ckpt['model']}{', SWE' if '_swe' in path.stem else ''}"
+        grids.append((f"{title}\n{path.parent.name}/{path.stem}, {digits}", cells, ckpt["args"]["seq_len"]))
         for n in sorted({n for n, _ in cells}):
             part = [accuracy for (m, _), (accuracy, _) in cells.items() if m == n]
             rows.append([str(path), title, n, n / ckpt["args"]["seq_len"], f"{sum(part) / len(part):.1%}", f"{min(part):.1%}"])

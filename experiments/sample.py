@@ -40,8 +40,8 @@ def main():
     p.add_argument("--seed", type=int, default=0, help="of the random numbers [0]")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
-    if args.tokens < 1 or not args.temperature >= 0 or args.top_k is not None and args.top_k < 1 or not 0 <= args.seed < 2**63:
-        raise UsageError("--tokens and --top-k must be at least 1, --temperature and --seed at least 0")
+    if args.tokens < 1 or not (args.temperature == 0 or args.temperature >= 1e-4) or args.top_k is not None and args.top_k < 1 or not 0 <= args.seed < 2**63:
+        raise UsageError("--tokens and --top-k must be at least 1, --temperature 0 or at least 1e-4, --seed at least 0")
     model, tokenizer, _ = abcdigits.load(argparse.Namespace(ckpt=args.ckpt, device=args.device, rope_scale=None, swe=False))
     device = model.W_E.device
     prompt = torch.tensor([tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]], device=device)

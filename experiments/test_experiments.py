@@ -243,6 +243,14 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
     assert learned == {n for n in p if not (variant == "fixed-r" and n.endswith("s_r"))}
 
 
+@pytest.mark.parametrize("psi", range(4, 17))
+def test_without_a_gate_the_parameters_stay_about_the_same(psi):
+    with torch.device("meta"):
+        sizes = [sum(p.numel() for p in train.build_model(name, {"psi": psi, "vocab_size": 257}).layers.parameters())
+                 for name in ("multiscreen", "multiscreen:no-gate")]
+    assert abs(sizes[1] / sizes[0] - 1) < 0.15
+
+
 def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
     with torch.device("meta"):
         model = train.build_model("multiscreen:no-gate", {"psi": 16, "N_L": None, "vocab_size": 50257})
@@ -278,17 +286,22 @@ def test_a_named_model_is_trained_resumed_and_measured(tmp_path, monkeypatch, ca
     path, seen = tmp_path / "a/ckpt.pt", []
     # the first of three factors finds nothing, the second and third everything: the table shows the second
     monkeypatch.setattr(abcdigits, "evaluate", lambda model, tokenizer, prompts, answers: seen.append(model.layers[0].rope_scale) or [seen[-1] > 1] * len(prompts))
-    for module in (abcdigits, passkey):
+    for module, digits in ((abcdigits, 6), (passkey, "1 to 5")):
         monkeypatch.setattr(sys, "argv", ["x", "--ckpt", str(path), "--lengths", "700", "--depths", "0.5", "--trials", "2", "--rope-scale", "1", "2", "4"])
         module.main()
         assert "100.0% x2" in capsys.readouterr().out
-        assert path.with_name(f"{module.__name__.split('.')[-1]}.tsv").read_text().splitlines()[1] == "700\t0.5\t2\t1.0000\t2"
+        assert path.with_name(f"{module.__name__.split('.')[-1]}.tsv").read_text().splitlines()[1] == f"700\t0.5\t2\t{digits}\t1.0000\t2"
     assert seen == [1, 2, 4] * 2
+    seen.append(2)
     grid = retrieval.read_grid(path.with_name("passkey.tsv"))
-    assert grid == {(700, 0.5): (1.0, 2.0)}
+    assert grid == ({(700, 0.5): (1.0, 2.0)}, "1 to 5 digits")
+    abcdigits.measure(abcdigits.get_parser("").parse_args(["--ckpt", str(path), "--lengths", "700", "--depths", "0.5", "--trials", "1"]), model, tokenizer, 64,
+                      "passkey", 9, lambda *a: (["x"], ["1"]))                       # a table that was there is kept
+    assert retrieval.read_grid(path.with_name("passkey-old-1.tsv")) == grid and retrieval.read_grid(path.with_name("passkey.tsv"))[1] == "9 digits"
+    os.replace(path.with_name("passkey-old-1.tsv"), path.with_name("passkey.tsv"))
     monkeypatch.setattr(sys, "argv", ["x", str(path.with_name("passkey.tsv")), "--out", str(tmp_path / "r")])
     retrieval.main()
-    assert (tmp_path / "r/retrieval.tsv").read_text().splitlines()[1].split("\t")[1:] == [name, "700", f"{700 / 64:.4g}", "100.0%", "100.0%"]
+    assert (tmp_path / "r/retrieval.tsv").read_text().splitlines()[1].split("\t")[1:] == [name, "700", f"{700 / 64:.5g}", "100.0%", "100.0%"]
     with pytest.raises(UsageError, match="no table"):
         retrieval.read_grid(path.with_name("log.tsv"))
     monkeypatch.setattr(sys, "argv", ["x", "--ckpt", str(path), "--swe", "--lengths", "700", "--trials", "1"])
@@ -331,8 +344,15 @@ def test_runs_are_kept_and_diverged_ones_noted(tmp_path, monkeypatch, capsys):
     for _ in range(2):
         rows, diverged = common.run_once(tmp_path / "b", *flags, "--lr", 1e18, "--warmup", 0, steps=3)
         assert "diverged" in diverged and rows[-1]["step"] < 3
+    with pytest.raises(UsageError, match="does not exist"):                         # the word alone is no divergence
+        common.run_once(tmp_path / "c", "--data", tmp_path / "diverged.txt", steps=3)
+    with pytest.raises(UsageError, match="cannot be written"):
+        common.run_once(tmp_path / "text.txt", *flags, steps=3)
+    for flags in (["--seed", "1"], ["--seed=1"]):
+        with pytest.raises(UsageError, match="--seed is set"):
+            common.refuse(flags, "--model", "--seed")
     common.report(tmp_path / "t/x.tsv", ["a", "b"], [["one", 1.23456], ["two", None]], "Title")
-    assert (tmp_path / "t/x.tsv").read_text() == "a\tb\none\t1.235\ntwo\t-\n" and "Title" in capsys.readouterr().out
+    assert (tmp_path / "t/x.tsv").read_text() == "a\tb\none\t1.2346\ntwo\t-\n" and "Title" in capsys.readouterr().out
 
 
 def test_ablations_command(tmp_path, monkeypatch, capsys):
@@ -341,7 +361,7 @@ def test_ablations_command(tmp_path, monkeypatch, capsys):
                                       "--device", "cpu", "--data", str(tmp_path / "text.txt")])
     ablations.main()
     table = (tmp_path / "o/ablations.tsv").read_text().splitlines()
-    assert len(table) == 7 and table[5].startswith("multiscreen:no-gate") and "3.155\t" in table[5]
+    assert len(table) == 7 and table[5].startswith("multiscreen:no-gate") and "3.1555\t" in table[5]
     assert "no figure" in capsys.readouterr().out or (tmp_path / "o/ablations.png").exists()
 
 
@@ -568,19 +588,20 @@ def test_count_parameters_agrees_with_the_papers_tables():
 
 
 def test_what_is_called_diverged():
-    log = [{"step": 1, "loss": 5.9}, {"step": 10, "loss": 3.0, "val_loss": 3.5}, {"step": 20, "val_loss": 3.2}]
-    assert lr_sweep.outcome(log, None, 257) == 3.2
-    assert math.isnan(lr_sweep.outcome(log, "training diverged: at step 21 loss is nan", 257))
-    for last, diverged in ((5.54, False), (5.8, False), (5.95, True), (80.0, True), (math.inf, True), (NAN, True)):
-        log[-1]["val_loss"] = last                                 # ln 257 = 5.549; 5.8 is a run that has not learnt yet
-        assert math.isnan(lr_sweep.outcome(log, None, 257)) == diverged, last
-    log = [{"step": 1, "loss": 4.0}, {"step": 2, "val_loss": 5.5}]
-    assert lr_sweep.outcome(log, None, 257) == 5.5                 # worse than its start, better than a guess
-    assert math.isnan(lr_sweep.outcome(log, None, 200))            # ln 200 = 5.298
+    log = [{"step": n, "loss": 6.0 - n / 10} for n in range(1, 33)] + [{"step": 33, "val_loss": 3.0}]     # means over 4: down to 2.95
+    assert common.outcome(log, None) == 3.0
+    assert math.isnan(common.outcome(log, "training diverged: at step 21 loss is nan"))
+    for last, diverged in ((3.44, False), (3.46, True), (80.0, True), (math.inf, True), (NAN, True)):
+        log[-1]["val_loss"] = last
+        assert math.isnan(common.outcome(log, None)) == diverged, last
+    slow = [{"step": 1, "loss": 16.0}, {"step": 2, "loss": 16.1, "val_loss": 16.2}]        # a large start is no divergence
+    assert common.outcome(slow, None) == 16.2
+    wild = [{"step": 1, "loss": 5.7}, {"step": 2, "loss": 18.0}, {"step": 3, "loss": 18.0, "val_loss": 18.0}]
+    assert math.isnan(common.outcome(wild, None)) and math.isnan(common.outcome([], None))
 
 
 def test_diverged_seeds_are_left_out_of_the_mean_and_shown():
-    assert lr_sweep.summarize([2.0, NAN, 4.0]) == (3.0, math.sqrt(2), 1)
+    assert common.summarize([2.0, NAN, 4.0]) == (3.0, math.sqrt(2), 1)
     assert lr_sweep.cells([2.5]) == [2.5]
     assert lr_sweep.cells([NAN]) == ["diverged"]
     assert lr_sweep.cells([2.0, 4.0]) == [3.0, math.sqrt(2)]
@@ -666,7 +687,7 @@ def test_scaling(call, text):
     tables = call(scaling, "--psi", 1, 2, "--transformers", "transformer:1,1,4", "transformer:1,1,8", "--seq-len", 16,
                   "--batch-size", 2, "--steps", 3, "--data", text)
     rows = tables["scaling.tsv"]
-    assert [row[:4] for row in rows[1:3]] == [["multiscreen-1", "1", "486", "229"], ["multiscreen-2", "2", "4626", "3598"]]
+    assert [row[:4] for row in rows[1:3]] == [["multiscreen_psi1", "1", "486", "229"], ["multiscreen_psi2", "2", "4626", "3598"]]
     assert [row[2] for row in rows[3:]] == [str(257 * E + 4 * E * E + 3 * E * (8 * E // 3) + 2 * E) for E in (4, 8)]
     assert all(3 < float(row[4]) < 7 for row in rows[1:])
     assert [row[0] for row in tables["fits.tsv"]] == ["size", "total", "non_embedding", "psi"]
@@ -677,7 +698,10 @@ def test_scaling(call, text):
 def test_scaling_shows_diverged_models_and_fits_none(call, text):
     tables = call(scaling, "--psi", 2, "--transformers", "transformer:1,1,4", "--seq-len", 16, "--batch-size", 2, "--steps", 3,
                   "--data", text, "--lr", 1e13, "--seeds", 2)
-    assert [row[4:] for row in tables["scaling.tsv"][1:]] == [["-", "-"]] * 2
+    assert [row[4:] for row in tables["scaling.tsv"][1:]] == [["-", "-", "2"]] * 2
+    for m in ("multiscreen_psi2-0", "transformer_1,1,4-0", "transformer_1.3B-0"):            # no learning rates of a sweep
+        assert training_curves.parse(m)[0] == "runs"
+    assert training_curves.parse("transformer_45M_qknorm--4-2") == ("transformer:45M:qknorm", -4, 2)
     assert all(row[1:7] == ["-"] * 6 for row in tables["fits.tsv"][1:])
 
 
@@ -816,7 +840,7 @@ def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_
     def interrupted(*args):
         calls.append(args)
         if len(calls) > 7:                                                 # 1 without the backend, 3 for math, 3 for initial
-            written.append((tmp_path / "cut" / "latency.tsv").read_text())
+            written.append((tmp_path / "cut" / "latency.part").read_text())
             raise KeyboardInterrupt
         forward_pass(*args)
 

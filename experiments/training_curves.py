@@ -1,7 +1,7 @@
 """Loss and gradient norm in training, from log.tsv files (appendices "Training Loss Dynamics" and "Gradient Norm Dynamics").
 
 Paper:  python -m experiments.training_curves out/lr_sweep_paper/*-0/log.tsv --window 256        (loss at each learning rate)
-        python -m experiments.training_curves out1.3B/log.tsv out-transformer1.3B/log.tsv --window 256       (gradient norms)
+        python -m experiments.training_curves out/scaling_paper/*/log.tsv --window 256                       (gradient norms)
         from runs with --log-every 1. Its sanity check compares a Multiscreen with transformer:45M trained as it is, with
         --weight-decay 0, and with --clip 0: three runs of train.py, given here as well.
 Small:  python -m experiments.training_curves
@@ -11,7 +11,7 @@ Small:  python -m experiments.training_curves
 --window counts rows of the log, not steps: the paper's moving average over 256 steps is 256 rows with --log-every 1.
 The gradient norm is the one before clipping; the table's median, 90th percentile and maximum are over the rows in the second
 half of the steps. A spike is a row more than 5 standard deviations above the mean of the WINDOW rows before it, in the loss
-or in the gradient norm. `end` is "diverged" where train.py stopped the run. In the figure a gradient norm above 1 is drawn
+or in the gradient norm. `end` is "diverged" where train.py stopped a run of lr_sweep or scaling. In the figure a gradient norm above 1 is drawn
 at 1 as a cross, as in the paper.
 """
 import argparse
