@@ -6,7 +6,7 @@ with weights on queries and keys, name it `transformer:45M:qknorm`; `transformer
 
 Paper:  python train.py --model transformer:45M --data slimpajama/ --tokenizer gpt2 --seq-len 4096 --batch-size 16 \\
             --accumulate 64 --steps 65536 --warmup 4096 --out out45M
-Small:  python train.py --model transformer:8M --out out-transformer       (5 minutes on 2 cores: bytes, 256 at a time)
+Small:  python train.py --model transformer:8M --out out-transformer       (2 minutes on 2 cores: bytes, 256 at a time)
 Table:  python -m experiments.transformer                                  (the sizes and parameter counts of the paper)
 
 train.py takes weight decay 0.1, clipping at 1.0 and the learning rates below from here; --weight-decay 0 and --clip 0
