@@ -139,7 +139,9 @@ def main():
             ax.axvline(T, color="black", ls="--", label=f"training length, {T}")
         ax.set_xscale("log", base=2)
         ax.set(yscale="log", xlabel="position (tokens of context)", ylabel="perplexity (per token, log scale)")
-        ax.legend(fontsize=8)
+        for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis(lambda y, _: f"{y:g}")
+        ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2)          # below: it would hide curves
         save_figure(fig, table.with_suffix(".png"))
 
 
