@@ -134,7 +134,7 @@ def main():
     if plt:
         fig, ax = plt.subplots(figsize=(7, 4.5))
         for label, perplexity in lines:
-            ax.plot(positions(L), perplexity, marker=".", label=label)
+            ax.plot(positions(L), perplexity, marker=".", ls="--" if "SWE" in label else "-", label=label)
         for T in trained:
             ax.axvline(T, color="black", ls="--", label=f"training length, {T}")
         ax.set_xscale("log", base=2)
