@@ -714,6 +714,30 @@ def test_later_runs_keep_the_files_of_earlier_ones(tmp_path):
     assert all((tmp_path / f"out/old-{n}/log.tsv").exists() for n in (1, 2, 3)) and (tmp_path / "out/mine.txt").exists()
 
 
+def test_the_definition_is_trained_with_and_measured_with(tmp_path, monkeypatch, capsys):
+    """A changed equation changes the run under --kernel definition, and in what loads its checkpoint."""
+    plain = fit(tmp_path / "a", "--steps", "2", "--kernel", "definition")
+    assert train.load_checkpoint(tmp_path / "a/ckpt.pt")[0].screen is ms.screen
+    monkeypatch.setattr(ms, "trim", lambda s, r: (1 - (1 - s) / r).clamp(min=0))
+    changed, same = fit(tmp_path / "b", "--steps", "2", "--kernel", "definition"), fit(tmp_path / "c", "--steps", "2")
+    assert not torch.equal(plain["weights"]["W_E"], changed["weights"]["W_E"])
+    torch.testing.assert_close(plain["weights"]["W_E"], same["weights"]["W_E"], rtol=1e-3, atol=1e-5)
+    train.main(["--resume", "--out", str(tmp_path / "c")])
+    assert "at step 2 of 2 already" in capsys.readouterr().out
+    old = train.read_checkpoint(tmp_path / "c/ckpt.pt")
+    del old["args"]["model"]                                            # as it was before there were others
+    train.save_checkpoint(tmp_path / "c/ckpt.pt", old)
+    assert train.read_checkpoint(tmp_path / "c/ckpt.pt")["args"]["model"] == "multiscreen"
+
+
+def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
+    for name, content in {"a.py": b"a = 1\n" * 99, "__init__.py": b"", "b.pyc": b"\xff\x00\xfe"}.items():
+        (tmp_path / name).write_bytes(content)
+    assert [p.name for p in train.files_of([str(tmp_path)])] == ["a.py"] and "2 files left out" in capsys.readouterr().out
+    with pytest.raises(train.UsageError, match="empty"):
+        train.get_data(train.get_parser().parse_args(["--data", str(tmp_path / "__init__.py")]), train.get_tokenizer("bytes"))
+
+
 def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
     plain = fit(tmp_path / "a", "--steps", "3", "--log-every", "1")
     rows = [line.split("\t") for line in (tmp_path / "a/log.tsv").read_text().splitlines()[1:]]
@@ -1069,6 +1093,7 @@ def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
     with pytest.raises(ValueError, match="powers of two"):
         fused.screen(q.float(), k.float(), v[..., :3].float(), torch.ones(2), torch.ones(2))
     assert train.get_screen("auto", torch.device("cpu")) is train.get_screen("torch", torch.device("cuda")) is ms.screen_windowed
+    assert train.get_screen("definition", torch.device("cpu")) is ms.screen
     odd = Config(d_K=24)                                                                    # "auto" makes way, "triton" says why
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert train.get_screen("auto", torch.device("cuda")) is fused.screen and train.get_screen("auto", torch.device("cuda"), odd) is ms.screen_windowed

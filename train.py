@@ -7,6 +7,9 @@
 The recipe is the paper's (its setup appendix): AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, the stream cut into contiguous sequences,
 and these drawn at random without replacement. The sizes are a laptop's; the help of each flag gives the paper's.
+
+A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the smallest, median and largest
+window, milliseconds per step, tokens per second, time left. "Alive": pairs of a query and a key whose relevance is not 0.
 """
 import argparse
 import itertools
@@ -25,7 +28,7 @@ import numpy as np
 import tiktoken
 import torch
 
-from multiscreen import Config, Multiscreen, relevance, screen_windowed, softmask, window
+from multiscreen import Config, Multiscreen, relevance, screen, screen_windowed, softmask, window
 
 
 class UsageError(Exception):
@@ -103,7 +106,20 @@ def files_of(names):
         below = sorted(path / p for p in below if not any(part.startswith(".") for part in p.parts))
         if path.is_dir() and not below:
             raise UsageError(f"the folder {path} has no files")
+        if path.is_dir():
+            texts = [p for p in below if p.suffix == ".bin" or is_text(p)]
+            if len(texts) < len(below):
+                print(f"{path}: {len(below) - len(texts)} files left out, empty or not UTF-8")
+            below = texts
         yield from below if path.is_dir() else [path]
+
+
+def is_text(path):
+    """Whether a file has text in it, as UTF-8."""
+    try:
+        return bool(read_text(path))
+    except UsageError:
+        return False
 
 
 def standard_library():
@@ -262,8 +278,11 @@ def screens(model):
 
 
 def get_screen(name, device, config=Config()):
-    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run).
+    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run, else
+    torch), definition (`screen`, T x T: the one to run after changing an equation).
     config: its d_K and d_V are what the kernel must take."""
+    if name == "definition":
+        return screen
     if name == "torch" or name == "auto" and device.type != "cuda":
         return screen_windowed
     import screening_triton
@@ -288,7 +307,7 @@ def read_checkpoint(path, device="cpu"):
     try:
         file = open(path, "rb")
     except OSError as e:
-        raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first, or name its checkpoint") from None
+        raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first, or name its file ckpt.pt") from None
     try:
         with file, warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(file, map_location=device, weights_only=True)
@@ -312,7 +331,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     if screens(model):
-        model.screen = get_screen("auto", torch.device(device), model.config)
+        kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
+        model.screen = get_screen(kernel, torch.device(device), model.config)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
@@ -375,7 +395,8 @@ def get_parser():
         shown = "psi" if default is None else default if not isinstance(default, list) else default[0]
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **({"type": type(default)} | kw))
 
-    flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION, or transformer:8M, 45M, 353M, 1.3B (experiments/)")
+    flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION (rope, nope, no-tanhnorm, no-gate, fixed-r), or "
+         "transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers, if not the model's own", type=int)
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token files (paper: SlimPajama)",
@@ -394,8 +415,8 @@ def get_parser():
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
-    flag("--kernel", "auto", "what screens: torch, triton (screening_triton.py), or auto: triton on a GPU that can run it",
-         choices=["auto", "torch", "triton"])
+    flag("--kernel", "auto", "what screens: torch, triton (screening_triton.py), auto: triton on a GPU that can run it, or "
+         "definition: after changing an equation", choices=["auto", "torch", "triton", "definition"])
     p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
@@ -465,6 +486,8 @@ def clock(seconds):
 
 def main(argv=None):
     args, ckpt = get_args(argv)
+    if ckpt and ckpt["step"] >= args.steps:
+        print(f"{args.out} is at step {ckpt['step']} of {args.steps} already: give more --steps to go on")
     device, tokenizer = get_device(args.device), get_tokenizer(args.tokenizer)
     dtypes = {"float32": None, "bfloat16": torch.bfloat16, "auto": torch.bfloat16 if device.type == "cuda" else None}
     dtype = dtypes[args.dtype]

@@ -25,6 +25,8 @@ def read_grid(path):
         rows = [dict(zip(head, row, strict=True)) for row in rows]
         return {(int(r["length"]), float(r["depth"])): (float(r["accuracy"]), float(r["rope_scale"]) if r.get("rope_scale") else None)
                 for r in rows}, f"{rows[0]['digits']} digits"
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: `python abcdigits.py --ckpt .../ckpt.pt` writes it beside the checkpoint") from None
     except (OSError, ValueError, LookupError) as e:
         raise UsageError(f"{path} is no table of abcdigits.py or experiments.passkey ({type(e).__name__})") from None
 

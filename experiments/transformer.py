@@ -12,6 +12,7 @@ Table:  python -m experiments.transformer                                  (the 
 train.py takes weight decay 0.1, clipping at 1.0 and the learning rates below from here; --weight-decay 0 and --clip 0
 are the paper's sanity checks.
 """
+import argparse
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Transformer(nn.Module):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(f"{'size':>5}{'N_L':>5}{'N_H':>5}{'d_E':>6}{'parameters':>16}{'paper':>16}{'non-embedding':>16}{'paper':>16}")
     for size, (total, rest) in PAPER.items():
         with torch.device("meta"):
