@@ -4,7 +4,7 @@ Paper:  python -m experiments.ablations --seeds 3 --psi 16 --data slimpajama/ --
             --batch-size 16 --accumulate 64 --steps 16384 --warmup 4096 --eval-every 4096 --out out/ablations_paper
         (2^36 tokens each; one alone: python train.py --model multiscreen:nope ...)
 Small:  python -m experiments.ablations
-        trains all six on the standard library's source text, 4 minutes on 2 cores. It leaves out: the size (0.3M instead of
+        trains all six on the standard library's source text, 5 minutes on 2 cores. It leaves out: the size (0.3M instead of
         28M parameters), 99.99 % of the tokens, two of three seeds (--seeds 3), long contexts and retrieval
         (`python -m experiments.long_context` and `python abcdigits.py` take the checkpoints).
 """
