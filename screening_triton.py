@@ -158,11 +158,14 @@ def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, r, d, reach, PARTS: tl.cons
     x: the distance of each row from the origin of the columns, whose cosines are cos_b; d = i - j. Returns z, c and
     sin(theta d), up to the sign of d. c is 0 in the future and outside the window.
     """
-    s = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
+    FROM: tl.constexpr = -1.0 if a.dtype == tl.float32 else 0.0          # s - 1 is exact in float32; 16 bits have rounded s already
+    s = tl.full([a.shape[0], b.shape[0]], FROM, tl.float32)
     if PARTS > 1:
         s = _dot(a, tl.trans(b_lo), _dot(a_lo, tl.trans(b), s))
     s = _dot(a, tl.trans(b), s)
-    z = tl.maximum(s * (1 / r) + (1 - 1 / r), 0.0)
+    slope = 1 / r
+    slope = tl.where(slope * r - 1 < 0, slope * 1.00000012, slope)       # rounded up: at the threshold, s - 1 = -r, z is exactly 0
+    z = tl.maximum(s * slope + (1 - slope * (1 + FROM)), 0.0)
     cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
     c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
     sin = sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :]
