@@ -2,11 +2,11 @@
 Screening-Window Expansion"): Multiscreen, the same with SWE, and the Transformer, over context lengths and over sizes.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their logits, in chunks that
-are thrown away; the same for both. 2 passes do not count, then mean and standard deviation over --repeats passes, or those
-that fit into --seconds (3 at least). Ratios are the Transformer's time over Multiscreen's in the same run: x_flash with the
-flash backend, x_fastest with the fastest of flash, cuDNN, efficient and math (T x T scores in memory: up to T = 2^12 only).
+are thrown away; the same for both. 2 passes do not count, then mean and standard deviation over --repeats passes. Ratios
+are the Transformer's time over Multiscreen's in the same run: x_flash with the flash backend, x_fastest with the fastest of
+flash, cuDNN, efficient and math (T x T scores in memory: up to T = 2^12 only).
 
-Paper:  python -m experiments.latency --seconds inf --ckpt out4M/ckpt.pt out28M/ckpt.pt out286M/ckpt.pt out1.3B/ckpt.pt
+Paper:  python -m experiments.latency --repeats 100 --ckpt out4M/ckpt.pt out28M/ckpt.pt out286M/ckpt.pt out1.3B/ckpt.pt
 GPU:    python -m experiments.latency
         bfloat16 products, vocabulary 50257: Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at 2^17 tokens, the last two
         from 2^10 on. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows
@@ -29,7 +29,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import train
-from experiments.common import Progress, check_writable, pyplot, report, save_figure, text
+from experiments.common import Progress, check_writable, pyplot, report, save_figure
 from experiments.transformer import SIZES
 from train import Parser, UsageError, cli
 
@@ -67,23 +67,21 @@ def forward_pass(model, tokens):
         model.logits(x)
 
 
-def measure(run, device, repeats, seconds):
-    """([milliseconds of each run() that counts], None), or ([], the reason) for want of memory or of the backend."""
+def measure(run, device, repeats, excused=()):
+    """([milliseconds of each run() that counts], None), or ([], the reason) for want of memory or an error in `excused`."""
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
     times = []
     try:
         with warnings.catch_warnings(action="ignore"):             # PyTorch warns at length of a backend it cannot use
-            while len(times) < 2 + repeats and (len(times) < 5 or sum(times[2:]) < 1e3 * seconds):
+            for _ in range(2 + repeats):
                 wait()
                 began = time.perf_counter()
                 run()
                 wait()                                             # until the last kernel has finished
                 times.append((time.perf_counter() - began) * 1e3)
         return times[2:], None
-    except (torch.OutOfMemoryError, MemoryError):
-        return [], "out of memory"
-    except RuntimeError as e:
-        return [], str(e).splitlines()[0]
+    except (torch.OutOfMemoryError, MemoryError, *excused) as e:
+        return [], (str(e) or "out of memory").splitlines()[0]
 
 
 def ratios(ms, transformer):
@@ -94,67 +92,33 @@ def ratios(ms, transformer):
     return [transformer["flash"] / ms if "flash" in transformer else None, transformer[fastest] / ms, fastest]
 
 
-def get_pair(source, size, cuda):
-    """Two models, each (label, name, config, weights, training length, settings): the Transformer of that size, and the
-    Multiscreen it is compared with, source: Psi or the path of a checkpoint."""
-    if isinstance(source, int):
-        multiscreen = (f"Psi = {source}", "multiscreen", {"psi": source, "vocab_size": 50257 if cuda else 257}, None, 2**12,
-                       ("initial", "trained-like", "trained-like + SWE"))
-    else:
-        ckpt = train.read_checkpoint(source)
-        multiscreen = (source, ckpt["model"], ckpt["config"], ckpt["weights"], ckpt["args"]["seq_len"],
-                       ("trained", "trained + SWE"))
-    if not multiscreen[1].startswith("multiscreen"):
-        raise UsageError(f"{source} is a {multiscreen[1]}: --ckpt takes Multiscreen's, --transformer the size of the other")
-    name = f"transformer:{size.removeprefix('transformer:')}"
-    backends = tuple(BACKENDS) if cuda else ("flash", "math")              # a CPU has no others
-    return (name, name, {"vocab_size": multiscreen[2]["vocab_size"]}, None, None, backends), multiscreen
-
-
-def build(name, config, weights, device, dtype=None):
-    """A model, drawn on the device itself; with weights, those of a checkpoint."""
-    with torch.device(device):
-        model = train.build_model(name, config, dtype)
-    if weights:
-        train.load_weights(model, weights, "--ckpt")
+def get_model(source, device, vocab_size):
+    """(model, training length) from the Psi of a new Multiscreen, the name transformer:SIZE, or a checkpoint's path."""
+    dtype = torch.bfloat16 if device.type == "cuda" else None
+    if isinstance(source, str) and not source.startswith("transformer:"):
+        model, _, ckpt = train.load_checkpoint(source, device, dtype)
+        if not train.screens(model):
+            raise UsageError(f"{source} is a {ckpt['model']}: --ckpt takes Multiscreen's, --transformer the size of the other")
+        return model, ckpt["args"]["seq_len"]
+    name, config = (source, {}) if isinstance(source, str) else ("multiscreen", {"psi": source})
+    with device:
+        model = train.build_model(name, config | {"vocab_size": vocab_size}, dtype)
     if train.screens(model):
-        model.screen = train.get_screen("auto", torch.device(device), model.config)
-    return model
+        model.screen = train.get_screen("auto", device, model.config)
+    return model, 2**12
 
 
-def run(subject, lengths, args, device, dtype):
-    """Build one model and measure it: yields (setting, length, [milliseconds], None or why there are none)."""
-    _, name, config, weights, trained_length, settings = subject
-    try:
-        model = build(name, config, weights, device, dtype)
-    except UsageError as e:
-        model, times, why = None, [], str(e)
-    for setting in settings:
-        if model:
-            prepare(model, setting, trained_length)
-        for length in lengths:
-            if setting == "math" and length > 2**12:
-                times, why = [], "not tried: T x T scores"
-            elif model:
-                times, why = measure(lambda: forward_pass(model, torch.zeros(1, length, dtype=torch.long, device=device)
-                                                          .random_(config["vocab_size"])), device, args.repeats, args.seconds)
-            yield setting, length, times, why
-
-
-def draw(plt, rows, names, trained_length, path):
-    """Latency over the length for the two models `names` and, if there are more, over the size at the longest length."""
+def draw(plt, rows, last, trained_length, path):
+    """Latency over the length for the models `last` and, if there are more, over the size at the longest length."""
     longest = max(row[3] for row in rows)
-    panels = [("length of the context (tokens)", 3, [row for row in rows if row[0] in names])]
-    if any(row[0] not in names for row in rows):
-        panels.append((f"parameters (at {longest} tokens)", 1, [row for row in rows if row[3] == longest]))
-    fig, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 4.5), squeeze=False)
-    for ax, (label, x, part) in zip(axes[0], panels):
+    fig, axes = plt.subplots(1, 1 + any(row[0] not in last for row in rows), figsize=(10, 4.5), squeeze=False)
+    for ax, x, wanted in zip(axes[0], (3, 1), (lambda row: row[0] in last, lambda row: row[3] == longest)):
         for n, setting in enumerate(dict.fromkeys(row[2] for row in rows)):
             kind, style = ("Transformer", "s:") if setting in BACKENDS else ("Multiscreen", "o-")
-            line = [(row[x], row[4], row[5] or 0) for row in part if row[2] == setting and row[4] is not None]
-            if line:
+            if line := [(row[x], row[4], row[5] or 0) for row in rows if wanted(row) and row[2] == setting and row[4] is not None]:
                 ax.errorbar(*zip(*line), fmt=style, color=f"C{n}", capsize=3, label=f"{kind}, {setting}")
-        ax.set(xlabel=label, ylabel="latency of one forward pass (ms)", xscale="log", yscale="log")
+        ax.set(xlabel=f"parameters (at {longest} tokens)", ylabel="latency of one forward pass (ms)", xscale="log", yscale="log")
+    axes[0, 0].set_xlabel("length of the context (tokens)")
     axes[0, 0].set_xscale("log", base=2)
     axes[0, 0].axvline(trained_length, color="black", ls="--", lw=1, label="training length")
     axes[0, 0].legend(fontsize=8)
@@ -167,8 +131,7 @@ def main():
     p.add_argument("--ckpt", nargs="+", help="in place of --psi: trained models, with their windows")
     p.add_argument("--transformer", nargs="+", help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+", help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
-    p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [100; CPU: 3]")
-    p.add_argument("--seconds", type=float, default=3, help="no further pass after this time, from the third on [3]")
+    p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     p.add_argument("--out", default="out/latency", help="folder [out/latency]")
     args = p.parse_args()
@@ -177,47 +140,50 @@ def main():
     sources = args.ckpt or args.psi or ([8, 16, 32, 48] if cuda else [8])
     sizes = args.transformer or (list(SIZES) if cuda else ["8M"])
     lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
-    args.repeats = (100 if cuda else 3) if args.repeats is None else args.repeats
-    if lengths[0] < 1 or args.repeats < 1 or len(sources) != len(sizes) or device.type not in ("cpu", "cuda"):
+    repeats = (10 if cuda else 3) if args.repeats is None else args.repeats
+    if lengths[0] < 1 or repeats < 1 or len(sources) != len(sizes) or device.type not in ("cpu", "cuda"):
         raise UsageError("lengths and --repeats are at least 1, --device is cpu or cuda, and each model its --transformer")
-    pairs = [get_pair(source, size, cuda) for source, size in zip(sources, sizes)]
-    counts = {label: sum(p.numel() for p in build(name, config, None, "meta").parameters())        # names a wrong size at once
-              for pair in pairs for label, name, config, *_ in pair}
-    path, rows, dtype = Path(args.out) / "latency.tsv", [], torch.bfloat16 if cuda else None
+    path, rows = Path(args.out) / "latency.tsv", []
+    check_writable(path)
+    plt = pyplot()                                                 # now, before the work: without matplotlib it says so
+
+    backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
+    windows = ["trained", "trained + SWE"] if args.ckpt else ["initial", "trained-like", "trained-like + SWE"]
+    cells = []                                                     # what each row measures; of smaller models the longest only
+    for source, size in zip(sources, sizes):
+        model, trained_length = get_model(source, device, 50257 if cuda else 257)
+        baseline = f"transformer:{size.removeprefix('transformer:')}"
+        other, _ = get_model(baseline, device, model.config.vocab_size)
+        label = f"Psi = {source}" if isinstance(source, int) else source
+        used = lengths if source == sources[-1] else lengths[-1:]
+        cells += [(baseline, other, b, T, baseline, None) for b in backends for T in used if b != "math" or T <= 2**12]
+        cells += [(label, model, setting, T, baseline, trained_length) for setting in windows for T in used]
     machine = f"CPU, {torch.get_num_threads()} threads: small sizes, not the paper's comparison"
     machine = torch.cuda.get_device_name(device) if cuda else machine
     title = ("One forward pass, batch 1, no cache: all hidden states at once, then all logits in chunks that are thrown away\n"
-             f"{machine}; {dtype or 'float32'}; screening by {train.get_screen('auto', device).__module__}; "
+             f"{machine}; {'bfloat16' if cuda else 'float32'}; screening by {train.get_screen('auto', device).__module__}; "
              f"random {'' if args.ckpt else 'weights and '}tokens; x_: the Transformer's time over Multiscreen's")
-    plt = pyplot()                                                 # now, before the work: without matplotlib it says so
-    part = path.with_suffix(".part")                               # the rows so far; the table of an earlier run stays till the end
-    check_writable(path)
-    check_writable(part)
-    part.write_text("\t".join(COLUMNS) + "\n")
     print(title)
-    progress = Progress(sum(len(subject[-1]) * (len(lengths) if pair is pairs[-1] else 1)
-                            for pair in pairs for subject in pair))
+
+    progress, transformer = Progress(len(cells)), {}               # (baseline, T): {backend: ms}
     try:
-        for pair in pairs:
-            transformer = {T: {} for T in lengths}
-            for subject in pair:
-                for setting, T, times, why in run(subject, lengths if pair is pairs[-1] else lengths[-1:], args, device, dtype):
-                    ms, std = statistics.mean(times) if times else None, statistics.stdev(times) if len(times) > 1 else None
-                    if setting in BACKENDS and times:
-                        transformer[T][setting] = ms
-                    x = ratios(None if setting in BACKENDS else ms, transformer[T])
-                    rows.append([subject[0], counts[subject[0]], setting, T, ms, std, len(times) or None, *x])
-                    with open(part, "a") as f:                     # whatever happens later, this row is kept
-                        f.write("\t".join(map(text, rows[-1])) + "\n")
-                    progress.add(1, f"{subject[0]}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
-                if cuda:
-                    torch.cuda.empty_cache()
-    finally:
+        for label, model, setting, T, baseline, trained_length in cells:
+            prepare(model, setting, trained_length)
+            tokens = torch.randint(model.config.vocab_size, (1, T), device=device)
+            excused = [RuntimeError] if setting in BACKENDS else []           # a backend that does not take these sizes
+            times, why = measure(lambda: forward_pass(model, tokens), device, repeats, excused)
+            ms, std = statistics.mean(times) if times else None, statistics.stdev(times) if len(times) > 1 else None
+            known = transformer.setdefault((baseline, T), {})
+            x = [None] * 3 if setting in BACKENDS else ratios(ms, known)
+            if setting in BACKENDS and times:
+                known[setting] = ms
+            rows.append([label, sum(p.numel() for p in model.parameters()), setting, T, ms, std, len(times) or None, *x])
+            progress.add(1, f"{label}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
+    finally:                                                       # a run that is stopped keeps what it has
         if rows:
             report(path, COLUMNS, rows, title)
-            part.unlink()
     if plt:
-        draw(plt, rows, {subject[0] for subject in pairs[-1]}, pairs[-1][1][4], path.with_suffix(".png"))
+        draw(plt, rows, (label, baseline), trained_length, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

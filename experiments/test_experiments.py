@@ -766,34 +766,28 @@ def test_a_pass_computes_all_hidden_states_at_once_and_every_logit_once():
     assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]                   # 2^29 / 2^27 = 4 tokens at a time
 
 
-@pytest.mark.parametrize("repeats, seconds, calls", [(1, 100, 3), (7, 100, 9), (50, 0, 5), (2, 0, 4)])
-def test_two_passes_do_not_count_and_the_time_limit_leaves_three(repeats, seconds, calls):
-    n = []
-    times, why = latency.measure(lambda: n.append(0), CPU, repeats, seconds)
-    assert len(n) == calls and len(times) == calls - 2 and why is None and all(t >= 0 for t in times)
-
-
-def test_measured_times_are_milliseconds(monkeypatch):
+def test_two_passes_do_not_count_and_times_are_milliseconds(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
-    durations = iter([9.0, 9.0, 0.5, 0.25, 0.5, 1.0, 1.0])
+    durations = iter([9.0, 9.0, 0.5, 0.25])
 
     def run():
         clock[0] += next(durations)
 
-    assert latency.measure(run, CPU, 10, 1.5) == ([500, 250, 500, 1000], None)     # 2.25 s are spent
+    assert latency.measure(run, CPU, 2) == ([500, 250], None) and not list(durations)
 
 
 def test_what_cannot_run_gives_a_reason_and_what_is_wrong_in_the_code_does_not():
-    def fail(error):
+    def fail(error, excused=()):
         def run():
             raise error
-        return latency.measure(run, CPU, 3, 1)
+        return latency.measure(run, CPU, 3, excused)
 
-    assert fail(torch.OutOfMemoryError("CUDA out of memory\n...")) == ([], "out of memory")
-    assert fail(RuntimeError("No available kernel.\nAborting")) == ([], "No available kernel.")
-    with pytest.raises(TypeError):
-        fail(TypeError("a bug"))
+    assert fail(torch.OutOfMemoryError("CUDA out of memory\n...")) == ([], "CUDA out of memory")
+    assert fail(MemoryError()) == ([], "out of memory")
+    assert fail(RuntimeError("No available kernel.\nAborting"), [RuntimeError]) == ([], "No available kernel.")
+    with pytest.raises(RuntimeError):                                      # no backend to blame: Multiscreen's own
+        fail(RuntimeError("shapes"))
 
 
 def test_ratios():
@@ -835,12 +829,11 @@ def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_
     rows = [line.split("\t") for line in (tmp_path / "latency.tsv").read_text().splitlines()]
     assert rows[1][4:7] == ["-"] * 3 and rows[3][7] == "-" and float(rows[3][8]) > 0 and rows[3][9] == "math"
     assert "flash, 32 tokens: - (" in capsys.readouterr().out
-    calls, written, forward_pass = [], [], latency.forward_pass
+    calls, forward_pass = [], latency.forward_pass
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) > 7:                                                 # 1 without the backend, 3 for math, 3 for initial
-            written.append((tmp_path / "cut" / "latency.part").read_text())
             raise KeyboardInterrupt
         forward_pass(*args)
 
@@ -848,7 +841,7 @@ def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_
     with pytest.raises(KeyboardInterrupt):
         run_main(monkeypatch, *tiny[:-2], "--out", tmp_path / "cut")
     after = (tmp_path / "cut" / "latency.tsv").read_text()
-    assert [line.split("\t")[2] for line in after.splitlines()] == ["setting", "flash", "math", "initial"] and written == [after]
+    assert [line.split("\t")[2] for line in after.splitlines()] == ["setting", "flash", "math", "initial"]
 
 
 def test_main_measures_a_checkpoint_with_its_own_windows(tmp_path, monkeypatch):
@@ -856,7 +849,7 @@ def test_main_measures_a_checkpoint_with_its_own_windows(tmp_path, monkeypatch):
     with torch.no_grad():
         model.layers[1].s_w[1] = 6.0
     ckpt = dict.fromkeys(train.CHECKPOINT) | {"model": "multiscreen", "config": vars(model.config), "weights": model.state_dict(),
-                                              "args": dict.fromkeys(train.FIXED) | {"seq_len": 64}}
+                                              "tokenizer": "bytes", "args": dict.fromkeys(train.FIXED) | {"seq_len": 64}}
     train.save_checkpoint(tmp_path / "ckpt.pt", ckpt)
     widest, forward_pass = [], latency.forward_pass
 
