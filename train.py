@@ -340,7 +340,10 @@ def save_checkpoint(path, ckpt):
     """Write to a temporary file first and rename: the file at `path` is whole at any time."""
     temporary = path.with_suffix(".tmp")
     try:
-        torch.save(ckpt, temporary)
+        with open(temporary, "wb") as file:
+            torch.save(ckpt, file)
+            file.flush()
+            os.fsync(file.fileno())                    # or a power cut could leave the new name without its bytes
         os.replace(temporary, path)
     except (OSError, RuntimeError) as e:
         temporary.unlink(missing_ok=True)
