@@ -21,7 +21,8 @@ key block: two multiply-adds, no cosine per pair. w = inf is theta = 0, nothing 
 
 Operations in matrix products, each counted once however many parts its operands have: 2 N (K + V) forward,
 2 N (2K + V) dq, 2 N (2K + 2V) dk/dv. Bytes: q, k, v in and h out, once; a block of keys is read again for each block
-of queries that sees it, from the cache if the window is narrow. With T = 2^17, K = 16, V = 64:
+of queries that sees it, from the cache if the window is narrow. (Backward, both kernels: 2.7 times the bytes. Splitting q and
+k, see below, is 0.7 times the bytes more forward, 0.8 backward.) With T = 2^17, K = 16, V = 64:
 
     one tile           N        operations forward    bytes
     dense, causal      T^2/2    1.4e12                64 GiB for T x T relevances in float32 (`screen`)
@@ -58,7 +59,7 @@ try:
     import triton
     import triton.language as tl
     from triton.language.extra.cuda import libdevice
-    jit = triton.jit(do_not_specialize=["i0", "B", "T", "S"])
+    jit = triton.jit(do_not_specialize=["i0", "B", "H", "T", "S"])
 except ImportError:                                    # macOS, Windows: the file still imports, `available` says why not
     triton, jit, tl = None, lambda f: f, SimpleNamespace(constexpr=lambda x: x)
 
@@ -122,6 +123,18 @@ def _store(ptr, x, first, stride, end, N: tl.constexpr, D: tl.constexpr):
 
 
 @jit
+def _split(X, OUT, x_sb, x_sh, x_st, size, H, T, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr):
+    """N rows of X as PARTS parts, each the rounding of what those before it left; one part in OUT has `size` numbers."""
+    n = (T + N - 1) // N
+    tile = tl.program_id(0).to(tl.int64) // n                            # b H + h
+    t = tl.program_id(0) % n * N
+    x = _load(X + tile // H * x_sb + tile % H * x_sh, t, x_st, T, N, D, True).to(tl.float32)
+    for m in tl.static_range(PARTS):
+        _store(OUT + m * tl.cast(size, tl.int64) + tile * T * D, x, t, D, T, N, D)
+        x -= _cast(x, OUT.dtype.element_ty).to(tl.float32)
+
+
+@jit
 def _blocks(first, end, inner_first, inner_end, N: tl.constexpr):
     """Cover first .. end - 1 with blocks of N. Returns lo, a, b, n: the blocks that start in [a, b) lie within
     inner_first .. inner_end - 1 and need no mask; n blocks do, from lo on and from b on."""
@@ -152,20 +165,18 @@ def _cos_sin(x, w, FAR: tl.constexpr):
 
 
 @jit
-def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, r, d, reach, PARTS: tl.constexpr, EDGE: tl.constexpr):
+def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, slope, d, reach, PARTS: tl.constexpr, EDGE: tl.constexpr):
     """Eqs. 8 to 11 for a block of rows a (queries or keys) and columns b (the others): alpha_d = (z c)^2.
 
     x: the distance of each row from the origin of the columns, whose cosines are cos_b; d = i - j. Returns z, c and
     sin(theta d), up to the sign of d. c is 0 in the future and outside the window.
     """
-    FROM: tl.constexpr = -1.0 if a.dtype == tl.float32 else 0.0          # s - 1 is exact in float32; 16 bits have rounded s already
+    FROM: tl.constexpr = -1.0 if a.dtype == tl.float32 else 0.0          # s - 1, for nothing; 16 bits have rounded s more than this saves
     s = tl.full([a.shape[0], b.shape[0]], FROM, tl.float32)
     if PARTS > 1:
         s = _dot(a, tl.trans(b_lo), _dot(a_lo, tl.trans(b), s))
     s = _dot(a, tl.trans(b), s)
-    slope = 1 / r
-    slope = tl.where(slope * r - 1 < 0, slope * 1.00000012, slope)       # rounded up: at the threshold, s - 1 = -r, z is exactly 0
-    z = tl.maximum(s * slope + (1 - slope * (1 + FROM)), 0.0)
+    z = tl.maximum(s * slope + (1 - slope * (1 + FROM)), 0.0, propagate_nan=tl.PropagateNan.ALL)
     cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
     c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
     sin = sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :]
@@ -177,24 +188,27 @@ def _relevance(a, a_lo, b, b_lo, x, cos_b, sin_b, w, r, d, reach, PARTS: tl.cons
 
 @jit
 def _tile(ORDER, W, R, n, B):
-    """What this program works on: the tile h (widest first), the sequence b, the block m of n, and h's w, r and reach."""
+    """What this program works on: the tile h (widest first), the sequence b, the block m of n; and h's w, 1/r and reach."""
     pid = tl.program_id(0)
     h = tl.load(ORDER + pid // (B * n)).to(tl.int64)
     w = tl.load(W + h).to(tl.float32)
     reach = tl.minimum(tl.ceil(w), 1073741824.0).to(tl.int32) - 1         # the largest distance inside the window
-    return h, (pid % B).to(tl.int64), pid % (B * n) // B, w, tl.load(R + h).to(tl.float32), reach
+    r = tl.load(R + h).to(tl.float32)
+    slope = tl.div_rn(1.0, r)
+    slope = tl.where(slope * r - 1 < 0, slope * 1.00000012, slope)        # rounded up: z is exactly 0 at the threshold, s - 1 = -r
+    return h, (pid % B).to(tl.int64), pid % (B * n) // B, w, slope, reach
 
 
 # -------------------------------------------------------------------------------------------------------------- forward
 
 @jit
-def _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
+def _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
                    D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     k = _load(K, j, k_st, S, BJ, D_K, EDGE)
     k_lo = _load(K + k_part, j, k_st, S, BJ, D_K, EDGE) if PARTS > 1 else k
     v = _load(V, j, v_st, S, BJ, D_V, EDGE)
     d = p[:, None] - (j + tl.arange(0, BJ))[None, :]
-    z, c, _ = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, PARTS, EDGE)
+    z, c, _ = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, slope, d, reach, PARTS, EDGE)
     y = z * c
     return _dot(_cast(y * y, v.dtype), v, acc)
 
@@ -203,7 +217,7 @@ def _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach,
 def _forward(Q, K, V, W, R, ORDER, OUT, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
              i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (T + BI - 1) // BI
-    h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)
+    h, b, m, w, slope, reach = _tile(ORDER, W, R, n, B)
     t = (n - 1 - m) * BI                               # the last queries see the most keys: they start first
     K, V = K + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
     q = _load(Q + b * q_sb + h * q_sh, t, q_st, T, BI, D_K, True)
@@ -216,22 +230,22 @@ def _forward(Q, K, V, W, R, ORDER, OUT, q_part, q_sb, q_sh, q_st, k_part, k_sb, 
     for e in range(edges):
         j = lo + e * BJ
         j = tl.where(j < first, j, j + end - first)
-        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
+        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
     for j in range(first, end, BJ):
-        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
+        acc = _forward_block(acc, q, q_lo, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
     _store(OUT + b * o_sb + h * o_sh, acc, t, o_st, T, BI, D_V)
 
 
 # ------------------------------------------------------------------------------------------------------------- backward
 
 @jit
-def _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
+def _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ: tl.constexpr, D_K: tl.constexpr,
               D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     k = _load(K, j, k_st, S, BJ, D_K, EDGE)
     k_lo = _load(K + k_part, j, k_st, S, BJ, D_K, EDGE) if PARTS > 1 else k
     v = _load(V, j, v_st, S, BJ, D_V, EDGE)
     d = p[:, None] - (j + tl.arange(0, BJ))[None, :]
-    z, c, sin = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, r, d, reach, PARTS, EDGE)
+    z, c, sin = _relevance(q, q_lo, k, k_lo, p - j, cos_j, sin_j, w, slope, d, reach, PARTS, EDGE)
     t = _dot(dh, tl.trans(v), tl.zeros([dh.shape[0], BJ], tl.float32)) * (z * c)
     half_dz = t * c
     dr += tl.sum(half_dz - half_dz * z, 1)
@@ -249,7 +263,7 @@ def _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, 
 def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, SUMS, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
                  i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (T + BI - 1) // BI
-    h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)
+    h, b, m, w, slope, reach = _tile(ORDER, W, R, n, B)
     H = tl.num_programs(0) // (B * n)
     t = (n - 1 - m) * BI
     K, V = K + b * k_sb + h * k_sh, V + b * v_sb + h * v_sh
@@ -266,23 +280,23 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, SUMS, q_part, q_sb, q_sh, q_st, k
     for e in range(edges):
         j = lo + e * BJ
         j = tl.where(j < first, j, j + end - first)
-        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
+        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, True)
     for j in range(first, end, BJ):
-        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, r, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
-    _store(DQ + (b * H + h) * T * D_K, dq * (2 / r), t, D_K, T, BI, D_K)
+        dq, dr, dw = _dq_block(dq, dr, dw, q, q_lo, dh, K, V, k_part, k_st, v_st, S, p, j, w, slope, reach, cos_j, sin_j, BJ, D_K, D_V, PARTS, False)
+    _store(DQ + (b * H + h) * T * D_K, dq * (2 * slope), t, D_K, T, BI, D_K)
     part = SUMS + (h * n + m) * B + b                                    # (2, H, n, B)
-    tl.store(part, tl.sum(dr, 0) * (2 / r))
+    tl.store(part, tl.sum(dr, 0) * (2 * slope))
     tl.store(part + H.to(tl.int64) * n * B, tl.sum(dw, 0) * (3.14159265358979324 / (w * w)))
 
 
 @jit
-def _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI: tl.constexpr, D_K: tl.constexpr,
+def _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, slope, reach, cos_i, sin_i, BI: tl.constexpr, D_K: tl.constexpr,
                D_V: tl.constexpr, PARTS: tl.constexpr, EDGE: tl.constexpr):
     q = _load(Q, t, q_st, T, BI, D_K, EDGE)
     q_lo = _load(Q + q_part, t, q_st, T, BI, D_K, EDGE) if PARTS > 1 else q
     dh = _load(DH, t, o_st, T, BI, D_V, EDGE)
     d = (i0 + t + tl.arange(0, BI))[None, :] - p[:, None]
-    z, c, _ = _relevance(k, k_lo, q, q_lo, p - (i0 + t), cos_i, sin_i, w, r, d, reach, PARTS, EDGE)
+    z, c, _ = _relevance(k, k_lo, q, q_lo, p - (i0 + t), cos_i, sin_i, w, slope, d, reach, PARTS, EDGE)
     y = z * c
     dz = _cast(_dot(v, tl.trans(dh), tl.zeros([v.shape[0], BI], tl.float32)) * y * c, k.dtype)
     dv = _dot(_cast(y * y, v.dtype), dh, dv)
@@ -298,7 +312,7 @@ def _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r,
 def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, q_part, q_sb, q_sh, q_st, k_part, k_sb, k_sh, k_st, v_sb, v_sh, v_st, o_sb, o_sh, o_st,
                   i0, B, T, S, BI: tl.constexpr, BJ: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, PARTS: tl.constexpr):
     n = (S + BJ - 1) // BJ
-    h, b, m, w, r, reach = _tile(ORDER, W, R, n, B)    # the first keys are seen by the most queries: they start first
+    h, b, m, w, slope, reach = _tile(ORDER, W, R, n, B)    # the first keys are seen by the most queries: they start first
     H = tl.num_programs(0) // (B * n)
     j = m * BJ
     Q, DH = Q + b * q_sb + h * q_sh, DH + b * o_sb + h * o_sh
@@ -313,10 +327,10 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, q_part, q_sb, q_sh, q_st, k_
     for e in range(edges):
         t = lo + e * BI
         t = tl.where(t < first, t, t + end - first)
-        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, True)
+        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, slope, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, True)
     for t in range(first, end, BI):
-        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, r, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, False)
-    _store(DK + (b * H + h) * S * D_K, dk * (2 / r), j, D_K, S, BJ, D_K)
+        dk, dv = _dkv_block(dk, dv, k, k_lo, v, Q, DH, q_part, q_st, o_st, T, i0, p, t, w, slope, reach, cos_i, sin_i, BI, D_K, D_V, PARTS, False)
+    _store(DK + (b * H + h) * S * D_K, dk * (2 * slope), j, D_K, S, BJ, D_K)
     _store(DV + (b * H + h) * S * D_V, dv, j, D_V, S, BJ, D_V)
 
 
@@ -347,16 +361,19 @@ def operands(q, k, v, backward):
     """q, k and v as the kernels read them, q and k with a first axis for the parts that they are split into."""
     n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype, backward)
 
-    def split(x):
-        if n == 1:
-            return rows(x.to(v.dtype))[None]
-        y = torch.empty(n, *x.shape, dtype=v.dtype, device=x.device)
-        for part in y:
-            part.copy_(x)
-            x = x.float() - part
-        return y
+    if n == 1:
+        return rows(q.to(v.dtype))[None], rows(k.to(v.dtype))[None], rows(v)
+    return split(rows(q), v.dtype, n), split(rows(k), v.dtype, n), rows(v)
 
-    return split(q), split(k), rows(v)
+
+def split(x, dtype, n):
+    """x (B, H, T, D) as a sum of n tensors of that dtype (n, B, H, T, D), the largest first."""
+    B, H, T, D = x.shape
+    y = torch.empty(n, B, H, T, D, dtype=dtype, device=x.device)
+    if y.numel():
+        with torch.cuda.device_of(x):
+            _split[(-(-T // 64) * B * H,)](x, y, *x.stride()[:3], y.stride(0), H, T, N=64, D=D, PARTS=n)
+    return y
 
 
 def rows(x):
@@ -435,13 +452,17 @@ _screen.register_autograd(_gradients, setup_context=_save)
 def screen(q, k, v, w, r, i0=0):
     """`multiscreen.screen` (Eq. 12): same arguments, same numbers. float32, float16 or bfloat16; differentiable once.
 
-    The sizes K and V must be powers of two from 16 on.
+    The sizes K and V must be powers of two from 16 on. Nothing is broadcast: a ValueError says which shapes do not fit.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}: the kernel takes float32, float16 and bfloat16")
     if reason := impossible(q.shape[-1], v.shape[-1]):
         raise ValueError(reason)
+    (B, H, T, K), S, V = q.shape, k.shape[2], v.shape[3]
+    for name, x, shape in (("k", k, (B, H, S, K)), ("v", v, (B, H, S, V)), ("w", w, (H,)), ("r", r, (H,))):
+        if x.shape != shape:
+            raise ValueError(f"{name} has the shape {tuple(x.shape)}; with q {tuple(q.shape)} it must be {shape}")
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)       # the widest tiles start first
 
 
@@ -542,7 +563,8 @@ def milliseconds(f):
     from triton.testing import do_bench
     try:
         return do_bench(f, warmup=50, rep=300, return_mode="median")
-    except RuntimeError:                                # out of memory, or no such backend for these sizes
+    except RuntimeError as e:                           # out of memory, or no such backend for these sizes
+        print(f"{'':9}not run: {str(e).splitlines()[0]}")
         torch.cuda.empty_cache()
         return math.nan
 
@@ -553,7 +575,8 @@ def both_ways(f, *x):
     try:
         x = [a.detach().requires_grad_() for a in x]
         h = f(*x)
-    except RuntimeError:
+    except RuntimeError as e:
+        print(f"{'':9}not run: {str(e).splitlines()[0]}")
         return math.nan, math.nan
     with torch.no_grad():
         forward = milliseconds(lambda: f(*x))
@@ -571,17 +594,18 @@ def benchmark():
     print(f"{'T':>7}  {'':22}" + "".join(f"{name:>10}{'TFLOP/s':>9}{'roofline':>10}{'ratio':>8}" for name in ("fwd ms", "bwd ms")))
 
     w = [math.exp(s) + 1 for s in torch.linspace(0, math.log(256), 48).tolist()]
-    compiled = torch.compile(dense)
+    compiled = torch.compile(dense, dynamic=False)
     for T in (2**n for n in range(10, 18)):
         x = inputs(T, w, torch.bfloat16)
         qkv = [torch.randn(1, 18, T, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
-        pairs = sum(n * T - n * (n - 1) / 2 for n in (min(math.ceil(n), T) for n in w))
+        pairs = sum(reach * T - reach * (reach - 1) / 2 for reach in (min(math.ceil(width), T) for width in w))
         work = [(160 * pairs, 384 * 48 * T), (512 * pairs, 1024 * 48 * T)]          # operations and bytes of screening
+        square = [(160 * 48 * T**2, 384 * 48 * T), (512 * 48 * T**2, 1024 * 48 * T)]               # of its dense form
         exact = [(2 * 18 * 128 * T**2, 4 * 2 * 18 * 128 * T), (5 * 18 * 128 * T**2, 8 * 2 * 18 * 128 * T)]      # of attention
         fused = both_ways(screen, *x)
         table = [("fused", fused, work), ("screen_windowed", both_ways(screen_windowed, *x), work)]
         if T <= 4096:
-            table += [("screen, torch.compile", both_ways(compiled, *x), work)]
+            table += [("screen, torch.compile", both_ways(compiled, *x), square)]
         for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
             with sdpa_kernel(backend):
                 table += [(f"attention, {name}", both_ways(partial(scaled_dot_product_attention, is_causal=True), *qkv), exact)]
