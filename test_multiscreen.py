@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -866,15 +867,16 @@ def test_the_abcdigits_stream_is_the_task_and_can_be_continued():
 HALF, SHORT = torch.float16, torch.bfloat16
 ROUNDING = {torch.float32: 2**-24, HALF: 2**-11, SHORT: 2**-8}                   # half a unit in the last place, at most
 kernel = pytest.mark.skipif(fused.available(DEVICE) is not None, reason=str(fused.available(DEVICE)))
-block_sizes = st.sampled_from([(16, 32), (32, 16), (32, 32), (64, 32)])
+block_sizes = st.sampled_from([None, (16, 32), (32, 16), (32, 32), (64, 32)])
 
 
 def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """h and the five gradients from the kernel, in float64; whatever it allocates is full of NaN until it writes there."""
+    """h and the five gradients from the kernel; whatever it allocates is full of NaN until it writes there. blocks: None as shipped."""
     x = [y.detach().to(DEVICE).requires_grad_() for y in (q, k, v, w, r)]
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with mock.patch.object(fused, "config", lambda *args: (*blocks, 1, 1)):
+        shape = (*blocks, 4, 2) if blocks and DEVICE == "cuda" else blocks and (*blocks, 1, 1)
+        with mock.patch.object(fused, "config", lambda *args: shape) if blocks else nullcontext():
             h = fused.screen(*x, i0)
             return [h.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(h, x, dh.to(DEVICE)))]
     finally:
@@ -904,6 +906,8 @@ def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
         assert a.dtype == dtype and a.shape == c.shape
         rounding = ROUNDING[v.dtype if dtype == torch.float32 else dtype] * c.abs().max() if name not in slack else torch.tensor(0.0)
         allowed = 2 * torch.maximum((b.double() - c).abs().max(), rounding) + 1e-6 + slack.get(name, 0)
+        if DEVICE == "cuda":                                                 # its cos and sin have an error of 2^-20.5
+            allowed = allowed + 2**-17 * c.abs().max()
         assert ((a.double() - c).abs() <= allowed).all(), (name, (a.double() - c).abs() / allowed)                     # NaN fails
 
 
@@ -923,6 +927,7 @@ def drawn(seed, B, T, S, dtypes, rho=0.6):
 @example(seed=1, B=2, T=70, S=70, i0=0, blocks=(16, 32), w=(40.0, INF), r=(0.3, 1.0), rho=0.6, dtypes=(torch.float32,) * 2)
 @example(seed=2, B=1, T=50, S=75, i0=25, blocks=(32, 16), w=(33.0, 48.5), r=(0.02, 0.9), rho=0.6, dtypes=(torch.float32, SHORT))
 @example(seed=3, B=1, T=75, S=75, i0=0, blocks=(16, 32), w=(1e4, 2.5), r=(0.5, 0.7), rho=0.4, dtypes=(SHORT,) * 2)
+@example(seed=4, B=1, T=90, S=90, i0=0, blocks=None, w=(1.5, 2.0), r=(0.9, 0.7), rho=0.8, dtypes=(torch.float32, HALF))
 def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i0, blocks, w, r, rho, dtypes):
     q, k, v, dh = drawn(seed, B, T, S, dtypes, rho)
     assert_as_good_as_torch(q, k, v, torch.tensor(w), torch.tensor(r), i0, dh, blocks)
@@ -979,6 +984,9 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, w, blocks, dtypes
     h2, dq2, _, _, _, _ = through_kernel(q, k2, v2, w, r, 0, dh, blocks)
     assert all(torch.equal(a[:, :, part], b[:, :, part]) for a, b in ((h, h2), (dq, dq2)) for part in (slice(0, j), slice(j + reach, T)))
     assert not torch.equal(h[:, :, j], h2[:, :, j])
+    v2[:, :, :j], v2[:, :, j + 1 :] = 0, 0                                   # now nothing else is there to hide a tiny relevance
+    h2, dq2, _, _, _, _ = through_kernel(q, k, v2, w, r, 0, dh, blocks)
+    assert not any(x[:, :, part].any() for x in (h2, dq2) for part in (slice(0, j), slice(j + reach, T)))
     _, _, dk2, dv2, _, _ = through_kernel(q2, k, v, w, r, 0, dh2, blocks)
     assert all(torch.equal(a[:, :, part], b[:, :, part]) for a, b in ((dk, dk2), (dv, dv2)) for part in (slice(0, max(j - reach + 1, 0)), slice(j + 1, T)))
 
@@ -1006,9 +1014,9 @@ def test_kernel_gives_the_same_for_every_block_shape_and_the_same_bits_twice(dty
     q, k, v, dh = drawn(6, 1, 70, 70, dtypes)
     w, r = torch.tensor([21.5, INF]), torch.tensor([0.4, 0.9])
     first = through_kernel(q, k, v, w, r, 0, dh, (64, 64))
-    for blocks in ((16, 16), (16, 64), (64, 16)):
+    for blocks in ((16, 16), (16, 64), (64, 16), None):
         for a, b in zip(through_kernel(q, k, v, w, r, 0, dh, blocks), first):
-            torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
+            torch.testing.assert_close(a, b, rtol=0, atol=(tolerance + (1e-5 if DEVICE == "cuda" else 0)) * b.abs().max().item())
     assert all(torch.equal(a, b) for a, b in zip(through_kernel(q, k, v, w, r, 0, dh, (64, 64)), first))
 
 
@@ -1025,25 +1033,34 @@ def test_kernel_with_an_infinite_window_is_the_limit_of_wide_ones():
 @kernel
 def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
     q, k, v, dh = drawn(8, 2, 40, 40, (torch.float32, HALF))
-    w, r = torch.tensor([9.0, INF]), torch.tensor([0.4, 0.9])
+    w, r = torch.tensor([9.0, 1.0, INF, 1.0])[::2], torch.tensor([0.4, 1.0, 0.9, 1.0])[::2]
     dh = dh[:, :, :1].expand(dh.shape)
-    wanted = through_kernel(q, k[:1].expand(k.shape).contiguous(), v, w, r, 0, dh.contiguous())
+    wanted = through_kernel(q, k[:1].expand(k.shape).contiguous(), v, w.contiguous(), r.contiguous(), 0, dh.contiguous())
     every_second = torch.zeros(2, 2, 40, 32)
     every_second[..., ::2] = q
-    far = torch.empty(2, 2, 40, 64, dtype=HALF)
-    if DEVICE == "cpu":                                                      # a sparse file: 5 GB of addresses, not of memory
-        far = torch.from_file(str(tmp_path / "v"), shared=True, size=39 * 2**26 + 2**20, dtype=HALF).as_strided((2, 2, 40, 64), (256, 64, 2**26, 1))
-    far.copy_(v)
+    size = 39 * 2**26 + 2**20                                                # 5 GB; on a CPU of addresses, in a sparse file
+    far = torch.empty(size, dtype=HALF, device="cuda") if DEVICE == "cuda" else torch.from_file(str(tmp_path / "v"), True, size, dtype=HALF)
+    far = far.as_strided((2, 2, 40, 64), (256, 64, 2**26, 1)).copy_(v)
     for a, b in zip(through_kernel(every_second[..., ::2], k[:1].expand(k.shape), far, w, r, 0, dh), wanted):
         assert torch.equal(a, b)
     (tmp_path / "v").unlink(missing_ok=True)
 
 
 @kernel
-def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
-    """d(s_w) through the rotations and the softmask, 16-bit values: at most 2e-2 wrong at T = 4096, where MiPE's part is a
-    small difference of large sums."""
-    T, w = 4096, 6.0
+def test_kernel_keeps_nan_where_it_is_seen():
+    """A model that has diverged must not look as if it had found nothing."""
+    q, k, v, dh = drawn(13, 1, 40, 40, (torch.float32,) * 2)
+    q[0, 0, 20], k[0, 1, 5] = math.nan, math.nan
+    h, dq, *_ = through_kernel(q, k, v, torch.tensor([4.0, 4.0]), torch.tensor([0.5, 0.5]), 0, dh)
+    assert all(x[0, 0, 20].isnan().all() and x[0, 1, 5:9].isnan().all() for x in (h, dq))
+
+
+@kernel
+@pytest.mark.parametrize("w", [3.0, 6.0])
+def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
+    """d(s_w) through the rotations and the softmask, 16-bit values: at most 3e-3 wrong at T = 4096, where MiPE's part is a
+    small difference of large sums. (Without the third part of k it is 8e-3 for w = 3, of q 9e-3 for w = 6.)"""
+    T = 4096
     q, k, v = correlated(9, 1, 1, T, T, rho=0.6)
     dh = torch.randn(1, 1, T, 64, generator=random(10), dtype=torch.float64).to(SHORT)
 
@@ -1056,7 +1073,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
         return s_w.grad.item()
 
     exact = gradient(ms.screen_windowed, torch.float64, v.to(SHORT).double())
-    assert abs(gradient(fused.screen, torch.float32, v.to(SHORT)) / exact - 1) < 2e-2
+    assert abs(gradient(fused.screen, torch.float32, v.to(SHORT)) / exact - 1) < 3e-3
 
 
 @kernel
@@ -1109,6 +1126,10 @@ def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
         fused.screen(q, k, v, torch.ones(2), torch.ones(2))
     with pytest.raises(ValueError, match="powers of two"):
         fused.screen(q.float(), k.float(), v[..., :3].float(), torch.ones(2), torch.ones(2))
+    fits = {"q": q.float(), "k": k.float(), "v": v.float(), "w": torch.ones(2), "r": torch.ones(2)}
+    for name, part in (("k", fits["k"][:, :1]), ("k", fits["k"][:, :, :3]), ("v", fits["v"][:, :, :3]), ("w", torch.ones(1)), ("r", torch.ones(()))):
+        with pytest.raises(ValueError, match="has the shape"):
+            fused.screen(**fits | {name: part})
     assert train.get_screen("auto", torch.device("cpu")) is train.get_screen("torch", torch.device("cuda")) is ms.screen_windowed
     assert train.get_screen("definition", torch.device("cpu")) is ms.screen
     odd = Config(d_K=24)                                                                    # "auto" makes way, "triton" says why
