@@ -340,7 +340,7 @@ def config(kernel, exact, D_K, D_V, capability):
     """(queries in a block, keys in a block, warps, stages) of a kernel. exact: float32 values, hence float32 products.
 
     The rows of a matrix product (queries; keys in dkv) must be at least 16 x warps, or warps do the same work twice.
-    Chosen for d_K = 16, d_V = 64: no spills, see --aot. Larger ones take the smallest blocks.
+    Chosen for d_K = 16, d_V = 64: no spills, see --aot. Larger ones take the smallest blocks: right, not tuned, some spill.
     """
     hopper, dkv = capability >= (9, 0), kernel == "dkv"
     if D_K > 16 or D_V > 64:
