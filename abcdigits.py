@@ -7,9 +7,6 @@ letter's line, the needle, stands there only once. The prompt ends with the need
 complete the number. The prompts are bit for bit those of the paper's author, K. M. Nakanishi
 (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 """
-import argparse
-import itertools
-import os
 import random
 import re
 import sys
@@ -18,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from train import Parser, UsageError, cli, clock, get_device, load_checkpoint, scale_rope, screens
+from train import Parser, UsageError, cli, clock, get_device, load_checkpoint, scale_rope, screens, set_aside
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -105,7 +102,7 @@ def table(cells, lengths, depths, T_train):
 
 def get_parser(doc):
     """The flags of a retrieval benchmark."""
-    p = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(doc)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 times the training length]")
@@ -119,17 +116,17 @@ def get_parser(doc):
     return p
 
 
-def load(args):
-    """(model, tokenizer, checkpoint) that the flags name, its windows expanded if they say so."""
-    device = get_device(args.device)
-    model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, torch.bfloat16 if device.type == "cuda" else None)
-    for factor in args.rope_scale or []:
+def load(path, device, rope_scale=None, swe=False):
+    """(model, tokenizer, checkpoint), in bfloat16 on a GPU; its windows expanded with swe, its factors tried out."""
+    device = get_device(device)
+    model, tokenizer, ckpt = load_checkpoint(path, device, torch.bfloat16 if device.type == "cuda" else None)
+    for factor in rope_scale or []:
         if not factor > 0:
             raise UsageError(f"--rope-scale {factor:g}: a factor is above 0")
         scale_rope(model, factor)
-    if args.swe:
+    if swe:
         if not screens(model):
-            raise UsageError(f"--swe is for models with screening windows; {args.ckpt} is a {ckpt['model']}")
+            raise UsageError(f"--swe is for models with screening windows; {path} is a {ckpt['model']}")
         model.expand_windows(ckpt["args"]["seq_len"])
     return model, tokenizer, ckpt
 
@@ -153,8 +150,7 @@ def measure(args, model, tokenizer, T_train, name, digits, get_prompts):
         get_prompts(min(lengths, default=T_train), depth, min(trials, 1))
     cells, path = {}, Path(args.ckpt).with_name(f"{name}_swe.tsv" if args.swe else f"{name}.tsv")
     try:
-        if path.exists():
-            os.replace(path, next(p for n in itertools.count(1) if not (p := path.with_stem(f"{path.stem}-old-{n}")).exists()))
+        set_aside(path)
         path.write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n")
     except OSError as e:
         raise UsageError(f"{path} cannot be written ({e.strerror})") from None
@@ -184,7 +180,7 @@ def main():
     p = get_parser(__doc__)
     p.add_argument("--digits", type=int, help="digits of a number (paper: 6) [the --digits of the training run]")
     args = p.parse_args()
-    model, tokenizer, ckpt = load(args)
+    model, tokenizer, ckpt = load(args.ckpt, args.device, args.rope_scale, args.swe)
     digits = ckpt["args"]["digits"] if args.digits is None else args.digits
 
     def get_prompts(length, depth, trials):

@@ -40,6 +40,9 @@ class Diverged(UsageError):
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+
     def error(self, message):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
 
@@ -307,7 +310,7 @@ def read_checkpoint(path, device="cpu"):
     try:
         file = open(path, "rb")
     except OSError as e:
-        raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first, or name its file ckpt.pt") from None
+        raise UsageError(f"{path} cannot be read ({e.strerror}): train a model first (python train.py), or name a checkpoint with --ckpt") from None
     try:
         with file, warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(file, map_location=device, weights_only=True)
@@ -334,6 +337,12 @@ def load_checkpoint(path, device="cpu", dtype=None):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
         model.screen = get_screen(kernel, torch.device(device), model.config)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
+
+
+def set_aside(path):
+    """Move the file at `path`, if there is one, to NAME-old-1, NAME-old-2, ..., the first that is free."""
+    if path.exists():
+        os.replace(path, next(p for n in itertools.count(1) if not (p := path.with_stem(f"{path.stem}-old-{n}")).exists()))
 
 
 def save_checkpoint(path, ckpt):
@@ -392,7 +401,7 @@ def alive_fraction(model, tokens):
 # --------------------------------------------------------------------------------------------------------- training
 
 def get_parser():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
 
     def flag(name, default, text, **kw):
         shown = "psi" if default is None else default if not isinstance(default, list) else default[0]

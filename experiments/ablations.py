@@ -5,10 +5,10 @@ Paper:  python -m experiments.ablations --seeds 3 --psi 16 --data slimpajama/ --
         (2^36 tokens each; one alone: python train.py --model multiscreen:nope ...)
 Small:  python -m experiments.ablations
         trains all six on the standard library's source text, 5 minutes on 2 cores. It leaves out: the size (0.3M instead of
-        28M parameters), 99.99 % of the tokens, two of three seeds (--seeds 3), long contexts and retrieval
-        (`python -m experiments.long_context` and `python abcdigits.py` take the checkpoints).
+        28M parameters), 99.99 % of the tokens, two of three seeds (--seeds 3), warm-up (50 of 350 steps, in the
+        paper a quarter), long contexts and retrieval (`python -m experiments.long_context` and
+        `python abcdigits.py` take the checkpoints).
 """
-import argparse
 import math
 from pathlib import Path
 
@@ -79,11 +79,11 @@ def build(variant, config, dtype=None):
 
 
 def main():
-    from experiments.common import Progress, count_parameters, outcome, pyplot, refuse, report, run_once, save_figure, summarize
+    from experiments.common import Progress, count_parameters, pyplot, refuse, report, run_seeds, save_figure, summarize
     from train import Parser, UsageError           # here, because train.py imports this file to build a model
 
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    p.add_argument("--steps", type=int, default=400, help="optimizer steps of a run (paper: 16384) [400]")
+    p = Parser(__doc__)
+    p.add_argument("--steps", type=int, default=350, help="optimizer steps of a run (paper: 16384) [350]")
     p.add_argument("--seeds", type=int, default=1, help="runs of each model (paper: 3) [1]")
     p.add_argument("--out", default="out/ablations", help="folder; finished runs in it are not run again [out/ablations]")
     args, flags = p.parse_known_args()                             # all other flags go to train.py
@@ -94,12 +94,8 @@ def main():
     count = {name: count_parameters("--model", name, *flags)[0] for name in PAPER}
     rows, changes, progress = [], [], Progress(len(PAPER) * args.seeds)
     for name, (paper, paper_std) in PAPER.items():
-        losses = []
-        for seed in range(args.seeds):
-            out = Path(args.out) / f"{name.replace(':', '_')}-{seed}"
-            losses.append(outcome(*run_once(out, "--model", name, *flags, "--seed", seed, steps=args.steps)))
-            progress.add(1, f"\n{name}, seed {seed}: " + ("diverged" if math.isnan(losses[-1]) else f"validation loss {losses[-1]:.4f}"))
-        mean, std, bad = summarize(losses)
+        out = Path(args.out) / name.replace(":", "_")
+        mean, std, bad = summarize(run_seeds(out, "--model", name, *flags, steps=args.steps, seeds=args.seeds, progress=progress))
         changes.append((mean - (rows[0][2] if rows else mean), std))
         rows.append([name, count[name], mean, std, bad, f"{changes[-1][0]:+.4f}", paper, paper_std, f"{paper - 3.0966:+.4f}"])
     columns = ["model", "parameters", "val_loss", "std", "diverged", "change", "paper_28M", "paper_std", "paper_change"]
@@ -112,6 +108,7 @@ def main():
         ax.barh([y + 0.4 for y in range(len(names))], [v - 3.0966 for v, _ in PAPER.values()], 0.4, label="paper, 28M")
         ax.set(xlabel="change of the validation loss (nats per token) against the original; positive is worse", yticks=range(len(names)))
         ax.set_yticklabels(names)
+        ax.invert_yaxis()                                          # the table's order
         ax.axvline(0, color="black", lw=0.8)
         ax.legend()
         save_figure(fig, Path(args.out) / "ablations.png")

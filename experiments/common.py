@@ -19,10 +19,10 @@ def run_once(out, *flags, steps):
     """
     out, flags = Path(out), [str(f) for f in flags] + ["--steps", str(steps)]
     note, command = out / "diverged.txt", out / "flags.txt"
-    if (out / "log.tsv").exists() and (not command.exists() or command.read_text() != " ".join(flags)):
-        raise UsageError(f"{out} holds a run with other flags: name another --out, or move that folder away")
-    rows = read_log(out / "log.tsv") if (out / "log.tsv").exists() else []
-    if not note.exists() and not (rows and rows[-1]["step"] >= steps):
+    before = command.read_text() if command.exists() else "unknown flags"
+    if (out / "log.tsv").exists() and before != " ".join(flags):
+        raise UsageError(f"{out} holds a run with other flags ({before}): name another --out, or move that folder away")
+    if not is_finished(out, steps):
         try:
             out.mkdir(parents=True, exist_ok=True)
             command.write_text(" ".join(flags))
@@ -37,10 +37,29 @@ def run_once(out, *flags, steps):
         finally:
             for s, handler in handlers.items():
                 signal.signal(s, handler)
-        rows = read_log(out / "log.tsv")
-        if not note.exists() and not (rows and rows[-1]["step"] >= steps):
+        if not is_finished(out, steps):
             raise KeyboardInterrupt
-    return rows, note.read_text() if note.exists() else None
+    return read_log(out / "log.tsv"), note.read_text() if note.exists() else None
+
+
+def is_finished(out, steps):
+    """Whether the folder holds a run of that many steps, or one that diverged."""
+    if (out / "diverged.txt").exists() or not (out / "log.tsv").exists():
+        return (out / "diverged.txt").exists()
+    rows = read_log(out / "log.tsv")
+    return bool(rows) and rows[-1]["step"] >= steps
+
+
+def run_seeds(out, *flags, steps, seeds, progress, amount=1):
+    """The last validation losses of the runs with the seeds 0, 1, .., in OUT-0, OUT-1, ..; NaN if diverged. nats per token"""
+    losses = []
+    for seed in range(seeds):
+        folder = Path(f"{out}-{seed}")
+        known = is_finished(folder, steps)
+        losses.append(outcome(*run_once(folder, *flags, "--seed", seed, steps=steps)))
+        shown = "diverged" if math.isnan(losses[-1]) else f"validation loss {losses[-1]:.4f}"
+        progress.add(amount, f"\n{folder}: {shown}", known)
+    return losses
 
 
 def refuse(flags, *names):
@@ -58,7 +77,7 @@ def outcome(rows, message):
         return math.nan
     n = max(len(losses) // 8, 1)
     best = min(losses[0], *(sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)))
-    last = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+    last = ([row["val_loss"] for row in rows if "val_loss" in row] or losses)[-1]
     return last if last <= best + 0.5 else math.nan
 
 
@@ -105,14 +124,18 @@ def check_writable(path):
 
 
 def report(path, columns, rows, title):
-    """Print rows (lists of str or numbers; None is shown as -) as a table and write them to `path` as TSV."""
+    """Print rows (lists of str or numbers; None is shown as -) as a table and write them to `path` as TSV; another table that
+    was there is moved to NAME-old-1, -2, ..."""
     cells = [list(columns)] + [[text(x) for x in row] for row in rows]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
     check_writable(path)
-    Path(path).write_text("".join("\t".join(row) + "\n" for row in cells))
+    path, table = Path(path), "".join("\t".join(row) + "\n" for row in cells)
+    if path.read_text() not in ("", table):
+        train.set_aside(path)
+    path.write_text(table)
     print(f"wrote {path}")
 
 
@@ -144,8 +167,9 @@ class Progress:
     def __init__(self, total):
         self.total, self.done, self.began = total, 0.0, time.perf_counter()
 
-    def add(self, amount, text):
-        self.done += amount
+    def add(self, amount, text, known=False):
+        """known: it was there already, and says nothing about the time that the others take."""
+        self.done, self.total = (self.done, self.total - amount) if known else (self.done + amount, self.total)
         seconds = time.perf_counter() - self.began
-        left = seconds * (self.total / self.done - 1)
-        print(f"{text}   {train.clock(seconds)}, about {train.clock(left)} left", flush=True)
+        left = f", about {train.clock(seconds * (self.total / self.done - 1))} left" if self.done else ""
+        print(f"{text}   {train.clock(seconds)}{left}", flush=True)

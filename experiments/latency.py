@@ -1,12 +1,7 @@
 """How long one forward pass over a long context takes (section "Inference Latency", appendix "Latency Impact of
 Screening-Window Expansion"): Multiscreen, the same with SWE, and the Transformer, over context lengths and over sizes.
 
-Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their logits, in chunks that
-are thrown away; the same for both. 2 passes do not count, then mean and standard deviation over --repeats passes. Ratios
-are the Transformer's time over Multiscreen's in the same run: x_flash with the flash backend, x_fastest with the fastest of
-flash, cuDNN, efficient and math (T x T scores in memory: up to T = 2^12 only).
-
-Paper:  python -m experiments.latency --repeats 100 --ckpt out4M/ckpt.pt out28M/ckpt.pt out286M/ckpt.pt out1.3B/ckpt.pt
+Paper:  python -m experiments.latency --repeats 100 --ckpt out/scaling_paper/multiscreen_psi{8,16,32,48}-0/ckpt.pt
 GPU:    python -m experiments.latency
         bfloat16 products, vocabulary 50257: Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at 2^17 tokens, the last two
         from 2^10 on. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows
@@ -15,11 +10,15 @@ GPU:    python -m experiments.latency
 Small:  the same command without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14 tokens.
         It leaves out what the paper compares: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel.
 
+Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their logits, in chunks that
+are thrown away; the same for both. 2 passes do not count, then mean and standard deviation over --repeats. Ratios are the
+Transformer's time over Multiscreen's: x_flash with the flash backend, x_fastest with the fastest of flash, cuDNN, efficient
+and math (T x T scores in memory: up to T = 2^12 only).
+
 The paper prints no latency in its text (its figures, from an RTX 4090, are images). Targets of this implementation on an
 H200 with initial windows, NOT MEASURED YET: Psi = 48 at 2^17 tokens 8 times as fast as the 1.3B Transformer with flash
 (stretch: 10) and 5 times with the fastest backend; at each length up to 2^12 at least 0.9 times.
 """
-import argparse
 import statistics
 import time
 import warnings
@@ -28,6 +27,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend
 
+import abcdigits
 import train
 from experiments.common import Progress, check_writable, pyplot, report, save_figure
 from experiments.transformer import SIZES
@@ -67,8 +67,8 @@ def forward_pass(model, tokens):
         model.logits(x)
 
 
-def measure(run, device, repeats, excused=()):
-    """([milliseconds of each run() that counts], None), or ([], the reason) for want of memory or an error in `excused`."""
+def measure(run, device, repeats, excuse_backend=False):
+    """([milliseconds of each run() that counts], None), or ([], the reason) for want of memory, or of a backend if excused."""
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
     times = []
     try:
@@ -80,7 +80,9 @@ def measure(run, device, repeats, excused=()):
                 wait()                                             # until the last kernel has finished
                 times.append((time.perf_counter() - began) * 1e3)
         return times[2:], None
-    except (torch.OutOfMemoryError, MemoryError, *excused) as e:
+    except (RuntimeError, MemoryError) as e:
+        if not (excuse_backend or isinstance(e, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(e)):
+            raise
         return [], (str(e) or "out of memory").splitlines()[0]
 
 
@@ -92,20 +94,13 @@ def ratios(ms, transformer):
     return [transformer["flash"] / ms if "flash" in transformer else None, transformer[fastest] / ms, fastest]
 
 
-def get_model(source, device, vocab_size):
-    """(model, training length) from the Psi of a new Multiscreen, the name transformer:SIZE, or a checkpoint's path."""
-    dtype = torch.bfloat16 if device.type == "cuda" else None
-    if isinstance(source, str) and not source.startswith("transformer:"):
-        model, _, ckpt = train.load_checkpoint(source, device, dtype)
-        if not train.screens(model):
-            raise UsageError(f"{source} is a {ckpt['model']}: --ckpt takes Multiscreen's, --transformer the size of the other")
-        return model, ckpt["args"]["seq_len"]
-    name, config = (source, {}) if isinstance(source, str) else ("multiscreen", {"psi": source})
+def build(name, config, device):
+    """A model with random weights, bfloat16 products on a GPU."""
     with device:
-        model = train.build_model(name, config | {"vocab_size": vocab_size}, dtype)
+        model = train.build_model(name, config, torch.bfloat16 if device.type == "cuda" else None)
     if train.screens(model):
         model.screen = train.get_screen("auto", device, model.config)
-    return model, 2**12
+    return model
 
 
 def draw(plt, rows, last, trained_length, path):
@@ -120,13 +115,14 @@ def draw(plt, rows, last, trained_length, path):
         ax.set(xlabel=f"parameters (at {longest} tokens)", ylabel="latency of one forward pass (ms)", xscale="log", yscale="log")
     axes[0, 0].set_xlabel("length of the context (tokens)")
     axes[0, 0].set_xscale("log", base=2)
-    axes[0, 0].axvline(trained_length, color="black", ls="--", lw=1, label="training length")
+    if trained_length:
+        axes[0, 0].axvline(trained_length, color="black", ls="--", lw=1, label="training length")
     axes[0, 0].legend(fontsize=8)
     save_figure(fig, path)
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--psi", type=int, nargs="+", help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
     p.add_argument("--ckpt", nargs="+", help="in place of --psi: trained models, with their windows")
     p.add_argument("--transformer", nargs="+", help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
@@ -141,49 +137,50 @@ def main():
     sizes = args.transformer or (list(SIZES) if cuda else ["8M"])
     lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
     repeats = (10 if cuda else 3) if args.repeats is None else args.repeats
-    if lengths[0] < 1 or repeats < 1 or len(sources) != len(sizes) or device.type not in ("cpu", "cuda"):
-        raise UsageError("lengths and --repeats are at least 1, --device is cpu or cuda, and each model its --transformer")
-    path, rows = Path(args.out) / "latency.tsv", []
+    if lengths[0] < 1 or repeats < 1 or len(sources) != len(sizes) or device.type not in ("cpu", "cuda") or args.ckpt and args.psi:
+        raise UsageError("lengths and --repeats are at least 1, --device is cpu or cuda, --psi or --ckpt, and each model its --transformer")
+    path, rows, plt = Path(args.out) / "latency.tsv", [], pyplot()
     check_writable(path)
-    plt = pyplot()                                                 # now, before the work: without matplotlib it says so
-
     backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
     windows = ["trained", "trained + SWE"] if args.ckpt else ["initial", "trained-like", "trained-like + SWE"]
-    cells = []                                                     # what each row measures; of smaller models the longest only
+    cells = []                                                     # one for each row of the table; of smaller models the longest only
     for source, size in zip(sources, sizes):
-        model, trained_length = get_model(source, device, 50257 if cuda else 257)
+        if args.ckpt:
+            model, _, ckpt = abcdigits.load(source, device, swe=False)
+            label, trained_length = source, ckpt["args"]["seq_len"]
+            if not train.screens(model):
+                raise UsageError(f"{source} is a {ckpt['model']}: --ckpt takes Multiscreen's, --transformer the size of the other")
+        else:
+            model = build("multiscreen", {"psi": source, "vocab_size": 50257 if cuda else 257}, device)
+            label, trained_length = f"Psi = {source}", 2**12
         baseline = f"transformer:{size.removeprefix('transformer:')}"
-        other, _ = get_model(baseline, device, model.config.vocab_size)
-        label = f"Psi = {source}" if isinstance(source, int) else source
+        other = build(baseline, {"vocab_size": model.config.vocab_size}, device)
         used = lengths if source == sources[-1] else lengths[-1:]
         cells += [(baseline, other, b, T, baseline, None) for b in backends for T in used if b != "math" or T <= 2**12]
         cells += [(label, model, setting, T, baseline, trained_length) for setting in windows for T in used]
-    machine = f"CPU, {torch.get_num_threads()} threads: small sizes, not the paper's comparison"
-    machine = torch.cuda.get_device_name(device) if cuda else machine
+    machine = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads: not the paper's comparison"
     title = ("One forward pass, batch 1, no cache: all hidden states at once, then all logits in chunks that are thrown away\n"
-             f"{machine}; {'bfloat16' if cuda else 'float32'}; screening by {train.get_screen('auto', device).__module__}; "
-             f"random {'' if args.ckpt else 'weights and '}tokens; x_: the Transformer's time over Multiscreen's")
+             f"{machine}; {'bfloat16' if cuda else 'float32'}; screening by {model.screen.__module__}.{model.screen.__name__}; random tokens"
+             f"{', the Transformer untrained' if args.ckpt else ', untrained models'}; x_: the Transformer's time over Multiscreen's")
     print(title)
 
-    progress, transformer = Progress(len(cells)), {}               # (baseline, T): {backend: ms}
+    progress, transformer = Progress(sum(cell[3] for cell in cells)), {}          # transformer: {(baseline, T): {backend: ms}}
     try:
         for label, model, setting, T, baseline, trained_length in cells:
             prepare(model, setting, trained_length)
-            tokens = torch.randint(model.config.vocab_size, (1, T), device=device)
-            excused = [RuntimeError] if setting in BACKENDS else []           # a backend that does not take these sizes
-            times, why = measure(lambda: forward_pass(model, tokens), device, repeats, excused)
+            n, of_backends = model.config.vocab_size, transformer.setdefault((baseline, T), {})
+            times, why = measure(lambda: forward_pass(model, torch.randint(n, (1, T), device=device)), device, repeats, setting in BACKENDS)
             ms, std = statistics.mean(times) if times else None, statistics.stdev(times) if len(times) > 1 else None
-            known = transformer.setdefault((baseline, T), {})
-            x = [None] * 3 if setting in BACKENDS else ratios(ms, known)
             if setting in BACKENDS and times:
-                known[setting] = ms
+                of_backends[setting] = ms
+            x = ratios(None if setting in BACKENDS else ms, of_backends)
             rows.append([label, sum(p.numel() for p in model.parameters()), setting, T, ms, std, len(times) or None, *x])
-            progress.add(1, f"{label}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
+            progress.add(T, f"{label}, {setting}, {T} tokens: {f'{ms:.4g} ms' if times else f'- ({why})'}")
     finally:                                                       # a run that is stopped keeps what it has
         if rows:
             report(path, COLUMNS, rows, title)
     if plt:
-        draw(plt, rows, (label, baseline), trained_length, path.with_suffix(".png"))
+        draw(plt, rows, (label, baseline), args.ckpt and trained_length, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ Of every document longer than L tokens take the L + 1 in its middle. The token a
 each evaluated p the negative log-likelihoods of the positions 0.9 p .. 1.1 p, both ends included and cut at L, are averaged,
 then averaged over the documents; the perplexity is e to that mean.
 
-Paper:  python -m experiments.long_context --ckpt outA/ckpt.pt outB/ckpt.pt --data pg19/ --documents 5747 --length 131072 \\
-            --rope-scale 1 2 4 8 16 32 64
+Paper:  python -m experiments.long_context --ckpt out/scaling_paper/{multiscreen_psi16,transformer_45M}-0/ckpt.pt \\
+            --data pg19/ --documents 5747 --length 131072 --rope-scale 1 2 4 8 16 32 64
         (a Multiscreen and a Transformer trained on 4096 tokens; 5,747 books of PG-19 that are longer than 2^17 tokens)
 Small:  python -m experiments.long_context --ckpt out/ckpt.pt
         32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out: 2^17 tokens (any length
@@ -13,7 +13,6 @@ Small:  python -m experiments.long_context --ckpt out/ckpt.pt
         where a window has few tokens. The documents are single files of the standard library, never joined, and only those
         that train.py holds out (every 20th; train and measure with the same Python). Some are tables of character codes.
 """
-import argparse
 import math
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def measure(model, tokenizer, segments, L, progress, name):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--ckpt", nargs="+", default=["out/ckpt.pt"], help="checkpoints of train.py, a curve each [out/ckpt.pt]")
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders, a file a document [the standard library's held-out files]")
     p.add_argument("--length", type=int, help="L in tokens (paper: 2^17) [32 times the longest training length]")
@@ -98,7 +97,7 @@ def main():
     args = p.parse_args()
     if args.documents < 1 or args.length is not None and args.length < 1 or not all(f > 0 for f in args.rope_scale):
         raise UsageError("--length, --documents and the factors of --rope-scale must be above 0")
-    loaded = [abcdigits.load(argparse.Namespace(ckpt=c, device=args.device, rope_scale=None, swe=False)) for c in args.ckpt]
+    loaded = [abcdigits.load(c, args.device) for c in args.ckpt]
     trained = sorted({ckpt["args"]["seq_len"] for _, _, ckpt in loaded})
     L = args.length or 32 * trained[-1]
     setups = []                                                    # (what was loaded and from where, expanded?, factor or None)
@@ -119,18 +118,21 @@ def main():
         print(f"{len(segments)} documents of {L} + 1 tokens ({name}); {short} were too short")
 
     rows, lines, progress = [], [], Progress(sum(len(documents[setup[2].name][0]) for setup in setups))
-    for path, model, tokenizer, ckpt, expand, factor in setups:
-        if expand:                                                 # comes after the model's other curves, and stays
-            model.expand_windows(ckpt["args"]["seq_len"])
-        if factor:
-            scale_rope(model, factor)
-        curve = " ".join((["SWE"] if expand else []) + ([f"RoPE x{factor:g}"] if factor else [])) or "as trained"
-        per_token, per_byte = measure(model, tokenizer, documents[tokenizer.name][0], L, progress, f"{path}, {curve}")
-        lines.append((f"{ckpt['model']}, {curve} ({path})", np.exp(per_token)))
-        values = zip(positions(L), np.exp(per_token).tolist(), per_token.tolist(), per_byte.tolist())
-        rows += [[path, ckpt["model"], curve, *value] for value in values]
-    report(table, COLUMNS, rows, f"Perplexity by position (tokens of context), averaged within +-10 % of it; training length "
-           f"{' and '.join(map(str, trained))} (the paper prints no numbers of its curves)")
+    try:
+        for path, model, tokenizer, ckpt, expand, factor in setups:
+            if expand:                                             # comes after the model's other curves, and stays
+                model.expand_windows(ckpt["args"]["seq_len"])
+            if factor:
+                scale_rope(model, factor)
+            curve = " ".join((["SWE"] if expand else []) + ([f"RoPE x{factor:g}"] if factor else [])) or "as trained"
+            per_token, per_byte = measure(model, tokenizer, documents[tokenizer.name][0], L, progress, f"{path}, {curve}")
+            lines.append((f"{ckpt['model']}, {curve} ({path})", np.exp(per_token)))
+            values = zip(positions(L), np.exp(per_token).tolist(), per_token.tolist(), per_byte.tolist())
+            rows += [[path, ckpt["model"], curve, *value] for value in values]
+    finally:                                                       # a run that is stopped keeps its whole curves
+        if rows:
+            report(table, COLUMNS, rows, f"Perplexity by position (tokens of context), averaged within +-10 % of it; training "
+                   f"length {' and '.join(map(str, trained))} (the paper prints no numbers of its curves)")
     if plt:
         fig, ax = plt.subplots(figsize=(7, 4.5))
         for label, perplexity in lines:

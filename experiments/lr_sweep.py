@@ -17,12 +17,11 @@ validation loss ended more than half a nat above its first training loss or the 
 Each run stays in OUT/MODEL-EXPONENT-SEED with its checkpoint and log.tsv, whose losses and gradient norms
 `python -m experiments.training_curves` draws. A run that is there is not run again.
 """
-import argparse
 import math
 from pathlib import Path
 
 import train
-from experiments.common import Progress, count_parameters, outcome, pyplot, refuse, report, run_once, save_figure, summarize
+from experiments.common import Progress, count_parameters, pyplot, refuse, report, run_seeds, save_figure, summarize
 from train import Parser, UsageError, cli
 
 PAPER = """The paper's statements (no numbers are printed; 45M Transformer, 28M Multiscreen, 2^38 tokens, 3 seeds, QKNorm 1):
@@ -59,7 +58,7 @@ def draw(plt, results, n_vocab, path):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p = Parser(__doc__)
     p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:3,4,64", "transformer:3,4,64:qknorm"],
                    help="names of models as train.py takes them [multiscreen transformer:3,4,64 transformer:3,4,64:qknorm]")
     p.add_argument("--exponents", nargs="+", type=int, default=[*range(-14, 1, 2)],
@@ -78,16 +77,11 @@ def main():
     seeds = {name: 1 if name.endswith(":qknorm") else args.seeds for name in args.models}
     exponents = sorted(set(args.exponents))
     progress = Progress(len(exponents) * sum(seeds.values()))
-    results = {name: {e: [] for e in exponents} for name in seeds}
+    results = {name: {} for name in seeds}
     for name in seeds:
         for e in exponents:
-            for seed in range(seeds[name]):
-                out = Path(args.out) / f"{name.replace(':', '_')}-{e}-{seed}"
-                log, message = run_once(out, "--model", name, *flags, "--lr", 2.0**e, "--seed", seed, steps=args.steps)
-                loss = outcome(log, message)
-                results[name][e].append(loss)
-                shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
-                progress.add(1, f"\n{name}, learning rate 2^{e}, seed {seed}: {shown}")
+            out = Path(args.out) / f"{name.replace(':', '_')}-{e}"
+            results[name][e] = run_seeds(out, "--model", name, *flags, "--lr", 2.0**e, steps=args.steps, seeds=seeds[name], progress=progress)
     columns = ["exponent", "rate"] + [c for name in seeds for c in ([name, "std"] if seeds[name] > 1 else [name])]
     rows = [[e, 2.0**e] + [c for name in seeds for c in cells(results[name][e])] for e in exponents]
     report(Path(args.out) / "lr_sweep.tsv", columns, rows, f"Validation loss, nats per token, after {args.steps} steps, "

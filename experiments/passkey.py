@@ -2,7 +2,8 @@
 
 A number is hidden in a text that repeats the same five sentences, and asked for at its end.
 
-Paper:  python -m experiments.passkey --ckpt out28M/ckpt.pt --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
+Paper:  python -m experiments.passkey --ckpt out/scaling_paper/multiscreen_psi16-0/ckpt.pt \\
+            --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
         (with --swe the bottom row of the figure; a Transformer's checkpoint with --rope-scale 1 2 4 8 16 32 64 the top row)
 Small:  python -m experiments.passkey --ckpt out/ckpt.pt
         20 prompts in a cell and 1 to 32 times the training length, some minutes on a CPU. What it leaves out: a model that has
@@ -45,7 +46,7 @@ def generate(n_tokens, depth, count_tokens, n_trials=1000):
 def main():
     args = abcdigits.get_parser(__doc__).parse_args()
     plt = pyplot()
-    model, tokenizer, ckpt = abcdigits.load(args)
+    model, tokenizer, ckpt = abcdigits.load(args.ckpt, args.device, args.rope_scale, args.swe)
 
     def get_prompts(length, depth, trials):
         return generate(length, depth, lambda text: len(tokenizer.encode_ordinary(text)), trials)

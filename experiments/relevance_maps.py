@@ -1,6 +1,6 @@
 """What every tile looks at (appendix "Visualization of Distance-Aware Relevance"): the maps alpha_d of one text.
 
-Paper:  python -m experiments.relevance_maps --ckpt out4M/ckpt.pt --text "The abstract of the paper .."
+Paper:  python -m experiments.relevance_maps --ckpt out/scaling_paper/multiscreen_psi8-0/ckpt.pt --text "The abstract of the paper .."
         (psi = 8 with GPT-2's tokens, 203 of them)
 Small:  python -m experiments.relevance_maps --ckpt out/ckpt.pt         (seconds, some more for the figure)
         203 tokens of a text of ours. What it leaves out: with bytes for tokens they are two sentences, not a passage.
@@ -9,7 +9,6 @@ Rows of the grid are layers, columns heads; in a map queries i go down and keys 
 window (and the future). White: inside it, and exactly 0. Pr is the share of the pairs inside the window with alpha_d > 0.
 The paper prints no numbers for its figure; it says that many maps have a substantial number of zeros, more in some tiles.
 """
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def draw(plt, maps, rows):
     fig, axes = plt.subplots(N_L, N_H, figsize=(1.35 * N_H + 1.5, 1.6 * N_L + 1), squeeze=False, layout="constrained")
     for ax, alpha_d, (n, m, w, r, share) in zip(axes.flat, maps.reshape(-1, *maps.shape[2:]), rows):
         ax.imshow(paint(alpha_d, w, lambda x: colors.cmap(colors.norm(x))), interpolation="nearest")
-        ax.set_title(f"layer {n} head {m}\nw {w:.4g}  r {r:.2f}\nPr {share:.0%}", fontsize=6, pad=2)
+        ax.set_title(f"layer {n} head {m}\nw {w:.4g}  r {r:.2f}\nPr {share:.2g}", fontsize=6, pad=2)
         ax.set(xticks=[], yticks=[])
     fig.supxlabel(f"key position j, 0 .. {maps.shape[-1] - 1} (tokens); a column for each head", fontsize=9)
     fig.supylabel(f"query position i, 0 .. {maps.shape[-1] - 1} (tokens); a row for each layer", fontsize=9)
@@ -83,7 +82,7 @@ def draw(plt, maps, rows):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--text", default=TEXT, help="the text [six lines about screening]")
     p.add_argument("--tokens", type=int, default=203, help="at most so many tokens of it; memory grows like its square [203]")
@@ -91,7 +90,7 @@ def main():
     args = p.parse_args()
     if args.tokens < 1 or not args.text:
         raise UsageError("--tokens must be at least 1, and --text not empty")
-    model, tokenizer, ckpt = abcdigits.load(argparse.Namespace(ckpt=args.ckpt, device=args.device, rope_scale=None, swe=False))
+    model, tokenizer, ckpt = abcdigits.load(args.ckpt, args.device)
     if not screens(model):
         raise UsageError(f"{args.ckpt} is a {ckpt['model']}: it has no screening windows; take a multiscreen checkpoint")
     tokens = tokenizer.encode_ordinary(args.text)

@@ -1,16 +1,15 @@
 """The retrieval figures (section "Retrieval Ability", appendices "ABCDigits" and "Passkey Retrieval Results"): accuracy by
 context length and depth as colours, a panel for each TSV that abcdigits.py or experiments.passkey wrote.
 
-Paper:  python abcdigits.py --ckpt out1.3B/ckpt.pt --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
+Paper:  python abcdigits.py --ckpt out/scaling_paper/multiscreen_psi48-0/ckpt.pt --lengths 4096 8192 16384 32768 65536 131072
             (for each model; with --swe, and for Transformers with --rope-scale 1 2 4 8 16 32 64)
-        python -m experiments.retrieval out-t1.3B/abcdigits.tsv out286M/abcdigits.tsv out1.3B/abcdigits.tsv
+        python -m experiments.retrieval out/scaling_paper/{transformer_1.3B,multiscreen_psi32,multiscreen_psi48}-0/abcdigits.tsv
 Small:  python -m experiments.retrieval out-abc/abcdigits.tsv
         the model of the README. What it leaves out: language; it was trained on this very task.
 
 The paper prints, averaged over the depths at 4,096 tokens, its training length: 99.18 % for the 286M Multiscreen and 95.98 % for
 the 1.3B Transformer with the best of its RoPE scaling factors in each cell.
 """
-import argparse
 from pathlib import Path
 
 from experiments.common import pyplot, report, save_figure
@@ -33,7 +32,7 @@ def read_grid(path):
 
 def draw(plt, grids, path):
     """One panel for each (title, cells, training length or None), to a PNG."""
-    widths = [1 + len({n for n, _ in cells}) for _, cells, _ in grids]
+    widths = [max(2 + len({n for n, _ in cells}), 4) for _, cells, _ in grids]
     fig, axes = plt.subplots(1, len(grids), figsize=(0.72 * sum(widths) + 1, 3.2), squeeze=False, sharey=True,
                              gridspec_kw={"width_ratios": widths}, layout="constrained")
     for ax, (title, cells, T_train) in zip(axes[0], grids):
@@ -43,8 +42,8 @@ def draw(plt, grids, path):
             text = "--" if accuracy == 0 else f"{100 * accuracy:.0f}" + (f"\n$\\times${scale:g}" if scale else "")
             ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center", fontsize=8,
                     color="black" if 0.2 < accuracy < 0.8 else "white")
-        if T_train in lengths:
-            ax.axvline(lengths.index(T_train) + 0.5, color="black", ls="--", lw=1.5, label="training length")
+        if T_train:
+            ax.axvline(sum(n <= T_train for n in lengths) - 0.5, color="black", ls="--", lw=1.5, label="training length")
             ax.legend(loc="upper left", bbox_to_anchor=(0, -0.28), fontsize=8, frameon=False)
         ax.set(title=title, xlabel="context (tokens)", xticks=range(len(lengths)), yticks=range(len(depths)))
         ax.set_xticklabels(lengths, rotation=45, ha="right")
@@ -56,7 +55,7 @@ def draw(plt, grids, path):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("tables", nargs="+", help="TSV files of abcdigits.py or experiments.passkey, each beside its checkpoint")
     p.add_argument("--out", default="out/retrieval", help="folder [out/retrieval]")
     args = p.parse_args()

@@ -6,7 +6,6 @@
 An empty prompt starts a new document: the model is given end-of-text. The text ends after --tokens, or where the model ends it.
 What comes out depends on the size and the training only: the default model of train.py writes the shape of Python, no sense.
 """
-import argparse
 import codecs
 import sys
 import time
@@ -31,7 +30,7 @@ def pieces(tokens, tokenizer):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--prompt", default="", help="the text to go on with [none: a new document]")
     p.add_argument("--tokens", type=int, default=500, help="at most so many new tokens [500]")
@@ -42,7 +41,7 @@ def main():
     args = p.parse_args()
     if args.tokens < 1 or not (args.temperature == 0 or args.temperature >= 1e-4) or args.top_k is not None and args.top_k < 1 or not 0 <= args.seed < 2**63:
         raise UsageError("--tokens and --top-k must be at least 1, --temperature 0 or at least 1e-4, --seed at least 0")
-    model, tokenizer, _ = abcdigits.load(argparse.Namespace(ckpt=args.ckpt, device=args.device, rope_scale=None, swe=False))
+    model, tokenizer, _ = abcdigits.load(args.ckpt, args.device)
     device = model.W_E.device
     prompt = torch.tensor([tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]], device=device)
     generator, n, began = torch.Generator(device).manual_seed(args.seed), 0, time.perf_counter()

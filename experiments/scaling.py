@@ -15,13 +15,12 @@ Every other flag goes to train.py; the warm-up is a sixteenth of the steps, as i
 a + b ln(size), is fitted by least squares to the mean losses. The saving is read off the two lines at the loss L in the
 middle of the range that both families reached: 1 - N_multiscreen(L) / N_transformer(L), N(L) = exp((L - a) / b).
 """
-import argparse
 import math
 from pathlib import Path
 
 import numpy as np
 
-from experiments.common import Progress, count_parameters, outcome, pyplot, refuse, report, run_once, save_figure, summarize
+from experiments.common import Progress, count_parameters, pyplot, refuse, report, run_seeds, save_figure, summarize
 from train import Parser, UsageError, cli
 
 TRANSFORMERS = ["transformer:2,2,28", "transformer:2,2,48", "transformer:3,4,64", "transformer:4,4,80"]
@@ -92,7 +91,7 @@ def draw(plt, models, path):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    p = Parser(__doc__)
     p.add_argument("--psi", nargs="+", type=int, default=[3, 4, 5, 6], help="Multiscreens (paper: 8 16 32 48 64) [3 4 5 6]")
     p.add_argument("--transformers", nargs="+", default=TRANSFORMERS,
                    help=f"Transformers as train.py names them (paper: 8M, 45M, 353M, 1.3B) [{' '.join(TRANSFORMERS)}]")
@@ -111,14 +110,8 @@ def main():
         m["total"], m["rest"] = count_parameters(*m["flags"], *flags)
     progress = Progress(sum(m["rest"] for m in models) * args.seeds)
     for m in models:
-        losses = []
-        for seed in range(args.seeds):
-            out = Path(args.out) / f"{m['name']}-{seed}"
-            log, diverged = run_once(out, *m["flags"], *flags, "--seed", seed, steps=args.steps)
-            losses.append(outcome(log, diverged))
-            shown = "diverged" if math.isnan(losses[-1]) else f"validation loss {losses[-1]:.4f}"
-            progress.add(m["rest"], f"\n{m['name']}, seed {seed}: {shown}")
-        m["loss"], m["std"], m["bad"] = summarize(losses)
+        m["loss"], m["std"], m["bad"] = summarize(run_seeds(Path(args.out) / m["name"], *m["flags"], *flags, steps=args.steps, seeds=args.seeds,
+                                                            progress=progress, amount=m["rest"]))
     report(Path(args.out) / "scaling.tsv", ["model", "psi", "total", "non_embedding", "val_loss", "std", "diverged"],
            [[m["name"], m.get("psi"), m["total"], m["rest"], m["loss"], m["std"], m["bad"]] for m in models],
            f"Validation loss, nats per token, after the same {args.steps} steps, {args.seeds} seed(s); diverged ones are left out of mean and fit")

@@ -163,7 +163,7 @@ def test_transformer_is_causal_and_every_backend_agrees():
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         model.screen = backend
         torch.testing.assert_close(model(x), full, rtol=1e-4, atol=1e-4)
-    model.screen = SDPBackend.CUDNN_ATTENTION if not torch.cuda.is_available() else []
+    model.screen = SDPBackend.CUDNN_ATTENTION                                   # which no CPU has
     with pytest.raises(RuntimeError):                                           # the choice is obeyed, not a hint
         model(x)
 
@@ -261,7 +261,7 @@ def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
     assert again.config == model.config
 
 
-def test_rope_scale_and_swe_need_a_model_that_has_them(tmp_path, monkeypatch):
+def test_rope_scale_needs_a_model_that_has_it():
     with pytest.raises(train.UsageError, match="RoPE"):
         train.scale_rope(build("multiscreen"), 2)
 
@@ -292,7 +292,6 @@ def test_a_named_model_is_trained_resumed_and_measured(tmp_path, monkeypatch, ca
         assert "100.0% x2" in capsys.readouterr().out
         assert path.with_name(f"{module.__name__.split('.')[-1]}.tsv").read_text().splitlines()[1] == f"700\t0.5\t2\t{digits}\t1.0000\t2"
     assert seen == [1, 2, 4] * 2
-    seen.append(2)
     grid = retrieval.read_grid(path.with_name("passkey.tsv"))
     assert grid == ({(700, 0.5): (1.0, 2.0)}, "1 to 5 digits")
     abcdigits.measure(abcdigits.get_parser("").parse_args(["--ckpt", str(path), "--lengths", "700", "--depths", "0.5", "--trials", "1"]), model, tokenizer, 64,
@@ -319,10 +318,15 @@ def test_passkey_prompts_are_as_published(depth, before):
     assert len(set(answers)) == 5
     for prompt, answer in zip(prompts, answers):
         key = answer.removeprefix(" ")
-        assert 1 <= int(key) <= 50_000 and prompt.count(key) >= 2 and prompt.endswith(" The pass key is")
+        assert 1 <= int(key) <= 50_000
         head, tail = prompt.split(f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n")
         assert head.count("The grass is green.") == before and tail.count("The grass is green.") == 10 - before
         assert head.startswith("There is an important info hidden inside a lot of irrelevant text.")
+    once = passkey.generate(frame + 2 * len(passkey.FILLER), 0.5, len, 1)
+    assert once == (["There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you about the "
+                     "important information there.\nThe grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+                     "\nThe pass key is 3432. Remember it. 3432 is the pass key.\nThe grass is green. The sky is blue. The sun is yellow. Here we go. "
+                     "There and back again. \nWhat is the pass key? The pass key is"], [" 3432"])
     for bad in [(frame, 0.5, 1), (5000, 1.5, 1), (5000, 0.5, 0)]:
         with pytest.raises(train.UsageError):
             passkey.generate(bad[0], bad[1], len, bad[2])
@@ -341,6 +345,20 @@ def test_runs_are_kept_and_diverged_ones_noted(tmp_path, monkeypatch, capsys):
     with pytest.raises(train.UsageError, match="other flags"):
         common.run_once(tmp_path / "a", *flags, steps=4)
     monkeypatch.undo()
+    main = train.main
+    monkeypatch.setattr(train, "main", lambda argv: main([*argv, "--steps", "2"]))                       # stopped half way
+    with pytest.raises(KeyboardInterrupt):
+        common.run_once(tmp_path / "d", *flags, steps=4)
+    assert not common.is_finished(tmp_path / "d", 4) and common.is_finished(tmp_path / "d", 2)
+    monkeypatch.undo()
+    rows, _ = common.run_once(tmp_path / "d", *flags, steps=4)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and not list((tmp_path / "d").glob("old*"))      # it went on, not anew
+    capsys.readouterr()
+    progress = common.Progress(5)
+    losses = common.run_seeds(tmp_path / "e", *flags, steps=2, seeds=2, progress=progress)
+    assert common.run_seeds(tmp_path / "e", *flags, steps=2, seeds=2, progress=progress) == losses and losses[0] != losses[1]
+    assert (progress.done, progress.total) == (2, 3)                                # the two that were there do not count
+    assert losses == [common.read_log(tmp_path / f"e-{seed}/log.tsv")[-1]["val_loss"] for seed in (0, 1)]
     for _ in range(2):
         rows, diverged = common.run_once(tmp_path / "b", *flags, "--lr", 1e18, "--warmup", 0, steps=3)
         assert "diverged" in diverged and rows[-1]["step"] < 3
@@ -353,6 +371,19 @@ def test_runs_are_kept_and_diverged_ones_noted(tmp_path, monkeypatch, capsys):
             common.refuse(flags, "--model", "--seed")
     common.report(tmp_path / "t/x.tsv", ["a", "b"], [["one", 1.23456], ["two", None]], "Title")
     assert (tmp_path / "t/x.tsv").read_text() == "a\tb\none\t1.2346\ntwo\t-\n" and "Title" in capsys.readouterr().out
+    for rows in ([["one", 1.23456], ["two", None]], [["three", 3]]):                # the same again, then others
+        common.report(tmp_path / "t/x.tsv", ["a", "b"], rows, "Title")
+    assert sorted((p.name, p.read_text().count("three")) for p in (tmp_path / "t").iterdir()) == [("x-old-1.tsv", 0), ("x.tsv", 1)]
+
+
+def test_time_left_is_by_the_share_that_is_done(monkeypatch, capsys):
+    clock = [100.0]
+    monkeypatch.setattr(common.time, "perf_counter", lambda: clock[0])
+    progress = common.Progress(10)
+    progress.add(4, "read", known=True)
+    clock[0] += 60
+    progress.add(2, "run")                                                          # 2 of 6 in a minute: two more
+    assert capsys.readouterr().out.splitlines() == ["read   0:00:00", "run   0:01:00, about 0:02:00 left"]
 
 
 def test_ablations_command(tmp_path, monkeypatch, capsys):
@@ -361,7 +392,12 @@ def test_ablations_command(tmp_path, monkeypatch, capsys):
                                       "--device", "cpu", "--data", str(tmp_path / "text.txt")])
     ablations.main()
     table = (tmp_path / "o/ablations.tsv").read_text().splitlines()
-    assert len(table) == 7 and table[5].startswith("multiscreen:no-gate") and "3.1555\t" in table[5]
+    cells = [line.split("\t") for line in table[1:]]
+    assert [row[0] for row in cells] == ["multiscreen"] + [f"multiscreen:{x}" for x in ("rope", "nope", "no-tanhnorm", "no-gate", "fixed-r")]
+    assert [row[6] for row in cells] == ["3.0966", "3.1232", "3.1109", "3.1094", "3.1555", "3.112"]        # the paper's table
+    assert [row[7] for row in cells] == ["0.0027", "0.0014", "0.0025", "0.0026", "0.0007", "0.0026"]
+    for row in cells:
+        assert float(row[5]) == pytest.approx(float(row[2]) - float(cells[0][2]), abs=1e-3)
     assert "no figure" in capsys.readouterr().out or (tmp_path / "o/ablations.png").exists()
 
 
@@ -419,6 +455,14 @@ def test_documents(tmp_path):
     assert len(long_context.get_documents([tmp_path], tokenizer, 8, 1)[0]) == 1
     with pytest.raises(train.UsageError, match="longer than 20 tokens, the longest has 20"):
         long_context.get_documents([tmp_path], tokenizer, 20, 5)
+
+
+def test_default_documents_are_held_out_from_training():
+    tokenizer = train.get_tokenizer("bytes")
+    training, _ = train.get_data(train.get_parser().parse_args([]), tokenizer)
+    seen = b"".join(bytes(a.astype(np.uint8)) for a in training.arrays)
+    segments, _ = long_context.get_documents(None, tokenizer, 4096, 5)
+    assert len(segments) == 5 and not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments)
 
 
 def test_position_p_has_p_tokens_of_context(checkpoints):
@@ -550,6 +594,8 @@ def test_sample_runs(name, checkpoints, monkeypatch, capsys):
     first = capsys.readouterr().out
     run(sample, monkeypatch, *flags, "--top-k", 5, "--seed", 3)
     assert first == capsys.readouterr().out
+    run(sample, monkeypatch, *flags, "--prompt", "screen", "--top-k", 1)                         # one to choose from
+    assert capsys.readouterr().out == shown
     for flag, value in (("--temperature", -1), ("--top-k", 0), ("--tokens", 0), ("--seed", -1)):
         with pytest.raises(train.UsageError, match="at least"):
             run(sample, monkeypatch, *flags, flag, value)
@@ -667,7 +713,7 @@ def test_saving_at_equal_loss():
     assert scaling.saving(([], []), (sizes, loss)) is None
 
 
-def test_the_sweep_then_its_curves(call, text, capsys, monkeypatch):
+def test_the_sweep_then_its_curves(call, text, monkeypatch, tmp_path):
     flags = ["--psi", 2, "--seq-len", 16, "--batch-size", 2, "--steps", 4, "--data", text]
     sweep = [lr_sweep, "--models", "multiscreen", "transformer:1,1,4:qknorm", "--exponents", -4, 40, "--seeds", 2, *flags]
     table = call(*sweep)["lr_sweep.tsv"]
@@ -680,7 +726,8 @@ def test_the_sweep_then_its_curves(call, text, capsys, monkeypatch):
     rows = call(training_curves, "--window", 2)["training_curves.tsv"]
     assert rows[0] == training_curves.COLUMNS and len(rows) == 1 + 2 * 2 + 2
     assert [row[0] for row in rows[1:3]] == ["multiscreen--4-0", "multiscreen--4-1"] and rows[1][1] == "4"
-    assert "2^-4" in capsys.readouterr().out
+    assert [row[-1] for row in rows[1:3]] == ["-", "-"] and rows[-1][0].startswith("transformer") and rows[-1][-1] == "diverged"
+    assert "--warmup 0 " in (tmp_path / "out/lr_sweep/multiscreen--4-0/flags.txt").read_text()              # a sixteenth of 4 steps
 
 
 def test_scaling(call, text):
@@ -778,14 +825,15 @@ def test_two_passes_do_not_count_and_times_are_milliseconds(monkeypatch):
 
 
 def test_what_cannot_run_gives_a_reason_and_what_is_wrong_in_the_code_does_not():
-    def fail(error, excused=()):
+    def fail(error, excused=False):
         def run():
             raise error
         return latency.measure(run, CPU, 3, excused)
 
     assert fail(torch.OutOfMemoryError("CUDA out of memory\n...")) == ([], "CUDA out of memory")
     assert fail(MemoryError()) == ([], "out of memory")
-    assert fail(RuntimeError("No available kernel.\nAborting"), [RuntimeError]) == ([], "No available kernel.")
+    assert fail(RuntimeError("DefaultCPUAllocator: can't allocate memory")) == ([], "DefaultCPUAllocator: can't allocate memory")
+    assert fail(RuntimeError("No available kernel.\nAborting"), True) == ([], "No available kernel.")
     with pytest.raises(RuntimeError):                                      # no backend to blame: Multiscreen's own
         fail(RuntimeError("shapes"))
 

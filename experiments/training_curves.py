@@ -11,16 +11,16 @@ Small:  python -m experiments.training_curves
 --window counts rows of the log, not steps: the paper's moving average over 256 steps is 256 rows with --log-every 1.
 The gradient norm is the one before clipping; the table's median, 90th percentile and maximum are over the rows in the second
 half of the steps. A spike is a row more than 5 standard deviations above the mean of the WINDOW rows before it, in the loss
-or in the gradient norm. `end` is "diverged" where train.py stopped a run of lr_sweep or scaling. In the figure a gradient norm above 1 is drawn
-at 1 as a cross, as in the paper.
+or in the gradient norm. `end` is "diverged" by the criterion of lr_sweep. In the figure a gradient norm above 1 is drawn at 1 as
+a cross, as in the paper.
 """
-import argparse
+import math
 import re
 from pathlib import Path
 
 import numpy as np
 
-from experiments.common import pyplot, read_log, report, save_figure
+from experiments.common import outcome, pyplot, read_log, report, save_figure
 from train import Parser, UsageError, cli
 
 COLUMNS = ["run", "steps", "loss_first", "loss_last", "loss_spikes",
@@ -92,21 +92,22 @@ def draw(plt, runs, window, path):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("logs", nargs="*", help="log.tsv files of train.py [out/lr_sweep/*/log.tsv]")
     p.add_argument("--window", type=int, default=10, help="rows of the log in a moving average (paper: 256 steps) [10]")
     p.add_argument("--out", default="out/training_curves", help="folder for table and figure [out/training_curves]")
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")
-    paths = [Path(x) for x in args.logs] or sorted(Path("out/lr_sweep").glob("*/log.tsv"), key=lambda x: parse(x.parent.name))
+    paths = sorted(map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv")), key=lambda path: parse(path.parent.name))
     if not paths:
         raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, or name some here")
     runs, rows = {}, []
     for path in paths:
         name = path.parent.name or str(path)
         name = str(path.parent) if name in runs else name
-        end = "diverged" if (path.parent / "diverged.txt").exists() else None
+        stopped = (path.parent / "diverged.txt").exists()
+        end = "diverged" if stopped or math.isnan(outcome(read_log(path), None)) else None
         step, loss, norm = load(path)
         if len(step):
             runs[name] = step, loss, norm

@@ -6,13 +6,13 @@ with weights on queries and keys, name it `transformer:45M:qknorm`; `transformer
 
 Paper:  python train.py --model transformer:45M --data slimpajama/ --tokenizer gpt2 --seq-len 4096 --batch-size 16 \\
             --accumulate 64 --steps 65536 --warmup 4096 --out out45M
-Small:  python train.py --model transformer:8M --out out-transformer       (2 minutes on 2 cores: bytes, 256 at a time)
+Small:  python train.py --model transformer:8M --out out-t                 (2 minutes on 2 cores: bytes, 256 at a time)
+        It leaves out the larger sizes, and nearly all of the 2^38 tokens.
 Table:  python -m experiments.transformer                                  (the sizes and parameter counts of the paper)
 
 train.py takes weight decay 0.1, clipping at 1.0 and the learning rates below from here; --weight-decay 0 and --clip 0
 are the paper's sanity checks.
 """
-import argparse
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -137,11 +137,19 @@ class Transformer(nn.Module):
         return (x.to(dtype) @ self.W_E.to(dtype).T).to(x.dtype)
 
 
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+def main():
+    from train import Parser           # here, because train.py imports this file to build a model
+
+    Parser(__doc__).parse_args()
     print(f"{'size':>5}{'N_L':>5}{'N_H':>5}{'d_E':>6}{'parameters':>16}{'paper':>16}{'non-embedding':>16}{'paper':>16}")
     for size, (total, rest) in PAPER.items():
         with torch.device("meta"):
             model = Transformer(get_config(size))
         n, c = sum(p.numel() for p in model.parameters()), model.config
         print(f"{size:>5}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{n:>16,}{total:>16,}{n - model.W_E.numel():>16,}{rest:>16,}")
+
+
+if __name__ == "__main__":
+    from train import cli
+
+    cli(main)

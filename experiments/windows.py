@@ -1,15 +1,14 @@
 """Where the learned windows and acceptance widths end up (appendix "Distribution of Learned Screening Parameters").
 
-Paper:  python -m experiments.windows --ckpt out4B/ckpt.pt      (psi = 64, 4,096 tiles, trained on 4096 tokens)
+Paper:  python -m experiments.windows --ckpt out/scaling_paper/multiscreen_psi64-0/ckpt.pt     (4,096 tiles; see scaling)
 Small:  python -m experiments.windows --ckpt out/ckpt.pt        (seconds)
         What it leaves out: the size (64 tiles for psi = 8) and the length of the training.
 
-One point for each tile: w on a logarithmic axis, r, and a histogram of each. The dotted line is w_th, from which on a tile
+One point for each tile: w on a logarithmic axis, r, and a histogram of each. The red line is w_th, from which on a tile
 has no positional encoding; the dashed one the training length. The paper prints no numbers for its figure but these two
 lines, 2^8 and 2^12; it says that most windows are local or medium-range, a few exceed the training length, and r is often
 close to 1.
 """
-import argparse
 import math
 import statistics
 from pathlib import Path
@@ -53,7 +52,7 @@ def draw(plt, w, r, w_th, T_train):
     if not finite.all():
         ax.scatter(shown[~finite], r[~finite], 30, layer[~finite], marker=">", label="w infinite, drawn at the edge", **color)
     for a in (ax, top):
-        a.axvline(w_th, color="black", ls=":", label=f"w_th = {w_th:g}, no MiPE from here on")
+        a.axvline(w_th, color="C3", lw=3, alpha=0.4, label=f"w_th = {w_th:g}, no MiPE from here on")
         a.axvline(T_train, color="black", ls="--", label=f"training length, {T_train}")
     ax.set(xscale="log", xlim=(1, 1.2 * edge), ylim=(-0.03, 1.03), xlabel="screening window w (tokens, log scale)",
            ylabel="acceptance width r")
@@ -67,7 +66,7 @@ def draw(plt, w, r, w_th, T_train):
 
 
 def main():
-    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(__doc__)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     args = p.parse_args()
     model, _, ckpt = load_checkpoint(args.ckpt)
