@@ -42,14 +42,15 @@ def draw(plt, grids, path):
             text = "--" if accuracy == 0 else f"{100 * accuracy:.0f}" + (f"\n$\\times${scale:g}" if scale else "")
             ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center", fontsize=8,
                     color="black" if 0.2 < accuracy < 0.8 else "white")
-        if T_train:
+        if T_train:                                                # where the lengths beyond it begin
             ax.axvline(sum(n <= T_train for n in lengths) - 0.5, color="black", ls="--", lw=1.5, label="training length")
-            ax.legend(loc="upper left", bbox_to_anchor=(0, -0.28), fontsize=8, frameon=False)
         ax.set(title=title, xlabel="context (tokens)", xticks=range(len(lengths)), yticks=range(len(depths)))
         ax.set_xticklabels(lengths, rotation=45, ha="right")
         ax.set_yticklabels([f"{d:g}" for d in depths])
         ax.title.set_fontsize(9)
     axes[0, 0].set_ylabel("depth of the needle")
+    if grids[0][2]:
+        axes[0, 0].legend(loc="upper left", bbox_to_anchor=(0, -0.28), fontsize=8, frameon=False)
     fig.colorbar(image, ax=axes[0, -1], label="accuracy")
     save_figure(fig, path)
 
