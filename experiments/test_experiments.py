@@ -892,6 +892,13 @@ def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_
     assert [line.split("\t")[2] for line in after.splitlines()] == ["setting", "flash", "math", "initial"]
 
 
+def test_math_is_not_tried_where_its_scores_do_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(latency, "forward_pass", lambda model, tokens: None)
+    run_main(monkeypatch, "--psi", 2, "--transformer", "1,2,8", "--lengths", 2**12, 2**13, "--repeats", 1, "--device", "cpu", "--out", tmp_path)
+    rows = [line.split("\t") for line in (tmp_path / "latency.tsv").read_text().splitlines()[1:]]
+    assert [row[3] for row in rows if row[2] == "math"] == ["4096"] and [row[3] for row in rows if row[2] == "flash"] == ["4096", "8192"]
+
+
 def test_main_measures_a_checkpoint_with_its_own_windows(tmp_path, monkeypatch):
     model = Multiscreen(Config(psi=2, vocab_size=257))
     with torch.no_grad():
