@@ -6,7 +6,8 @@ GPU:    python -m experiments.latency
         bfloat16 products, vocabulary 50257: Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at 2^17 tokens, the last two
         from 2^10 on. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows
         do: `initial` (at most 257), and `trained-like`, a guess (70 % of the tiles log-uniform in 2 .. 128, 25 % in
-        256 .. 4096, 5 % in 4096 .. 65536), without which SWE would change nothing.
+        256 .. 4096, 5 % in 4096 .. 65536), without which SWE would change nothing. Then the same with --compile: the time of
+        a short pass is that of launching its many small operations, unless they are fused.
 Small:  the same command without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14 tokens.
         It leaves out what the paper compares: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel.
 
@@ -128,6 +129,7 @@ def main():
     p.add_argument("--transformer", nargs="+", help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+", help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
     p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
+    p.add_argument("--compile", action="store_true", help="torch.compile each layer of both models (needs a C++ compiler on a CPU)")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     p.add_argument("--out", default="out/latency", help="folder [out/latency]")
     args = p.parse_args()
@@ -155,12 +157,14 @@ def main():
             label, trained_length = f"Psi = {source}", 2**12
         baseline = f"transformer:{size.removeprefix('transformer:')}"
         other = build(baseline, {"vocab_size": model.config.vocab_size}, device)
+        for layer in (*model.layers, *other.layers) if args.compile else ():
+            layer.compile(dynamic=True)                            # one graph for all layers and lengths
         used = lengths if source == sources[-1] else lengths[-1:]
         cells += [(baseline, other, b, T, baseline, None) for b in backends for T in used if b != "math" or T <= 2**12]
         cells += [(label, model, setting, T, baseline, trained_length) for setting in windows for T in used]
     machine = torch.cuda.get_device_name(device) if cuda else f"CPU, {torch.get_num_threads()} threads: not the paper's comparison"
     title = ("One forward pass, batch 1, no cache: all hidden states at once, then all logits in chunks that are thrown away\n"
-             f"{machine}; {'bfloat16' if cuda else 'float32'}; screening by {model.screen.__module__}.{model.screen.__name__}; random tokens"
+             f"{machine}; {'bfloat16' if cuda else 'float32'}{', compiled' if args.compile else ''}; screening by {model.screen.__module__}.{model.screen.__name__}; random tokens"
              f"{', the Transformer untrained' if args.ckpt else ', untrained models'}; x_: the Transformer's time over Multiscreen's")
     print(title)
 

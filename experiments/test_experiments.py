@@ -168,6 +168,15 @@ def test_transformer_is_causal_and_every_backend_agrees():
         model(x)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
+    model = build("transformer:2,3,24").float()
+    compiled = torch.compile(model.layers[0], backend="aot_eager", fullgraph=True, dynamic=True)
+    for T in (20, 33):
+        x = model.embed(tokens(1, T))
+        torch.testing.assert_close(compiled(x), model.layers[0](x))
+
+
 @pytest.mark.parametrize("name, message", [("transformer:9M", "8M, 45M"), ("transformer:2,3", "8M, 45M"), ("transformer:2,3,25", "multiple"),
                                            ("transformer:8M:norm", "qknorm"), ("multiscreen:moe", "rope, nope"), ("mamba", "multiscreen:ABLATION"),
                                            ("transformer:0,1,8", "at least 1")])
@@ -890,6 +899,13 @@ def test_main_goes_on_without_a_backend_and_keeps_its_rows_when_interrupted(tmp_
         run_main(monkeypatch, *tiny[:-2], "--out", tmp_path / "cut")
     after = (tmp_path / "cut" / "latency.tsv").read_text()
     assert [line.split("\t")[2] for line in after.splitlines()] == ["setting", "flash", "math", "initial"]
+
+
+def test_compile_is_for_both_models(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, dynamic: compiled.append(layer))
+    run_main(monkeypatch, "--psi", 2, "--transformer", "3,2,8", "--lengths", 32, "--repeats", 1, "--device", "cpu", "--out", tmp_path, "--compile")
+    assert len(compiled) == len(set(compiled)) == 2 + 3
 
 
 def test_math_is_not_tried_where_its_scores_do_not_fit(tmp_path, monkeypatch):

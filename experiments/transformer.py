@@ -92,7 +92,7 @@ class Block(nn.Module):
         q, k, v = (y.to(self.dtype or x.dtype) for y in (q, k, v))
         if cache:
             k, v, _ = cache.append(k, v, torch.full((), torch.inf))
-        square = q.shape[2] == k.shape[2]
+        square = not cache or q.shape[2] == k.shape[2]
         mask = None if square or q.shape[2] == 1 else causal_lower_right(q.shape[2], k.shape[2])
         with sdpa_kernel(backend) if backend else nullcontext():
             h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)
