@@ -614,7 +614,8 @@ def cli(main):
     except BrokenPipeError:                                        # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
+        print(*e.args, file=sys.stderr)
         sys.exit(130)
 
 

@@ -38,7 +38,7 @@ def run_once(out, *flags, steps):
             for s, handler in handlers.items():
                 signal.signal(s, handler)
         if not is_finished(out, steps):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("the same experiment, started again, goes on with this run and then with the others")
     return read_log(out / "log.tsv"), note.read_text() if note.exists() else None
 
 

@@ -1,6 +1,7 @@
 """Tests of the experiments: parameter counts, the baseline and the ablations against formulas written again in float64."""
 import math
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -356,7 +357,7 @@ def test_runs_are_kept_and_diverged_ones_noted(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     main = train.main
     monkeypatch.setattr(train, "main", lambda argv: main([*argv, "--steps", "2"]))                       # stopped half way
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="started again"):
         common.run_once(tmp_path / "d", *flags, steps=4)
     assert not common.is_finished(tmp_path / "d", 4) and common.is_finished(tmp_path / "d", 2)
     monkeypatch.undo()
@@ -515,6 +516,17 @@ def test_long_context_runs(checkpoints, tmp_path, monkeypatch):
             run(long_context, monkeypatch, "--ckpt", checkpoints["multiscreen"], *flags, *more)
     with pytest.raises(train.UsageError, match="--swe"):
         run(long_context, monkeypatch, "--ckpt", checkpoints["transformer:2,2,8"], *flags, "--swe")
+
+
+def test_retrieval_by_length_from_a_table_by_hand(checkpoints, tmp_path, monkeypatch):
+    path = tmp_path / "abcdigits_swe.tsv"
+    shutil.copy(checkpoints["multiscreen"], tmp_path)
+    path.write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n16\t0.1\t4\t2\t1.0\t\n32\t0.1\t4\t2\t0.25\t\n32\t0.5\t4\t2\t0.75\t\n")
+    run(retrieval, monkeypatch, path, "--out", tmp_path / "r")
+    rows = read(tmp_path / "r/retrieval.tsv")
+    T = train.read_checkpoint(tmp_path / "ckpt.pt")["args"]["seq_len"]
+    assert [(r["model"], r["length"], float(r["x_training"]), r["mean"], r["worst_depth"]) for r in rows] == [
+        ("multiscreen, SWE", "16", 16 / T, "100.0%", "100.0%"), ("multiscreen, SWE", "32", 32 / T, "50.0%", "25.0%")]
 
 
 def test_summary_of_windows():
