@@ -2,13 +2,14 @@
 Screening-Window Expansion"): Multiscreen, the same with SWE, and the Transformer, over context lengths and over sizes.
 
 Paper:  python -m experiments.latency --repeats 100 --ckpt out/scaling_paper/multiscreen_psi{8,16,32,48}-0/ckpt.pt
-GPU:    python -m experiments.latency
+GPU:    python -m experiments.latency --compile
         bfloat16 products, vocabulary 50257: Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at 2^17 tokens, the last two
-        from 2^10 on. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows
-        do: `initial` (at most 257), and `trained-like`, a guess (70 % of the tiles log-uniform in 2 .. 128, 25 % in
-        256 .. 4096, 5 % in 4096 .. 65536), without which SWE would change nothing. Then the same with --compile: the time of
-        a short pass is that of launching its many small operations, unless they are fused.
-Small:  the same command without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14 tokens.
+        from 2^10 on. Without --compile each elementwise operation, of both models, is a launch and a pass through memory of
+        its own. Weights are random, which does not matter: no product is skipped because a relevance is 0. The windows do:
+        `initial` (at most 257), and `trained-like`, a guess (70 % of the tiles log-uniform in 2 .. 128, 25 % in
+        256 .. 4096, 5 % in 4096 .. 65536), without which SWE would change nothing.
+Small:  python -m experiments.latency                 (without a GPU, 2 minutes on 2 cores)
+        Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14 tokens, not compiled.
         It leaves out what the paper compares: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their logits, in chunks that
