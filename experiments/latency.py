@@ -146,6 +146,8 @@ def main():
     check_writable(path)
     backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
     windows = ["trained", "trained + SWE"] if args.ckpt else ["initial", "trained-like", "trained-like + SWE"]
+    if args.compile:                                               # a graph for each size and backend, and never eager unseen
+        torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 64, True
     cells = []                                                     # one for each row of the table; of smaller models the longest only
     for source, size in zip(sources, sizes):
         if args.ckpt:
@@ -159,7 +161,7 @@ def main():
         baseline = f"transformer:{size.removeprefix('transformer:')}"
         other = build(baseline, {"vocab_size": model.config.vocab_size}, device)
         for layer in (*model.layers, *other.layers) if args.compile else ():
-            layer.compile(dynamic=True)                            # one graph for all layers and lengths
+            layer.compile(dynamic=True)                            # one graph for all its layers and lengths
         used = lengths if source == sources[-1] else lengths[-1:]
         cells += [(baseline, other, b, T, baseline, None) for b in backends for T in used if b != "math" or T <= 2**12]
         cells += [(label, model, setting, T, baseline, trained_length) for setting in windows for T in used]

@@ -706,6 +706,14 @@ def test_summary_of_a_run():
     assert p90 == pytest.approx(4.6)                               # 0.9 * 4 = 3.6 places up: between the 4 and the 5
 
 
+def test_logs_of_any_folders_are_drawn(call, tmp_path):
+    for name in ("runs-3-0", "a", "multiscreen--4-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.tsv").write_text("step\tloss\tgrad_norm\n" + "".join(f"{n}\t{5 - n / 10}\t1\n" for n in range(1, 9)))
+    rows = call(training_curves, *tmp_path.glob("*/log.tsv"), "--window", 2)["training_curves.tsv"]
+    assert [row[0] for row in rows[1:]] == ["multiscreen--4-0", "a", "runs-3-0"]
+
+
 def test_folders_of_the_sweep_sort_by_rate():
     names = ["transformer_45M-0-0", "transformer_45M--14-1", "transformer_45M--4-0", "transformer_45M--14-0", "multiscreen--2-0"]
     assert training_curves.parse(names[1]) == ("transformer:45M", -14, 1)

@@ -99,7 +99,7 @@ def main():
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")
-    paths = sorted(map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv")), key=lambda path: parse(path.parent.name))
+    paths = sorted(map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv")), key=lambda path: [(isinstance(x, int), x) for x in parse(path.parent.name)])
     if not paths:
         raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, or name some here")
     runs, rows = {}, []
