@@ -105,16 +105,21 @@ def files_of(names):
         path = Path(name)
         if not path.exists():
             raise UsageError(f"{path} does not exist")
+        if not path.is_dir():
+            yield path
+            continue
         below = [p.relative_to(path) for p in path.rglob("*") if p.is_file()]
         below = sorted(path / p for p in below if not any(part.startswith(".") for part in p.parts))
-        if path.is_dir() and not below:
+        if not below:
             raise UsageError(f"the folder {path} has no files")
-        if path.is_dir():
-            texts = [p for p in below if p.suffix == ".bin" or is_text(p)]
-            if len(texts) < len(below):
-                print(f"{path}: {len(below) - len(texts)} files left out, empty or not UTF-8")
-            below = texts
-        yield from below if path.is_dir() else [path]
+        left_out = 0
+        for p in below:                                # read one by one: a caller may stop long before the last
+            if p.suffix == ".bin" or is_text(p):
+                yield p
+            else:
+                left_out += 1
+        if left_out:
+            print(f"{path}: {left_out} files left out, empty or not UTF-8")
 
 
 def is_text(path):
@@ -339,10 +344,15 @@ def load_checkpoint(path, device="cpu", dtype=None):
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
+def unused(path):
+    """The first of NAME-1, NAME-2, ... (before the suffix, if there is one) that does not exist."""
+    return next(p for n in itertools.count(1) if not (p := path.with_stem(f"{path.stem}-{n}")).exists())
+
+
 def set_aside(path):
     """Move the file at `path`, if there is one, to NAME-old-1, NAME-old-2, ..., the first that is free."""
     if path.exists():
-        os.replace(path, next(p for n in itertools.count(1) if not (p := path.with_stem(f"{path.stem}-old-{n}")).exists()))
+        os.replace(path, unused(path.with_stem(f"{path.stem}-old")))
 
 
 def save_checkpoint(path, ckpt):
@@ -479,7 +489,7 @@ def prepare_out(args, ckpt):
             lines = log.read_text(errors="replace").splitlines(keepends=True) if log.exists() else []
             rows = [row for row in lines if row.split("\t")[0].isdigit() and int(row.split("\t")[0]) <= ckpt["step"]]
         elif (out / "ckpt.pt").exists() or log.exists() and log.read_text(errors="replace").count("\n") > 1:
-            old = next(p for n in itertools.count(1) if not (p := out / f"old-{n}").exists())
+            old = unused(out / "old")
             old.mkdir()
             for pattern in ("ckpt.pt", "log.tsv", "diverged.txt", *(f"{name}*.{end}" for name in MEASURED for end in ("tsv", "png"))):
                 for path in out.glob(pattern):
