@@ -712,6 +712,9 @@ def test_logs_of_any_folders_are_drawn(call, tmp_path):
         (tmp_path / name / "log.tsv").write_text("step\tloss\tgrad_norm\n" + "".join(f"{n}\t{5 - n / 10}\t1\n" for n in range(1, 9)))
     rows = call(training_curves, *tmp_path.glob("*/log.tsv"), "--window", 2)["training_curves.tsv"]
     assert [row[0] for row in rows[1:]] == ["multiscreen--4-0", "a", "runs-3-0"]
+    (tmp_path / "a/log.tsv").write_text("step\tloss\tgrad_norm\n")                            # stopped before its first row
+    rows = call(training_curves, *tmp_path.glob("*/log.tsv"), "--window", 2)["training_curves.tsv"]
+    assert [row[-1] for row in rows[1:]] == ["-", "-", "-"] and rows[2][1] == "0"
 
 
 def test_folders_of_the_sweep_sort_by_rate():

@@ -43,9 +43,9 @@ def count_spikes(x, window):
     return int((x[window:] > before.mean(-1) + 5 * before.std(-1)).sum())
 
 
-def load(path):
+def curves(rows):
     """(step, loss, grad_norm), float arrays (n,), of the rows of a log.tsv that have them."""
-    rows = [row for row in read_log(path) if {"step", "loss", "grad_norm"} <= row.keys()]
+    rows = [row for row in rows if {"step", "loss", "grad_norm"} <= row.keys()]
     return tuple(np.array([row[c] for row in rows]) for c in ("step", "loss", "grad_norm"))
 
 
@@ -106,9 +106,9 @@ def main():
     for path in paths:
         name = path.parent.name or str(path)
         name = str(path.parent) if name in runs else name
-        stopped = (path.parent / "diverged.txt").exists()
-        end = "diverged" if stopped or math.isnan(outcome(read_log(path), None)) else None
-        step, loss, norm = load(path)
+        log, stopped = read_log(path), (path.parent / "diverged.txt").exists()
+        step, loss, norm = curves(log)
+        end = "diverged" if stopped or len(step) and math.isnan(outcome(log, None)) else None
         if len(step):
             runs[name] = step, loss, norm
         numbers = summarize(step, loss, norm, args.window) if len(step) else [0] + [None] * (len(COLUMNS) - 3)
