@@ -92,20 +92,20 @@ def main():
     refuse(flags, "--model", "--seed", "--resume")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
     count = {name: count_parameters("--model", name, *flags)[0] for name in PAPER}
-    rows, changes, progress = [], [], Progress(len(PAPER) * args.seeds)
+    rows, progress, paper_original = [], Progress(len(PAPER) * args.seeds), PAPER["multiscreen"][0]
     for name, (paper, paper_std) in PAPER.items():
         out = Path(args.out) / name.replace(":", "_")
         mean, std, bad = summarize(run_seeds(out, "--model", name, *flags, steps=args.steps, seeds=args.seeds, progress=progress))
-        changes.append((mean - (rows[0][2] if rows else mean), std))
-        rows.append([name, count[name], mean, std, bad, f"{changes[-1][0]:+.4f}", paper, paper_std, f"{paper - 3.0966:+.4f}"])
+        original = rows[0][2] if rows else mean
+        rows.append([name, count[name], mean, std, bad, f"{mean - original:+.4f}", paper, paper_std, f"{paper - paper_original:+.4f}"])
     columns = ["model", "parameters", "val_loss", "std", "diverged", "change", "paper_28M", "paper_std", "paper_change"]
     report(Path(args.out) / "ablations.tsv", columns, rows, f"Validation loss, nats per token, {args.steps} steps, {args.seeds} seed(s); "
            "the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():
         fig, ax = plt.subplots(figsize=(7, 3.5))
         names = [name.removeprefix("multiscreen:") for name in PAPER]
-        ax.barh(names, [c for c, _ in changes], 0.4, xerr=[std for _, std in changes], label="here")
-        ax.barh([y + 0.4 for y in range(len(names))], [v - 3.0966 for v, _ in PAPER.values()], 0.4, label="paper, 28M")
+        ax.barh(names, [row[2] - original for row in rows], 0.4, xerr=[row[3] for row in rows], label="here")
+        ax.barh([y + 0.4 for y in range(len(names))], [v - paper_original for v, _ in PAPER.values()], 0.4, label="paper, 28M")
         ax.set(xlabel="change of the validation loss (nats per token) against the original; positive is worse", yticks=range(len(names)))
         ax.set_yticklabels(names)
         ax.invert_yaxis()                                          # the table's order
