@@ -875,8 +875,8 @@ def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
     x = [y.detach().to(DEVICE).requires_grad_() for y in (q, k, v, w, r)]
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        shape = (*blocks, 4, 2) if blocks and DEVICE == "cuda" else blocks and (*blocks, 1, 1)
-        with mock.patch.object(fused, "config", lambda *args: shape) if blocks else nullcontext():
+        warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
+        with mock.patch.object(fused, "config", lambda *args: (*blocks, *warps_and_stages)) if blocks else nullcontext():
             h = fused.screen(*x, i0)
             return [h.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(h, x, dh.to(DEVICE)))]
     finally:

@@ -44,9 +44,9 @@ def run_once(out, *flags, steps):
 
 def is_finished(out, steps):
     """Whether the folder holds a run of that many steps, or one that diverged."""
-    if (out / "diverged.txt").exists() or not (out / "log.tsv").exists():
-        return (out / "diverged.txt").exists()
-    rows = read_log(out / "log.tsv")
+    if (out / "diverged.txt").exists():
+        return True
+    rows = read_log(out / "log.tsv") if (out / "log.tsv").exists() else []
     return bool(rows) and rows[-1]["step"] >= steps
 
 

@@ -151,7 +151,7 @@ def main():
     cells = []                                                     # one for each row of the table; of smaller models the longest only
     for source, size in zip(sources, sizes):
         if args.ckpt:
-            model, _, ckpt = abcdigits.load(source, device, swe=False)
+            model, _, ckpt = abcdigits.load(source, device)
             label, trained_length = source, ckpt["args"]["seq_len"]
             if not train.screens(model):
                 raise UsageError(f"{source} is a {ckpt['model']}: --ckpt takes Multiscreen's, --transformer the size of the other")
