@@ -862,6 +862,22 @@ def test_the_abcdigits_stream_is_the_task_and_can_be_continued():
     assert 0.4 < np.mean(repeats) < 0.6                                                     # the weights 2^i: half of the lines
 
 
+def test_the_stream_becomes_flatter_and_counts_its_needles():
+    tokenizer = train.get_tokenizer("bytes")
+    stream, held_out = (train.ABCDigitsStream(tokenizer, 256, 2, seed=5, part=part) for part in (0, 1))
+    assert [stream.base(n) for n in (0, 12_000, 24_000, 10**6)] == pytest.approx([2, 1.55, 1.1, 1.1])
+    assert held_out.base(0) == 1.1
+    share = [np.mean([stream.needles(stream[n + i]).mean() for i in range(50)]) for n in (0, 24_000)]
+    assert share[1] > 2 * share[0]
+    text = "A=12\nB=34\nA=12\nA=12\nB=34\nC=56\nB=3"
+    wanted = "....." + "....." + "..XX." + "....." + "..XX." + "....." + "..."
+    assert "".join(".X"[int(x)] for x in stream.needles(np.array(list(text.encode())))) == wanted[1:]
+    seen = [re.findall(r"[A-Z]=\d+", tokenizer.decode(stream[30_000 + n].tolist())) for n in range(100)]
+    by_hand = sum(2 for lines in seen for i, line in enumerate(lines) if lines[:i].count(line) == 1 and len(line) == 4)
+    counted = sum(stream.needles(stream[30_000 + n]).sum() for n in range(100))
+    assert by_hand <= counted <= by_hand + 100                            # the last number of a document may be cut off
+
+
 # ------------------------------------------------------------- the fused kernel: natively on a GPU, else interpreted
 
 HALF, SHORT = torch.float16, torch.bfloat16

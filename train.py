@@ -16,6 +16,7 @@ import itertools
 import math
 import os
 import platform
+import re
 import signal
 import sys
 import sysconfig
@@ -177,25 +178,43 @@ class Sequences:
 
 class ABCDigitsStream:
     """Endless ABCDigits documents of T + 1 tokens, by number: lines LETTER=DIGITS, a random number for each letter and
-    document, and each line's letter drawn with one of the weights 2^0 .. 2^25, dealt out anew in each document. (In the
-    benchmark the needle's weight is 0, and each letter is there at least once.) part: 0 for training, 1 for validation.
+    document. part: 0 for training, 1 for validation.
+
+    Each line's letter is drawn with one of the weights b^0 .. b^25, dealt out anew in each document. b falls from 2 to 1.1
+    over the first 24,000 documents: at first a few letters stand everywhere and are learned, then letters that stood
+    once before become frequent, which is the needle's case. (A constant b of 2 teaches few models to look those up, one of
+    1.4 no model anything.) In validation b is 1.1. In the benchmark the needle's weight is 0, and each letter is there.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
             raise UsageError(f"{digits} digits: a number has 2 to 18")
-        self.tokenizer, self.T, self.digits, self.seed = tokenizer, T, digits, (seed, part)
+        self.tokenizer, self.T, self.digits, self.seed, self.part = tokenizer, T, digits, seed, part
+
+    def base(self, n):
+        """b, the ratio of the weights of two letters next to each other in rank, in document n."""
+        return 1.1 if self.part else max(2 - 0.9 * n / 24_000, 1.1)
 
     def __getitem__(self, n):
-        rng = np.random.default_rng([*self.seed, n])
+        rng = np.random.default_rng([self.seed, self.part, n])
         values = 10 ** (self.digits - 1) + rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False)
-        p = rng.permutation(2.0 ** np.arange(26))
+        p = rng.permutation(self.base(n) ** np.arange(26))
         tokens = []
         while len(tokens) <= self.T:
             letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
             lines = "".join(f"{chr(65 + c)}={values[c]}\n" for c in letters)
             tokens += self.tokenizer.encode_ordinary(lines)
         return np.array(tokens[: self.T + 1])
+
+    def needles(self, document):
+        """Which targets are digits of a letter with exactly one earlier line, as the needle's are. (T + 1,) -> (T,) booleans"""
+        text, starts = self.tokenizer.decode_with_offsets(document.tolist())
+        starts, mask, seen = np.array(starts), np.zeros(len(document), dtype=bool), []
+        for line in re.finditer(r"([A-Z])=(\d*)", text):
+            if seen.count(line[1]) == 1:
+                mask |= (starts >= line.start(2)) & (starts < line.end(2))
+            seen.append(line[1])
+        return mask[1:]
 
     def __str__(self):
         return "an endless stream"
@@ -385,6 +404,19 @@ def evaluate(model, data, n, batch_size, tokenizer):
 
 
 @torch.no_grad()
+def needle_accuracy(model, data, n, batch_size):
+    """The share of right digits where a number stood once before, in the first n documents of an ABCDigitsStream."""
+    right = total = 0
+    for first in range(0, n, batch_size):
+        documents = [data[i] for i in range(first, min(first + batch_size, n))]
+        mask = torch.from_numpy(np.stack([data.needles(d) for d in documents])).to(model.W_E.device)
+        tokens = torch.from_numpy(np.stack(documents)).to(model.W_E.device)
+        guesses = model.logits(model.hidden(tokens[:, :-1])[mask]).argmax(-1)
+        right, total = right + (guesses == tokens[:, 1:][mask]).sum().item(), total + mask.sum().item()
+    return right / total if total else math.nan
+
+
+@torch.no_grad()
 def alive_fraction(model, tokens):
     """The fraction of the pairs inside the windows whose relevance is not zero, over all tiles. tokens: (B, T)."""
     alive = inside = 0
@@ -450,7 +482,7 @@ def get_parser():
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
 MEASURED = ("abcdigits", "passkey", "long_context", "windows", "relevance_maps")    # tables and figures beside a checkpoint
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
-           "val_loss", "val_bpb", "alive")
+           "val_loss", "val_bpb", "alive", "needle")
 
 
 def get_args(argv):
@@ -597,6 +629,9 @@ def main(argv=None):
             if screens(model):
                 row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
                 shown = f"; {row['alive']:.1%} of the pairs inside the windows alive"
+            if isinstance(val_data, ABCDigitsStream):
+                row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
+                shown += f"; {row['needle']:.1%} of the needle-like digits right"
             check(val_loss=row["val_loss"])
             save()
             print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte{shown}; "
