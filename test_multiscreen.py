@@ -808,6 +808,20 @@ def test_the_standard_library_is_found_without_its_tests(monkeypatch):
     assert len(texts) > 100 and sum(map(len, texts)) > 5e6 and sum("import unittest" in t for t in texts) < 0.05 * len(texts)
 
 
+@given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**32), st.integers(0, 5)))
+def test_permute_is_a_permutation(n, key):
+    assert sorted(train.permute(i, n, key) for i in range(n)) == list(range(n))
+
+
+def test_permutations_differ_from_seed_to_seed_and_from_epoch_to_epoch_and_look_random():
+    orders = {key: [train.permute(i, 1000, key) for i in range(1000)] for key in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))}
+    assert len(set(map(tuple, orders.values()))) == 5
+    for order in orders.values():
+        assert abs(np.corrcoef(order, range(1000))[0, 1]) < 0.12
+        assert np.mean(np.diff(order) == 1) < 0.01
+    assert train.permute(10**11, 153 * 10**9, (0, 0)) < 153 * 10**9
+
+
 def test_sequences_cover_the_text_without_replacement():
     data = train.Sequences([np.arange(100, dtype=np.uint16), np.arange(200, 251, dtype=np.uint16)], 10, "test")
     assert len(data) == 9 + 5

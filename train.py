@@ -143,6 +143,24 @@ def standard_library():
                 pass
 
 
+def permute(i, n, key, rounds=4):
+    """The image of i under a pseudo-random permutation of 0 .. n - 1, drawn by `key`, a tuple of integers.
+
+    A Feistel network on the next even number of bits, walked on until it lands inside: no memory, whatever n is.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    keys = [int(x) for x in np.random.SeedSequence(key).generate_state(rounds, np.uint64)]
+    while True:
+        left, right = i >> half, i % 2**half
+        for k in keys:
+            mixed = (right ^ k) * 0x9E3779B97F4A7C15 % 2**64
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 % 2**64
+            left, right = right, left ^ (mixed >> 32) % 2**half
+        i = left << half | right
+        if i < n:
+            return i
+
+
 class Sequences:
     """Contiguous sequences of T + 1 tokens (T inputs, each with its target) cut from token arrays, by number."""
 
@@ -171,9 +189,7 @@ class Sequences:
     def draw(self, n, seed):
         """The n-th sequence drawn at random without replacement, in a new order each time all were drawn."""
         epoch, n = divmod(n, len(self))
-        if getattr(self, "epoch", None) != (epoch, seed):
-            self.epoch, self.order = (epoch, seed), np.random.default_rng([seed, epoch]).permutation(len(self))
-        return self[self.order[n]]
+        return self[permute(n, len(self), (seed, epoch))]
 
 
 class ABCDigitsStream:
