@@ -89,10 +89,9 @@ def mipe_angle(i, w, w_th):
 
 def mipe(x, angle):
     """Minimal positional encoding: rotate the first two dimensions of x by `angle`. x: (B, H, T, K); angle: (H, T)."""
-    cos, sin = torch.cos(angle), torch.sin(angle)
-    x0, x1 = x[..., 0], x[..., 1]
-    turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
-    return torch.cat((turned, x[..., 2:]), dim=-1)
+    x0, x1, rest = x.split((1, 1, x.shape[-1] - 2), -1)
+    cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
+    return torch.cat((x0 * cos - x1 * sin, x0 * sin + x1 * cos, rest), -1)
 
 
 def trim(s, r):
@@ -101,7 +100,7 @@ def trim(s, r):
     s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns like s, in [0, 1].
     Exactly 0 where 1 - s >= r; value and slope are continuous there.
     """
-    return (1 - (1 - s) / r).clamp(min=0).square()
+    return (1 + (s - 1) / r).relu().square()           # with 1 + (s - 1)/r backward has fewer passes
 
 
 def softmask(d, w):
@@ -208,11 +207,13 @@ class GatedScreeningTiles(nn.Module):
 class KeyCache:
     """The keys and values of one layer that a later query may still see: encoded, unit length, oldest first.
 
-    When its buffer is full, what lies outside every window is dropped: bounded memory if all windows are finite.
+    When its buffer is full, what lies outside every window is dropped: bounded memory if all windows are finite. With
+    `whole` nothing is dropped: the definition may have been changed to see beyond its windows.
     """
 
     def __init__(self):
         self.k = self.v = None
+        self.whole = False
         self.first = self.n = 0                        # position of the oldest key kept; number of keys kept
 
     @property
@@ -220,6 +221,7 @@ class KeyCache:
         """The position of the next token."""
         return self.first + self.n
 
+    @torch.compiler.disable                            # its sizes are numbers that change with every call
     def append(self, k, v, w):
         """Add (B, H, T, K) keys and (B, H, T, V) values. Returns all that these T queries may see, and its first position."""
         T = k.shape[2]
@@ -230,7 +232,7 @@ class KeyCache:
         if self.k is not None:
             k, v = torch.cat((self.k[:, :, : self.n], k), 2), torch.cat((self.v[:, :, : self.n], v), 2)
         first, S = self.first, k.shape[2]
-        self.n = int(min(math.ceil(min(w.max().item(), 2.0**62)), S))
+        self.n = S if self.whole else int(min(math.ceil(min(w.max().item(), 2.0**62)), S))
         self.first = first + S - self.n
         self.k, self.v = (F.pad(x[:, :, S - self.n :], (0, 0, 0, 1024)) for x in (k, v))     # room for 1024 more
         return k, v, first
@@ -247,7 +249,7 @@ class Multiscreen(nn.Module):
         super().__init__()
         self.config, self.dtype, self.screen = config, dtype, screen_windowed
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
-        self.s_E, self.s_F = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+        self.s_E, self.s_F = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
         self.initialize()
 
@@ -277,11 +279,15 @@ class Multiscreen(nn.Module):
 
         Where no gradient is wanted the tokens go through in chunks, through the caches: long inputs then take little memory.
         """
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise ValueError(f"tokens have the shape {tuple(tokens.shape)}: give (B, T), at least one of each")
         if tokens.shape[1] > chunk and not torch.is_grad_enabled():
             caches = caches or [KeyCache() for _ in self.layers]
             return torch.cat([self.hidden(part, caches, chunk) for part in tokens.split(chunk, 1)], 1)
         x = self.embed(tokens)
         for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            if cache:
+                cache.whole = self.screen is screen
             x = tile(x, self.screen, cache)
         return x
 
@@ -295,17 +301,20 @@ class Multiscreen(nn.Module):
         return self.logits(self.hidden(tokens, caches))
 
     def loss(self, tokens, targets, reduction="mean"):
-        """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
+        """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none"; targets of -100 do not count.
 
         In chunks of tokens, each recomputed in backward: 2^17 x 50257 logits never exist at once.
         """
+        if reduction not in ("mean", "none"):
+            raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
+
         def part(x, y):
             return F.cross_entropy(self.logits(x), y, reduction="none")
 
         size = max(2**25 // self.config.vocab_size, 1)
         chunks = zip(self.hidden(tokens).flatten(0, 1).split(size), targets.flatten().split(size))
         nats = torch.cat([checkpoint(part, x, y, use_reentrant=False, preserve_rng_state=False) for x, y in chunks])
-        return nats.mean() if reduction == "mean" else nats.view(targets.shape)
+        return nats.sum() / (targets != -100).sum() if reduction == "mean" else nats.view(targets.shape)
 
     @torch.no_grad()
     def relevance_maps(self, tokens):
@@ -357,125 +366,89 @@ class Multiscreen(nn.Module):
 # ------------------------------------------------------------------------------------- the same sums, without the waste
 
 @torch.compiler.disable                                # how many blocks there are depends on the values of w
-def screen_windowed(q, k, v, w, r, i0=0):
-    """`screen` (Eq. 12): same arguments, same numbers, O(T w) time and O(T) memory. Differentiable once.
+def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
+    """`screen` (Eq. 12) on blocks of queries and the keys in their windows: same numbers, O(T w) time, O(T) memory.
 
-    No block outside a window is visited, and since relevances do not compete, h may be summed block by block.
+    Relevances do not compete, so the sum over the keys may be cut anywhere. It assumes one thing: query i sees nothing
+    outside [i - w, i]. Differentiable once. screen: the definition, or a compiled form of it.
     """
-    if q.shape[2] >= 32:
-        return Windowed.apply(q, k, v, w, r, i0)
-    rows = []                                          # a few queries (decoding): crop each tile's keys to its window
-    for n, reach in enumerate(w.detach().ceil().clamp(max=2**62).long().tolist()):
-        seen = slice(max(i0 - reach + 1, 0), max(i0 + q.shape[2], 0))
-        tile = slice(n, n + 1)
-        rows.append(screen(q[:, tile], k[:, tile, seen], v[:, tile, seen], w[tile], r[tile], i0 - seen.start))
-    return torch.cat(rows, dim=1)
+    (B, _, T, _), dtype = q.shape, torch.promote_types(q.dtype, torch.float32)
+    reach = (w.detach().ceil() - 1).clamp(max=max(i0 + T - 1, 0)).long().tolist()      # the largest distances inside
+    tiles = zip(q.to(dtype).unbind(1), k.to(dtype).unbind(1), v.to(dtype).unbind(1), w.split(1), r.split(1), reach)
+    h = []
+    for q_n, k_n, v_n, w_n, r_n, W in tiles:
+        # C queries a block, and L keys: all W + C that they see where the window is narrow, else a row of blocks.
+        C = T if T <= 16 else 16 if W <= 16 else 32 if W <= 64 else 64
+        narrow = W <= 64 or T <= 16
+        L, first, last = W + C if narrow else C, i0 - W if narrow else -(-i0 % C), i0 + T + -T % C
+        cuts = list(pieces(last - i0, i0 - first, W, C, L, max(2**18 // (B * C * L), 1)))
+        keep = B * T * min(W + C, T) <= 2**19
+        tile = rows(q_n, 0, last - i0), rows(k_n, first, last), rows(v_n, first, last), w_n, r_n
+        h.append(Blockwise.apply(*tile, screen, C, L, cuts, keep)[:, :T])
+    return torch.stack(h, 2).transpose(1, 2).to(v.dtype)
 
 
-class Windowed(torch.autograd.Function):
-    """`screen` and its derivative, tile by tile, over the blocks of C queries x C keys that touch the window.
+def rows(x, first, last):
+    """Rows first .. last - 1 of x: (B, S, D), zeros where x has none. (B, last - first, D)"""
+    y = x[:, max(first, 0) : max(last, 0)]
+    before = min(max(-first, 0), last - first)
+    return F.pad(y, (0, 0, before, last - first - before - y.shape[1])) if y.shape[1] < last - first else y
 
-    Softmask is cos^2(theta d) with theta = pi/(2 w), so Eq. 11 is alpha_d = y^2 with y = z cos(theta d) and
-    z = max(1 - (1 - s)/r, 0). No statistic joins the keys of a row, so none is saved: backward makes z and y again, a
-    block at a time. With dalpha = dh_i . v_j, dy = 2 y dalpha, dz = cos(theta d) dy:
 
-        dq_i = sum_j dz k_j / r     dk_j = sum_i dz q_i / r     dv_j = sum_i y^2 dh_i
-        dr = sum dz (1 - z) / r     dw = sum dy z d sin(theta d) theta / w
-    """
+def pieces(T, i0, W, C, L, n):
+    """Cover the pairs inside the reach W: yields (i, j, offset), slices of the queries (at most n blocks of C) and of the
+    keys that they see, L a block, whose first stands `offset` before the first query of its block."""
+    for offset in range(L - C, W + C, L):
+        for a in range(max(offset - i0, 0), T, n * C):
+            b = min(a + n * C, T)
+            yield slice(a, b), slice(i0 + a - offset, i0 + b - offset + L - C), offset
+
+
+class Blockwise(torch.autograd.Function):
+    """The sum of `screen` over the pieces of one tile. No equation is written here: autograd differentiates each piece, with
+    its graph kept (small inputs) or made again in backward, and then nothing is kept but the inputs."""
 
     @staticmethod
-    def forward(ctx, q, k, v, w, r, i0):
+    def blocks(q, k, v, cut, C, L):
+        """A piece as blocks, views of its tensors: (B, n, C, K), (B, n, L, K), (B, n, L, V)."""
+        i, j, _ = cut
+        return q[:, i].unfold(1, C, C).mT, k[:, j].unfold(1, L, C).mT, v[:, j].unfold(1, L, C).mT
+
+    @staticmethod
+    def piece(ctx, cut, q, k, v, w, r):
+        """(inputs, h): `screen` of one piece, and the leaves of its graph."""
+        inputs = [x.contiguous().detach().requires_grad_(ctx.needed) for x in (*Blockwise.blocks(q, k, v, cut, ctx.C, ctx.L), w, r)]
+        with torch.set_grad_enabled(ctx.needed):
+            return inputs, ctx.screen(*inputs, cut[2])
+
+    @staticmethod
+    def forward(ctx, q, k, v, w, r, screen, C, L, cuts, keep):
         ctx.save_for_backward(q, k, v, w, r)
-        ctx.i0 = i0
-        B, H, T, _ = q.shape
-        h = v.new_empty(B, T, H, v.shape[-1]).transpose(1, 2)
-        for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
-            C, pad, pairs = band(q, k, w_n, i0)
-            q_n, k_n, v_n = blocks(q[:, n], C), blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
-            h_n = q_n.new_zeros(*q_n.shape[:2], v.shape[-1])
-            for i, j, d in pairs:
-                y = root_trim(q_n[i], k_n[j], r_n).mul_(root_softmask(d, w_n))
-                h_n[i].baddbmm_(y.square_(), v_n[j])
-            unblock(h_n, h[:, n])
+        ctx.screen, ctx.C, ctx.L, ctx.cuts, ctx.kept, ctx.needed = screen, C, L, cuts, [], any(ctx.needs_input_grad)
+        h = v.new_zeros(*q.shape[:2], v.shape[2])
+        for cut in cuts:
+            piece = Blockwise.piece(ctx, cut, q, k, v, w, r)
+            h[:, cut[0]].unfold(1, C, C).mT.add_(piece[1].detach())
+            if keep and ctx.needed:
+                ctx.kept.append(piece)
         return h
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dh):
-        q, k, v, w, r = ctx.saved_tensors
-        dq, dk, dv, dw, dr = (torch.empty_like(x) for x in ctx.saved_tensors)
-        for n, (w_n, r_n) in enumerate(zip(w.tolist(), r.tolist())):
-            C, pad, pairs = band(q, k, w_n, ctx.i0)
-            q_n, k_n, v_n = blocks(q[:, n], C), blocks(k[:, n], C, pad), blocks(v[:, n], C, pad)
-            dh_n = blocks(dh[:, n], C)
-            dq_n, dk_n, dv_n = (torch.zeros_like(x) for x in (q_n, k_n, v_n))
-            theta, dw_n, dr_n = math.pi / (2 * w_n), 0.0, 0.0
-            for i, j, d in pairs:
-                cos = root_softmask(d, w_n)
-                z = root_trim(q_n[i], k_n[j], r_n)
-                y = z * cos
-                half_dy = torch.bmm(dh_n[i], v_n[j].mT).mul_(y)
-                dv_n[j].baddbmm_(y.square_().mT, dh_n[i])
-                z_dy = 2 * z.mul_(half_dy).sum(0)
-                dz = half_dy.mul_(2 * cos)
-                dq_n[i].baddbmm_(dz, k_n[j])
-                dk_n[j].baddbmm_(dz.mT, q_n[i])
-                dr_n += dz.sum() - (z_dy * cos).sum()
-                dw_n += (z_dy * d * torch.sin(theta * d)).sum()
-            unblock(dq_n.div_(r_n), dq[:, n])
-            unblock(dk_n.div_(r_n), dk[:, n], pad)
-            unblock(dv_n, dv[:, n], pad)
-            dr[n], dw[n] = dr_n / r_n, dw_n * theta / w_n
-        return dq, dk, dv, dw, dr, None
-
-
-def root_trim(q, k, r):
-    """The root of Trim: z = max(1 - (1 - q . k)/r, 0), rounded as `trim` rounds it. (n, C, K) x 2 -> (n, C, C)"""
-    return torch.bmm(q, k.mT).sub_(1).div_(r).add_(1).clamp_(min=0)
-
-
-def root_softmask(d, w):
-    """The root of Softmask: cos(pi d / (2 w)) where -w < d <= 0, else 0. Shape of d."""
-    return torch.where((-w < d) & (d <= 0), torch.cos(math.pi / (2 * w) * d), 0.0)
-
-
-def band(q, k, w, i0):
-    """Cover the pairs inside the window w with blocks of C queries x C keys. Returns C, pad, pairs.
-
-    pad: how many zero keys to put in front, so that i0 becomes a multiple of C. pairs yields (i, j, d): a slice of the
-    query blocks, the slice of key blocks a fixed number p of blocks before them, and d = j - i inside a block, (C, C).
-    """
-    (B, _, T, _), S = q.shape, k.shape[2]
-    reach = int(min(math.ceil(min(w, 2.0**62)) - 1, T + S + abs(i0)))       # the largest distance inside the window
-    C = 32 if reach <= 64 else 64
-    pad = -i0 % C
-    n_q, n_k, offset = -(-T // C), -(-(pad + S) // C), (i0 + pad) // C
-    step = max(2**18 // C**2, 1)                                            # blocks at a time: they stay in the cache
-
-    def pairs():
-        c = torch.arange(C, device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
-        for p in range(max(offset - n_k + 1, 0), min((reach + C - 1) // C, offset + n_q - 1) + 1):
-            first, last = max(p - offset, 0) * B, min(n_k + p - offset, n_q) * B
-            for i in range(first, last, step):
-                i, back = slice(i, min(i + step, last)), (offset - p) * B
-                yield i, slice(i.start + back, i.stop + back), c - c[:, None] - p * C
-
-    return C, pad, pairs()
-
-
-def blocks(x, C, pad=0):
-    """(B, T, D) -> (n B, C, D), after `pad` zero rows, block by block with the batch inside a block: so the blocks that
-    are p blocks apart are two contiguous slices, and one batched product serves a whole diagonal of blocks."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    if pad or x.shape[1] % C:
-        x = F.pad(x, (0, 0, pad, -(pad + x.shape[1]) % C))
-    return x.unflatten(1, (-1, C)).transpose(0, 1).reshape(-1, C, x.shape[-1])
-
-
-def unblock(y, out, pad=0):
-    """The inverse of `blocks`, into out: (B, T, D)."""
-    B, T, D = out.shape
-    out.copy_(y.view(-1, B, y.shape[1], D).transpose(0, 1).flatten(1, 2)[:, pad : pad + T])
+        C, L, inputs = ctx.C, ctx.L, ctx.saved_tensors
+        dq, dk, dv, dw, dr = (torch.zeros_like(x) for x in inputs)
+        again = (Blockwise.piece(ctx, cut, *inputs) for cut in ctx.cuts)
+        for cut, (leaves, h) in zip(ctx.cuts, ctx.kept or again):
+            dh_blocks = dh[:, cut[0]].unfold(1, C, C).mT
+            *grads, dw_, dr_ = torch.autograd.grad(h, leaves, dh_blocks, allow_unused=True, materialize_grads=True)
+            for total, grad in zip(Blockwise.blocks(dq, dk, dv, cut, C, L), grads):
+                for m in range(0, L, C):               # where L > C the blocks overlap, but not their m-th parts of C rows
+                    total[:, :, m : m + C] += grad[:, :, m : m + C]
+            dw += dw_
+            dr += dr_
+        ctx.kept = []
+        return dq, dk, dv, dw, dr, None, None, None, None, None
 
 
 if __name__ == "__main__":

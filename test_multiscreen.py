@@ -3,6 +3,7 @@
 Tensors come from local generators with a drawn seed. Queries and keys are correlated: independent unit vectors in 16
 dimensions almost never pass Trim, and a test on them would compare zeros with zeros.
 """
+import functools
 import hashlib
 import io
 import math
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +29,8 @@ from hypothesis import strategies as st
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")       # before anything imports triton
+INDUCTOR = tempfile.TemporaryDirectory()                   # a cache of its own: it cannot tell two layouts of one operator apart
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR.name
 
 import abcdigits
 import multiscreen as ms
@@ -56,6 +60,21 @@ def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
     return q.to(dtype), k.to(dtype), ms.unit(torch.randn(B, H, S, V, generator=g, dtype=torch.float64)).to(dtype)
 
 
+def guards(equation):
+    """A test of an equation: where it fails, it says what to think if the equation was changed on purpose."""
+    def decorate(test):
+        @functools.wraps(test)
+        def wrapper(*args, **kwargs):
+            try:
+                test(*args, **kwargs)
+            except AssertionError as e:
+                e.add_note(f"This test guards {equation} of the paper. If you changed it on purpose, the failure is right: the "
+                           "change acts. Whatever follows from it fails below; go back to the paper's form with git checkout.")
+                raise
+        return wrapper
+    return decorate
+
+
 # ------------------------------------------------------------------------------------------------ equations 4 to 14
 
 def test_every_equation_has_one_owner_and_the_readme_agrees():
@@ -72,6 +91,7 @@ def test_every_equation_has_one_owner_and_the_readme_agrees():
     assert table == {n: names[0] for n, names in owners.items()}
 
 
+@guards("Eq. (4), window and acceptance width")
 def test_window_and_acceptance_by_hand():
     s_w = torch.tensor([0.0, math.log(256), -INF, INF, 1e4], requires_grad=True)
     w = ms.window(s_w)
@@ -83,6 +103,7 @@ def test_window_and_acceptance_by_hand():
     torch.testing.assert_close(ms.acceptance(torch.tensor(math.log(3.0))).item(), 0.75)
 
 
+@guards("Eq. (5), unit length")
 @given(seed=seeds, scale=st.floats(1e-3, 1e6))
 def test_unit_has_length_one_and_ignores_scale(seed, scale):
     x = torch.randn(5, 16, generator=random(seed), dtype=torch.float64)
@@ -90,6 +111,7 @@ def test_unit_has_length_one_and_ignores_scale(seed, scale):
     torch.testing.assert_close(ms.unit(scale * x), ms.unit(x), rtol=1e-9, atol=1e-12)
 
 
+@guards("Eq. (5), unit length")
 def test_unit_of_zero_is_zero_with_a_finite_gradient():
     x = torch.zeros(3, 16, requires_grad=True)
     y = ms.unit(x)
@@ -97,6 +119,7 @@ def test_unit_of_zero_is_zero_with_a_finite_gradient():
     assert (y == 0).all() and x.grad.isfinite().all()
 
 
+@guards("Eqs. (6) and (7), MiPE's angle")
 def test_mipe_angle_by_hand():
     w = torch.tensor([2.0, 128.0, 256.0, 1e6, INF], dtype=torch.float64)
     angle = ms.mipe_angle(torch.tensor([0, 1, 3]), w, 256.0)
@@ -106,6 +129,7 @@ def test_mipe_angle_by_hand():
     torch.testing.assert_close(angle[0, 2].item(), 3 * math.pi * gamma / 2)
 
 
+@guards("Eqs. (6) and (7), MiPE's angle")
 @given(i=st.integers(0, 2**20), w=st.floats(1.0, 300.0))
 def test_mipe_angle_is_right_far_out(i, w):
     """In float32 pi * i * gamma / w alone would be off by 0.03 rad at 2^17; the reference has more digits than float64."""
@@ -117,6 +141,7 @@ def test_mipe_angle_is_right_far_out(i, w):
     assert abs(np.remainder(angle - exact + pi, 2 * pi) - pi) < 2e-6
 
 
+@guards("Eqs. (6) and (7), MiPE")
 @given(seed=seeds, i=st.integers(0, 5000), d=st.integers(0, 300), shift=st.integers(0, 10**6), w=st.floats(1.5, 400.0))
 def test_rotation_depends_on_the_distance_only(seed, i, d, shift, w):
     q, k, _ = correlated(seed, 1, 1, 1, 1)
@@ -135,11 +160,13 @@ def test_rotation_depends_on_the_distance_only(seed, i, d, shift, w):
         assert torch.equal(x[..., 2:], q[..., 2:])
 
 
+@guards("Eq. (9), Trim")
 @pytest.mark.parametrize("s, r, alpha", [(1, 0.5, 1), (0.9, 0.5, 0.64), (0.5, 0.5, 0), (0.75, 0.5, 0.25), (0, 1, 0), (-1, 1, 0), (0.5, 1, 0.25)])
 def test_trim_by_hand(s, r, alpha):
     torch.testing.assert_close(ms.trim(torch.tensor(float(s)), torch.tensor(float(r))).item(), float(alpha))
 
 
+@guards("Eq. (9), Trim")
 @given(s=st.floats(-1, 1, width=32), r=st.floats(0.015625, 1, width=32))
 @example(s=0.5, r=0.5)
 @example(s=1.0, r=1.0)
@@ -154,12 +181,14 @@ def test_trim_is_bounded_and_exactly_zero_at_its_threshold(s, r):
         assert alpha > 0 and s.grad > 0
 
 
+@guards("Eq. (10), Softmask")
 @pytest.mark.parametrize("d, w, m", [(0, 4, 1), (-1, 4, 0.5 + 0.25 * math.sqrt(2)), (-2, 4, 0.5), (-3, 4, 0.5 - 0.25 * math.sqrt(2)), (-4, 4, 0),
                                      (1, 4, 0), (-5, 4, 0), (-9, INF, 1), (1, INF, 0), (0, 1, 1), (-1, 1, 0)])
 def test_softmask_by_hand(d, w, m):
     torch.testing.assert_close(ms.softmask(torch.tensor(d), torch.tensor(float(w))).item(), float(m))
 
 
+@guards("Eq. (10), Softmask")
 @given(d=st.integers(-400, 5), w=widths)
 def test_softmask_is_bounded_and_exactly_zero_outside(d, w):
     m = ms.softmask(torch.tensor(d), torch.tensor(w, dtype=torch.float64))
@@ -167,6 +196,7 @@ def test_softmask_is_bounded_and_exactly_zero_outside(d, w):
     assert (m > 0) == (-w < d <= 0) or (-w < d and m < 1e-9)
 
 
+@guards("Eqs. (8) and (11), relevance")
 @given(seed=seeds, w=widths, r=acceptances, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_relevance_of_a_pair_does_not_depend_on_other_keys(seed, w, r, dtype):
     q, k, _ = correlated(seed, 1, 2, 20, 20, dtype=dtype)
@@ -193,6 +223,7 @@ def reference_screen(q, k, v, w, r, i0):
     return torch.from_numpy(h)
 
 
+@guards("Eqs. (8) to (12), screening")
 @settings(max_examples=15)
 @given(seed=seeds, T=st.integers(1, 12), S=st.integers(1, 12), i0=st.integers(-3, 12), w=widths, r=acceptances)
 def test_screen_against_a_loop_over_pairs(seed, T, S, i0, w, r):
@@ -201,6 +232,7 @@ def test_screen_against_a_loop_over_pairs(seed, T, S, i0, w, r):
     torch.testing.assert_close(ms.screen(q, k, v, w, r, i0), reference_screen(q, k, v, w, r, i0), rtol=1e-12, atol=1e-12)
 
 
+@guards("Eqs. (8) to (12), screening")
 def test_screen_gradcheck():
     q, k, v = correlated(0, 1, 2, 5, 7, K=4, V=3)
     w, r = torch.tensor([3.5, INF], dtype=torch.float64), torch.tensor([0.4, 0.9], dtype=torch.float64)
@@ -225,6 +257,23 @@ def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, S, i0, w,
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     for dense, windowed in zip(gradients(ms.screen, q, k, v, w, r, i0, seed), gradients(ms.screen_windowed, q, k, v, w, r, i0, seed)):
         torch.testing.assert_close(windowed, dense, rtol=1e-6, atol=1e-6 * max(1.0, dense.abs().max().item()))
+
+
+def test_a_second_derivative_of_screen_windowed_is_refused():
+    x = [y.float().requires_grad_() for y in correlated(0, 1, 2, 40, 40, V=8)]
+    w, r = torch.tensor([5.0, INF], requires_grad=True), torch.tensor([0.4, 0.9], requires_grad=True)
+    first, = torch.autograd.grad(ms.screen_windowed(*x, w, r).square().sum(), r, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_backward_may_run_twice_and_gives_the_same_bits():
+    """The first time from the graphs that were kept, the second from graphs made again."""
+    x = [y.float().requires_grad_() for y in correlated(0, 1, 2, 100, 100, V=8)]
+    w, r = torch.tensor([5.0, 80.0], requires_grad=True), torch.tensor([0.4, 0.9], requires_grad=True)
+    loss = ms.screen_windowed(*x, w, r).square().sum()
+    once, twice = (torch.autograd.grad(loss, [*x, w, r], retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, twice))
 
 
 @pytest.mark.parametrize("T, tile", [(1, 0), (40, 0), (300, 1)])
@@ -283,6 +332,7 @@ def test_a_key_exactly_on_the_threshold_contributes_nothing_at_all(f, r):
     assert (f(q, k, v, w, below) == 0).all() and (f(q, k, v, w, above) > 0).all()
 
 
+@guards("Eq. (13), TanhNorm")
 @given(seed=seeds, scale=st.floats(1e-4, 1e3))
 def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
     x = scale * torch.randn(3, 16, generator=random(seed), dtype=torch.float64)
@@ -291,6 +341,7 @@ def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
     torch.testing.assert_close(ms.unit(y), ms.unit(x))
 
 
+@guards("Eq. (13), TanhNorm")
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-8, 1e-6, 1e-3, 1e4])
 def test_tanh_norm_has_no_bad_point(size):
     x = torch.zeros(16, dtype=torch.float64)
@@ -359,6 +410,7 @@ def reference_logits(p, c, tokens):
     return x @ (p["s_F"].exp() * E).T
 
 
+@guards("Eqs. (1) to (18), the model")
 @pytest.mark.parametrize("seed, far", [(0, False), (0, True), (1, True), (2, True)])
 @pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
 def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, far, screen):
@@ -453,6 +505,24 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
     torch.testing.assert_close((loss.item(), chunked.item(), model.loss(x, y, "none").mean().item()), (exact.item(),) * 3)
     for g1, g2 in zip(torch.autograd.grad(chunked, list(model.parameters())), wanted):
         torch.testing.assert_close(g1, g2, rtol=1e-3, atol=1e-5)
+
+
+def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
+    model = small(1, far=True)
+    tokens = torch.randint(50, (2, 41), generator=random(0))
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[0, 3:30] = -100
+    exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    torch.testing.assert_close(model.loss(x, y), exact)
+    assert (model.loss(x, y, "none")[0, 3:30] == 0).all()
+    with pytest.raises(ValueError, match="'sum'"):
+        model.loss(x, y, "sum")
+
+
+@pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
+def test_tokens_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match="give \\(B, T\\)"):
+        small()(torch.zeros(shape, dtype=torch.long))
 
 
 def test_the_gradient_of_the_model_reaches_every_parameter_and_windowed_equals_dense():
@@ -717,20 +787,146 @@ def test_later_runs_keep_the_files_of_earlier_ones(tmp_path):
     assert all((tmp_path / f"out/old-{n}/log.tsv").exists() for n in (1, 2, 3)) and (tmp_path / "out/mine.txt").exists()
 
 
-def test_the_definition_is_trained_with_and_measured_with(tmp_path, monkeypatch, capsys):
-    """A changed equation changes the run under --kernel definition, and in what loads its checkpoint."""
-    plain = fit(tmp_path / "a", "--steps", "2", "--kernel", "definition")
-    assert train.load_checkpoint(tmp_path / "a/ckpt.pt")[0].screen is ms.screen
-    monkeypatch.setattr(ms, "trim", lambda s, r: (1 - (1 - s) / r).clamp(min=0))
-    changed, same = fit(tmp_path / "b", "--steps", "2", "--kernel", "definition"), fit(tmp_path / "c", "--steps", "2")
-    assert not torch.equal(plain["weights"]["W_E"], changed["weights"]["W_E"])
-    torch.testing.assert_close(plain["weights"]["W_E"], same["weights"]["W_E"], rtol=1e-3, atol=1e-5)
-    train.main(["--resume", "--out", str(tmp_path / "c")])
+CPU = torch.device("cpu")
+EDITS = {                                              # as a user edits the file: old text, new text
+    "window": ("clamp(max=80.0).exp()) + 1", "clamp(max=80.0).exp()) + 3"),
+    "unit": ("clamp_min(eps**2).rsqrt()", "clamp_min(eps**2).pow(-0.4)"),
+    "mipe": ("x0 * cos - x1 * sin, x0 * sin + x1 * cos", "x0 * cos - x1 * sin, x1 * cos - x0 * sin"),
+    "trim": (".relu().square()", ".relu()"),
+    "softmask": ("0.5 * (torch.cos(math.pi * (d / w)) + 1)", "1.0"),
+    "softmask without an edge": ("torch.where((-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)",
+                                 "torch.where(d <= 0, torch.exp(d.clamp(max=0) / w), 0.0)"),
+    "relevance": ("return trim(s, r[:, None, None]) *", "return trim(s, r[:, None, None].detach()) *"),
+    "screen": ("    return (relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0) @ v.to(dtype)).to(v.dtype)",
+               "    a = relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0)\n"
+               "    return (a / (a.sum(-1, keepdim=True) + 0.1) @ v.to(dtype)).to(v.dtype)"),
+    "tanh_norm": ("torch.tanh(norm) / norm", "norm / norm"),
+    "gate": ("return torch.tanh(F.silu(", "return torch.sigmoid(F.silu("),
+    "nothing": ("", ""),
+}
+NOT_WINDOWED = ("softmask without an edge", "screen")
+USE = """if True:
+    import sys, torch, train
+    train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1", "--steps", "3", "--log-every", "1",
+                "--device", "cpu", "--data", "text.txt", "--out", "out"])
+    model, _, _ = train.load_checkpoint("out/ckpt.pt")
+    tokens = torch.arange(150)[None] * 7 % 256
+    caches = [train.multiscreen.KeyCache() for _ in model.layers]
+    with torch.no_grad():
+        whole, chunks = model(tokens), model.logits(model.hidden(tokens, chunk=40))
+        one_by_one = torch.cat([model(t, caches) for t in tokens.split(1, 1)], 1)
+    maps = torch.cat(model.relevance_maps(tokens)).sum().item()
+    torch.testing.assert_close(chunks, whole, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one_by_one, whole, rtol=1e-3, atol=1e-3)
+    print("RESULT", whole.std().item(), maps, model.screen.__name__)"""
+
+
+@functools.cache
+def after_edit(name):
+    """(losses of three steps, [spread of the logits, sum of the relevance maps], what screens) with an edited multiscreen.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder, (old, new) = Path(folder), EDITS[name]
+        text = (HERE / "multiscreen.py").read_text()
+        assert not old or text.count(old) == 1, f"{name}: the text to edit is not there once"
+        (folder / "multiscreen.py").write_text(text.replace(old, new) if old else text)
+        shutil.copy(HERE / "train.py", folder)
+        (folder / "text.txt").write_text(TEXT)
+        out = subprocess.run([sys.executable, "-c", USE], cwd=folder, capture_output=True, text=True)
+        assert out.returncode == 0, out.stderr
+        *numbers, screens = out.stdout.rpartition("RESULT ")[2].split()
+        losses = [row.split("\t")[1] for row in (folder / "out/log.tsv").read_text().splitlines()[1:]]
+        return losses, numbers, screens
+
+
+@pytest.mark.parametrize("name", [name for name in EDITS if name != "nothing"])
+def test_an_edit_acts_in_training_in_one_pass_in_chunks_and_in_decoding(name):
+    (losses, numbers, screens), (plain, plain_numbers, _) = after_edit(name), after_edit("nothing")
+    assert len(losses) == 3
+    assert losses[1:] != plain[1:]
+    assert numbers != plain_numbers
+    assert screens == ("screen" if name in NOT_WINDOWED else "screen_windowed")
+
+
+@pytest.mark.parametrize("change", ["power", "off by one", "no gradient of r", "16 bits", "fails", "nan"])
+def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, change):
+    def wrong(q, k, v, w, r, i0=0):
+        if change == "fails":
+            raise RuntimeError("no such\nthing")
+        if change == "power":
+            return windowed(q, k, v * 1.0005, w, r, i0)
+        if change == "16 bits":
+            return windowed(q.bfloat16(), k.bfloat16(), v, w, r, i0)
+        h = windowed(q, k, v, w, r.detach() if change == "no gradient of r" else r, i0 + (change == "off by one"))
+        return h * math.nan if change == "nan" else h
+
+    windowed = ms.screen_windowed
+    monkeypatch.setattr(ms, "screen_windowed", wrong)
+    screen, line = train.get_screen("auto", CPU)
+    assert screen is ms.screen
+    assert re.fullmatch(r"(multiscreen.screen and screen_windowed differ by \S+ of the largest value \(a changed equation\?\)|"
+                        r"screen_windowed fails here \(RuntimeError: no such\)): using multiscreen.screen, the definition", line)
+    with pytest.raises(train.UsageError, match="--kernel windowed: .*screen_windowed"):
+        train.get_screen("windowed", CPU)
+
+
+def test_the_comparison_sees_what_a_kernel_could_get_wrong():
+    """About 330 keys, an odd number; pairs with s = 1 and s = -1; part of the pairs rejected, in every tile."""
+    q, k, v, w, r = train.correlated(331, 331, Config(), CPU)
+    s = (q @ k.mT)[0]
+    assert s.max() > 0.99999
+    assert s.min() < -0.99999
+    alive = ms.relevance(q, k, w, r)[0] > 0
+    inside = ms.softmask(torch.arange(331) - torch.arange(331)[:, None], w[:, None, None]) > 0
+    shares = (alive.sum((1, 2)) / inside.sum((1, 2))).tolist()
+    assert all(0.02 < share < 1 for share in shares)
+    assert train.difference(ms.screen_windowed, CPU, Config()) < 1e-5
+    assert train.difference(ms.screen_windowed, CPU, Config(d_K=7, d_V=5), torch.bfloat16) < 2e-2
+    assert [train.get_screen(name, CPU)[0] for name in ("auto", "windowed", "definition")] == [ms.screen_windowed] * 2 + [ms.screen]
+
+
+def test_an_edit_that_cuts_a_gradient_off_is_no_disagreement(monkeypatch):
+    trim = ms.trim
+    monkeypatch.setattr(ms, "trim", lambda s, r: trim(s, r.detach()))
+    monkeypatch.setattr(ms, "softmask", lambda d, w: ((-w < d) & (d <= 0)).float())
+    assert train.get_screen("auto", CPU)[0] is ms.screen_windowed
+
+
+def test_with_the_definition_the_cache_drops_no_key():
+    model = small(2, far=True)
+    for screen, kept in ((ms.screen, 60), (ms.screen_windowed, 9)):
+        model.screen, caches = screen, [KeyCache() for _ in model.layers]
+        for tile in model.layers:
+            tile.s_w.data.fill_(math.log(8.0))                            # windows of 9
+        model(torch.randint(50, (1, 60), generator=random(0)), caches)
+        assert [cache.n for cache in caches] == [kept] * 3
+
+
+def test_a_run_is_resumed_from_an_older_checkpoint(tmp_path, capsys):
+    """s_E and s_F without an axis, kernel = torch, no model among the flags; and a run that is finished says so."""
+    fit(tmp_path / "new", "--steps", "2")
+    fit(tmp_path / "old", "--steps", "1")
+    old = train.read_checkpoint(tmp_path / "old/ckpt.pt")
+    del old["args"]["model"]
+    old["args"]["kernel"] = "torch"
+    for name in ("s_E", "s_F"):
+        old["weights"][name] = old["weights"][name].reshape(())
+    for state in old["optimizer"]["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if state[name].shape == (1,):
+                state[name] = state[name].reshape(())
+    train.save_checkpoint(tmp_path / "old/ckpt.pt", old)
+    train.main(["--resume", "--out", str(tmp_path / "old"), "--steps", "2"])
+    resumed, whole = (train.read_checkpoint(tmp_path / name / "ckpt.pt")["weights"] for name in ("old", "new"))
+    for name, p in whole.items():
+        assert torch.equal(p, resumed[name]), name
+    train.main(["--resume", "--out", str(tmp_path / "old")])
     assert "at step 2 of 2 already" in capsys.readouterr().out
-    old = train.read_checkpoint(tmp_path / "c/ckpt.pt")
-    del old["args"]["model"]                                            # as it was before there were others
-    train.save_checkpoint(tmp_path / "c/ckpt.pt", old)
-    assert train.read_checkpoint(tmp_path / "c/ckpt.pt")["args"]["model"] == "multiscreen"
+
+
+def test_main_gives_the_signal_handlers_back(tmp_path):
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    fit(tmp_path / "out", "--steps", "1")
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
@@ -1151,6 +1347,23 @@ def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
 
 
+@kernel
+@pytest.mark.parametrize("dtype", [None, SHORT])
+def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, dtype):
+    few = train.correlated
+    monkeypatch.setattr(train, "correlated", lambda T, S, config, device: few(min(T, 40), 40, config, DEVICE))
+    cuda = torch.device("cuda")
+    assert train.get_screen("auto", cuda, Config(), dtype)[0] is fused.screen
+    assert train.get_screen("auto", cuda, Config(d_K=24), dtype)[0] is ms.screen_windowed
+    monkeypatch.setattr(ms, "trim", lambda s, r: (1 - (1 - s) / r).relu())
+    screen, line = train.get_screen("auto", cuda, Config(), dtype)
+    assert screen is ms.screen_windowed
+    assert re.fullmatch(r"multiscreen.screen and screening_triton.screen differ by 0\.\d+ of the largest value "
+                        r"\(a changed equation\?\): using screen_windowed", line)
+    with pytest.raises(train.UsageError, match="--kernel triton: multiscreen.screen and screening_triton.screen differ"):
+        train.get_screen("triton", cuda, Config(), dtype)
+
+
 def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
     q, k, v, _ = drawn(0, 1, 4, 4, (torch.float64,) * 2)
     with pytest.raises(TypeError, match="float64"):
@@ -1161,17 +1374,15 @@ def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
     for name, part in (("k", fits["k"][:, :1]), ("k", fits["k"][:, :, :3]), ("v", fits["v"][:, :, :3]), ("w", torch.ones(1)), ("r", torch.ones(()))):
         with pytest.raises(ValueError, match="has the shape"):
             fused.screen(**fits | {name: part})
-    assert train.get_screen("auto", torch.device("cpu")) is train.get_screen("torch", torch.device("cuda")) is ms.screen_windowed
-    assert train.get_screen("definition", torch.device("cpu")) is ms.screen
     odd = Config(d_K=24)                                                                    # "auto" makes way, "triton" says why
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert train.get_screen("auto", torch.device("cuda")) is fused.screen and train.get_screen("auto", torch.device("cuda"), odd) is ms.screen_windowed
     with pytest.raises(train.UsageError, match="24 dimensions: .* powers of two"):
         train.get_screen("triton", torch.device("cuda"), odd)
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
     with pytest.raises(train.UsageError, match="--kernel triton: ") as e:
         train.main([*SMALL, "--kernel", "triton"])
     assert "\n" not in str(e.value)
+    monkeypatch.setattr(train, "difference", lambda *args: 0.0)
+    assert train.get_screen("auto", torch.device("cuda")) == (ms.screen_windowed, "there is no CUDA GPU: using screen_windowed")
     code = "import sys; sys.modules['triton'] = None; import screening_triton; print(screening_triton.available())"
     assert run("-c", code).stdout.startswith("triton is not installed")
 

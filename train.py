@@ -22,14 +22,17 @@ import sys
 import sysconfig
 import time
 import warnings
+from functools import partial
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 import torch
+import torch.fx.experimental._config
 
-from multiscreen import Config, Multiscreen, relevance, screen, screen_windowed, softmask, window
+import multiscreen
+from multiscreen import Config, Multiscreen, relevance, softmask, unit, window
 
 
 class UsageError(Exception):
@@ -320,20 +323,69 @@ def screens(model):
     return isinstance(model, Multiscreen)
 
 
-def get_screen(name, device, config=Config()):
-    """What screens, by name: torch (`screen_windowed`), triton (the fused kernel), auto (the kernel where it can run, else
-    torch), definition (`screen`, T x T: the one to run after changing an equation).
-    config: its d_K and d_V are what the kernel must take."""
-    if name == "definition":
-        return screen
-    if name == "torch" or name == "auto" and device.type != "cuda":
-        return screen_windowed
-    import screening_triton
+def correlated(T, S, config, device):
+    """q, k, v, w, r as `screen` takes them, for 8 tiles, where much can go wrong: queries and keys near one direction (others
+    are nearly all rejected), some pairs with s = 1 and s = -1; windows of 1.5 to inf, r from 0.03 to 1."""
+    g, H = torch.Generator().manual_seed(0), 8
+    spread = torch.rand(2, H, S, 1, generator=g)
+    base, noise = torch.randn(H, 1, config.d_K, generator=g), torch.randn(2, H, S, config.d_K, generator=g)
+    q, k = unit(base + spread * noise)[:, None]
+    k[:, :, ::7], k[:, :, 3::11] = q[:, :, ::7], -q[:, :, 3::11]
+    v = unit(torch.randn(1, H, S, config.d_V, generator=g))
+    w, r = torch.tensor([1.5, 17.0, 300.0, torch.inf] * 2), torch.tensor([1.0, 0.1, 0.5, 0.03, 0.2, 1.0, 0.05, 0.7])
+    return [x.to(device) for x in (q[:, :, S - T :], k, v, w, r)]
 
-    reason = screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V)
-    if reason and name == "triton":
-        raise UsageError(f"--kernel triton: {reason}; --kernel auto takes what can run")
-    return screen_windowed if reason else screening_triton.screen
+
+def difference(f, device, config, dtype=torch.float32):
+    """How far f, with values in `dtype`, is from the definition `multiscreen.screen` as it stands now, in float32: the
+    largest error of h and of its five gradients, each relative to the largest value of the definition's."""
+    worst = 0.0
+    for T in (331, 97):                                # i0 = 0, and later queries
+        inputs, results = correlated(T, 331, config, device), []
+        i0 = inputs[1].shape[2] - inputs[0].shape[2]
+        for screen, kind in ((multiscreen.screen, torch.float32), (f, dtype)):
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            q, k, v, w, r = leaves
+            h = screen(q, k, v.to(kind), w, r, i0)
+            dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+            results.append([h, *torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)])
+        for exact, found in zip(*results):
+            error = (found.float() - exact).abs().max() / exact.abs().max().clamp_min(1e-30)
+            worst = max(worst, error.item() if error.isfinite() else math.inf)
+    return worst
+
+
+def get_screen(name, device, config=Config(), dtype=None):
+    """What screens, and one line that says why: the first of the fused kernel (on a GPU) and `screen_windowed` that agrees
+    with the definition, `multiscreen.screen`, here and now; otherwise the definition itself.
+
+    name: auto, or definition, windowed, triton, which raise a UsageError if they cannot run or do not agree. Agreement is
+    1e-4 of the largest value in float32, and 1e-1 in `dtype`, that of the model's matrix products.
+    """
+    if name == "definition":
+        return multiscreen.screen, "multiscreen.screen, the definition"
+    tried, use = [], ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
+    for kind in use if name == "auto" else [name]:
+        f, label = multiscreen.screen_windowed, "screen_windowed"
+        if kind == "triton":
+            import screening_triton                    # a second to import, and of no use on most CPUs
+
+            f, label = screening_triton.screen, "screening_triton.screen"
+            if reason := screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V):
+                tried.append(reason)
+                continue
+        try:
+            worst = difference(f, device, config)
+            rounded = difference(f, device, config, dtype) if dtype not in (None, torch.float32) else 0.0
+        except Exception as e:                         # whatever it is, this one cannot be used
+            tried.append(f"{label} fails here ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})")
+            continue
+        if worst <= 1e-4 and rounded <= 1e-1:
+            return f, f"{'; '.join(tried)}: using {label}" if tried else f"{label}, which agrees with multiscreen.screen"
+        tried.append(f"multiscreen.screen and {label} differ by {max(worst, rounded):.2g} of the largest value (a changed equation?)")
+    if name != "auto":
+        raise UsageError(f"--kernel {name}: {tried[0]}; --kernel auto takes what can run and agrees")
+    return multiscreen.screen, f"{'; '.join(tried)}: using multiscreen.screen, the definition"
 
 
 def get_device(name):
@@ -362,7 +414,9 @@ def read_checkpoint(path, device="cpu"):
 
 
 def load_weights(model, weights, path):
-    try:
+    shapes = {name: p.shape for name, p in model.state_dict().items()}
+    weights = {name: p.reshape(1) if p.ndim == 0 and shapes.get(name) == (1,) else p for name, p in weights.items()}
+    try:                                               # s_E and s_F had no axis in older checkpoints
         model.load_state_dict(weights)
     except RuntimeError:
         raise UsageError(f"{path}: its weights are not those of the model it names") from None
@@ -375,7 +429,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
     load_weights(model, ckpt["weights"], path)
     if screens(model):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
-        model.screen = get_screen(kernel, torch.device(device), model.config)
+        model.screen, line = get_screen(kernel, torch.device(device), model.config, dtype)
+        if "using" in line:
+            print(line, file=sys.stderr)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
@@ -450,7 +506,7 @@ def alive_fraction(model, tokens):
 
     chosen, model.screen = model.screen, count
     try:
-        model.hidden(tokens)
+        model.hidden(tokens, chunk=tokens.shape[1])
     finally:
         model.screen = chosen
     return alive / inside
@@ -485,9 +541,9 @@ def get_parser():
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
-    flag("--kernel", "auto", "what screens: torch, triton (screening_triton.py), auto: triton on a GPU that can run it, or "
-         "definition: after changing an equation", choices=["auto", "torch", "triton", "definition"])
-    p.add_argument("--compile", action="store_true", help="torch.compile each layer (needs a C++ compiler on a CPU)")
+    flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed (screen_windowed), triton (the fused kernel), "
+         "or auto: the fastest that can run here and agrees with the definition", choices=["auto", "definition", "windowed", "triton"])
+    p.add_argument("--compile", action="store_true", help="torch.compile each layer and `screen` (needs a C++ compiler on a CPU)")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
     flag("--out", "out", "folder for ckpt.pt and log.tsv; an older run's move to OUT/old-1, old-2, ...")
@@ -512,6 +568,7 @@ def get_args(argv):
         ckpt = read_checkpoint(path)
         parser.set_defaults(**{k: v for k, v in ckpt["args"].items() if k not in ("out", "resume", "device")})
         args = parser.parse_args(argv)
+        args.kernel = {"torch": "windowed"}.get(args.kernel, args.kernel)      # its name in older checkpoints
         for name in FIXED:
             if getattr(args, name) != ckpt["args"][name]:
                 raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {ckpt['args'][name]}: --resume cannot "
@@ -555,7 +612,16 @@ def clock(seconds):
 
 
 def main(argv=None):
-    args, ckpt = get_args(argv)
+    """Train as the flags say; a program that calls it gets its own signal handlers back."""
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        train(*get_args(argv))
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler)
+
+
+def train(args, ckpt):
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{args.out} is at step {ckpt['step']} of {args.steps} already: give more --steps to go on")
     device, tokenizer = get_device(args.device), get_tokenizer(args.tokenizer)
@@ -564,8 +630,9 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, config, dtype).to(device)
+    screening = ""
     if screens(model):
-        model.screen = get_screen(args.kernel, device, model.config)
+        model.screen, screening = get_screen(args.kernel, device, model.config, dtype)
     train_data, val_data = get_data(args, tokenizer)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
@@ -575,17 +642,28 @@ def main(argv=None):
     if ckpt:
         load_weights(model, ckpt["weights"], "the checkpoint")
         optimizer.load_state_dict(ckpt["optimizer"])
+        for p, state in optimizer.state.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].reshape(p.shape)
         torch.set_rng_state(ckpt["random_state"].cpu())            # nothing draws from it yet; your dropout may
         step, drawn = ckpt["step"], ckpt["drawn"]
     if args.compile:
-        for tile in model.layers:
-            tile.compile()
+        # Windows change with every step: a few graphs for all sizes (two that are equal by chance get no graph of their own),
+        # and an error instead of running eager unseen when there are too many.
+        torch.fx.experimental._config.use_duck_shape = False
+        torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 64, True
+        for layer in model.layers:
+            layer.compile(dynamic=True)
+        if model.screen is multiscreen.screen_windowed:
+            model.screen = partial(multiscreen.screen_windowed, screen=torch.compile(multiscreen.screen, dynamic=True))
     path, log = prepare_out(args, ckpt)
 
     per_step = args.batch_size * args.accumulate
     total = sum(p.numel() for p in model.parameters())
     print(f"{args.model}, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
           f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens")
+    if screening:
+        print(f"screening by {screening}" if ":" not in screening else screening)
 
     def check(**values):
         """Raise if the run has diverged, before anything of it is saved."""
@@ -605,7 +683,6 @@ def main(argv=None):
     stop = []
     for s in (signal.SIGINT, signal.SIGTERM):          # the first asks to save and end, a second ends at once
         signal.signal(s, lambda number, _: (stop.append(number), signal.signal(number, signal.SIG_DFL)))
-
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
     started, first = time.perf_counter(), step

@@ -1,6 +1,5 @@
 """What the experiments share: runs of train.py that are not run twice, tables, TSV files, matplotlib if it is there."""
 import math
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -29,14 +28,10 @@ def run_once(out, *flags, steps):
         except OSError as e:
             raise UsageError(f"--out {out} cannot be written ({e.strerror})") from None
         print(f"\n{out}: python train.py {' '.join(flags)}", flush=True)
-        handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             train.main([*flags, "--out", str(out), *(["--resume"] if (out / "ckpt.pt").exists() else [])])
         except train.Diverged as e:
             note.write_text(str(e))
-        finally:
-            for s, handler in handlers.items():
-                signal.signal(s, handler)
         if not is_finished(out, steps):
             raise KeyboardInterrupt("the same experiment, started again, goes on with this run and then with the others")
     return read_log(out / "log.tsv"), note.read_text() if note.exists() else None
