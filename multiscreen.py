@@ -307,6 +307,8 @@ class Multiscreen(nn.Module):
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets have the shape {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
 
         def part(x, y):
             return F.cross_entropy(self.logits(x), y, reduction="none")
@@ -365,26 +367,36 @@ class Multiscreen(nn.Module):
 
 # ------------------------------------------------------------------------------------- the same sums, without the waste
 
+PAIRS_AT_ONCE = 2**18                                  # of queries and keys in one call of `screen`: they stay in the cache
+PAIRS_KEPT = 2**19                                     # up to so many a tile, graphs are kept for backward: it is faster
+
+
 @torch.compiler.disable                                # how many blocks there are depends on the values of w
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     """`screen` (Eq. 12) on blocks of queries and the keys in their windows: same numbers, O(T w) time, O(T) memory.
 
     Relevances do not compete, so the sum over the keys may be cut anywhere. It assumes one thing: query i sees nothing
-    outside [i - w, i]. Differentiable once. screen: the definition, or a compiled form of it.
+    outside [i - w, i]. Differentiable once (for second derivatives take `screen`). screen: the definition, or it compiled.
     """
+    if not q.numel() or not v.numel():
+        return screen(q, k, v, w, r, i0)
     (B, _, T, _), dtype = q.shape, torch.promote_types(q.dtype, torch.float32)
     reach = (w.detach().ceil() - 1).clamp(max=max(i0 + T - 1, 0)).long().tolist()      # the largest distances inside
     tiles = zip(q.to(dtype).unbind(1), k.to(dtype).unbind(1), v.to(dtype).unbind(1), w.split(1), r.split(1), reach)
     h = []
     for q_n, k_n, v_n, w_n, r_n, W in tiles:
-        # C queries a block, and L keys: all W + C that they see where the window is narrow, else a row of blocks.
+        # Blocks of C queries, each with L keys: all that they see where the window is narrow, else one diagonal of blocks
+        # after the other. Rows are padded with zeros to whole blocks.
         C = T if T <= 16 else 16 if W <= 16 else 32 if W <= 64 else 64
-        narrow = W <= 64 or T <= 16
-        L, first, last = W + C if narrow else C, i0 - W if narrow else -(-i0 % C), i0 + T + -T % C
-        cuts = list(pieces(last - i0, i0 - first, W, C, L, max(2**18 // (B * C * L), 1)))
-        keep = B * T * min(W + C, T) <= 2**19
-        tile = rows(q_n, 0, last - i0), rows(k_n, first, last), rows(v_n, first, last), w_n, r_n
-        h.append(Blockwise.apply(*tile, screen, C, L, cuts, keep)[:, :T])
+        last = i0 + T + -T % C
+        if W <= 64 or T <= 16:
+            first, L = i0 - W, W + C
+        else:
+            first, L = -(-i0 % C), C
+        cuts = list(pieces(last - i0, k.shape[2] - first, i0 - first, W, C, L, max(PAIRS_AT_ONCE // (B * C * L), 1)))
+        keep = B * T * min(W + C, T) <= PAIRS_KEPT
+        inputs = rows(q_n, 0, last - i0), rows(k_n, first, last), rows(v_n, first, last), w_n, r_n
+        h.append(Blockwise.apply(*inputs, screen, C, L, cuts, keep)[:, :T])
     return torch.stack(h, 2).transpose(1, 2).to(v.dtype)
 
 
@@ -395,18 +407,21 @@ def rows(x, first, last):
     return F.pad(y, (0, 0, before, last - first - before - y.shape[1])) if y.shape[1] < last - first else y
 
 
-def pieces(T, i0, W, C, L, n):
+def pieces(T, S, i0, W, C, L, n):
     """Cover the pairs inside the reach W: yields (i, j, offset), slices of the queries (at most n blocks of C) and of the
     keys that they see, L a block, whose first stands `offset` before the first query of its block."""
     for offset in range(L - C, W + C, L):
-        for a in range(max(offset - i0, 0), T, n * C):
-            b = min(a + n * C, T)
+        end = min(T, -(-(S - i0 + offset) // C) * C)   # later blocks have their keys beyond the last one
+        for a in range(max(offset - i0, 0), end, n * C):
+            b = min(a + n * C, end)
             yield slice(a, b), slice(i0 + a - offset, i0 + b - offset + L - C), offset
 
 
 class Blockwise(torch.autograd.Function):
-    """The sum of `screen` over the pieces of one tile. No equation is written here: autograd differentiates each piece, with
-    its graph kept (small inputs) or made again in backward, and then nothing is kept but the inputs."""
+    """The sum of `screen` over the pieces of one tile. No equation is written here: autograd differentiates each piece.
+
+    With `keep` the graphs of the pieces are kept. Otherwise only the inputs are, and backward runs `screen` again.
+    """
 
     @staticmethod
     def blocks(q, k, v, cut, C, L):
@@ -417,14 +432,16 @@ class Blockwise(torch.autograd.Function):
     @staticmethod
     def piece(ctx, cut, q, k, v, w, r):
         """(inputs, h): `screen` of one piece, and the leaves of its graph."""
-        inputs = [x.contiguous().detach().requires_grad_(ctx.needed) for x in (*Blockwise.blocks(q, k, v, cut, ctx.C, ctx.L), w, r)]
+        views = *Blockwise.blocks(q, k, v, cut, ctx.C, ctx.L), w, r
+        inputs = [x.contiguous().detach().requires_grad_(ctx.needed) for x in views]
         with torch.set_grad_enabled(ctx.needed):
             return inputs, ctx.screen(*inputs, cut[2])
 
     @staticmethod
     def forward(ctx, q, k, v, w, r, screen, C, L, cuts, keep):
         ctx.save_for_backward(q, k, v, w, r)
-        ctx.screen, ctx.C, ctx.L, ctx.cuts, ctx.kept, ctx.needed = screen, C, L, cuts, [], any(ctx.needs_input_grad)
+        ctx.screen, ctx.C, ctx.L, ctx.cuts = screen, C, L, cuts
+        ctx.needed, ctx.kept = any(ctx.needs_input_grad), []
         h = v.new_zeros(*q.shape[:2], v.shape[2])
         for cut in cuts:
             piece = Blockwise.piece(ctx, cut, q, k, v, w, r)

@@ -30,9 +30,10 @@ import numpy as np
 import tiktoken
 import torch
 import torch.fx.experimental._config
+from torch.nn.functional import normalize
 
 import multiscreen
-from multiscreen import Config, Multiscreen, relevance, softmask, unit, window
+from multiscreen import Config, Multiscreen, relevance, softmask, window
 
 
 class UsageError(Exception):
@@ -195,29 +196,48 @@ class Sequences:
         return self[permute(n, len(self), (seed, epoch))]
 
 
+FLAT_AFTER = 12_000                                    # documents near the least loss until the weights are flat
+NEAR = 0.4                                             # nats per token
+
+
 class ABCDigitsStream:
     """Endless ABCDigits documents of T + 1 tokens, by number: lines LETTER=DIGITS, a random number for each letter and
     document. part: 0 for training, 1 for validation.
 
-    Each line's letter is drawn with one of the weights b^0 .. b^25, dealt out anew in each document. b falls from 2 to 1.1
-    over the first 24,000 documents: at first a few letters stand everywhere and are learned, then letters that stood
-    once before become frequent, which is the needle's case. (A constant b of 2 teaches few models to look those up, one of
-    1.4 no model anything.) In validation b is 1.1. In the benchmark the needle's weight is 0, and each letter is there.
+    Each line's letter is drawn with one of the weights b^0 .. b^25, dealt out anew in each document. At first b is 2: a few
+    letters stand everywhere, and to copy the most frequent one is a step that is learned soon. While the loss is near the
+    least that is possible b falls, to 1.1: letters that stood once before become frequent, and that is the needle's case.
+    (With 2 for good most models never learn to look those up; with 1.4 from the start, or with a b that falls whatever
+    the loss is, some stay at copying.) In the benchmark the needle's weight is 0, and each letter is there.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
             raise UsageError(f"{digits} digits: a number has 2 to 18")
         self.tokenizer, self.T, self.digits, self.seed, self.part = tokenizer, T, digits, seed, part
+        self.lines = T / len(tokenizer.encode_ordinary("A" + "=1".ljust(digits + 1, "1") + "\n"))    # of a document, on average
+        self.learned = 0                               # documents seen with a loss near the least, part of a checkpoint
 
-    def base(self, n):
-        """b, the ratio of the weights of two letters next to each other in rank, in document n."""
-        return 1.1 if self.part else max(2 - 0.9 * n / 24_000, 1.1)
+    @property
+    def base(self):
+        """b, the ratio of the weights of two letters next to each other in rank."""
+        return 1.1 if self.part else max(2 - 0.9 * self.learned / FLAT_AFTER, 1.1)
+
+    def least_loss(self):
+        """Nats per token of a reader who knows the weights: the letters, and the number of a letter that is new."""
+        p = self.base ** np.arange(26) / np.sum(self.base ** np.arange(26))
+        new = np.sum(1 - (1 - p) ** self.lines)
+        return (-self.lines * np.sum(p * np.log(p)) + new * math.log(9 * 10 ** (self.digits - 1))) / self.T
+
+    def observe(self, loss, documents):
+        """What a step on so many documents ended with, in nats per token: near the least loss b goes on falling."""
+        if loss < self.least_loss() + NEAR:
+            self.learned += documents
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
         values = 10 ** (self.digits - 1) + rng.choice(9 * 10 ** (self.digits - 1), 26, replace=False)
-        p = rng.permutation(self.base(n) ** np.arange(26))
+        p = rng.permutation(self.base ** np.arange(26))
         tokens = []
         while len(tokens) <= self.T:
             letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
@@ -226,7 +246,7 @@ class ABCDigitsStream:
         return np.array(tokens[: self.T + 1])
 
     def needles(self, document):
-        """Which targets are digits of a letter with exactly one earlier line, as the needle's are. (T + 1,) -> (T,) booleans"""
+        """True where the target is a digit of a letter that stands in exactly one earlier line. (T + 1,) -> (T,)"""
         text, starts = self.tokenizer.decode_with_offsets(document.tolist())
         starts, mask, seen = np.array(starts), np.zeros(len(document), dtype=bool), []
         for line in re.finditer(r"([A-Z])=(\d*)", text):
@@ -323,69 +343,91 @@ def screens(model):
     return isinstance(model, Multiscreen)
 
 
-def correlated(T, S, config, device):
-    """q, k, v, w, r as `screen` takes them, for 8 tiles, where much can go wrong: queries and keys near one direction (others
-    are nearly all rejected), some pairs with s = 1 and s = -1; windows of 1.5 to inf, r from 0.03 to 1."""
-    g, H = torch.Generator().manual_seed(0), 8
-    spread = torch.rand(2, H, S, 1, generator=g)
-    base, noise = torch.randn(H, 1, config.d_K, generator=g), torch.randn(2, H, S, config.d_K, generator=g)
-    q, k = unit(base + spread * noise)[:, None]
+NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4900.0, 5100.0, 7000.0, math.inf)
+CASES = [(331, 331, 0, NEARBY), (17, 401, 384, NEARBY), (17, 331, 5000, FAR)]       # queries, keys, i0, windows of the tiles
+
+
+def correlated(T, S, windows, config, device):
+    """q, k, v, w, r as `screen` takes them, where much can go wrong: queries and keys near one direction (others are nearly
+    all rejected), some pairs with s = 1 and s = -1, r from 0.03 to 1. A multiple of N_H tiles, at least 4."""
+    g, H = torch.Generator().manual_seed(0), config.N_H * -(-4 // config.N_H)
+    base, spread = torch.randn(H, 1, config.d_K, generator=g), torch.rand(2, H, S, 1, generator=g)
+    q, k = normalize(base + spread * torch.randn(2, H, S, config.d_K, generator=g), dim=-1)[:, None]
     k[:, :, ::7], k[:, :, 3::11] = q[:, :, ::7], -q[:, :, 3::11]
-    v = unit(torch.randn(1, H, S, config.d_V, generator=g))
-    w, r = torch.tensor([1.5, 17.0, 300.0, torch.inf] * 2), torch.tensor([1.0, 0.1, 0.5, 0.03, 0.2, 1.0, 0.05, 0.7])
+    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1)
+    w, r = (torch.tensor([x[n % len(x)] for n in range(H)]) for x in (windows, (1.0, 0.1, 0.5, 0.03, 0.2)))
     return [x.to(device) for x in (q[:, :, S - T :], k, v, w, r)]
 
 
-def difference(f, device, config, dtype=torch.float32):
-    """How far f, with values in `dtype`, is from the definition `multiscreen.screen` as it stands now, in float32: the
-    largest error of h and of its five gradients, each relative to the largest value of the definition's."""
+def with_gradients(screen, inputs, i0, dtype):
+    """h and the gradients of q, k, v, w, r, in float32; v is given to `screen` in `dtype`."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    q, k, v, w, r = leaves
+    h = screen(q, k, v.to(dtype), w, r, i0)
+    dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+    return [h.detach().float(), *torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)]
+
+
+def difference(found, exact):
+    """The largest error over all of h and the gradients, over the largest value: of a tile's own for h, dq, dk and dv."""
     worst = 0.0
-    for T in (331, 97):                                # i0 = 0, and later queries
-        inputs, results = correlated(T, 331, config, device), []
-        i0 = inputs[1].shape[2] - inputs[0].shape[2]
-        for screen, kind in ((multiscreen.screen, torch.float32), (f, dtype)):
-            leaves = [x.clone().requires_grad_() for x in inputs]
-            q, k, v, w, r = leaves
-            h = screen(q, k, v.to(kind), w, r, i0)
-            dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
-            results.append([h, *torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)])
-        for exact, found in zip(*results):
-            error = (found.float() - exact).abs().max() / exact.abs().max().clamp_min(1e-30)
-            worst = max(worst, error.item() if error.isfinite() else math.inf)
+    for a, b in zip(found, exact):
+        axes = (0, 2, 3) if b.ndim == 4 else 0
+        error = ((a - b).abs().amax(axes) / b.abs().amax(axes).clamp_min(1e-30)).max().item()
+        worst = max(worst, error if math.isfinite(error) else math.inf)
     return worst
 
 
-def get_screen(name, device, config=Config(), dtype=None):
-    """What screens, and one line that says why: the first of the fused kernel (on a GPU) and `screen_windowed` that agrees
-    with the definition, `multiscreen.screen`, here and now; otherwise the definition itself.
+def objection(kind, device, config, dtype, exact):
+    """(the function of that name, why it must not screen here, or None). exact: the definition's values, case by case."""
+    f, label = multiscreen.screen_windowed, "screen_windowed"
+    if kind == "triton":
+        import screening_triton                        # a second to import, and of no use on most CPUs
 
-    name: auto, or definition, windowed, triton, which raise a UsageError if they cannot run or do not agree. Agreement is
-    1e-4 of the largest value in float32, and 1e-1 in `dtype`, that of the model's matrix products.
+        f, label = screening_triton.screen, "screening_triton.screen"
+        if reason := screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V):
+            return f, reason
+    for precision, limit in ((torch.float32, 1e-4), (dtype or torch.float32, 1e-1)):
+        for (T, S, i0, windows), wanted in zip(CASES, exact):
+            try:
+                found = with_gradients(f, correlated(T, S, windows, config, device), i0, precision)
+            except Exception as e:                     # whatever it is, this one cannot be used
+                return f, f"{label} fails here ({type(e).__name__}: {(str(e).splitlines() or [''])[0]})"
+            if (error := difference(found, wanted)) > limit:
+                return f, f"multiscreen.screen and {label} differ by {error:.2g} of the largest value (a changed equation?)"
+        if dtype in (None, torch.float32):
+            break
+    return f, None
+
+
+def get_screen(name, device, config=Config(), dtype=None):
+    """(what screens, one line that says why, whether that is what one would expect).
+
+    auto: the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with the definition, `multiscreen.screen`
+    as it stands now, in value and in every gradient: to 1e-4 of the largest value in float32, to 1e-1 in `dtype`, that of the
+    model's matrix products. If none does, the definition. It sees what acts within 401 keys, and windows up to 7,000.
+    definition, windowed, triton: that one. Raises UsageError if it cannot run or does not agree.
     """
     if name == "definition":
-        return multiscreen.screen, "multiscreen.screen, the definition"
-    tried, use = [], ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
-    for kind in use if name == "auto" else [name]:
-        f, label = multiscreen.screen_windowed, "screen_windowed"
-        if kind == "triton":
-            import screening_triton                    # a second to import, and of no use on most CPUs
-
-            f, label = screening_triton.screen, "screening_triton.screen"
-            if reason := screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V):
-                tried.append(reason)
-                continue
-        try:
-            worst = difference(f, device, config)
-            rounded = difference(f, device, config, dtype) if dtype not in (None, torch.float32) else 0.0
-        except Exception as e:                         # whatever it is, this one cannot be used
-            tried.append(f"{label} fails here ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})")
-            continue
-        if worst <= 1e-4 and rounded <= 1e-1:
-            return f, f"{'; '.join(tried)}: using {label}" if tried else f"{label}, which agrees with multiscreen.screen"
-        tried.append(f"multiscreen.screen and {label} differ by {max(worst, rounded):.2g} of the largest value (a changed equation?)")
+        return multiscreen.screen, "screening by multiscreen.screen, the definition", True
+    kinds = {"auto": ["triton", "windowed"] if device.type == "cuda" else ["windowed"], "windowed": ["windowed"],
+             "triton": ["triton"]}[name]
+    exact = [with_gradients(multiscreen.screen, correlated(T, S, windows, config, device), i0, torch.float32)
+             for T, S, i0, windows in CASES]
+    if not all(x.isfinite().all() for case in exact for x in case):
+        return multiscreen.screen, "multiscreen.screen gives nan or inf, so nothing can be compared with it: using it as it is", False
+    objections = []
+    for kind in kinds:
+        f, why = objection(kind, device, config, dtype, exact)
+        if not why:
+            label = "screening_triton.screen" if kind == "triton" else "screen_windowed"
+            if objections:
+                return f, f"{'; '.join(objections)}: using {label}", False
+            return f, f"screening by {label}, which agrees with multiscreen.screen", True
+        objections.append(why)
     if name != "auto":
-        raise UsageError(f"--kernel {name}: {tried[0]}; --kernel auto takes what can run and agrees")
-    return multiscreen.screen, f"{'; '.join(tried)}: using multiscreen.screen, the definition"
+        raise UsageError(f"--kernel {name}: {objections[0]}")
+    return multiscreen.screen, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
 
 
 def get_device(name):
@@ -423,14 +465,17 @@ def load_weights(model, weights, path):
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
-    """(model, tokenizer, dict) from a checkpoint; the model is in eval mode on `device`. Raises UsageError."""
+    """(model, tokenizer, dict) from a checkpoint; the model is in eval mode on `device`. Raises UsageError.
+
+    What screens is chosen anew, by what can run here; only a run with --kernel definition keeps it.
+    """
     ckpt = read_checkpoint(path, device)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     if screens(model):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
-        model.screen, line = get_screen(kernel, torch.device(device), model.config, dtype)
-        if "using" in line:
+        model.screen, line, expected = get_screen(kernel, torch.device(device), model.config, dtype)
+        if not expected:
             print(line, file=sys.stderr)
     return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
 
@@ -554,7 +599,7 @@ def get_parser():
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")       # what a resumed run cannot change
 MEASURED = ("abcdigits", "passkey", "long_context", "windows", "relevance_maps")    # tables and figures beside a checkpoint
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
-           "val_loss", "val_bpb", "alive", "needle")
+           "val_loss", "val_bpb", "alive", "needle", "base")
 
 
 def get_args(argv):
@@ -618,7 +663,8 @@ def main(argv=None):
         train(*get_args(argv))
     finally:
         for s, handler in handlers.items():
-            signal.signal(s, handler)
+            if handler is not None:                    # None: not installed by Python, and not to be had back
+                signal.signal(s, handler)
 
 
 def train(args, ckpt):
@@ -630,9 +676,9 @@ def train(args, ckpt):
     torch.manual_seed(args.seed)
     config = ckpt["config"] if ckpt else {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, config, dtype).to(device)
-    screening = ""
+    screening = None
     if screens(model):
-        model.screen, screening = get_screen(args.kernel, device, model.config, dtype)
+        model.screen, screening, _ = get_screen(args.kernel, device, model.config, dtype)
     train_data, val_data = get_data(args, tokenizer)
 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": args.weight_decay},
@@ -647,6 +693,8 @@ def train(args, ckpt):
                 state[name] = state[name].reshape(p.shape)
         torch.set_rng_state(ckpt["random_state"].cpu())            # nothing draws from it yet; your dropout may
         step, drawn = ckpt["step"], ckpt["drawn"]
+        if isinstance(train_data, ABCDigitsStream):
+            train_data.learned = ckpt.get("learned", 0)            # older streams had the weights 2^i for good
     if args.compile:
         # Windows change with every step: a few graphs for all sizes (two that are equal by chance get no graph of their own),
         # and an error instead of running eager unseen when there are too many.
@@ -663,7 +711,7 @@ def train(args, ckpt):
     print(f"{args.model}, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), {device}, {dtype or 'float32'}\n"
           f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of {per_step * args.seq_len:,} tokens")
     if screening:
-        print(f"screening by {screening}" if ":" not in screening else screening)
+        print(screening)
 
     def check(**values):
         """Raise if the run has diverged, before anything of it is saved."""
@@ -677,6 +725,7 @@ def train(args, ckpt):
         save_checkpoint(path, {
             "model": args.model, "config": asdict(model.config), "weights": model.state_dict(),
             "tokenizer": args.tokenizer, "optimizer": optimizer.state_dict(), "step": step, "drawn": drawn,
+            "learned": getattr(train_data, "learned", 0),
             "random_state": torch.get_rng_state(), "args": vars(args),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
 
@@ -702,6 +751,8 @@ def train(args, ckpt):
         check(loss=loss, grad_norm=norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if isinstance(train_data, ABCDigitsStream):
+            train_data.observe(loss, per_step)
 
         row, now = {"step": step}, time.perf_counter()
         if step % args.log_every == 0 or step in (1, args.steps):
@@ -723,8 +774,9 @@ def train(args, ckpt):
                 row["alive"] = alive_fraction(model, torch.from_numpy(val_data[0][None, :-1]).to(device))
                 shown = f"; {row['alive']:.1%} of the pairs inside the windows alive"
             if isinstance(val_data, ABCDigitsStream):
+                row["base"] = train_data.base
                 row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
-                shown += f"; {row['needle']:.1%} of the needle-like digits right"
+                shown += f"; {row['needle']:.1%} of the needle-like digits right, b = {row['base']:.2f}"
             check(val_loss=row["val_loss"])
             save()
             print(f"{step:>6}/{args.steps:<6} validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte{shown}; "

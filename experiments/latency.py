@@ -101,7 +101,7 @@ def build(name, config, device):
     with device:
         model = train.build_model(name, config, torch.bfloat16 if device.type == "cuda" else None)
     if train.screens(model):
-        model.screen, _ = train.get_screen("auto", device, model.config, model.dtype)
+        model.screen, *_ = train.get_screen("auto", device, model.config, model.dtype)
     return model
 
 
