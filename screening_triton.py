@@ -1,9 +1,5 @@
 """The fused twin of `multiscreen.screen` (Eqs. 8 to 12): one Triton kernel forward, two backward, O(T w) time and O(T) memory.
 
-    python screening_triton.py          on a GPU: correctness at large sizes, then the benchmark; elsewhere the table below
-    python screening_triton.py --aot    compiles every shipped configuration for sm_80, sm_89 and sm_90, with no GPU, and
-                                        prints registers, spills, shared memory and instructions per pair
-
 Why is there no softmax machinery? FlashAttention must carry a running maximum and a running sum through the keys of a
 row, rescale what it has summed whenever the maximum moves, and keep both for backward, because each weight depends on
 all keys of its row. A relevance depends on one query and one key. So a program takes a block of queries, walks over the
@@ -37,23 +33,10 @@ multiply it with q and k in full (bfloat16 takes three parts for that): the sums
 No atomics: dr and dw leave the kernel as one partial sum for each block of queries, and PyTorch adds them. Gradients
 are bitwise reproducible. Loop bounds are computed on the device from w; the widest tiles start first.
 """
-import argparse
-import math
 import os
-import re
-import subprocess
-import sys
-import tempfile
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
-
-from multiscreen import screen as dense
-from multiscreen import screen_windowed, unit
 
 try:
     import triton
@@ -336,11 +319,14 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, q_part, q_sb, q_sh, q_st, k_
 
 # -------------------------------------------------------------------------------------------------------- from PyTorch
 
+KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
+
+
 def config(kernel, exact, D_K, D_V, capability):
     """(queries in a block, keys in a block, warps, stages) of a kernel. exact: float32 values, hence float32 products.
 
     The rows of a matrix product (queries; keys in dkv) must be at least 16 x warps, or warps do the same work twice.
-    Chosen for d_K = 16, d_V = 64: no spills, see --aot. Larger ones take the smallest blocks: right, not tuned, some spill.
+    Chosen for d_K = 16, d_V = 64: no spills, see experiments/kernel_compile.py. Larger ones take the smallest blocks: right, not tuned, some spill.
     """
     hopper, dkv = capability >= (9, 0), kernel == "dkv"
     if D_K > 16 or D_V > 64:
@@ -464,176 +450,3 @@ def screen(q, k, v, w, r, i0=0):
         if x.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(x.shape)}; with q {tuple(q.shape)} it must be {shape}")
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)       # the widest tiles start first
-
-
-# ------------------------------------------------------------------------------------------ compiled, without any GPU
-
-KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
-DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))    # q and k; v
-SHARED = 99 * 1024                                     # bytes that sm_89 grants a program, the least of the three
-
-
-def compile_ahead(kernel, qk, v, target, folder):
-    """(registers, spills, bytes of shared memory, instructions per pair in the edge and in the interior loop)."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    BI, BJ, warps, stages = config(kernel, v == torch.float32, 16, 64, divmod(target, 10))
-    short = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": parts(qk, v, kernel != "forward")}
-    pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), short[v]) | dict.fromkeys(("DQ", "DK"), short[qk])
-    pointers |= {"W": "*fp32", "R": "*fp32", "SUMS": "*fp32", "ORDER": "*i64"}
-    names = KERNELS[kernel].arg_names
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name in pointers or "_" in name and name not in constants}
-    binary = triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned), target=GPUTarget("cuda", target, 32),
-                            options={"num_warps": warps, "num_stages": stages})
-    tools, path = Path(triton.__file__).parent / "backends/nvidia/bin", Path(folder) / "kernel.cubin"
-    path.write_bytes(binary.asm["cubin"])
-    usage, code = (subprocess.run([tools / tool, flag, path], capture_output=True, text=True, check=True).stdout
-                   for tool, flag in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c")))
-    labels, loops, count = {}, [], 0                   # a loop ends with a branch back to a label; the longest two are ours
-    for line in code.splitlines():
-        if label := re.match(r"(\.L_x_\d+):", line):
-            labels[label[1]] = count
-        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s", line):
-            count += 1
-            if (branch := re.search(r"BRA.*(\.L_x_\d+)", line)) and branch[1] in labels:
-                loops.append((count - labels[branch[1]]) * 32 * warps / (BI * BJ))
-    interior, edge = sorted(loops)[-2:]
-    return int(re.search(r"REG:(\d+)", usage)[1]), len(re.findall(r"\b(?:LDL|STL)\b", code)), binary.metadata.shared, edge, interior
-
-
-def ahead_of_time():
-    """Print the table; exit with 1 if a configuration spills or needs too much shared memory."""
-    if os.environ.get("TRITON_INTERPRET") == "1":      # kernels defined under it cannot be compiled: start again without
-        sys.exit(subprocess.run([sys.executable, __file__, "--aot"], env=os.environ | {"TRITON_INTERPRET": "0"}).returncode)
-    bad = 0
-    print(f"{'kernel':8}{'q, k':>10}{'v':>10}{'target':>8}{'block':>8}{'warps':>7}{'stages':>8}{'registers':>11}{'spills':>8}{'shared':>9}{'edge':>8}{'interior':>10}")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        for kernel in KERNELS:
-            for qk, v in DTYPES:
-                for target in (80, 89, 90):
-                    BI, BJ, warps, stages = config(kernel, v == torch.float32, 16, 64, divmod(target, 10))
-                    registers, spills, shared, edge, interior = compile_ahead(kernel, qk, v, target, folder)
-                    bad += spills > 0 or shared > SHARED
-                    print(f"{kernel:8}{str(qk)[6:]:>10}{str(v)[6:]:>10}{f'sm_{target}':>8}{f'{BI}x{BJ}':>8}{warps:>7}{stages:>8}{registers:>11}{spills:>8}{shared:>9}"
-                          f"{edge:>8.1f}{interior:>10.1f}", flush=True)
-    print("block: queries x keys; edge, interior: thread instructions per query-key pair in the loop with and without masks")
-    if bad:
-        sys.exit(f"error: {bad} configurations spill registers or need more than {SHARED} bytes of shared memory")
-
-
-# ------------------------------------------------------------------------------------------------------- on a GPU
-
-def inputs(T, w, dtype, seed=0):
-    """Correlated q, k in float32, v and dh in dtype, w, r: one sequence of T positions, a tile for each w."""
-    g = torch.Generator("cuda").manual_seed(seed)
-    H = len(w)
-    base = torch.randn(1, H, 1, 16, generator=g, device="cuda")
-    q, k = (unit(0.6 * base + 0.4 * torch.randn(1, H, T, 16, generator=g, device="cuda")) for _ in range(2))
-    v = unit(torch.randn(1, T, H, 64, generator=g, device="cuda")).transpose(1, 2).to(dtype)
-    dh = torch.randn(1, T, H, 64, generator=g, device="cuda").transpose(1, 2).to(dtype)
-    return q, k, v, torch.tensor(w, device="cuda"), torch.full((H,), 0.5, device="cuda"), dh
-
-
-def results(f, q, k, v, w, r, dh, dtype=None):
-    x = [a.detach().to(dtype or a.dtype).requires_grad_() for a in (q, k, v, w, r)]
-    h = f(*x)
-    return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
-
-
-def check():
-    """Against `screen_windowed` in float64, where no T x T reference fits; twice, for equal bits. Exit with 1 if wrong."""
-    print("largest error over largest value, against screen_windowed in float64")
-    print(f"{'T':>7} {'v':>9}" + "".join(f"{name:>10}" for name in ("h", "dq", "dk", "dv", "dw", "dr")))
-    for T in (2**12 - 1, 2**15, 2**17):
-        for dtype, limit in ((torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 2e-2)):
-            x = inputs(T, [2.0, 17.5, 256.0, 5000.0, math.inf], dtype)
-            exact, first, second = results(screen_windowed, *x, torch.float64), results(screen, *x), results(screen, *x)
-            errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
-            print(f"{T:>7} {str(dtype)[6:]:>9}" + "".join(f"{e:10.1e}" for e in errors), flush=True)
-            if not all(e < limit for e in errors) or not all(torch.equal(a, b) for a, b in zip(first, second)):
-                sys.exit(f"error: the kernel is wrong by more than {limit}, or gives other bits the second time")
-
-
-def milliseconds(f):
-    """The median time of f; the cache is flushed before each run. nan if f cannot run."""
-    from triton.testing import do_bench
-    try:
-        return do_bench(f, warmup=50, rep=300, return_mode="median")
-    except RuntimeError as e:                           # out of memory, or no such backend for these sizes
-        print(f"{'':9}not run: {str(e).splitlines()[0]}")
-        torch.cuda.empty_cache()
-        return math.nan
-
-
-def both_ways(f, *x):
-    """Milliseconds of f forward and backward. x: tensors, the last of them the gradient of f's result."""
-    *x, dh = x
-    try:
-        x = [a.detach().requires_grad_() for a in x]
-        h = f(*x)
-    except RuntimeError as e:
-        print(f"{'':9}not run: {str(e).splitlines()[0]}")
-        return math.nan, math.nan
-    with torch.no_grad():
-        forward = milliseconds(lambda: f(*x))
-    return forward, milliseconds(lambda: torch.autograd.grad(h, x, dh, retain_graph=True))
-
-
-def benchmark():
-    """A layer's screening at Psi = 48 and its initial windows, one sequence, against other ways and against attention."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    big = torch.zeros(2**28, device="cuda")
-    peak, rate = 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9, 2 * 2**30 / milliseconds(lambda: big.add_(1)) / 1e9
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; the roofline is what was measured here: "
-          f"{peak:.0f} TFLOP/s (bfloat16, 8192^3) and {rate:.2f} TB/s\nPsi = 48: 48 tiles at their initial windows, one sequence, v in bfloat16; "
-          "attention: 18 heads of 128, causal, bfloat16; medians, inputs not in the cache\nratio: time over that of the fused kernel")
-    print(f"{'T':>7}  {'':22}" + "".join(f"{name:>10}{'TFLOP/s':>9}{'roofline':>10}{'ratio':>8}" for name in ("fwd ms", "bwd ms")))
-
-    w = [math.exp(s) + 1 for s in torch.linspace(0, math.log(256), 48).tolist()]
-    compiled = torch.compile(dense, dynamic=False)
-    for T in (2**n for n in range(10, 18)):
-        x = inputs(T, w, torch.bfloat16)
-        qkv = [torch.randn(1, 18, T, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
-        pairs = sum(reach * T - reach * (reach - 1) / 2 for reach in (min(math.ceil(width), T) for width in w))
-        work = [(160 * pairs, 384 * 48 * T), (512 * pairs, 1024 * 48 * T)]          # operations and bytes of screening
-        square = [(160 * 48 * T**2, 384 * 48 * T), (512 * 48 * T**2, 1024 * 48 * T)]               # of its dense form
-        exact = [(2 * 18 * 128 * T**2, 4 * 2 * 18 * 128 * T), (5 * 18 * 128 * T**2, 8 * 2 * 18 * 128 * T)]      # of attention
-        fused = both_ways(screen, *x)
-        table = [("fused", fused, work), ("screen_windowed", both_ways(screen_windowed, *x), work)]
-        if T <= 4096:
-            table += [("screen, torch.compile", both_ways(compiled, *x), square)]
-        for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
-            with sdpa_kernel(backend):
-                table += [(f"attention, {name}", both_ways(partial(scaled_dot_product_attention, is_causal=True), *qkv), exact)]
-        for name, times, counts in table:
-            cells = (f"{ms:10.3f}{ops / ms / 1e9:9.1f}{max(ops / peak, size / rate) / 1e9 / ms:10.1%}{ms / best:8.2f}"
-                     for ms, (ops, size), best in zip(times, counts, fused))
-            print(f"{T:>7}  {name:22}" + "".join(cells), flush=True)
-
-    y, z = (torch.randn(2**17, n, device="cuda", dtype=torch.bfloat16) for n in (2304, 3072))
-    W_in, W_out = (torch.randn(m, n, device="cuda", dtype=torch.bfloat16) for m, n in ((2304, 48 * 160), (3072, 2304)))
-    projections = milliseconds(lambda: (y @ W_in, z @ W_out))
-    infinite, _ = both_ways(screen, *inputs(2**17, [math.inf], torch.bfloat16))
-    print(f"T = 2^17: screening is {fused[0] / projections:.3f} of the layer's projections ({projections:.2f} ms; wanted: under 0.2); "
-          f"one infinite tile {infinite:.2f} ms (under 5); backward {fused[1] / fused[0]:.2f} times forward (under 3.5)")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aot", action="store_true", help="compile for sm_80, sm_89 and sm_90, with no GPU, and print what came of it")
-    args = parser.parse_args()
-    if triton is None:
-        sys.exit(f"error: {available()}")
-    if args.aot or not torch.cuda.is_available():
-        if not args.aot:
-            print("There is no CUDA GPU here, so nothing was run; what the compiler says:", flush=True)
-        ahead_of_time()
-    elif os.environ.get("TRITON_INTERPRET") == "1" or available():
-        sys.exit(f"error: {available() or 'TRITON_INTERPRET=1 is set: unset it to run on the GPU'}")
-    else:
-        check()
-        benchmark()

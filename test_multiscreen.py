@@ -1465,7 +1465,7 @@ def test_kernel_says_in_one_line_why_it_cannot_run(monkeypatch):
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
 def test_every_configuration_compiles_ahead_of_time_without_spills():
-    out = run("screening_triton.py", "--aot")
+    out = run("-m", "experiments.kernel_compile")
     table = [line.split() for line in out.stdout.splitlines() if " sm_" in line]
     assert out.returncode == 0 and len(table) == 3 * 4 * 3, out.stderr
     aims = {"forward": 10, "dq": 30, "dkv": 21}

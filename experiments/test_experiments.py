@@ -1,6 +1,7 @@
 """Tests of the experiments: parameter counts, the baseline and the ablations against formulas written again in float64."""
 import math
 import os
+import re
 import shutil
 import sys
 from dataclasses import asdict
@@ -18,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 import abcdigits
+import multiscreen
 import train
-from experiments import (ablations, common, latency, long_context, lr_sweep, passkey, relevance_maps, retrieval, sample, scaling,
-                         training_curves, transformer, windows)
+from experiments import (ablations, common, kernel_benchmark, latency, long_context, lr_sweep, passkey, relevance_maps,
+                         retrieval, sample, scaling, training_curves, transformer, windows)
 from experiments.common import count_parameters
 from multiscreen import Config, Multiscreen, softmask, window
 from train import UsageError
@@ -966,3 +968,51 @@ def test_a_mistake_is_told_before_any_work(flags, tmp_path, monkeypatch):
     monkeypatch.setattr(latency, "measure", None)
     with pytest.raises(train.UsageError):
         run_main(monkeypatch, *flags, "--device", "cpu", "--out", tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- the kernel's benchmark
+
+def small_benchmark(monkeypatch, screen):
+    """The benchmark on a CPU, at lengths of a test, with `screen` in place of the kernel."""
+    for name, value in (("DEVICE", "cpu"), ("CHECKED", (70,)), ("LENGTHS", [16, 32]), ("screen", screen)):
+        monkeypatch.setattr(kernel_benchmark, name, value)
+
+
+def test_the_kernel_check_takes_a_right_kernel_and_no_wrong_one(monkeypatch, capsys):
+    small_benchmark(monkeypatch, multiscreen.screen)
+    kernel_benchmark.check()
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 3
+    small_benchmark(monkeypatch, lambda q, k, v, w, r: multiscreen.screen(q, k, v, w * 1.001, r))
+    with pytest.raises(UsageError, match="wrong by more than 0.0001"):
+        kernel_benchmark.check()
+    noise = iter(range(10))
+    small_benchmark(monkeypatch, lambda q, k, v, w, r: multiscreen.screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
+    with pytest.raises(UsageError, match="other bits the second time"):
+        kernel_benchmark.check()
+
+
+def test_the_kernel_benchmark_has_a_line_for_each_way_or_says_why_not(monkeypatch, capsys):
+    small_benchmark(monkeypatch, multiscreen.screen)
+    monkeypatch.setattr(kernel_benchmark, "median", lambda f: [f(), 2.0][1])
+    monkeypatch.setattr(kernel_benchmark, "roofline", lambda: (1e12, 1e9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch, "compile", lambda f, dynamic: f)
+    kernel_benchmark.benchmark()
+    out = capsys.readouterr().out
+    for T in (16, 32):
+        for name in ("fused", "screen_windowed", "screen, torch.compile", "attention, flash"):
+            line = next(line for line in out.splitlines() if line.split()[0:1] == [str(T)] and line[9:].startswith(name))
+            assert line.split()[-1] == "1.00" and line.split()[-5] == "1.00" and "nan" not in line
+        assert re.search(rf"^ +{T}  attention, cuDNN +nan", out, re.M)                       # a CPU has none
+    assert out.count("not run: ") == 2 and "backward: 1.00 times forward" in out
+
+
+def test_the_kernel_benchmark_wants_a_gpu(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kernel_benchmark.py"])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="unset it"):
+        kernel_benchmark.main()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(kernel_benchmark, "available", lambda: "there is no CUDA GPU")
+    with pytest.raises(UsageError, match="no CUDA GPU"):
+        kernel_benchmark.main()

@@ -1,0 +1,120 @@
+"""What the compiler makes of the fused kernel (screening_triton.py), with no GPU.
+
+    python -m experiments.kernel_compile
+
+Every configuration that is shipped is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100,
+H200), for d_K = 16 and d_V = 64: one minute on a CPU. A spill is a value that did not fit into a
+register, and costs a trip to memory for each pair. The script fails if there is one, or if a
+program needs more shared memory than the smallest of these GPUs has.
+
+block:           queries x keys
+shared:          bytes of shared memory of a program
+edge, interior:  instructions of a thread per query-key pair, in the loop with and without masks
+"""
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from screening_triton import KERNELS, available, config, parts, triton
+from train import Parser, UsageError, cli
+
+# The types of q and k, and of v.
+DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+          (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+TARGETS = (80, 89, 90)
+SHARED = 99 * 1024                      # what sm_89 grants a program; the other two grant more
+COLUMNS = {"kernel": 8, "q, k": 6, "v": 6, "target": 8, "block": 7, "warps": 7, "stages": 8,
+           "registers": 11, "spills": 8, "shared": 8, "edge": 8, "interior": 10}
+
+
+def compile_kernel(kernel, qk, v, target, blocks):
+    """The compiled kernel, as Triton returns it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    BI, BJ, warps, stages = blocks
+    n = parts(qk, v, kernel != "forward")
+    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
+    pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), v)
+    pointers |= dict.fromkeys(("DQ", "DK"), qk)
+    pointers |= dict.fromkeys(("W", "R", "SUMS"), torch.float32)
+    types = {name: f"*{SHORT[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
+
+    # Pointers and strides are multiples of 16, as they are at run time: loads are vectorised.
+    signature, aligned = {}, {}
+    for n, name in enumerate(KERNELS[kernel].arg_names):
+        signature[name] = "constexpr" if name in constants else types.get(name, "i32")
+        if name in types or "_" in name and name not in constants:
+            aligned[(n,)] = [["tt.divisibility", 16]]
+    return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
+                          target=GPUTarget("cuda", target, 32),
+                          options={"num_warps": warps, "num_stages": stages})
+
+
+def disassemble(binary, folder):
+    """(registers of a thread, lines of machine code), by the tools that come with triton."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    path = Path(folder, "kernel.cubin")
+    path.write_bytes(binary.asm["cubin"])
+    usage, code = (subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                   for command in ([tools / "cuobjdump", "-res-usage", path],
+                                   [tools / "nvdisasm", "-c", path]))
+    return int(re.search(r"REG:(\d+)", usage)[1]), code.splitlines()
+
+
+def longest_loops(code):
+    """Instructions of the two longest loops. A loop ends with a branch back to a label."""
+    labels, loops, count = {}, [], 0
+    for line in code:
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s", line):
+            count += 1
+            branch = re.search(r"BRA.*(\.L_x_\d+)", line)
+            if branch and branch[1] in labels:
+                loops.append(count - labels[branch[1]])
+    return sorted(loops)[-2:]
+
+
+def print_row(cells):
+    print("".join(f"{x:>{n}}" for x, n in zip(cells, COLUMNS.values())), flush=True)
+
+
+def main():
+    Parser(__doc__).parse_args()
+    if triton is None:
+        raise UsageError(available())
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # Kernels defined under the interpreter cannot be compiled: start again without it.
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"TRITON_INTERPRET": "0"})
+
+    print(f"torch {torch.__version__}, triton {triton.__version__}")
+    print_row(COLUMNS)
+    bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for kernel, (qk, v), target in itertools.product(KERNELS, DTYPES, TARGETS):
+            blocks = BI, BJ, warps, stages = config(
+                kernel, v == torch.float32, 16, 64, divmod(target, 10))
+            binary = compile_kernel(kernel, qk, v, target, blocks)
+            registers, code = disassemble(binary, folder)
+            spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in code)
+            shared = binary.metadata.shared
+            interior, edge = (n * 32 * warps / (BI * BJ) for n in longest_loops(code))
+            print_row((kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
+                       registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}"))
+            bad += spills > 0 or shared > SHARED
+    if bad:
+        raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "
+                         "of shared memory")
+
+
+if __name__ == "__main__":
+    cli(main)
