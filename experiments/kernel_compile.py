@@ -44,14 +44,14 @@ def compile_kernel(kernel, qk, v, target, blocks):
     constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
     pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), v)
     pointers |= dict.fromkeys(("DQ", "DK"), qk)
-    pointers |= dict.fromkeys(("W", "R", "SUMS"), torch.float32)
+    pointers |= dict.fromkeys(("W", "R", "DW", "DR"), torch.float32)
     types = {name: f"*{SHORT[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
 
     # Pointers and strides are multiples of 16, as they are at run time: loads are vectorised.
     signature, aligned = {}, {}
     for n, name in enumerate(KERNELS[kernel].arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
-        if name in types or "_" in name and name not in constants:
+        if name in types or name in ("v_b", "v_h", "v_t"):
             aligned[(n,)] = [["tt.divisibility", 16]]
     return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
                           target=GPUTarget("cuda", target, 32),
