@@ -80,7 +80,7 @@ def available(device="cuda"):
     return None
 
 
-def impossible(d_K, d_V):
+def unsupported_sizes(d_K, d_V):
     """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
     for size in (d_K, d_V):
         if size < 16 or size & (size - 1):
@@ -515,7 +515,7 @@ def screen(q, k, v, w, r, i0=0):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {x.dtype}: the kernel takes float32, float16 and bfloat16")
-    if reason := impossible(q.shape[-1], v.shape[-1]):
+    if reason := unsupported_sizes(q.shape[-1], v.shape[-1]):
         raise ValueError(reason)
     B, H, _, K = q.shape
     S, V = k.shape[2], v.shape[3]
