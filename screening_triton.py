@@ -36,10 +36,9 @@
 
 Names: B, H, T, S as in multiscreen.py. A block is BI queries x BJ keys; t0 and j0 are its first
 query and its first key. The position of query t, counted from the first key, is i = i0 + t.
-reach = ceil(w) - 1 is the largest d inside the window.
-
-Memory: q and k are (B, H, T, part, K), contiguous. h, dh and dv are (B, T, H, V), as the
-projections write and read them. v may have any strides, so a cache of values is not copied.
+reach = ceil(w) - 1 is the largest d inside the window. In memory the parts of q and k are
+(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. v may
+have any strides, so a cache of values is not copied.
 """
 import os
 from types import SimpleNamespace
@@ -77,16 +76,13 @@ def available(device="cuda"):
         return "there is no CUDA GPU"
     if torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernel needs an NVIDIA GPU of compute capability 8.0 or later"
-    return None
 
 
 def unsupported_sizes(d_K, d_V):
     """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
     for size in (d_K, d_V):
         if size < 16 or size & (size - 1):
-            return (f"keys or values have {size} dimensions: "
-                    "the kernel takes powers of two from 16 on")
-    return None
+            return f"keys or values have {size} dimensions: the kernel takes powers of two >= 16"
 
 
 # ------------------------------------------------------- Triton's interpreter has bfloat16 wrong
@@ -237,10 +233,10 @@ def _program(ORDER, W, R, n, B):
 
 @jit
 def _cover(first, end, inner_first, inner_end, N: tl.constexpr):
-    """Cover first .. end - 1 with blocks of N. Returns lo, a, b, hi, where the blocks start.
+    """Cover first .. end - 1 with blocks of N. Returns lo, a, b, hi.
 
-    Those in [a, b) lie inside inner_first .. inner_end - 1 and need no mask. Those in [lo, a) and
-    [b, hi) do.
+    The blocks that start in [a, b) lie inside inner_first .. inner_end - 1 and need no mask. Those
+    that start in [lo, a) and in [b, hi) do.
     """
     lo = tl.maximum(first, 0) // N * N
     hi = tl.maximum(tl.cdiv(tl.maximum(end, 0), N) * N, lo)
@@ -269,8 +265,7 @@ def _queries_in_sight(j, reach, T, S, i0, BI: tl.constexpr, BJ: tl.constexpr):
 def _forward(Q, K, V, W, R, ORDER, OUT, v_b, v_h, v_t, i0, B, H, T, S,
              D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
              PARTS: tl.constexpr):
-    """h for a block of queries."""
-    # The last queries see the most keys: they start first.
+    """h for a block of queries. The last ones, which see the most keys, start first."""
     blocks = tl.cdiv(T, BI)
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - m) * BI
@@ -347,8 +342,7 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, v_b, v_h, v_t, i0, B, H, 
 def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, S,
                   D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
                   PARTS: tl.constexpr):
-    """dk and dv for a block of keys."""
-    # The first keys are seen by the most queries: they start first.
+    """dk and dv for a block of keys. The first ones, seen by the most queries, start first."""
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, tl.cdiv(S, BJ), B)
     j0 = m * BJ
     Q += (b * H + h) * T * PARTS * D_K
@@ -389,9 +383,9 @@ KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
 def config(kernel, exact, d_K, d_V, capability):
     """(queries in a block, keys in a block, warps, stages). exact: the values are float32.
 
-    The rows of a matrix product (queries; keys in dkv) must be at least 16 x warps, or warps do the
-    same work twice. Chosen for d_K = 16, d_V = 64: no spills. Larger sizes take the smallest
-    blocks: right, not tuned, and some spill. `python -m experiments.kernel_compile` has the table.
+    The rows of a matrix product (queries; keys in dkv) are at least 16 x warps, or warps do the
+    same work twice. Chosen for d_K = 16, d_V = 64, without spills (experiments/kernel_compile.py).
+    Larger sizes take the smallest blocks: right, but not tuned, and some spill.
     """
     dkv = kernel == "dkv"
     if d_K > 16 or d_V > 64:
@@ -432,10 +426,9 @@ def split(x, dtype, n):
 
 
 def operands(q, k, v, w, r, order, backward):
-    """The tensors that all kernels read, as they read them."""
+    """The tensors that all kernels read, in their layout."""
     n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype, backward)
-    return (split(q, v.dtype, n), split(k, v.dtype, n), rows(v),
-            w.contiguous(), r.contiguous(), order)
+    return split(q, v.dtype, n), split(k, v.dtype, n), rows(v), rows(w), rows(r), order
 
 
 def launch(kernel, inputs, *others, i0):
