@@ -385,7 +385,7 @@ def objection(kind, device, config, dtype, exact):
         import screening_triton                        # a second to import, and of no use on most CPUs
 
         f, label = screening_triton.screen, "screening_triton.screen"
-        if reason := screening_triton.available(device) or screening_triton.impossible(config.d_K, config.d_V):
+        if reason := screening_triton.available(device) or screening_triton.unsupported_sizes(config.d_K, config.d_V):
             return f, reason
     for precision, limit in ((torch.float32, 1e-4), (dtype or torch.float32, 1e-1)):
         for (T, S, i0, windows), wanted in zip(CASES, exact):
