@@ -577,7 +577,7 @@ def get_parser():
     flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
     flag("--batch-size", 8, "sequences in a forward pass (paper: 2^22 tokens in a step)")
     flag("--accumulate", 1, "forward passes in a step")
-    flag("--steps", 700, "optimizer steps (paper: 2^16)")
+    flag("--steps", 620, "optimizer steps (paper: 2^16)")
     flag("--warmup", 50, "steps of linear warm-up, after which the learning rate is constant (paper: 4096)")
     flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4 by size, taken by itself)")
     flag("--weight-decay", 0.0, "AdamW's weight decay, on matrices (paper: 0; Transformer: 0.1, taken by itself)")
