@@ -1471,7 +1471,7 @@ def test_every_configuration_compiles_ahead_of_time_without_spills():
     aims = {"forward": 10, "dq": 30, "dkv": 21}
     for name, qk, v, target, block, warps, stages, registers, spills, shared, edge, interior in table:
         assert int(spills) == 0 and int(shared) <= 99 * 1024 and float(interior) < float(edge)
-        assert target != "sm_90" or v == "float32" or float(interior) <= aims[name]
+        assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
 
 
 # ------------------------------------------------------------------------------------------------------- mistakes

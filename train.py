@@ -343,8 +343,8 @@ def screens(model):
     return isinstance(model, Multiscreen)
 
 
-NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4900.0, 5100.0, 7000.0, math.inf)
-CASES = [(331, 331, 0, NEARBY), (17, 401, 384, NEARBY), (17, 331, 5000, FAR)]       # queries, keys, i0, windows of the tiles
+NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4950.0, 5100.0, 7000.0, math.inf)
+CASES = [(331, 331, 0, NEARBY), (17, 401, 384, NEARBY), (17, 101, 5000, FAR)]       # queries, keys, i0, windows of the tiles
 
 
 def correlated(T, S, windows, config, device):
