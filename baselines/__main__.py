@@ -1,0 +1,36 @@
+"""Print the sizes of the paper's models: `python -m baselines`."""
+import torch
+
+from baselines import build
+from baselines.transformer import SIZES
+
+PAPER = {                                              # parameters: total, non-embedding
+    "multiscreen, psi 8": (4_134_146, 917_698),
+    "multiscreen, psi 16": (27_546_626, 14_680_834),
+    "multiscreen, psi 32": (286_347_266, 234_884_098),
+    "multiscreen, psi 48": (1_304_884_226, 1_189_092_098),
+    "multiscreen, psi 64": (3_963_961_346, 3_758_108_674),
+    "transformer:8M": (7_613_312, 1_180_416),
+    "transformer:45M": (44_609_024, 18_877_440),
+    "transformer:353M": (353_453_056, 301_989_888),
+    "transformer:1.3B": (1_310_935_040, 1_208_008_704),
+}
+
+
+def main():
+    models = {f"multiscreen, psi {n}": ("multiscreen", {"psi": n}) for n in (8, 16, 32, 48, 64)}
+    models |= {f"transformer:{size}": (f"transformer:{size}", {}) for size in SIZES}
+    print(f"{'model':<20}{'N_L':>5}{'N_H':>5}{'d_E':>6}"
+          f"{'parameters':>16}{'non-embedding':>16}  as in the paper")
+    for label, (name, sizes) in models.items():
+        with torch.device("meta"):
+            model = build(name, sizes)
+        total = sum(p.numel() for p in model.parameters())
+        rest = total - model.W_E.numel()
+        same = "yes" if (total, rest) == PAPER[label] else "no: {:,} {:,}".format(*PAPER[label])
+        c = model.config
+        print(f"{label:<20}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{total:>16,}{rest:>16,}  {same}")
+
+
+if __name__ == "__main__":
+    main()

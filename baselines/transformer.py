@@ -1,0 +1,166 @@
+"""The paper's baseline: a LLaMA-style Transformer (appendix "Transformer Baseline Configurations").
+
+RMSNorm, RoPE (theta = 10,000), SwiGLU with floor(8 d_E / 3) hidden units, embedding shared with the
+head, a final norm without a weight, no biases. Names that train.py takes:
+
+    transformer:8M             45M, 353M, 1.3B: the paper's sizes
+    transformer:4,4,96         N_L, N_H, d_E of your choice
+    transformer:45M:qknorm     RMSNorm with weights on queries and keys
+
+`python -m baselines` prints the sizes and parameter counts beside the paper's.
+"""
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from multiscreen import Multiscreen
+
+SIZES = {                                              # N_L, N_H, d_E
+    "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
+}
+LEARNING_RATES = {"8M": 1e-3, "45M": 1e-3, "353M": 3e-4, "1.3B": 2e-4}
+
+
+@dataclass
+class Config:
+    """Sizes. The head dimension is d_E / N_H."""
+    N_L: int
+    N_H: int
+    d_E: int
+    vocab_size: int = 50257
+    qk_norm: bool = False
+    theta: float = 10_000.0
+
+    def __post_init__(self):
+        sizes = self.N_L, self.N_H, self.d_E, self.vocab_size
+        if min(sizes) < 1 or self.d_E % (2 * self.N_H):
+            raise ValueError(f"N_L, N_H, d_E, vocab_size = {sizes}: all must be at least 1, and "
+                             "d_E a multiple of 2 N_H")
+
+
+def get_config(variant, **given):
+    """The Config of a name after "transformer:", with what is given (not None) put over it."""
+    size, _, norm = variant.partition(":")
+    dims = size.split(",")
+    known = size in SIZES or len(dims) == 3 and all(d.isdigit() for d in dims)
+    if not known or norm not in ("", "qknorm"):
+        raise ValueError(f"transformer:{variant} is unknown: take transformer:8M, 45M, 353M, 1.3B "
+                         "or N_L,N_H,d_E, and :qknorm after it")
+    N_L, N_H, d_E = SIZES.get(size) or map(int, dims)
+    base = {"N_L": N_L, "N_H": N_H, "d_E": d_E, "qk_norm": bool(norm)}
+    fields = Config.__dataclass_fields__
+    return Config(**base | {k: v for k, v in given.items() if v is not None and k in fields})
+
+
+def rope(x, i, scale=1.0, theta=10_000.0):
+    """Rotary positions: the pair (n, n + K/2) turns by i / scale * theta^(-2n/K).
+
+    x: (B, H, T, K); i: (T,) positions. Returns like x.
+    """
+    K = x.shape[-1]
+    speed = theta ** (-torch.arange(0, K, 2, device=x.device, dtype=torch.float64) / K)
+    angle = torch.remainder(i[:, None] / scale * speed, 2 * math.pi)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class Block(nn.Module):
+    """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
+
+    dtype: of the matrix products, None for the parameters' own. `rope_scale` divides the positions
+    and may be changed after training.
+    """
+
+    def __init__(self, config, dtype=None):
+        super().__init__()
+        E, head, hidden = config.d_E, config.d_E // config.N_H, 8 * config.d_E // 3
+        self.N_H, self.theta, self.rope_scale, self.dtype = config.N_H, config.theta, 1.0, dtype
+        self.norm_1 = nn.RMSNorm(E, eps=1e-5)
+        self.norm_2 = nn.RMSNorm(E, eps=1e-5)
+        self.norm_q = nn.RMSNorm(head, eps=1e-5) if config.qk_norm else nn.Identity()
+        self.norm_k = nn.RMSNorm(head, eps=1e-5) if config.qk_norm else nn.Identity()
+        self.W_Q = nn.Parameter(torch.empty(E, E))
+        self.W_K = nn.Parameter(torch.empty(E, E))
+        self.W_V = nn.Parameter(torch.empty(E, E))
+        self.W_O = nn.Parameter(torch.empty(E, E))
+        self.W_gate = nn.Parameter(torch.empty(E, hidden))
+        self.W_up = nn.Parameter(torch.empty(E, hidden))
+        self.W_down = nn.Parameter(torch.empty(hidden, E))
+
+    def project(self, x, W):
+        """x W, the product in `dtype`."""
+        dtype = self.dtype or x.dtype
+        return (x.to(dtype) @ W.to(dtype)).to(x.dtype)
+
+    def heads(self, x, W):
+        """x W, split into heads. (B, T, E) -> (B, H, T, K)"""
+        return self.project(x, W).unflatten(-1, (self.N_H, -1)).transpose(1, 2)
+
+    def attention(self, x, backend, cache):
+        start = cache.end if cache else 0
+        i = torch.arange(start, start + x.shape[1], device=x.device)
+        q = rope(self.norm_q(self.heads(x, self.W_Q)), i, self.rope_scale, self.theta)
+        k = rope(self.norm_k(self.heads(x, self.W_K)), i, self.rope_scale, self.theta)
+        v = self.heads(x, self.W_V)
+        q, k, v = (y.to(self.dtype or x.dtype) for y in (q, k, v))
+        if cache:
+            k, v, _ = cache.append(k, v, torch.full((), torch.inf))
+
+        # One query may see all keys; several after a cache see a triangle at the lower right.
+        square = not cache or q.shape[2] == k.shape[2]
+        mask = None
+        if not square and q.shape[2] > 1:
+            mask = causal_lower_right(q.shape[2], k.shape[2])
+        with sdpa_kernel(backend) if backend else nullcontext():
+            h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)
+        return self.project(h.transpose(1, 2).flatten(2).to(x.dtype), self.W_O)
+
+    def forward(self, x, backend=None, cache=None):
+        x = x + self.attention(self.norm_1(x), backend, cache)
+        y = self.norm_2(x)
+        y = F.silu(self.project(y, self.W_gate)) * self.project(y, self.W_up)
+        return x + self.project(y, self.W_down)
+
+
+class Transformer(nn.Module):
+    """tokens (B, T) -> logits (B, T, N). Loss and generation are those of Multiscreen.
+
+    screen: the SDPBackend that attention must use, or None for PyTorch's choice (Multiscreen's
+    layers are given the function that screens in its place).
+    """
+    hidden = Multiscreen.hidden
+    forward = Multiscreen.forward
+    loss = Multiscreen.loss
+    stream = Multiscreen.stream
+    generate = Multiscreen.generate
+
+    def __init__(self, config, dtype=None):
+        super().__init__()
+        self.config, self.dtype, self.screen = config, dtype, None
+        self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
+        self.layers = nn.ModuleList(Block(config, dtype) for _ in range(config.N_L))
+        self.initialize()
+
+    @torch.no_grad()
+    def initialize(self):
+        """GPT-NeoX: N(0, sqrt(2 / (5 d_E))); N(0, 2 / (N_L sqrt(d_E))) back to the residual."""
+        N_L, d_E = self.config.N_L, self.config.d_E
+        for name, W in self.named_parameters():
+            if W.ndim > 1:
+                back = name.endswith(("W_O", "W_down"))
+                nn.init.normal_(W, 0, 2 / (N_L * math.sqrt(d_E)) if back else math.sqrt(0.4 / d_E))
+
+    def embed(self, tokens):
+        return F.embedding(tokens, self.W_E)
+
+    def logits(self, x):
+        x = F.rms_norm(x, x.shape[-1:], eps=1e-5)
+        dtype = self.dtype or x.dtype
+        return (x.to(dtype) @ self.W_E.to(dtype).T).to(x.dtype)
