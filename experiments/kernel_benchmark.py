@@ -3,10 +3,10 @@
     python -m experiments.kernel_benchmark
 
 First the check: h and the five gradients at up to 2^17 positions, against `screen_windowed` in
-float64 and twice for equal bits. If they are wrong the script fails, and nothing is timed.
+float64, and twice for equal bits. If they are wrong the script fails before it times anything.
 
 Then a layer's screening at Psi = 48: 48 tiles at their initial windows (2 to 257), d_K = 16,
-d_V = 64, one sequence, values in bfloat16. Beside it other ways to compute the same, and causal
+d_V = 64, one sequence, values in bfloat16. Beside it: other ways to compute the same, and causal
 attention of the Transformer of that size (18 heads of 128). For N query-key pairs in the windows:
 
                           forward             backward
@@ -18,10 +18,10 @@ An operation counts once, however many parts its operands have. So with T = 2^17
     w = 256               N = T w             5.4e9 operations,   48 MiB
     dense (`screen`)      all T^2 pairs       2.7e12 operations, 64 GiB for its relevances
 
-Times are medians, with nothing in the cache. roofline: the least time that the operations or the
-bytes take at the rates measured in the same run, over the time. ratio: the time over that of the
-fused kernel. nan: it did not run, and a line says why. The backward pass of `screen_windowed`
-includes a second forward pass.
+Times are medians, with a cold cache. roofline: the least time that the operations or the bytes
+take, at the rates measured in the same run, over the time. ratio: the time over that of the fused
+kernel. nan: it did not run, and a line says why. The backward pass of `screen_windowed` includes a
+second forward pass.
 """
 import math
 import os
@@ -34,7 +34,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from multiscreen import screen as dense
 from multiscreen import screen_windowed, unit
 from screening_triton import available, screen, triton
-from train import Parser, UsageError, cli
+from support.cli import Parser, UsageError, cli
 
 if triton is not None:
     from triton.testing import do_bench
@@ -95,7 +95,7 @@ def median(f):
 
 
 def attempt(f, *args):
-    """f(*args), or nan and a line that says why: want of memory, or of a backend."""
+    """f(*args), or nan and a line that says why: no memory, or no such backend."""
     try:
         return f(*args)
     except RuntimeError as e:

@@ -1,11 +1,11 @@
-"""What the compiler makes of the fused kernel (screening_triton.py), with no GPU.
+"""What the compiler makes of the fused kernel (screening_triton.py). Needs no GPU.
 
     python -m experiments.kernel_compile
 
-Every configuration that is shipped is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100,
-H200), for d_K = 16 and d_V = 64: one minute on a CPU. A spill is a value that did not fit into a
-register, and costs a trip to memory for each pair. The script fails if there is one, or if a
-program needs more shared memory than the smallest of these GPUs has.
+Every shipped configuration is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100, H200),
+with d_K = 16 and d_V = 64, in one minute on a CPU. A spill is a value that did not fit into a
+register: a trip to memory for each pair. The script fails if there is one, or if a program needs
+more shared memory than the smallest of these GPUs has.
 
 block:           queries x keys
 shared:          bytes of shared memory of a program
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from screening_triton import KERNELS, available, config, parts, triton
-from train import Parser, UsageError, cli
+from support.cli import Parser, UsageError, cli
 
 # The types of q and k, and of v.
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),

@@ -1,79 +1,120 @@
-"""Learning rates from 2^-14 to 1 (section "Learning Rate Stability", appendices "Learning Rate Sweep Details" and "QKNorm
-Transformer Baseline"): the same training with each of them, of a Multiscreen and of a Transformer with and without QKNorm.
+"""The same training at learning rates from 2^-14 to 1 (section "Learning Rate Stability").
 
-Paper:  python -m experiments.lr_sweep --models multiscreen transformer:45M transformer:45M:qknorm --exponents $(seq -14 0) \\
-            --seeds 3 --psi 16 --data slimpajama/ --tokenizer gpt2 --seq-len 4096 --batch-size 16 --accumulate 64 \\
-            --steps 65536 --log-every 1 --eval-every 4096 --out out/lr_sweep_paper
+Compared are a Multiscreen and a Transformer with and without QKNorm. Appendices: "Learning Rate
+Sweep Details" and "QKNorm Transformer Baseline".
+
+Paper:  python -m experiments.lr_sweep --exponents $(seq -14 0) --seeds 3 --psi 16 \\
+            --models multiscreen transformer:45M transformer:45M:qknorm --data slimpajama/ \\
+            --tokenizer gpt2 --seq-len 4096 --batch-size 16 --accumulate 64 --steps 65536 \\
+            --log-every 1 --eval-every 4096 --out out/lr_sweep_paper
 Small:  python -m experiments.lr_sweep
-        every second exponent, three models of about 0.15M parameters on the standard library's source text, byte by byte. It
-        leaves out: the size (28M and 45M), all but a few of the 2^38 tokens, two of three seeds (--seeds 3), and with the
-        length of a run most of the time in which a slow instability could show.
+        Every second exponent, three models of about 0.15M parameters, bytes of the standard
+        library's source text. What it leaves out: the size (28M and 45M), nearly all of the 2^38
+        tokens, and two of three seeds. In 200 steps a slow instability has no time to show.
 
-Every other flag goes to train.py, which gives the Transformer the paper's weight decay of 0.1 and clipping at 1.0 and
-Multiscreen neither. The warm-up is a sixteenth of the steps, the paper's 4096 of 65536. Models with QKNorm have one seed, as
-in the paper. A run is called diverged if train.py stopped it (a loss, a gradient norm or a weight was not finite), or if its
-validation loss ended more than half a nat above its first training loss or the least mean over an eighth of its log.
+Every flag that is not listed below goes to train.py, which sets the paper's weight decay of 0.1 and
+clipping at 1.0 for the Transformer and neither for Multiscreen. The warm-up is a sixteenth of the
+steps, as in the paper (4096 of 65536). Models with QKNorm have one seed, as in the paper.
 
-Each run stays in OUT/MODEL-EXPONENT-SEED with its checkpoint and log.tsv, whose losses and gradient norms
-`python -m experiments.training_curves` draws. A run that is there is not run again.
+A run has diverged in two cases. Either train.py stopped it, because a loss, a gradient norm or a
+weight was not finite. Or its last validation loss is more than half a nat above its first training
+loss, or above the least mean over an eighth of its log.
+
+Each run stays in OUT/MODEL-EXPONENT-SEED with its checkpoint and its log.tsv, which `python -m
+experiments.training_curves` draws. A finished run is not run again.
 """
 import math
 from pathlib import Path
 
 import train
-from experiments.common import Progress, count_parameters, pyplot, refuse, report, run_seeds, save_figure, summarize
-from train import Parser, UsageError, cli
+from experiments.common import (
+    Progress,
+    count_parameters,
+    mean_and_std,
+    pyplot,
+    refuse,
+    report,
+    run_seeds,
+    save_figure,
+)
+from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
+from support.cli import Parser, UsageError, check_writable, cli
+from support.tokens import get_tokenizer
 
-PAPER = """The paper's statements (no numbers are printed; 45M Transformer, 28M Multiscreen, 2^38 tokens, 3 seeds, QKNorm 1):
-the Transformer, with and without QKNorm, diverges for learning rates >= 2^-4 (0.0625); QKNorm is slightly better at moderate
-rates; Multiscreen "continues to train reliably without divergence" even at 1 (2^0)."""
+MODELS = ["multiscreen", "transformer:3,4,64", "transformer:3,4,64:qknorm"]
+PAPER = """The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen,
+2^38 tokens, 3 seeds (1 with QKNorm). It states: the Transformer diverges for learning rates >= 2^-4
+(0.0625), with QKNorm and without; QKNorm is slightly better at moderate rates; Multiscreen
+"continues to train reliably without divergence" even at 1 (2^0)."""
 
 
-def cells(losses):
-    """The table's [loss] of a model at one rate, or [loss, std] where several seeds were run, with "diverged" written out."""
-    mean, std, bad = summarize(losses)
-    n = len(losses)
-    text = mean if not bad else "diverged" if bad == n else f"{mean:.5g} ({bad} of {n} diverged)"
-    return [text] if n == 1 else [text, std]
+def loss_cells(losses):
+    """The table's [loss] of a model at one rate; [loss, std] if there were several seeds."""
+    mean, std, diverged = mean_and_std(losses)
+    n, shown = len(losses), mean
+    if diverged == n:
+        shown = "diverged"
+    elif diverged:
+        shown = f"{mean:.5g} ({diverged} of {n} diverged)"
+    return [shown] if n == 1 else [shown, std]
 
 
-def draw(plt, results, n_vocab, path):
-    """One curve with error bars for each model, its diverged rates as crosses above. results: {model: {exponent: losses}}."""
-    fig, ax = plt.subplots(figsize=(7, 4.2))
-    for n, (name, by_rate) in enumerate(results.items()):
-        points = {e: summarize(losses) for e, losses in by_rate.items()}
-        mean, std = [p[0] for p in points.values()], [0.0 if math.isnan(p[1]) else p[1] for p in points.values()]
-        ax.errorbar(list(points), mean, std, marker="o", ms=4, capsize=3, color=f"C{n}", label=name)
-        bad = [e for e, p in points.items() if p[2]]
-        ax.plot(bad, [0.97 - 0.04 * n] * len(bad), "x", color=f"C{n}", transform=ax.get_xaxis_transform())
-    ax.axhline(math.log(n_vocab), color="gray", lw=0.8, ls=":", label="uniform guess")
-    ax.plot([], [], "x", color="black", label="diverged (at least one seed)")
+def draw_sweep(plt, results, n_vocab, path):
+    """Loss by learning rate; diverged rates are crosses above. results[label][exponent]: losses."""
+    fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
+    for n, (label, by_rate) in enumerate(results.items()):
+        points = {e: mean_and_std(losses) for e, losses in by_rate.items()}
+        means, stds, _ = zip(*points.values())
+        plot_with_band(ax, list(points), means, stds, label=label, **look(n))
+        diverged = [e for e, (_, _, n_diverged) in points.items() if n_diverged]
+        ax.plot(diverged, [0.97 - 0.05 * n] * len(diverged), "x", color=look(n)["color"], ms=8,
+                mew=2, transform=ax.get_xaxis_transform())
+    ax.axhline(math.log(n_vocab), color="gray", lw=1, ls=(0, (1, 3)), label="uniform guess")
+    ax.plot([], [], "x", color="black", ms=8, mew=2, label="at least one seed diverged")
+
+    # Room for the crosses.
     low, high = ax.get_ylim()
-    ax.set_ylim(low, high + 0.2 * (high - low))
+    ax.set_ylim(low, high + 0.25 * (high - low))
     exponents = sorted({e for by_rate in results.values() for e in by_rate})
-    ax.set(xlabel="learning rate", ylabel="validation loss (nats per token)", xticks=exponents)
-    ax.set_xticklabels([f"$2^{{{e}}}$" for e in exponents])
-    ax.legend(fontsize=8)
+    ax.set_xticks(exponents, [f"$2^{{{e}}}$" for e in exponents])
+    ax.set(xlabel="learning rate", ylabel="validation loss (nats per token)")
+    legend_below(fig, ax, ncols=3)
     save_figure(fig, path)
 
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:3,4,64", "transformer:3,4,64:qknorm"],
-                   help="names of models as train.py takes them [multiscreen transformer:3,4,64 transformer:3,4,64:qknorm]")
+    p.add_argument("--models", nargs="+", default=MODELS,
+                   help=f"models as train.py names them [{' '.join(MODELS)}]")
     p.add_argument("--exponents", nargs="+", type=int, default=[*range(-14, 1, 2)],
                    help="e of the learning rates 2^e (paper: -14 to 0) [-14 -12 -10 -8 -6 -4 -2 0]")
-    p.add_argument("--steps", type=int, default=200, help="optimizer steps of a run (paper: 65536) [200]")
-    p.add_argument("--seeds", type=int, default=1, help="runs at each rate, 1 with QKNorm (paper: 3) [1]")
-    p.add_argument("--out", default="out/lr_sweep", help="folder; finished runs in it are not run again [out/lr_sweep]")
-    args, flags = p.parse_known_args()                             # all other flags go to train.py
-    if args.seeds < 1 or not all(-60 <= e <= 60 for e in args.exponents):
-        raise UsageError(f"--seeds {args.seeds}, --exponents {args.exponents}: at least 1 seed, exponents from -60 to 60")
+    p.add_argument("--steps", type=int, default=200,
+                   help="optimizer steps of a run (paper: 65536) [200]")
+    p.add_argument("--seeds", type=int, default=1,
+                   help="runs at each rate, 1 with QKNorm (paper: 3) [1]")
+    p.add_argument("--out", default="out/lr_sweep",
+                   help="folder; finished runs in it are kept [out/lr_sweep]")
+    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    args, flags = p.parse_known_args()
+    if args.seeds < 1:
+        raise UsageError(f"--seeds {args.seeds}: at least 1 seed")
+    if not all(-60 <= e <= 60 for e in args.exponents):
+        raise UsageError(f"--exponents {args.exponents}: exponents from -60 to 60")
     refuse(flags, "--model", "--lr", "--seed", "--resume")
-    flags = ["--psi", 5, "--seq-len", 128, "--batch-size", 8, "--log-every", 2, "--warmup", args.steps // 16, *flags]
-    for name in args.models:                                       # a wrong name or flag ends here, not after the first model
-        print("{}: {:,} parameters, {:,} of them non-embedding".format(name, *count_parameters("--model", name, *flags)))
-    n_vocab = train.get_tokenizer(train.get_args([str(f) for f in flags])[0].tokenizer).n_vocab
+    flags = ["--psi", 5, "--seq-len", 128, "--batch-size", 8, "--log-every", 2,
+             "--warmup", args.steps // 16, *flags]
+
+    # A wrong name or flag ends here, before the first run.
+    sizes = {}
+    for name in args.models:
+        sizes[name], rest = count_parameters("--model", name, *flags)
+        print(f"{name}: {sizes[name]:,} parameters, {rest:,} of them non-embedding")
+    train_args, _ = train.get_args([str(f) for f in flags])
+    n_vocab = get_tokenizer(train_args.tokenizer).n_vocab
+    table = Path(args.out) / "lr_sweep.tsv"
+    check_writable(table, args.force)
+
+    # The runs.
     seeds = {name: 1 if name.endswith(":qknorm") else args.seeds for name in args.models}
     exponents = sorted(set(args.exponents))
     progress = Progress(len(exponents) * sum(seeds.values()))
@@ -81,14 +122,26 @@ def main():
     for name in seeds:
         for e in exponents:
             out = Path(args.out) / f"{name.replace(':', '_')}-{e}"
-            results[name][e] = run_seeds(out, "--model", name, *flags, "--lr", 2.0**e, steps=args.steps, seeds=seeds[name], progress=progress)
-    columns = ["exponent", "rate"] + [c for name in seeds for c in ([name, "std"] if seeds[name] > 1 else [name])]
-    rows = [[e, 2.0**e] + [c for name in seeds for c in cells(results[name][e])] for e in exponents]
-    report(Path(args.out) / "lr_sweep.tsv", columns, rows, f"Validation loss, nats per token, after {args.steps} steps, "
-           f"{args.seeds} seed(s); a uniform guess has {math.log(n_vocab):.4g}")
+            results[name][e] = run_seeds(out, "--model", name, *flags, "--lr", 2.0**e,
+                                         steps=args.steps, seeds=seeds[name], progress=progress)
+
+    # The table: a row for each rate.
+    columns = ["exponent", "rate"]
+    for name in seeds:
+        columns += [name, "std"] if seeds[name] > 1 else [name]
+    rows = []
+    for e in exponents:
+        rows.append([e, 2.0**e])
+        for name in seeds:
+            rows[-1] += loss_cells(results[name][e])
+    report(table, columns, rows,
+           f"Validation loss, nats per token, after {args.steps} steps, {args.seeds} seed(s); a "
+           f"uniform guess has {math.log(n_vocab):.4g}")
     print(PAPER)
     if plt := pyplot():
-        draw(plt, results, n_vocab, Path(args.out) / "lr_sweep.png")
+        labels = label_models(sizes.items())
+        shown = {labels[name, sizes[name]]: by_rate for name, by_rate in results.items()}
+        draw_sweep(plt, shown, n_vocab, table.with_suffix(".png"))
 
 
 if __name__ == "__main__":

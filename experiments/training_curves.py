@@ -1,18 +1,23 @@
-"""Loss and gradient norm in training, from log.tsv files (appendices "Training Loss Dynamics" and "Gradient Norm Dynamics").
+"""Loss and gradient norm in training, from log.tsv files.
 
-Paper:  python -m experiments.training_curves out/lr_sweep_paper/*-0/log.tsv --window 256        (loss at each learning rate)
-        python -m experiments.training_curves out/scaling_paper/*/log.tsv --window 256                       (gradient norms)
-        from runs with --log-every 1. Its sanity check compares a Multiscreen with transformer:45M trained as it is, with
-        --weight-decay 0, and with --clip 0: three runs of train.py, given here as well.
+Appendices "Training Loss Dynamics" and "Gradient Norm Dynamics".
+
+Paper:  python -m experiments.training_curves out/lr_sweep_paper/*-0/log.tsv --window 256
+        python -m experiments.training_curves out/scaling_paper/*/log.tsv --window 256
+        The first draws the loss at each learning rate, the second gradient norms, both from runs
+        with --log-every 1. The paper's sanity check compares a Multiscreen with three runs of
+        transformer:45M: as it is, with --weight-decay 0, and with --clip 0. Train them with
+        train.py and name their logs here.
 Small:  python -m experiments.training_curves
-        all runs of `python -m experiments.lr_sweep`, some seconds. It leaves out what they leave out, and of every two steps
-        one: a log has one row each --log-every steps (and one for the first), a peak between two rows is not seen.
+        All runs of `python -m experiments.lr_sweep`, in seconds. What it leaves out: what they
+        leave out, and every second step. A log has a row each --log-every steps and one for the
+        first step; a peak between two rows is lost.
 
---window counts rows of the log, not steps: the paper's moving average over 256 steps is 256 rows with --log-every 1.
-The gradient norm is the one before clipping; the table's median, 90th percentile and maximum are over the rows in the second
-half of the steps. A spike is a row more than 5 standard deviations above the mean of the WINDOW rows before it, in the loss
-or in the gradient norm. `end` is "diverged" by the criterion of lr_sweep. In the figure a gradient norm above 1 is drawn at 1 as
-a cross, as in the paper.
+--window counts rows of the log: the paper's moving average over 256 steps is 256 rows with
+--log-every 1. Gradient norms are measured before clipping. Their median, 90th percentile and
+maximum are taken over the second half of the steps. A spike is a row, of the loss or of the norm,
+more than 5 standard deviations above the mean of the WINDOW rows before it. The column `end` says
+"diverged" by lr_sweep's criterion. The figure draws norms above 1 as crosses at 1, like the paper.
 """
 import math
 import re
@@ -20,104 +25,137 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import outcome, pyplot, read_log, report, save_figure
-from train import Parser, UsageError, cli
+from experiments.common import final_loss, pyplot, read_log, report, save_figure
+from experiments.curves import curves, moving_average, summarize_run
+from experiments.style import COLORS, LINES, WIDTH, paper_name
+from support.cli import Parser, UsageError, check_writable, cli
 
 COLUMNS = ["run", "steps", "loss_first", "loss_last", "loss_spikes",
            "grad_median", "grad_p90", "grad_max", "grad_spikes", "end"]
-PAPER = """The paper's statements (it prints no numbers here): the Transformer's loss has frequent spikes at moderate rates and
-does not converge at larger ones, Multiscreen's is smooth even at 1; Multiscreen's gradient norm decays and settles near zero
-with minimal variance, the Transformer's keeps a floor, with substantial variance and occasional spikes."""
+PAPER = """The paper prints no numbers here. It states: the Transformer's loss has frequent spikes
+at moderate rates and does not converge at larger ones; Multiscreen's is smooth even at 1. Its
+gradient norm decays and settles near zero with minimal variance; the Transformer's keeps a floor,
+with substantial variance and occasional spikes."""
 
 
-def moving_average(x, window):
-    """Means of `window` neighbours, or of all if there are fewer. x: (n,) -> (n - min(window, n) + 1,)."""
-    return np.lib.stride_tricks.sliding_window_view(x, min(window, len(x))).mean(-1)
-
-
-def count_spikes(x, window):
-    """How many values are more than 5 standard deviations above the mean of the `window` values before them. x: (n,)."""
-    if len(x) <= window:
-        return 0
-    before = np.lib.stride_tricks.sliding_window_view(x, window)[:-1]
-    return int((x[window:] > before.mean(-1) + 5 * before.std(-1)).sum())
-
-
-def curves(rows):
-    """(step, loss, grad_norm), float arrays (n,), of the rows of a log.tsv that have them."""
-    rows = [row for row in rows if {"step", "loss", "grad_norm"} <= row.keys()]
-    return tuple(np.array([row[c] for row in rows]) for c in ("step", "loss", "grad_norm"))
-
-
-def summarize(step, loss, norm, window):
-    """The table's numbers of one run, COLUMNS without the first and last; nats per token."""
-    smooth, late = moving_average(loss, window), norm[step > step[-1] / 2]
-    return [int(step[-1]), *map(float, (smooth[0], smooth[-1])), count_spikes(loss, window),
-            *map(float, (*np.quantile(late, [0.5, 0.9]), late.max())), count_spikes(norm, window)]
-
-
-def parse(name):
-    """(model, exponent, seed) of a folder of lr_sweep, MODEL-EXPONENT-SEED; ("runs", name, 0) of any other."""
+def parse_folder(name):
+    """(model, exponent, seed) of lr_sweep's MODEL-EXPONENT-SEED; ("runs", name, 0) of any other."""
     match = re.fullmatch(r"(.+?)-(-?\d+)-(\d+)", name)
-    return (match[1].replace("_", ":"), int(match[2]), int(match[3])) if match else ("runs", name, 0)
+    if not match:
+        return "runs", name, 0
+    return match[1].replace("_", ":"), int(match[2]), int(match[3])
 
 
-def draw(plt, runs, window, path):
-    """Smoothed losses above, gradient norms below, a column for each model. runs: {name: (step, loss, norm)}.
+def label_run(name):
+    """The paper's words for a folder of scaling, the name of any other."""
+    if match := re.fullmatch(r"multiscreen_psi(\d+)-(\d+)", name):
+        return rf"Multiscreen, $\Psi$ = {match[1]}, seed {match[2]}"
+    if match := re.fullmatch(r"transformer_(.+)-(\d+)", name):
+        return f"Transformer {match[1]}, seed {match[2]}"
+    return name
 
-    Of several seeds only the first is drawn. A loss beyond 1.2 times the largest first row is outside the axes.
+
+def by_rate(name):
+    """A sort key for folders: by model, then by learning rate or name, then by seed."""
+    return [(isinstance(part, int), part) for part in parse_folder(name)]
+
+
+def get_styles(plt, keys):
+    """{key: (colour, line, label)}. Learning rates go from dark to bright, other runs alternate."""
+    rates = [key for key in keys if isinstance(key, int)]
+    others = [key for key in keys if isinstance(key, str)]
+    styles = {}
+    for n, e in enumerate(rates):
+        color = plt.cm.viridis(0.92 * n / max(len(rates) - 1, 1))
+        styles[e] = color, LINES[n % len(LINES)], f"$2^{{{e}}}$"
+    for n, name in enumerate(others):
+        styles[name] = COLORS[n % len(COLORS)], LINES[n % len(LINES)], label_run(name)
+    return styles
+
+
+def draw_curves(plt, runs, window, path):
+    """Losses above, gradient norms below, a column for each model. runs[name]: step, loss, norm.
+
+    Of several seeds only the first is drawn. The loss axis ends at 1.2 times the largest first row;
+    a title names the runs that stay above it.
     """
     columns = {}
     for name, run in runs.items():
-        model, e, _ = parse(name)
-        columns.setdefault(model, {}).setdefault(e, run)
-    keys = sorted({e for lines in columns.values() for e in lines}, key=lambda e: (isinstance(e, str), e))
+        model, key, _ = parse_folder(name)
+        columns.setdefault(model, {}).setdefault(key, run)
+    keys = {key for lines in columns.values() for key in lines}
+    styles = get_styles(plt, sorted(keys, key=lambda key: (isinstance(key, str), key)))
     low = min(moving_average(loss, window).min() for _, loss, _ in runs.values())
     high = 1.2 * max(loss[0] for _, loss, _ in runs.values())
-    fig, axes = plt.subplots(2, len(columns), figsize=(1 + 4 * len(columns), 6.5), sharex="col", sharey="row", squeeze=False)
-    for (title, lines), (above, below) in zip(columns.items(), axes.T):
-        for e, (step, loss, norm) in lines.items():
-            color, smooth = plt.cm.viridis(0.95 * keys.index(e) / max(len(keys) - 1, 1)), moving_average(loss, window)
-            label = e if isinstance(e, str) else f"$2^{{{e}}}$"
-            label += " (above)" if smooth.min() > high else ""
-            above.plot(step[len(step) - len(smooth) :], smooth, color=color, lw=1.2, label=label)
-            below.plot(step, np.minimum(norm, 1), color=color, lw=0.8)
+
+    fig, axes = plt.subplots(2, len(columns), figsize=(WIDTH, 6.5), sharex="col", sharey="row",
+                             squeeze=False, layout="constrained")
+    for (model, lines), (above, below) in zip(columns.items(), axes.T):
+        outside = []
+        for key, (step, loss, norm) in lines.items():
+            color, line, label = styles[key]
+            smooth = moving_average(loss, window)
+            if smooth.min() > high:
+                outside.append(label)
+            marker = "." if len(smooth) == 1 else ""
+            above.plot(step[len(step) - len(smooth) :], smooth, color=color, ls=line, lw=1.5,
+                       marker=marker)
+            below.plot(step, np.minimum(norm, 1), color=color, ls=line, lw=1)
             below.plot(step[norm > 1], np.ones((norm > 1).sum()), "x", color=color, ms=4)
-        above.set(title=title, ylim=(low - 0.05 * (high - low), high))
-        above.legend(fontsize=7, ncol=2)
+        title = [] if model == "runs" else [paper_name(model)]
+        if outside:
+            title.append(f"above the axis: {', '.join(outside)}")
+        above.set(title="\n".join(title), ylim=(low - 0.05 * (high - low), high))
         below.set(xlabel="optimizer step", ylim=(0, 1.05))
     axes[0, 0].set_ylabel(f"training loss (nats per token),\nmean of {window} rows of the log")
     axes[1, 0].set_ylabel("gradient norm before clipping\n(above 1: crosses)")
+    handles = [plt.Line2D([], [], color=color, ls=line, label=label)
+               for color, line, label in styles.values()]
+    fig.legend(handles=handles, title="learning rate" if set(columns) != {"runs"} else None,
+               loc="outside lower center", ncols=8 if set(columns) != {"runs"} else 2,
+               frameon=False)
     save_figure(fig, path)
 
 
 def main():
     p = Parser(__doc__)
     p.add_argument("logs", nargs="*", help="log.tsv files of train.py [out/lr_sweep/*/log.tsv]")
-    p.add_argument("--window", type=int, default=10, help="rows of the log in a moving average (paper: 256 steps) [10]")
-    p.add_argument("--out", default="out/training_curves", help="folder for table and figure [out/training_curves]")
+    p.add_argument("--window", type=int, default=10,
+                   help="rows of the log in a moving average (paper: 256 steps) [10]")
+    p.add_argument("--out", default="out/training_curves",
+                   help="folder for table and figure [out/training_curves]")
+    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")
-    paths = sorted(map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv")), key=lambda path: [(isinstance(x, int), x) for x in parse(path.parent.name)])
+    paths = map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv"))
+    paths = sorted(paths, key=lambda path: by_rate(path.parent.name))
     if not paths:
-        raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, or name some here")
+        raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, "
+                         "or name some here")
+    table = Path(args.out) / "training_curves.tsv"
+    check_writable(table, args.force)
+
     runs, rows = {}, []
     for path in paths:
         name = path.parent.name or str(path)
-        name = str(path.parent) if name in runs else name
-        log, stopped = read_log(path), (path.parent / "diverged.txt").exists()
+        if name in runs:
+            name = str(path.parent)
+        log = read_log(path)
         step, loss, norm = curves(log)
-        end = "diverged" if stopped or len(step) and math.isnan(outcome(log, None)) else None
+        diverged = (path.parent / "diverged.txt").exists()
+        numbers = [0] + [None] * (len(COLUMNS) - 3)
         if len(step):
             runs[name] = step, loss, norm
-        numbers = summarize(step, loss, norm, args.window) if len(step) else [0] + [None] * (len(COLUMNS) - 3)
-        rows.append([name, *numbers, end])
-    report(Path(args.out) / "training_curves.tsv", COLUMNS, rows, "Training loss, nats per token, mean of the first and last "
-           f"{args.window} rows of the log, and gradient norm in the second half, of {len(paths)} run(s)")
+            diverged = diverged or math.isnan(final_loss(log, None))
+            numbers = summarize_run(step, loss, norm, args.window)
+        rows.append([name, *numbers, "diverged" if diverged else None])
+    report(table, COLUMNS, rows,
+           f"Training loss, nats per token, mean of the first and last {args.window} rows of the "
+           f"log, and gradient norm in the second half, of {len(paths)} run(s)")
     print(PAPER)
     if runs and (plt := pyplot()):
-        draw(plt, runs, args.window, Path(args.out) / "training_curves.png")
+        draw_curves(plt, runs, args.window, table.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Where the learned windows and acceptance widths end up (appendix "Distribution of Learned Screening Parameters").
+"""Where the learned windows and acceptance widths end up.
 
-Paper:  python -m experiments.windows --ckpt out/scaling_paper/multiscreen_psi64-0/ckpt.pt     (4,096 tiles; see scaling)
-Small:  python -m experiments.windows --ckpt out/ckpt.pt        (seconds)
-        What it leaves out: the size (64 tiles for psi = 8) and the length of the training.
+Appendix "Distribution of Learned Screening Parameters".
 
-One point for each tile: w on a logarithmic axis, r, and a histogram of each. The red line is w_th, from which on a tile
-has no positional encoding; the dashed one the training length. The paper prints no numbers for its figure but these two
-lines, 2^8 and 2^12; it says that most windows are local or medium-range, a few exceed the training length, and r is often
-close to 1.
+Paper:  python -m experiments.windows --ckpt out/scaling_paper/multiscreen_psi64-0/ckpt.pt
+        4,096 tiles; `python -m experiments.scaling` trains the model.
+Small:  python -m experiments.windows --ckpt out/ckpt.pt
+        Seconds. What it leaves out: the size (64 tiles for psi = 8) and the length of the training.
+
+One point for each tile: w on a logarithmic axis, r, and a histogram of each. A tile with w >= w_th,
+the dotted line, has no positional encoding. The dashed line is the training length. Of numbers the
+paper prints only these two lines, 2^8 and 2^12. It says: most windows are local or medium-range, a
+few exceed the training length, and r is often close to 1.
 """
 import math
 import statistics
@@ -17,10 +20,13 @@ import numpy as np
 import torch
 
 from experiments.common import pyplot, report, save_figure
+from experiments.style import COLORS, WIDTH, legend_below
 from multiscreen import window
-from train import Parser, UsageError, cli, load_checkpoint, screens
+from support.checkpoint import has_windows, load_checkpoint
+from support.cli import Parser, UsageError, check_writable, cli
 
-COLUMNS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th", "w>T_train"]
+COLUMNS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
+           "w>T_train"]
 
 
 @torch.no_grad()
@@ -32,54 +38,78 @@ def learned(model):
 
 
 def summary(name, w, r, w_th, T_train):
-    """A row of COLUMNS for the tiles whose windows and acceptance widths are w and r, both (n,)."""
-    spread = [f(x) for x in (w.tolist(), r.tolist()) for f in (min, statistics.median, max)]
-    return [name, len(w), *spread, int((w > w_th).sum()), int((w > T_train).sum())]
+    """A row of COLUMNS for tiles with the windows w and the acceptance widths r, both (n,)."""
+    row = [name, len(w)]
+    for x in (w.tolist(), r.tolist()):
+        row += [min(x), statistics.median(x), max(x)]
+    return [*row, int((w > w_th).sum()), int((w > T_train).sum())]
 
 
-def draw(plt, w, r, w_th, T_train):
-    """The figure: scatter of (w, r), (N_L, N_H) each, coloured by layer, with marginal histograms. Infinite windows stand
-    at the right edge as triangles, and in the last bin."""
+def draw_windows(plt, w, r, w_th, T_train):
+    """Points (w, r) coloured by layer, with marginal histograms. w, r: (N_L, N_H)
+
+    Infinite windows stand at the right edge as triangles, and in the last bin.
+    """
     finite = np.isfinite(w)
     edge = 2 * max(w[finite].max(initial=1.0), w_th, T_train)
     layer = np.broadcast_to(np.arange(1, len(w) + 1)[:, None], w.shape)
-    shown, color = np.where(finite, w, edge), {"cmap": "viridis", "vmin": 1, "vmax": max(len(w), 2)}
-    fig, axes = plt.subplots(2, 2, figsize=(7.5, 5.5), width_ratios=[4, 1], height_ratios=[1, 4], sharex="col", sharey="row",
-                             layout="constrained")
+    shown = np.where(finite, w, edge)
+    color = {"cmap": "viridis", "vmin": 1, "vmax": max(len(w), 2), "edgecolors": "black",
+             "linewidths": 0.3}
+    fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), width_ratios=[4, 1], height_ratios=[1, 4],
+                             sharex="col", sharey="row", layout="constrained")
     (top, corner), (ax, right) = axes
     corner.axis("off")
-    points = ax.scatter(shown[finite], r[finite], 18, layer[finite], **color)
+
+    # The points, and the two lengths that matter to a window.
+    points = ax.scatter(shown[finite], r[finite], 30, layer[finite], **color)
     if not finite.all():
-        ax.scatter(shown[~finite], r[~finite], 30, layer[~finite], marker=">", label="w infinite, drawn at the edge", **color)
+        ax.scatter(shown[~finite], r[~finite], 50, layer[~finite], marker=">",
+                   label="w infinite, drawn at the edge", **color)
     for a in (ax, top):
-        a.axvline(w_th, color="C3", lw=3, alpha=0.4, label=f"w_th = {w_th:g}, no MiPE from here on")
-        a.axvline(T_train, color="black", ls="--", label=f"training length, {T_train}")
-    ax.set(xscale="log", xlim=(1, 1.2 * edge), ylim=(-0.03, 1.03), xlabel="screening window w (tokens, log scale)",
-           ylabel="acceptance width r")
+        a.axvline(w_th, color=COLORS[1], ls=":", lw=2.5,
+                  label=rf"$w_\mathrm{{th}}$ = {w_th:g}, no MiPE from here on")
+        a.axvline(T_train, color="black", ls="--", label=f"training length, {T_train:,} tokens")
+    ax.set(xscale="log", xlim=(1, 1.2 * edge), ylim=(-0.03, 1.03),
+           xlabel="screening window w (tokens)", ylabel="acceptance width r")
+
+    # The histograms.
     top.hist(shown.ravel(), np.geomspace(1, 1.2 * edge, 31), color="gray")
     right.hist(r.ravel(), np.linspace(0, 1, 21), orientation="horizontal", color="gray")
     top.set(ylabel="tiles")
     right.set(xlabel="tiles")
-    ax.legend(fontsize=8, loc="lower left")
-    fig.colorbar(points, ax=axes, label="layer", ticks=range(1, len(w) + 1, math.ceil(len(w) / 8)))
+    for axis in (top.yaxis, right.xaxis):
+        axis.set_major_locator(plt.MaxNLocator(3, integer=True))
+    legend_below(fig, ax)
+    ticks = range(1, len(w) + 1, math.ceil(len(w) / 8))
+    fig.colorbar(points, ax=axes, label="layer", ticks=ticks)
     return fig
 
 
 def main():
     p = Parser(__doc__)
     p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
+    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
     args = p.parse_args()
     model, _, ckpt = load_checkpoint(args.ckpt)
-    if not screens(model):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']}: it has no screening windows; take a multiscreen checkpoint")
-    (w, r), w_th, T_train = learned(model), model.config.w_th, ckpt["args"]["seq_len"]
-    rows = [summary(str(n), w[n - 1], r[n - 1], w_th, T_train) for n in range(1, len(w) + 1)]
+    if not has_windows(model):
+        raise UsageError(f"{args.ckpt} is a {ckpt['model']}, which has no screening windows: take "
+                         "a multiscreen checkpoint")
+    table = Path(args.ckpt).with_name("windows.tsv")
+    check_writable(table, args.force)
+
+    w, r = learned(model)
+    w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
+    rows = []
+    for n in range(len(w)):
+        rows.append(summary(str(n + 1), w[n], r[n], w_th, T_train))
     rows.append(summary("all", w.ravel(), r.ravel(), w_th, T_train))
-    path = Path(args.ckpt).with_name("windows.tsv")
-    report(path, COLUMNS, rows, f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after {ckpt['step']} steps; "
-           f"w_th {w_th:g}, training length {T_train} (the paper's figure: 256 and 4096)")
+    report(table, COLUMNS, rows,
+           f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
+           f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train} (the paper's figure: "
+           "256 and 4096)")
     if plt := pyplot():
-        save_figure(draw(plt, w, r, w_th, T_train), path.with_suffix(".png"))
+        save_figure(draw_windows(plt, w, r, w_th, T_train), table.with_suffix(".png"))
 
 
 if __name__ == "__main__":

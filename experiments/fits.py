@@ -1,0 +1,40 @@
+"""Lines fitted to losses by size, and the parameters that one family saves at an equal loss."""
+import math
+
+import numpy as np
+
+
+def fit(sizes, losses):
+    """(a, b) of the line loss = a + b ln(size), or None for fewer than two different sizes."""
+    if len(set(sizes)) < 2:
+        return None
+    b, a = np.polyfit(np.log(sizes), losses, 1)
+    return float(a), float(b)
+
+
+def per_doubling(line):
+    """The change of the loss when the size doubles, or None without a line."""
+    return line[1] * math.log(2) if line else None
+
+
+def size_at(loss, line):
+    """The size at which a fitted line has that loss."""
+    a, b = line
+    return math.exp((loss - a) / b)
+
+
+def saving(multiscreen, transformer):
+    """(loss, N_multiscreen, N_transformer, 1 - their ratio), in the middle of the common losses.
+
+    Each argument: (sizes, losses). None if no loss is common, or if a line does not fall.
+    """
+    lines = fit(*multiscreen), fit(*transformer)
+    if not all(line and line[1] < 0 for line in lines):
+        return None
+    low = max(min(multiscreen[1]), min(transformer[1]))
+    high = min(max(multiscreen[1]), max(transformer[1]))
+    if low > high:
+        return None
+    loss = (low + high) / 2
+    N_m, N_t = (size_at(loss, line) for line in lines)
+    return loss, N_m, N_t, 1 - N_m / N_t

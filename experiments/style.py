@@ -1,0 +1,80 @@
+"""How the figures look, and what they call a model: the paper's words, never a path."""
+from baselines.transformer import SIZES
+
+# Okabe and Ito's colours, made for colour-blind readers. Markers and lines serve in greyscale.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+
+# A figure is 8 inches wide, so that its letters are readable on a README page.
+WIDTH = 8
+SETTINGS = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "xtick.labelsize": 9,
+            "ytick.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False}
+
+ABLATIONS = {"rope": "MiPE → RoPE", "nope": "MiPE → NoPE", "no-tanhnorm": "w/o TanhNorm",
+             "no-gate": "w/o Gate", "fixed-r": "Fixed r = 1"}
+
+
+def look(n):
+    """Colour, marker and line of the n-th curve."""
+    return {"color": COLORS[n % len(COLORS)], "marker": MARKERS[n % len(MARKERS)],
+            "ls": LINES[n % len(LINES)]}
+
+
+def plot_with_band(ax, x, mean, std, **options):
+    """A curve, and a band of one standard deviation to each side. std: None or NaN for no band."""
+    ax.plot(x, mean, **{"ms": 5, "lw": 1.5} | options)
+    if std is not None:
+        low = [m - s for m, s in zip(mean, std)]
+        high = [m + s for m, s in zip(mean, std)]
+        ax.fill_between(x, low, high, color=options["color"], alpha=0.25, lw=0)
+
+
+def legend_below(fig, ax, ncols=2):
+    """The legend of `ax` under the figure, where it hides nothing. Needs layout="constrained"."""
+    handles, labels = ax.get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
+
+
+def millions_axis(plt, ax):
+    """A logarithmic x axis that counts parameters in millions."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}")
+    ax.minorticks_off()
+
+
+# ------------------------------------------------------------------------- names of models
+
+def paper_name(model):
+    """The paper's words for a name that train.py takes."""
+    family, _, variant = model.partition(":")
+    if family == "multiscreen":
+        return f"Multiscreen, {ABLATIONS[variant]}" if variant else "Multiscreen"
+    size, _, norm = variant.partition(":")
+    name = f"Transformer {size}" if size in SIZES else "Transformer"
+    return f"{name} + QKNorm" if norm else name
+
+
+def label_models(models):
+    """{(name, parameters): label}; the size is added where two models have the same name."""
+    models = set(models)
+    names = [paper_name(name) for name, _ in models]
+    labels = {}
+    for name, parameters in models:
+        label = paper_name(name)
+        labels[name, parameters] = label
+        if names.count(label) > 1:
+            labels[name, parameters] = f"{label}, {short_number(parameters)}"
+    return labels
+
+
+def short_number(n):
+    """0.48M, 28M, 1.3B."""
+    unit, letter = (1e9, "B") if n >= 1e9 else (1e6, "M")
+    return f"{n / unit:.0f}{letter}" if n >= 10 * unit else f"{n / unit:.2g}{letter}"
+
+
+def count_of(n, noun):
+    """1 seed, 8 seeds."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
