@@ -1,0 +1,121 @@
+"""What the tests share: random inputs, small models, short runs.
+
+Tensors come from local generators with a drawn seed. Queries and keys are correlated: independent
+unit vectors in 16 dimensions almost never pass Trim, and a test on them compares zeros.
+"""
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
+
+import train
+from multiscreen import Config, Multiscreen
+from support.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parent.parent
+INF = math.inf
+CPU = torch.device("cpu")
+
+seeds = st.integers(0, 2**31 - 1)
+widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9),
+                   st.just(INF))
+acceptances = st.floats(0.02, 1.0)
+
+
+def random(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw_tokens(*shape, seed=0, n=50):
+    """Integers below n."""
+    return torch.randint(n, shape, generator=random(seed))
+
+
+def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
+    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1)."""
+    g = random(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    base = draw(B, H, 1, K)
+    q = normalize(rho * base + (1 - rho) * draw(B, H, T, K), dim=-1)
+    k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
+    v = normalize(draw(B, H, S, V), dim=-1)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+# ----------------------------------------------------------------------------------- models
+
+def small(seed=0, far=False, vocab_size=50, **sizes):
+    """A small model; with `far` its parameters are far from their initial values.
+
+    Then windows are from 1.1 to inf, r from .05 to .95, and many pairs pass Trim.
+    """
+    torch.manual_seed(seed)
+    model = Multiscreen(Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes)))
+    if far:
+        move_away(model, random(seed))
+    return model
+
+
+@torch.no_grad()
+def move_away(model, g):
+    for tile in model.layers:
+        tile.s_w.uniform_(-2.0, 6.0, generator=g)
+        tile.s_r.uniform_(-3.0, 3.0, generator=g)
+        tile.s_O.uniform_(-1.0, 1.0, generator=g)
+        tile.W_Q.copy_(0.3 * torch.randn(tile.W_Q.shape, generator=g))
+        tile.W_K.copy_(tile.W_Q + 0.1 * torch.randn(tile.W_Q.shape, generator=g))
+        tile.W_V.mul_(20)
+        if hasattr(tile, "W_G"):
+            tile.W_G.mul_(10)
+    model.layers[0].s_w[0] = INF
+    model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # tokens alike
+    model.s_E.fill_(0.7)
+    model.s_F.fill_(1.3)
+
+
+def use_products_of(model, dtype):
+    """Let the model's matrix products run in dtype."""
+    for part in [model, *model.layers]:
+        part.dtype = dtype
+
+
+# ------------------------------------------------------------------------------- short runs
+
+# The definition, because comparing the others with it takes a second: see test_choice.py.
+SMALL = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--device", "cpu",
+         "--kernel", "definition"]
+TEXT = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer.\n" for n in range(400))
+
+
+def run(*argv, cwd=ROOT, **options):
+    """`python ARGV` in a process of its own."""
+    command = [sys.executable, *map(str, argv)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, **options)
+
+
+def fit(out, *flags, data=None):
+    """Train in this process on TEXT, which is written beside `out`; returns the checkpoint."""
+    path = out.parent / "text.txt"
+    path.write_text(TEXT)
+    train.main([*SMALL, "--data", str(data or path), "--out", str(out), *flags])
+    return read_checkpoint(out / "ckpt.pt")
+
+
+def assert_same_weights(a, b):
+    """Two checkpoints have the same weights, bit for bit."""
+    assert a["weights"].keys() == b["weights"].keys()
+    for name, p in a["weights"].items():
+        assert torch.equal(p, b["weights"][name]), name
+
+
+def read_table(path):
+    """The rows of a TSV file as dicts of strings."""
+    head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]

@@ -1,0 +1,141 @@
+"""The paper in float64, written a second time: what the tests compare with.
+
+Independent of multiscreen.py and baselines/ on purpose, and slow on purpose: one sequence, one
+tile and one query at a time, formulas as they are printed.
+
+p: parameters by name, float64; c: the model's Config; tokens: (T,) integers.
+"""
+import math
+
+import torch
+
+THETA = 10_000                                         # of RoPE
+
+
+def unit(x):
+    """Eq. 5, for each row."""
+    return x / x.norm(dim=1, keepdim=True)
+
+
+def visible(i, S, w):
+    """The keys j < S that position i sees: none later, none at distance w or more."""
+    w = float(w.detach())
+    return [j for j in range(S) if j <= i and i - j < w]
+
+
+def relevance(s, d, w, r):
+    """Eqs. 9 to 11 for keys in the window: similarities s, d = j - i, window w, width r."""
+    alpha = (1 - (1 - s) / r).clamp(min=0) ** 2
+    if w == math.inf:
+        return alpha
+    return alpha * ((math.pi * d / w).cos() + 1) / 2
+
+
+def reference_screen(q, k, v, w, r, i0=0):
+    """Eqs. 8 to 12, one pair at a time; shapes as in multiscreen.screen."""
+    q, k, v, w, r = (x.detach().double() for x in (q, k, v, w, r))
+    B, H, T, _ = q.shape
+    S, V = v.shape[2:]
+    h = torch.zeros(B, H, T, V, dtype=torch.float64)
+    for b in range(B):
+        for t in range(H):
+            for i in range(T):
+                for j in visible(i0 + i, S, w[t]):
+                    d = torch.tensor(j - (i0 + i), dtype=torch.float64)
+                    s = q[b, t, i] @ k[b, t, j]
+                    h[b, t, i] += relevance(s, d, w[t], r[t]) * v[b, t, j]
+    return h
+
+
+def turned(x, angle):
+    """Each row of x, whose n-th half-and-half pair turns by angle[:, n], as complex numbers."""
+    a, b = x.chunk(2, 1)
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((z.real, z.imag), 1)
+
+
+def rope(x, scale=1.0):
+    """Rotary positions, for each row."""
+    i = torch.arange(len(x), dtype=x.dtype)
+    K = x.shape[1]
+    speed = torch.tensor([THETA ** (-2 * n / K) for n in range(K // 2)], dtype=x.dtype)
+    return turned(x, torch.outer(i / scale, speed))
+
+
+def mipe(x, w, w_th):
+    """Eqs. 6 and 7: the first two dimensions turn, if the window is below w_th."""
+    if w >= w_th:
+        return x
+    gamma = ((math.pi * w / w_th).cos() + 1) / 2
+    phi = math.pi * torch.arange(len(x), dtype=x.dtype) * gamma / w
+    return torch.cat((turned(x[:, :2], phi[:, None]), x[:, 2:]), 1)
+
+
+def tanh_norm(h):
+    """Eq. 13, for each row."""
+    norm = h.norm(dim=1, keepdim=True)
+    factor = norm.tanh() / torch.where(norm > 0, norm, 1)
+    return torch.where(norm > 0, factor, 1) * h
+
+
+def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale=1.0):
+    """Eqs. 5 to 14 for one tile: rows of q, k, v as projected -> u. variant: an ablation's name."""
+    q, k, v = unit(q), unit(k), unit(v)
+    if variant == "rope":
+        q, k = rope(q, scale), rope(k, scale)
+    elif variant != "nope":
+        q, k = mipe(q, w, w_th), mipe(k, w, w_th)
+    h = []
+    for i in range(len(q)):
+        j = torch.tensor(visible(i, len(k), w))
+        h.append(relevance(k[j] @ q[i], j - i, w, r) @ v[j])
+    h = torch.stack(h)
+    return h if variant == "no-tanhnorm" else tanh_norm(h)
+
+
+def reference_logits(p, c, tokens, variant="", scale=1.0):
+    """Eqs. 1 to 18: the logits (T, N) of Multiscreen, or of an ablation."""
+    E = unit(p["W_E"])
+    x = p["s_E"].exp() * E[tokens]
+    for n in range(c.N_L):
+        layer = f"layers.{n}."
+        W = {key.removeprefix(layer): value for key, value in p.items() if key.startswith(layer)}
+        update = 0
+        for t in range(c.N_H):
+            w = W["s_w"][t].exp() + 1
+            r = 1 if variant == "fixed-r" else 1 / (1 + (-W["s_r"][t]).exp())
+            q, k, v = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V"))
+            y = screening_unit(q, k, v, w, r, c.w_th, variant, scale)
+            if variant != "no-gate":
+                g = x @ W["W_G"][:, t]
+                y = y * (g / (1 + (-g).exp())).tanh()
+            update = update + y @ (W["s_O"][t].exp() * W["W_O"][t])
+        x = x + update
+    return x @ (p["s_F"].exp() * E).T
+
+
+def reference_transformer(p, c, tokens, scale=1.0):
+    """The logits (T, N) of the baseline, a LLaMA."""
+    def norm(y, weight=1.0):
+        return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
+
+    K = c.d_E // c.N_H
+    x = p["W_E"][tokens]
+    for n in range(c.N_L):
+        layer = f"layers.{n}."
+        W = {key.removeprefix(layer): value for key, value in p.items() if key.startswith(layer)}
+        y = norm(x, W["norm_1.weight"])
+        heads = []
+        for t in range(c.N_H):
+            columns = slice(t * K, (t + 1) * K)
+            q, k, v = (y @ W[name][:, columns] for name in ("W_Q", "W_K", "W_V"))
+            if c.qk_norm:
+                q, k = norm(q, W["norm_q.weight"]), norm(k, W["norm_k.weight"])
+            q, k = rope(q, scale), rope(k, scale)
+            h = [(k[: i + 1] @ q[i] / math.sqrt(K)).softmax(0) @ v[: i + 1] for i in range(len(x))]
+            heads.append(torch.stack(h))
+        x = x + torch.cat(heads, 1) @ W["W_O"]
+        y = norm(x, W["norm_2.weight"])
+        gate = y @ W["W_gate"]
+        x = x + (gate / (1 + (-gate).exp()) * (y @ W["W_up"])) @ W["W_down"]
+    return norm(x) @ p["W_E"].T

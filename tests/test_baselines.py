@@ -1,0 +1,237 @@
+"""Tests of baselines/: the Transformer and the ablations against float64 references."""
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend
+
+import train
+from baselines import __main__, ablations, transformer
+from support.checkpoint import build_model, has_windows, scale_rope
+from support.cli import UsageError
+from tests.helpers import assert_same_weights, draw_tokens, fit, move_away, random, seeds
+from tests.reference import reference_logits, reference_transformer
+
+TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
+
+
+def build(name, far=False, **sizes):
+    """A small model in float64; with `far`, its parameters are far from their initial values."""
+    torch.manual_seed(0)
+    model, g = build_model(name, TINY | sizes).double(), random(0)
+    if far and has_windows(model):
+        move_away(model, g)
+    elif far:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    return model
+
+
+def count(name, config):
+    """(parameters, non-embedding parameters) of a model."""
+    with torch.device("meta"):
+        model = build_model(name, config)
+    total = sum(p.numel() for p in model.parameters())
+    return total, total - model.W_E.numel()
+
+
+# -------------------------------------------------------------------------- the Transformer
+
+@pytest.mark.parametrize("size, total, rest", [
+    ("8M", 7_613_312, 1_180_416), ("45M", 44_609_024, 18_877_440),
+    ("353M", 353_453_056, 301_989_888), ("1.3B", 1_310_935_040, 1_208_008_704)])
+def test_transformer_counts_are_the_papers(size, total, rest):
+    config = {"psi": 8, "N_L": None, "vocab_size": 50257}
+    N_L, N_H, d_E = transformer.SIZES[size]
+    norms = N_L * 2 * (d_E // N_H)
+    assert count(f"transformer:{size}", config) == (total, rest)
+    assert count(f"transformer:{size}:qknorm", config) == (total + norms, rest + norms)
+
+
+def test_transformer_is_initialised_as_gpt_neox():
+    torch.manual_seed(0)
+    model = build_model("transformer:3,2,160", {"vocab_size": 300})
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert (p == 1).all()
+            continue
+        back = name.split(".")[-1] in ("W_O", "W_down")
+        std = 2 / (3 * math.sqrt(160)) if back else math.sqrt(2 / (5 * 160))
+        assert p.std().item() == pytest.approx(std, rel=0.03), name
+        assert abs(p.mean().item()) < 0.05 * std, name
+    assert model.layers[0].W_up.shape == (160, 426)                        # floor(8 * 160 / 3)
+
+
+@pytest.mark.parametrize("name", ["transformer:2,3,24", "transformer:2,3,24:qknorm"])
+@pytest.mark.parametrize("scale", [1, 4])
+@torch.no_grad()
+def test_transformer_is_a_llama(name, scale):
+    model, x = build(name, far=True), draw_tokens(1, 30)
+    p = dict(model.named_parameters())
+    exact = reference_transformer(p, model.config, x[0], scale)
+    scale_rope(model, scale)
+    torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
+    assert (model.float()(x)[0].double() - exact).norm() < 1e-4 * exact.norm()
+    scale_rope(model, 2 * scale)
+    assert (model(x)[0].double() - exact).norm() > 1e-4 * exact.norm()
+
+
+@settings(max_examples=20)
+@given(seeds, st.integers(0, 2000), st.integers(0, 2000), st.integers(0, 2000),
+       st.sampled_from([1.0, 2.0, 64.0]))
+def test_rope_knows_distances_only(seed, i, j, shift, scale):
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=random(seed), dtype=torch.float64)
+
+    def product(i, j):
+        a = transformer.rope(q, torch.tensor([i]), scale)
+        b = transformer.rope(k, torch.tensor([j]), scale)
+        return (a * b).sum().item()
+
+    assert product(i, j) == pytest.approx(product(i + shift, j + shift), abs=1e-9)
+
+
+def test_rope_by_hand():
+    x = torch.tensor([[[[1.0, 0.0, 0.0, 2.0]]]], dtype=torch.float64)      # (1, 0), (0, 2): K = 4
+    a, b = 300 / 2, 300 / 2 / 100                                          # theta^(-2/4) = 1/100
+    wanted = [math.cos(a), -2 * math.sin(b), math.sin(a), 2 * math.cos(b)]
+    found = transformer.rope(x, torch.tensor([300]), 2.0).flatten().tolist()
+    assert found == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [
+    "transformer:2,3,24", "multiscreen:rope", "multiscreen:nope", "multiscreen:no-gate"])
+@torch.no_grad()
+def test_cached_chunks_and_decoding_equal_one_pass(name):
+    model, x = build(name, far=True), draw_tokens(2, 60)
+    chunks = model.logits(model.hidden(x, chunk=17))
+    torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
+    y = x
+    for _ in range(5):
+        y = torch.cat((y, model(y)[:, -1].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(model.generate(x, 5), y[:, 60:])
+
+
+def test_transformer_is_causal():
+    model, x = build("transformer:2,3,24", far=True), draw_tokens(1, 60)
+    full = model(x)
+    other = model(torch.cat((x[:, :40], draw_tokens(1, 20, seed=1)), 1))
+    torch.testing.assert_close(full[:, :40], other[:, :40], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(full[:, 40:], other[:, 40:], atol=1e-2)
+
+
+def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
+    model, x = build("transformer:2,3,24", far=True).float(), draw_tokens(1, 60)
+    full = model(x)
+    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        model.screen = backend
+        torch.testing.assert_close(model(x), full, rtol=1e-4, atol=1e-4)
+    model.screen = SDPBackend.CUDNN_ATTENTION                              # which no CPU has
+    with pytest.raises(RuntimeError):
+        model(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
+    model = build("transformer:2,3,24").float()
+    layer = model.layers[0]
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    for T in (20, 33):
+        x = model.embed(draw_tokens(1, T))
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+# ---------------------------------------------------------------------------- the ablations
+
+@pytest.mark.parametrize("variant", ["", *ablations.TILES])
+def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
+    model = build(f"multiscreen:{variant}".rstrip(":"), far=True)
+    x = draw_tokens(1, 50)
+    p = {name: value.detach() for name, value in model.named_parameters()}
+    exact = reference_logits(p, model.config, x[0], variant)
+    assert (model(x)[0].detach() - exact).norm() < 1e-8 * exact.norm()
+    if variant and variant != "no-gate":               # without a gate there is no W_G to compare
+        unchanged = reference_logits(p, model.config, x[0])
+        assert (unchanged - exact).norm() > 1e-4 * exact.norm()
+    model.loss(x, x).backward()
+    learned = {name for name, value in model.named_parameters() if value.grad is not None}
+    fixed = {name for name in p if variant == "fixed-r" and name.endswith("s_r")}
+    assert learned == p.keys() - fixed
+
+
+@torch.no_grad()
+def test_the_positions_of_the_rope_ablation_can_be_scaled():
+    model, x = build("multiscreen:rope", far=True), draw_tokens(1, 50)
+    scale_rope(model, 8)
+    exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", 8)
+    torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
+    with pytest.raises(UsageError, match="above 0"):
+        scale_rope(model, 0)
+    with pytest.raises(UsageError, match="RoPE"):
+        scale_rope(build("multiscreen"), 2)
+
+
+@pytest.mark.parametrize("psi", range(4, 17))
+def test_without_a_gate_the_parameters_stay_about_the_same(psi):
+    config = {"psi": psi, "vocab_size": 257}
+    _, gated = count("multiscreen", config)
+    _, without = count("multiscreen:no-gate", config)
+    assert abs(without / gated - 1) < 0.15
+
+
+def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
+    with torch.device("meta"):
+        model = build_model("multiscreen:no-gate", {"psi": 16, "N_L": None, "vocab_size": 50257})
+        again = build_model("multiscreen:no-gate", asdict(model.config))
+    assert (model.config.N_L, model.config.N_H, model.config.d_E) == (19, 19, 256)
+    assert sum(p.numel() for p in model.parameters()) == 27_653_437
+    assert again.config == model.config
+
+
+# --------------------------------------------------------------------- sizes, names, recipes
+
+def test_the_printed_sizes_are_the_papers(capsys):
+    """The paper's numbers are tested for themselves, here and in test_multiscreen.py."""
+    __main__.main()
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith("as in the paper")
+    assert [row.split()[-1] for row in rows] == ["yes"] * 9
+    assert "1,304,884,226   1,189,092,098" in rows[3]
+
+
+@pytest.mark.parametrize("name, message", [
+    ("transformer:9M", "8M, 45M"), ("transformer:2,3", "8M, 45M"),
+    ("transformer:2,3,25", "multiple"), ("transformer:8M:norm", "qknorm"),
+    ("transformer:0,1,8", "at least 1"), ("multiscreen:moe", "rope, nope"),
+    ("mamba", "multiscreen:ABLATION")])
+def test_unknown_models_are_explained(name, message):
+    with pytest.raises(UsageError, match=message):
+        build_model(name, TINY)
+
+
+@pytest.mark.parametrize("flags, recipe", [
+    ([], (0.0625, 0.0, 0.0)), (["--model", "multiscreen:nope"], (0.0625, 0.0, 0.0)),
+    (["--model", "transformer:8M"], (1e-3, 0.1, 1.0)),
+    (["--model", "transformer:45M:qknorm"], (1e-3, 0.1, 1.0)),
+    (["--model", "transformer:353M"], (3e-4, 0.1, 1.0)),
+    (["--model", "transformer:1.3B"], (2e-4, 0.1, 1.0)),
+    (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
+     (0.25, 0.0, 0.0))])
+def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
+    args, _ = train.get_args(flags)
+    assert (args.lr, args.weight_decay, args.clip) == recipe
+
+
+@pytest.mark.parametrize("name", ["transformer:1,2,16", "multiscreen:rope"])
+def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
+    whole = fit(tmp_path / "whole", "--model", name, "--steps", "4")
+    fit(tmp_path / "parts", "--model", name, "--steps", "2")
+    train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "4"])
+    model, _, parts = train.load_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert parts["model"] == name
+    assert parts["step"] == 4
+    assert_same_weights(parts, whole)
+    assert has_windows(model) == name.startswith("multiscreen")

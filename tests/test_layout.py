@@ -1,0 +1,78 @@
+"""Who may import whom: a tree. What lies at the top of the repository: the product's face."""
+import ast
+import graphlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+
+# Each room and what it may import, beside the standard library and files of its own.
+ROOMS = {
+    "multiscreen": {"torch"},
+    "screening_triton": {"torch", "triton", "multiscreen"},
+    "baselines": {"torch", "multiscreen"},
+    "support": {"torch", "numpy", "tiktoken", "multiscreen", "screening_triton", "baselines"},
+    "abcdigits": {"torch", "support"},
+    "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
+    "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
+                    "multiscreen", "screening_triton", "abcdigits", "train"},
+    "exercises": {"torch", "multiscreen", "support", "screening_triton"},
+}
+TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
+       "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
+FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "tests"}
+
+
+def files_of(room):
+    """The Python files of a room, by module name."""
+    if (ROOT / f"{room}.py").exists():
+        return {room: ROOT / f"{room}.py"}
+    names = {}
+    for path in (ROOT / room).rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts).removesuffix(".__init__")] = path
+    return names
+
+
+def imports_of(path):
+    """(module, name or None) of each import of a file, those inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room):
+    allowed = ROOMS[room] | {room} | set(sys.stdlib_module_names)
+    for path in files_of(room).values():
+        found = {module.split(".")[0] for module, _ in imports_of(path)}
+        assert found <= allowed, path
+
+
+def test_no_module_imports_itself_in_a_circle():
+    files = {}
+    for room in ROOMS:
+        files |= files_of(room)
+    graph = {}
+    for name, path in files.items():
+        found = set()
+        for module, part in imports_of(path):
+            whole = f"{module}.{part}"
+            found.add(whole if whole in files else module)
+        graph[name] = found & files.keys()
+    assert graph["train"]
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_the_top_of_the_repository_holds_the_products_face_and_nothing_else():
+    out = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if out.returncode:
+        pytest.skip("no git repository")
+    paths = out.stdout.splitlines()
+    assert {path for path in paths if "/" not in path} == TOP
+    assert {path.split("/")[0] for path in paths if "/" in path} <= FOLDERS

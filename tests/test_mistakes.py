@@ -1,0 +1,178 @@
+"""A mistake costs one line, and nothing that was there before."""
+import io
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import abcdigits
+import train
+from support.checkpoint import load_checkpoint
+from support.cli import UsageError, cli
+from tests.helpers import ROOT, SMALL, fit, run
+
+
+def complaint(main):
+    """What `cli(main)` exits with: the line for stderr, or a number."""
+    with pytest.raises(SystemExit) as e:
+        cli(main)
+    return e.value.code
+
+
+# ------------------------------------------------------------------------- the command line
+
+@pytest.mark.parametrize("argv, message", [
+    (["train.py", "--data", "nowhere"], "nowhere does not exist"),
+    (["abcdigits.py", "--ckpt", "nowhere/ckpt.pt"],
+     "nowhere/ckpt.pt does not exist: train a model first (python train.py)")])
+def test_a_mistake_is_one_line_and_exit_code_1(argv, message):
+    out = run(*argv)
+    assert out.returncode == 1
+    assert out.stderr == f"error: {message}\n"
+
+
+@pytest.mark.parametrize("error, code", [
+    (UsageError("too small"), "error: too small"),
+    (FileNotFoundError(2, "No such file or directory", "a/b"),
+     "error: a/b: No such file or directory"),
+    (OSError("the disk is full"), "error: the disk is full"), (KeyboardInterrupt(), 130)])
+def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
+    def main():
+        raise error
+
+    assert complaint(main) == code
+
+
+@pytest.mark.parametrize("words, line", [(["stopped at step 3"], "stopped at step 3\n"),
+                                         ([], "stopped\n")])
+def test_ctrl_c_prints_what_was_said_with_it(capsys, words, line):
+    def main():
+        raise KeyboardInterrupt(*words)
+
+    assert complaint(main) == 130
+    assert capsys.readouterr().err == line
+
+
+def test_a_bug_is_no_mistake_of_the_user():
+    def main():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli(main)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a pipe the Unix way")
+def test_a_reader_that_has_seen_enough_ends_the_output():
+    code = "from support.cli import cli; cli(lambda: [print('x' * 99) for _ in range(10**5)])"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+# -------------------------------------------------------------------------------- bad input
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a run in it, and files that cannot be used."""
+    folder = tmp_path_factory.mktemp("bad")
+    fit(folder / "out", "--steps", "2")
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 5000
+    beyond = np.full(5000, 30, "<u2")
+    beyond[-1] = 300                                           # in the held-out part
+    files = {"empty.txt": b"", "latin.txt": b"caf\xe9 " * 100, "short.txt": b"short",
+             "empty.bin": b"", "odd.bin": b"123", "beyond.bin": beyond.tobytes(),
+             "truncated.bin": header.tobytes() + b"12" * 4000}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / "nothing").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("flags, message", [
+    ("--data missing.txt", "missing.txt does not exist"), ("--data empty.txt", "empty"),
+    ("--data latin.txt", "not UTF-8"), ("--data short.txt", "fewer than one sequence"),
+    ("--data empty.bin", "not a token file"), ("--data odd.bin", "not a token file"),
+    ("--data truncated.bin", "truncated"), ("--data beyond.bin", "beyond the vocabulary"),
+    ("--data nothing", "no files"), ("--data abcdigits --digits 1", "digits"),
+    ("--data abcdigits --digits 19", "digits"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
+    ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),
+    ("--psi many", "--psi"), ("--psi 0", "psi = 0"), ("--layers 0", "N_L = 0"),
+    ("--tokenizer words", "unknown"), ("--device nonsense", "device"), ("--nonsense", "nonsense"),
+    ("--out short.txt", "short.txt: File exists"), ("--out missing --resume", "train a model"),
+    ("--out short.txt/out", "short.txt/out: Not a directory")])
+def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, message):
+    """With --force too, a run that is there is only overwritten by one that can begin."""
+    monkeypatch.chdir(folder)
+    before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
+    argv = [*SMALL, "--data", "text.txt", "--out", "out", "--force", *flags.split()]
+    line = complaint(lambda: train.main(argv))
+    assert line.startswith("error: ")
+    assert message in line
+    assert "\n" not in line
+    assert {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")} == before
+
+
+def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, monkeypatch):
+    def evaluate(*inputs):
+        pytest.fail("measured before the table could be written")
+
+    monkeypatch.setattr(abcdigits, "evaluate", evaluate)
+    (folder / "out/abcdigits_swe.tsv").mkdir()
+    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
+                                      "--swe", "--lengths", "260", "--device", "cpu", "--force"])
+    assert complaint(abcdigits.main).endswith("abcdigits_swe.tsv: Is a directory")
+
+
+# ------------------------------------------------------------------------- bad checkpoints
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["truncated", "text", "empty", "pickle", "zip", "tensor", "other",
+                                  "part"])
+def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path, kind):
+    good = (folder / "out/ckpt.pt").read_bytes()
+    part = torch.load(io.BytesIO(good), weights_only=True)
+    del part["optimizer"]
+    evil = Malicious(tmp_path / "was-run")
+    content = {"truncated": good[: len(good) // 2], "text": b"hello", "empty": b"",
+               "pickle": pickle.dumps(evil), "zip": saved({"weights": evil}),
+               "tensor": saved(torch.zeros(3)), "other": saved({"model": "multiscreen"}),
+               "part": saved(part)}
+    path = tmp_path / "ckpt.pt"
+    path.write_bytes(content[kind])
+    message = "it lacks part of one" if kind == "part" else "truncated, or not a checkpoint of"
+    with pytest.raises(UsageError, match=message) as e:
+        load_checkpoint(path)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_checkpoint_whose_weights_do_not_fit_its_model_is_explained(folder, tmp_path):
+    ckpt = torch.load(folder / "out/ckpt.pt", weights_only=True)
+    ckpt["config"]["N_L"] = 1
+    torch.save(ckpt, tmp_path / "ckpt.pt")
+    with pytest.raises(UsageError, match="its weights do not fit the model it names"):
+        load_checkpoint(tmp_path / "ckpt.pt")

@@ -1,0 +1,358 @@
+"""Tests of train.py: learning, what is logged, stopping and resuming, checkpoints, evaluation."""
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import support.checkpoint
+import support.tokens
+import train
+from multiscreen import Multiscreen
+from support.checkpoint import MEASURED, load_checkpoint, read_checkpoint, save_checkpoint
+from support.cli import UsageError
+from support.tokens import ABCDigitsStream, Sequences, get_tokenizer
+from tests.helpers import (
+    INF,
+    ROOT,
+    SMALL,
+    TEXT,
+    assert_same_weights,
+    draw_tokens,
+    fit,
+    read_table,
+    run,
+    small,
+)
+
+# What screens by default, so that its bits are the ones compared.
+DEFAULT = ["--kernel", "auto"]
+
+
+# --------------------------------------------------------------------------------- learning
+
+def test_training_learns_and_logs_what_it_does(tmp_path):
+    """A repetitive text goes from about 5.5 nats a byte to a third of it in 60 steps."""
+    fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
+    rows = read_table(tmp_path / "out/log.tsv")
+    assert tuple(rows[0]) == train.COLUMNS
+    assert [int(row["step"]) for row in rows] == [1, 10, 20, 30, 40, 50, 60]
+    first, last = rows[0], rows[-1]
+    assert float(first["loss"]) > 5
+    assert float(last["loss"]) < float(first["loss"]) / 3
+    assert float(last["val_loss"]) < float(first["loss"]) / 2
+    assert 0 < float(last["alive"]) < 1
+    assert float(first["w_min"]) == pytest.approx(2, abs=0.1)
+    assert float(first["w_max"]) == pytest.approx(257, rel=0.1)
+    assert first["val_loss"] == last["needle"] == ""
+
+
+def test_the_checkpoint_serves(tmp_path):
+    ckpt = fit(tmp_path / "out", "--steps", "2")
+    model, tokenizer, again = train.load_checkpoint(tmp_path / "out/ckpt.pt")
+    assert again["step"] == 2
+    assert not model.training
+    assert tokenizer.n_vocab == model.config.vocab_size
+    assert_same_weights({"weights": model.state_dict()}, ckpt)
+    assert train.load_checkpoint is load_checkpoint
+
+
+def test_the_code_in_the_readme_runs(tmp_path, monkeypatch, capsys):
+    fit(tmp_path / "out", "--steps", "1")
+    monkeypatch.chdir(tmp_path)
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert codes
+    for code in codes:
+        exec(code, {})
+    assert capsys.readouterr().out
+
+
+def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
+    plain = fit(tmp_path / "a", "--steps", "3", "--log-every", "1")
+    rates = [float(row["lr"]) for row in read_table(tmp_path / "a/log.tsv")]
+    assert rates == [2**-5, 2**-4, 2**-4]
+    assert plain["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
+    changes = (["--weight-decay", "0.5"], ["--clip", "1e-6"], ["--lr", "0.01"], ["--seed", "1"],
+               ["--dtype", "bfloat16"])
+    for n, flags in enumerate(changes):
+        other = fit(tmp_path / f"b{n}", "--steps", "3", *flags)
+        assert not torch.equal(plain["weights"]["W_E"], other["weights"]["W_E"]), flags
+
+
+def test_accumulated_batches_are_one_batch(tmp_path):
+    rows = []
+    for batch, accumulate in (("4", "1"), ("2", "2")):
+        out = tmp_path / batch
+        fit(out, "--steps", "3", "--log-every", "1", "--batch-size", batch, "--accumulate",
+            accumulate)
+        rows.append([[float(row[c]) for c in ("loss", "grad_norm")]
+                     for row in read_table(out / "log.tsv")])
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-3)
+
+
+def diverging(monkeypatch, call):
+    """Let the call-th loss of training be NaN."""
+    right, calls = Multiscreen.loss, 0
+
+    def loss(self, x, y, reduction="mean"):
+        nonlocal calls
+        calls += reduction == "mean"
+        bad = calls == call and reduction == "mean"
+        return right(self, x, y, reduction) * (math.nan if bad else 1.0)
+
+    monkeypatch.setattr(Multiscreen, "loss", loss)
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    diverging(monkeypatch, 5)
+    with pytest.raises(train.Diverged, match="diverged: at step 5 .*holds step 4"):
+        fit(tmp_path / "out", "--steps", "9", "--eval-every", "2")
+    ckpt = read_checkpoint(tmp_path / "out/ckpt.pt")
+    assert ckpt["step"] == 4
+    assert all(p.isfinite().all() for p in ckpt["weights"].values())
+
+
+def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_path, monkeypatch):
+    diverging(monkeypatch, 2)
+    with pytest.raises(train.Diverged, match="diverged: at step 2 loss is nan.*nothing was saved"):
+        fit(tmp_path / "out", "--steps", "9")
+    assert not (tmp_path / "out/ckpt.pt").exists()
+
+
+# -------------------------------------------------------------------------- stop and resume
+
+def stop_at(monkeypatch, step, number):
+    """Let this process receive a signal in that step."""
+    right, steps = torch.optim.AdamW.step, 0
+
+    def counted(self, *a, **k):
+        nonlocal steps
+        steps += 1
+        if steps == step:
+            os.kill(os.getpid(), number)
+        return right(self, *a, **k)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+
+
+@pytest.mark.parametrize("step, number", [(3, signal.SIGTERM), (10, signal.SIGINT)])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, step, number):
+    flags = ["--steps", "12", "--eval-every", "5", "--log-every", "2", "--accumulate", "2",
+             *DEFAULT]
+    whole = fit(tmp_path / "whole", *flags)
+    with monkeypatch.context() as m:
+        stop_at(m, step, number)
+        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: python "
+                           "train.py --out .* --resume continues"):
+            fit(tmp_path / "parts", *flags)
+    assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
+    train.main(["--resume", "--out", str(tmp_path / "parts")])
+    parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert parts["step"] == 12
+    assert parts["drawn"] == whole["drawn"] == 96
+    assert_same_weights(parts, whole)
+    a, b = (ckpt["optimizer"]["state"] for ckpt in (parts, whole))
+    for n in a:
+        assert all(torch.equal(a[n][key], b[n][key]) for key in a[n])
+
+    # The log too, but for the printed line of the first step after a start.
+    def losses(name):
+        rows = read_table(tmp_path / name / "log.tsv")
+        return [(row["step"], row["loss"]) for row in rows if row["step"] != "1"]
+
+    assert losses("parts") == losses("whole")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal the Unix way")
+def test_ctrl_c_on_the_command_line_saves_in_one_line_and_the_run_resumes(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    out = tmp_path / "parts"
+    flags = [*SMALL, "--data", str(tmp_path / "text.txt"), "--log-every", "1"]
+    command = [sys.executable, "train.py", *flags, "--steps", "100000", "--out", str(out)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        for line in process.stdout:
+            if line.split("/")[0].strip() == "3":
+                process.send_signal(signal.SIGINT)
+                break
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    step = read_checkpoint(out / "ckpt.pt")["step"]
+    assert step >= 3
+    assert errors == (f"stopped at step {step}, saved {out / 'ckpt.pt'}: python train.py "
+                      f"--out {out} --resume continues\n")
+    train.main(["--resume", "--out", str(out), "--steps", str(step + 2)])
+    whole = fit(tmp_path / "whole", "--steps", str(step + 2))
+    assert_same_weights(read_checkpoint(out / "ckpt.pt"), whole)
+
+
+def test_main_gives_the_signal_handlers_back(tmp_path):
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    fit(tmp_path / "out", "--steps", "1")
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys):
+    fit(tmp_path / "out", "--steps", "2")
+    before = contents(tmp_path)
+    train.main(["--resume", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "already finished, at step 2: raise --steps to continue" in said
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--psi", "3"], "--psi 2"), (["--seq-len", "64"], "--seq-len 32"),
+    (["--seed", "9"], "--seed 0"),
+    (["--model", "multiscreen:nope"], "--model multiscreen"), (["--data", "x"], "--data")])
+def test_resume_cannot_change_the_run(tmp_path, flags, message):
+    fit(tmp_path / "out", "--steps", "2")
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=f"trained with {message}.*--resume cannot change it"):
+        train.main(["--out", str(tmp_path / "out"), "--resume", "--steps", "4", *flags])
+    assert contents(tmp_path) == before
+
+
+def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monkeypatch):
+    monkeypatch.setattr(support.tokens, "FLAT_AFTER", 40)
+    monkeypatch.setattr(support.tokens, "NEAR", 10.0)
+    whole = fit(tmp_path / "whole", "--steps", "6", "--digits", "2", data="abcdigits")
+    fit(tmp_path / "parts", "--steps", "4", "--digits", "2", data="abcdigits")
+    train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "6"])
+    parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert parts["learned"] == whole["learned"] == 24
+    assert_same_weights(parts, whole)
+    assert 0 <= float(read_table(tmp_path / "parts/log.tsv")[-1]["needle"]) <= 1
+
+
+def test_a_run_is_resumed_from_an_older_checkpoint(tmp_path):
+    """s_E and s_F without an axis, kernel = torch, no model among the flags."""
+    whole = fit(tmp_path / "new", "--steps", "2", *DEFAULT)
+    old = fit(tmp_path / "old", "--steps", "1", *DEFAULT)
+    del old["args"]["model"]
+    old["args"]["kernel"] = "torch"
+    for name in ("s_E", "s_F"):
+        old["weights"][name] = old["weights"][name].reshape(())
+    for state in old["optimizer"]["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if state[name].shape == (1,):
+                state[name] = state[name].reshape(())
+    save_checkpoint(tmp_path / "old/ckpt.pt", old)
+    train.main(["--resume", "--out", str(tmp_path / "old"), "--steps", "2"])
+    assert_same_weights(read_checkpoint(tmp_path / "old/ckpt.pt"), whole)
+
+
+# ------------------------------------------------------------------ a folder that holds a run
+
+def contents(folder):
+    """Every file below a folder, by path."""
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path):
+    fit(tmp_path / "out", "--steps", "7")
+    (tmp_path / "out/abcdigits.tsv").write_text("a table")
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match="out holds a run at step 7: --resume goes on with it, "
+                       "--out elsewhere starts a new one, --force overwrites it"):
+        fit(tmp_path / "out", "--steps", "2")
+    assert contents(tmp_path) == before
+
+
+def test_the_log_of_a_run_without_a_checkpoint_is_left_alone_too(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/log.tsv").write_text("step\tloss\n1\t5.5\n")
+    with pytest.raises(UsageError, match="out holds a run: --out elsewhere starts a new one"):
+        fit(tmp_path / "out", "--steps", "2")
+    assert (tmp_path / "out/log.tsv").read_text() == "step\tloss\n1\t5.5\n"
+
+
+def test_force_overwrites_the_run_and_what_was_made_from_it_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    fit(out, "--steps", "3", "--log-every", "1")
+    mine = [out / "notes.txt", out / "my.tsv", out / "old.png", out / "deep/ckpt.pt"]
+    made = [out / f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
+    mine[-1].parent.mkdir()
+    for path in (*mine, *made):
+        path.write_text("before")
+    ckpt = fit(out, "--steps", "2", "--log-every", "1", "--force")
+    assert ckpt["step"] == 2
+    assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2"]
+    assert all(path.read_text() == "before" for path in mine)
+    assert not any(path.exists() for path in made)
+
+
+# ------------------------------------------------------------------------------ checkpoints
+
+def test_a_checkpoint_is_whole_at_any_time(tmp_path, monkeypatch):
+    path = tmp_path / "ckpt.pt"
+    save_checkpoint(path, {"a": 1})
+
+    def save(value, file):
+        file.write(b"half")
+        raise RuntimeError("no space left\nsecond line")
+
+    monkeypatch.setattr(support.checkpoint.torch, "save", save)
+    with pytest.raises(UsageError, match="no space left.*; the file that was there is unchanged"):
+        save_checkpoint(path, {"a": 2})
+    assert torch.load(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ------------------------------------------------------------------------------- evaluation
+
+def test_evaluation_counts_nats_and_bits_per_byte():
+    """With uniform logits each token, one byte, costs ln 257 nats."""
+    model = small(1, far=True, vocab_size=257)
+    with torch.no_grad():
+        model.s_F.fill_(-INF)
+    text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
+    data = Sequences([text], 300, "test")
+    nats, bits = train.evaluate(model, data, 4, 3, get_tokenizer("bytes"))
+    assert nats == pytest.approx(math.log(257), abs=1e-6)
+    assert bits == pytest.approx(math.log2(257), abs=1e-6)
+
+
+def test_end_of_text_is_no_byte():
+    model = small(1, vocab_size=257)
+    text = np.array([65, 256] * 50 + [65], dtype=np.uint16)
+    nats, bits = train.evaluate(model, Sequences([text], 100, ""), 1, 1, get_tokenizer("bytes"))
+    assert bits == pytest.approx(2 * nats / math.log(2))
+
+
+def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
+    model, tokens = small(1, far=True), draw_tokens(2, 300)
+    alive = inside = 0
+    for tile, maps in zip(model.layers, model.relevance_maps(tokens)):
+        for n, w in enumerate(tile.s_w.exp() + 1):
+            alive += (maps[:, n] > 0).sum().item()
+            inside += 2 * sum(min(i + 1, math.ceil(min(w.item(), 300))) for i in range(300))
+    assert train.alive_fraction(model, tokens) == pytest.approx(alive / inside, rel=1e-6)
+
+
+def test_needles_are_right_where_the_model_guesses_their_digits():
+    """A model that knows every target, and one that always says 1."""
+    data = ABCDigitsStream(get_tokenizer("bytes"), 256, 2, seed=0, part=1)
+    known = {tuple(data[n][:-1]): torch.from_numpy(data[n][1:]) for n in range(10)}
+
+    def answers(tokens):
+        return torch.stack([known[tuple(row)] for row in tokens.tolist()])
+
+    for hidden, low, high in ((answers, 1, 1), (lambda x: torch.full_like(x, 49), 0.01, 0.3)):
+        model = SimpleNamespace(W_E=torch.zeros(1), hidden=hidden,
+                                logits=lambda x: torch.nn.functional.one_hot(x, 257))
+        assert low <= train.needle_accuracy(model, data, 10, 4) <= high
+
+
+def test_the_sizes_are_on_the_first_line_and_a_sample_at_the_end(tmp_path, capsys):
+    fit(tmp_path / "out", "--steps", "1")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "multiscreen, 4,626 parameters (3,598 non-embedding), cpu, float32"
+    assert any(line.startswith("a sample") for line in lines)
+    assert run("train.py", "-h").stdout.startswith("usage: train.py")
