@@ -193,10 +193,10 @@ class ABCDigitsStream:
         self.seed, self.part = seed, part
         line = "A=" + "1" * digits + "\n"
         self.lines = T / len(tokenizer.encode_ordinary(line))      # of a document, on average
-        self.own = np.random.default_rng([seed, 2]).integers(*self.range(), 26)
+        self.own = np.random.default_rng([seed, 2]).integers(*self.bounds(), 26)
         self.learned = 0                               # documents whose loss was near the least
 
-    def range(self):
+    def bounds(self):
         """The smallest number, and the one after the largest."""
         return 10 ** (self.digits - 1), 10**self.digits
 
@@ -217,7 +217,7 @@ class ABCDigitsStream:
         new = np.sum(1 - (1 - p) ** self.lines)
 
         # A new number is the letter's own, or each other one of n with equal probability.
-        low, high = self.range()
+        low, high = self.bounds()
         other = (1 - self.share) / (high - low)
         own = self.share + other
         number = -own * math.log(own) - (high - low - 1) * other * math.log(other)
@@ -230,7 +230,7 @@ class ABCDigitsStream:
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        low, high = self.range()
+        low, high = self.bounds()
         values = low + rng.choice(high - low, 26, replace=False)
         values = np.where(rng.random(26) < self.share, self.own, values)
         p = rng.permutation(self.base ** np.arange(26))
