@@ -23,7 +23,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 # --------------------------------------------------------------------------------- prompts
 
-def generate(depth, n_digits, n_trials, fill):
+def make_prompts(depth, n_digits, n_trials, fill):
     """n_trials prompts, each ending with its answer. fill(rng, weights, lines, needle): the rest.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and deals the
@@ -35,7 +35,8 @@ def generate(depth, n_digits, n_trials, fill):
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
     if n_digits < 2 or n_trials < 1:
         raise UsageError(f"{n_digits} digits, {n_trials} trials: at least 2 digits and 1 trial")
-    rng, prompts = random.Random(123), []
+    rng = random.Random(123)
+    prompts = []
     numbers = range(10 ** (n_digits - 1), 10**n_digits)
     for _ in range(n_trials):
         lines = [f"{letter}={n}\n" for letter, n in zip(LETTERS, rng.sample(numbers, 26))]
@@ -57,14 +58,15 @@ def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
     def fill(rng, weights, lines, needle):
         return rng.choices(range(26), weights, k=n_lines - 27)
 
-    return generate(depth, n_digits, n_trials, fill)
+    return make_prompts(depth, n_digits, n_trials, fill)
 
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
     """The same by tokens: lines are added while the sum of count_tokens(line) is below n_tokens."""
     def fill(rng, weights, lines, needle):
         counts = [count_tokens(line) for line in lines]
-        total, more = sum(counts) + counts[needle], []
+        total = sum(counts) + counts[needle]
+        more = []
         if total > n_tokens:
             raise UsageError(f"{n_tokens} tokens: the shortest prompt has {total}")
         while total < n_tokens:
@@ -72,17 +74,18 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
             total += counts[more[-1]]
         return more
 
-    return generate(depth, n_digits, n_trials, fill)
+    return make_prompts(depth, n_digits, n_trials, fill)
 
 
 # ------------------------------------------------------------------------------- evaluation
 
-def evaluate(model, tokenizer, prompts, answers, tokens_at_once=2**15):
+def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     """Which answers are right, a list of bools: the same number and no digit after it.
 
     Greedy decoding with a cache. Prompts of equal length go through the model together.
     """
-    device, right = next(model.parameters()).device, [False] * len(prompts)
+    device = next(model.parameters()).device
+    right = [False] * len(prompts)
     rows = [tokenizer.encode_ordinary(p) for p in prompts]
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     while order:
@@ -160,14 +163,15 @@ def fill_grid(args, model, tokenizer, T_train, name, digits, get_prompts):
     check_writable(path, args.force)
     path.write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n")
 
-    cells, started = {}, time.perf_counter()
+    started = time.perf_counter()
+    cells = {}
     for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
         prompts, answers = get_prompts(length, depth, trials)
         accuracy, best = -1.0, None
         for scale in args.rope_scale or [None]:
             if scale is not None:
                 scale_rope(model, scale)
-            right = sum(evaluate(model, tokenizer, prompts, answers)) / trials
+            right = sum(exact_matches(model, tokenizer, prompts, answers)) / trials
             if right > accuracy:
                 accuracy, best = right, scale
         cells[length, depth] = accuracy, best

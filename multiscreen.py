@@ -58,17 +58,17 @@ class Config:
 # ---------------------------------------------------------------------- one screening unit
 
 def window(s_w):
-    """Eq. (4), the screening window: w = exp(s_w) + 1, in (1, inf]. Shape of s_w.
+    """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    s_w = +inf gives w = +inf, a window without an edge; its gradient is 0.
+    s_w = +inf gives w = +inf, a window without an edge. Beyond s_w = 80 the gradient is 0.
     """
     return torch.where(s_w == torch.inf, torch.inf, s_w.clamp(max=80.0).exp()) + 1
 
 
 def acceptance(s_r):
-    """The other half of Eq. 4, the acceptance width: r = sigmoid(s_r), in (0, 1]. Shape of s_r.
+    """The other half of Eq. 4, the acceptance width: r = sigmoid(s_r). Shape of s_r.
 
-    At least 1e-6, about what float32 resolves in a similarity near 1.
+    In [1e-6, 1]: float32 resolves about 1e-6 in a similarity near 1.
     """
     return torch.sigmoid(s_r).clamp_min(1e-6)
 
@@ -85,9 +85,9 @@ def mipe_angle(i, w, w_th):
     Returns (H, T) in radians, float32, reduced to one turn in float64: in float32 the product is
     off by 0.03 rad at i = 2^17, w = 2.
     """
-    u = w.double().clamp(max=w_th)                     # at w_th gamma is 0, and so is its slope
-    gamma = 0.5 * (torch.cos(math.pi * u / w_th) + 1)
-    angle = torch.remainder(i * (math.pi * gamma / u)[:, None], 2 * math.pi)
+    w_near = w.double().clamp(max=w_th)                # at w_th gamma is 0, and so is its slope
+    gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)
+    angle = torch.remainder(i * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
     return angle.to(torch.promote_types(w.dtype, torch.float32))
 
 
@@ -166,21 +166,35 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     """
     if not q.numel() or not v.numel():
         return screen(q, k, v, w, r, i0)
-    (B, _, T, _), dtype = q.shape, torch.promote_types(q.dtype, torch.float32)
+    B, _, T, _ = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
     largest = max(i0 + T - 1, 0)                       # distance of a query from the first key
-    reach = (w.detach().ceil() - 1).clamp(max=largest).long().tolist()
-    tiles = zip(*(x.to(dtype).unbind(1) for x in (q, k, v)), w.split(1), r.split(1), reach)
+    reaches = (w.detach().ceil() - 1).clamp(max=largest).long().tolist()
+    tiles = zip(*(x.to(dtype).unbind(1) for x in (q, k, v)), w.split(1), r.split(1), reaches)
     h = []
-    for q_n, k_n, v_n, w_n, r_n, W in tiles:
-        C = T if T <= 16 else 8 if W <= 8 else 16 if W <= 16 else 32 if W <= 64 else 64
+    for q_n, k_n, v_n, w_n, r_n, reach in tiles:
+        C = block_size(T, reach)
         front = -i0 % C                                # so that keys and queries share their cuts
         q_n, k_n, v_n = blocks(q_n, 0, C), blocks(k_n, front, C), blocks(v_n, front, C)
-        shape = q_n.shape[1], k_n.shape[1], (i0 + front) // C
-        pieces = list(diagonals(*shape, -(-W // C), max(PAIRS_AT_ONCE // (B * C * C), 1)))
-        keep = B * T * min(W + C, T) <= PAIRS_KEPT
+        n = max(PAIRS_AT_ONCE // (B * C * C), 1)
+        first = (i0 + front) // C
+        pieces = list(diagonals(q_n.shape[1], k_n.shape[1], first, -(-reach // C), n))
+        keep = B * T * min(reach + C, T) <= PAIRS_KEPT
         h_n = Blockwise.apply(q_n, k_n, v_n, w_n, r_n, screen, pieces, keep)
         h.append(h_n.flatten(1, 2)[:, :T])
     return torch.stack(h, 2).transpose(1, 2).to(v.dtype)
+
+
+screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
+
+
+def block_size(T, reach):
+    """Rows of a block: few where the window is narrow."""
+    if T <= 16:
+        return T
+    if reach <= 16:
+        return 8 if reach <= 8 else 16
+    return 32 if reach <= 64 else 64
 
 
 def blocks(x, front, C):
@@ -326,14 +340,16 @@ class KeyCache:
     @torch.compiler.disable                            # its sizes change with every call
     def append(self, k, v, w):
         """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position."""
-        T, n = k.shape[2], self.end - self.first
+        T = k.shape[2]
+        n = self.end - self.first
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2]:
             kept = n if self.whole else math.ceil(min(w.max().item(), n))
-            old, room = slice(n - kept, n), (0, 0, 0, T + 1023)
-            self.k, self.v = F.pad(self.k[:, :, old], room), F.pad(self.v[:, :, old], room)
-            self.first, n = self.end - kept, kept
+            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + 1023))
+            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + 1023))
+            self.first = self.end - kept
+            n = kept
         self.k[:, :, n : n + T] = k
         self.v[:, :, n : n + T] = v
         self.end += T
@@ -343,7 +359,8 @@ class KeyCache:
 class Multiscreen(nn.Module):
     """The language model: tokens (B, T) -> logits (B, T, N).
 
-    screen: `screen_windowed`, or any function with the arguments of `screen`. tiles: the class of a
+    screen: `screen_windowed`, or any function with the arguments of `screen`. After an edit of the
+    equations take `screen`, or `support.kernel.get_screen`, which compares. tiles: the class of a
     layer. dtype: of the matrix products (torch.bfloat16, say), None for the parameters' own.
     """
 
@@ -391,7 +408,7 @@ class Multiscreen(nn.Module):
         x = self.embed(tokens)
         for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
             if cache:
-                cache.whole = self.screen is screen
+                cache.whole = not getattr(self.screen, "keeps_to_window", False)
             x = tile(x, self.screen, cache)
         return x
 
@@ -427,12 +444,13 @@ class Multiscreen(nn.Module):
     @torch.no_grad()
     def relevance_maps(self, tokens):
         """alpha_d of every layer and tile: a list of N_L tensors (B, H, T, T). Memory O(T^2)."""
-        maps, x = [], self.embed(tokens)
+        maps = []
 
         def record(q, k, v, w, r, i0):
             maps.append(relevance(q, k, w, r, i0))
             return self.screen(q, k, v, w, r, i0)
 
+        x = self.embed(tokens)
         for tile in self.layers:
             x = tile(x, record)
         return maps
@@ -450,8 +468,10 @@ class Multiscreen(nn.Module):
         Greedy for temperature 0, otherwise sampled from softmax(logits / temperature), from the
         top_k tokens if given.
         """
-        if temperature < 0 or (top_k is not None and top_k < 1):
-            raise ValueError(f"temperature {temperature}, top_k {top_k}: take at least 0 and 1")
+        if temperature < 0:
+            raise ValueError(f"temperature {temperature}: it must be at least 0")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k {top_k}: it must be at least 1")
         caches = [KeyCache() for _ in self.layers]
         for _ in range(n):
             z = self.logits(self.hidden(tokens, caches)[:, -1])

@@ -31,6 +31,7 @@ from support.checkpoint import (
     load_weights,
     open_run,
     read_checkpoint,
+    refuse_other_run,
     save_checkpoint,
 )
 from support.cli import Parser, UsageError, cli, clock, get_device, stop_requests
@@ -85,16 +86,18 @@ def get_parser():
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
     flag("--out", "out", "folder for ckpt.pt and log.tsv")
-    p.add_argument("--resume", action="store_true",
-                   help="go on from OUT/ckpt.pt, with its flags unless given anew")
-    p.add_argument("--force", action="store_true",
-                   help="overwrite the run in OUT, and delete the tables and figures made from it")
+    group = p.add_mutually_exclusive_group()
+    group.add_argument("--resume", action="store_true",
+                       help="go on from OUT/ckpt.pt, with its flags unless given anew")
+    group.add_argument("--force", action="store_true",
+                       help="overwrite the run in OUT, delete the tables and figures made from it")
     return p
 
 
 def get_args(argv=None):
     """(arguments, checkpoint to resume from or None)."""
-    parser, ckpt = get_parser(), None
+    parser = get_parser()
+    ckpt = None
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume:
@@ -109,12 +112,14 @@ def get_args(argv=None):
             if new != old:
                 raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {old}: "
                                  f"--resume cannot change it to {new}")
+    elif not args.force:
+        refuse_other_run(Path(args.out))
     at_least_1 = ("seq_len", "batch_size", "accumulate", "steps", "log_every", "eval_every")
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
         least = int(name in at_least_1)
         if not least <= getattr(args, name) < 2**63:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be a "
-                             f"number from {least} on")
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at "
+                             f"least {least} and below 2^63")
     return args, ckpt
 
 
@@ -123,7 +128,8 @@ def get_args(argv=None):
 @torch.no_grad()
 def evaluate(model, data, n, batch_size, tokenizer):
     """(nats per token, bits per byte) over n sequences, spread evenly over the data."""
-    numbers, device = data.spread(n), model.W_E.device
+    numbers = data.spread(n)
+    device = model.W_E.device
     nats = tokens = length = 0
     for first in range(0, len(numbers), batch_size):
         x = np.stack([data[i] for i in numbers[first : first + batch_size]])
@@ -209,7 +215,7 @@ def main(argv=None):
               {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
 
-    # Where the run is: nothing else is random or counted.
+    # Resume: the step, how many sequences were drawn, the optimizer's moments.
     step = drawn = 0
     if ckpt:
         step, drawn = ckpt["step"], ckpt["drawn"]
@@ -217,15 +223,15 @@ def main(argv=None):
         torch.set_rng_state(ckpt["random_state"].cpu())            # for your dropout
         if is_abcdigits:
             train_data.learned = ckpt.get("learned", 0)
-    path, log = open_run(Path(args.out), ckpt, COLUMNS, args.force)
+    path, log = open_run(Path(args.out), ckpt, COLUMNS)
 
     def check(**values):
         """Raise Diverged if a value is not finite, before anything of it is saved."""
-        if not all(math.isfinite(value) for value in values.values()):
-            found = ", ".join(f"{name} is {value:g}" for name, value in values.items())
+        found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
+        if found:
             saved = f"{path} holds step {last_saved}" if last_saved else "nothing was saved"
-            raise Diverged(f"training diverged: at step {step} {found}; {saved}: "
-                           "try a smaller --lr")
+            raise Diverged(f"training diverged: at step {step} {', '.join(found)}; {saved}: "
+                           "try a smaller --lr, or undo your last edit")
 
     def save():
         nonlocal last_saved
@@ -252,9 +258,10 @@ def main(argv=None):
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
 
     with stop_requests() as stop:
-        started, first = time.perf_counter(), step
+        started = time.perf_counter()
+        first = step
         while step < args.steps and not stop:
-            began, loss = time.perf_counter(), 0.0
+            began = time.perf_counter()
 
             # The learning rate: warm-up, then constant.
             lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
@@ -262,6 +269,7 @@ def main(argv=None):
                 group["lr"] = lr
 
             # Forward and backward passes, then one step.
+            loss = 0.0
             for _ in range(args.accumulate):
                 x = [train_data.draw(drawn + n, args.seed) for n in range(args.batch_size)]
                 x = torch.from_numpy(np.stack(x)).to(device)
@@ -278,7 +286,8 @@ def main(argv=None):
                 train_data.observe(loss, per_step)
 
             # A printed line.
-            row, seconds = {"step": step}, time.perf_counter() - began
+            row = {"step": step}
+            seconds = time.perf_counter() - began
             if step % args.log_every == 0 or step in (1, args.steps):
                 row |= {"loss": loss, "lr": lr, "grad_norm": norm, "ms": seconds * 1e3,
                         "tokens_per_s": per_step * args.seq_len / seconds}
@@ -292,7 +301,7 @@ def main(argv=None):
                 print(f"{step:>6}/{args.steps:<6} {loss:8.4f} {lr:8.2g} {norm:8.4f} {shown} "
                       f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}", flush=True)
 
-            # Evaluation and checkpoint.
+            # Evaluation.
             if step % args.eval_every == 0 or step == args.steps:
                 nats, bits = evaluate(model, val_data, 256, args.batch_size, tokenizer)
                 check(val_loss=nats)
@@ -306,13 +315,16 @@ def main(argv=None):
                     row["base"] = train_data.base
                     row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
                     shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
-                save()
-                print(f"{step:>6}/{args.steps:<6} {shown}; saved {path}", flush=True)
+
+            # The log's row comes before the checkpoint: --resume drops rows beyond it.
             if len(row) > 1:
                 with open(log, "a") as f:
                     f.write("\t".join(f"{row[c]:.6g}" if c in row else "" for c in COLUMNS) + "\n")
+            if "val_loss" in row:
+                save()
+                print(f"{step:>6}/{args.steps:<6} {shown}; saved {path}", flush=True)
 
-        if stop:
+        if step < args.steps:
             save()
             raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: "
                                     f"python train.py --out {args.out} --resume continues")

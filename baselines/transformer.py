@@ -7,7 +7,7 @@ head, a final norm without a weight, no biases. Names that train.py takes:
     transformer:4,4,96         N_L, N_H, d_E of your choice
     transformer:45M:qknorm     RMSNorm with weights on queries and keys
 
-`python -m baselines` prints the sizes and parameter counts beside the paper's.
+`python -m experiments.sizes` prints the sizes and parameter counts beside the paper's.
 """
 import math
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from multiscreen import Multiscreen
+from multiscreen import Multiscreen, matmul
 
 SIZES = {                                              # N_L, N_H, d_E
     "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
@@ -94,14 +94,9 @@ class Block(nn.Module):
         self.W_up = nn.Parameter(torch.empty(E, hidden))
         self.W_down = nn.Parameter(torch.empty(hidden, E))
 
-    def project(self, x, W):
-        """x W, the product in `dtype`."""
-        dtype = self.dtype or x.dtype
-        return (x.to(dtype) @ W.to(dtype)).to(x.dtype)
-
     def heads(self, x, W):
         """x W, split into heads. (B, T, E) -> (B, H, T, K)"""
-        return self.project(x, W).unflatten(-1, (self.N_H, -1)).transpose(1, 2)
+        return matmul(x, W, self.dtype).unflatten(-1, (self.N_H, -1)).transpose(1, 2)
 
     def attention(self, x, backend, cache):
         start = cache.end if cache else 0
@@ -120,13 +115,13 @@ class Block(nn.Module):
             mask = causal_lower_right(q.shape[2], k.shape[2])
         with sdpa_kernel(backend) if backend else nullcontext():
             h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)
-        return self.project(h.transpose(1, 2).flatten(2).to(x.dtype), self.W_O)
+        return matmul(h.transpose(1, 2).flatten(2).to(x.dtype), self.W_O, self.dtype)
 
     def forward(self, x, backend=None, cache=None):
         x = x + self.attention(self.norm_1(x), backend, cache)
         y = self.norm_2(x)
-        y = F.silu(self.project(y, self.W_gate)) * self.project(y, self.W_up)
-        return x + self.project(y, self.W_down)
+        y = F.silu(matmul(y, self.W_gate, self.dtype)) * matmul(y, self.W_up, self.dtype)
+        return x + matmul(y, self.W_down, self.dtype)
 
 
 class Transformer(nn.Module):
@@ -162,5 +157,4 @@ class Transformer(nn.Module):
 
     def logits(self, x):
         x = F.rms_norm(x, x.shape[-1:], eps=1e-5)
-        dtype = self.dtype or x.dtype
-        return (x.to(dtype) @ self.W_E.to(dtype).T).to(x.dtype)
+        return matmul(x, self.W_E.T, self.dtype)

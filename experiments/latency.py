@@ -24,10 +24,7 @@ mean and standard deviation over --repeats. Ratios are the Transformer's time ov
 x_flash with the flash backend, x_fastest with the fastest of flash, cuDNN, efficient and math. math
 keeps T x T scores in memory and is timed up to T = 2^12.
 
-The paper prints no latency in its text; its figures, from an RTX 4090, are images. Wanted on an
-H200 with initial windows, not measured yet: Psi = 48 at 2^17 tokens 8 times as fast as the 1.3B
-Transformer with flash, 5 times as fast as with the fastest backend, and at each length up to 2^12
-at least 0.9 times.
+The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
 import statistics
 from pathlib import Path

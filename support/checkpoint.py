@@ -1,5 +1,6 @@
 """Checkpoints: build a model by name, save it, read it back."""
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -25,9 +26,11 @@ def build_model(name, config, dtype=None):
     """`baselines.build`; raises UsageError for a name or sizes that cannot be."""
     try:
         return baselines.build(name, config, dtype)
-    except (ValueError, TypeError) as e:
+    except ValueError as e:
         raise UsageError(e) from None
-    except RuntimeError:
+    except (MemoryError, RuntimeError) as e:           # torch says too much memory in many ways
+        if not re.search("memory|overflow|too large", str(e)):
+            raise
         raise UsageError(f"a model of these sizes does not fit into memory: {config}") from None
 
 
@@ -70,12 +73,13 @@ def read_checkpoint(path, device="cpu"):
         try:
             ckpt = torch.load(file, map_location=device, weights_only=True)
             ckpt["args"].setdefault("model", ckpt["model"])        # older ones have it once
-            complete = KEYS <= ckpt.keys() and set(FIXED) <= ckpt["args"].keys()
+            missing = KEYS - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except Exception as e:
             raise UsageError(f"{path} is truncated, or not a checkpoint of train.py "
                              f"({type(e).__name__})") from None
-    if not complete:
-        raise UsageError(f"{path} is not a checkpoint of train.py: it lacks part of one")
+    if missing:
+        raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
+                         f"{', '.join(sorted(missing))}")
     return ckpt
 
 
@@ -88,7 +92,7 @@ def load_weights(model, weights, path):
     try:
         model.load_state_dict(weights)
     except RuntimeError:
-        raise UsageError(f"{path}: its weights do not fit the model it names") from None
+        raise UsageError(f"{path}: its weights do not fit the model as it is built now") from None
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
@@ -128,27 +132,40 @@ def load_optimizer(optimizer, state):
             moments[name] = moments[name].reshape(p.shape)         # as in load_weights
 
 
-def open_run(out, ckpt, columns, force=False):
-    """(checkpoint, log): the paths of a run in the folder `out`, which was made ready for it.
+def refuse_other_run(out):
+    """Raise UsageError if `out` is a file, or a folder that holds a run."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file: name a folder")
+    log, path = out / "log.tsv", out / "ckpt.pt"
+    if path.exists():
+        try:
+            state = f"a run at step {read_checkpoint(path)['step']}: --resume goes on with it"
+        except UsageError:
+            state = "a damaged checkpoint: move it away"
+        raise UsageError(f"{out} holds {state}, --out elsewhere starts a new one, --force "
+                         "overwrites it")
+    if log.exists() and log.read_text(errors="replace").count("\n") > 1:
+        raise UsageError(f"{out} holds the log of a run without a checkpoint: --out elsewhere "
+                         "starts a new one, --force overwrites it")
 
-    A resumed run's log is cut to its checkpoint `ckpt`. A folder that holds another run is refused;
-    with `force` that run is deleted, and the tables and figures that were made from it.
+
+def open_run(out, ckpt, columns):
+    """(checkpoint, log): the paths of a run in the folder `out`, which is made ready for it.
+
+    A resumed run's log is cut to its checkpoint `ckpt`. For a new run, an older run is deleted, and
+    the tables and figures that were made from it.
     """
-    path, log = out / "ckpt.pt", out / "log.tsv"
-    lines = log.read_text(errors="replace").splitlines(keepends=True)[1:] if log.exists() else []
-    if not ckpt and not force and (path.exists() or lines):
-        at = f" at step {read_checkpoint(path)['step']}" if path.exists() else ""
-        going_on = "--resume goes on with it, " if path.exists() else ""
-        raise UsageError(f"{out} holds a run{at}: {going_on}--out elsewhere starts a new one, "
-                         "--force overwrites it")
     out.mkdir(parents=True, exist_ok=True)
-    temporary = out / "log.tmp"
-    rows = [row for row in lines if row.split("\t")[0].isdigit()]
-    rows = [row for row in rows if ckpt and int(row.split("\t")[0]) <= ckpt["step"]]
+    log, temporary = out / "log.tsv", out / "log.tmp"
+    rows = []
+    if ckpt and log.exists():
+        lines = log.read_text(errors="replace").splitlines(keepends=True)
+        rows = [row for row in lines if row.split("\t")[0].isdigit()]
+        rows = [row for row in rows if int(row.split("\t")[0]) <= ckpt["step"]]
     temporary.write_text("\t".join(columns) + "\n" + "".join(rows))
     if not ckpt:
         made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
         for name in ("ckpt.pt", "diverged.txt", *made):
             (out / name).unlink(missing_ok=True)
     os.replace(temporary, log)
-    return path, log
+    return out / "ckpt.pt", log

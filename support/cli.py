@@ -28,6 +28,7 @@ def cli(main):
     sys.stdout.reconfigure(errors="replace")
     try:
         main()
+        sys.stdout.flush()
     except BrokenPipeError:                            # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -35,6 +36,8 @@ def cli(main):
         sys.exit(f"error: {e}")
     except OSError as e:
         sys.exit(f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
+    except (MemoryError, torch.OutOfMemoryError):
+        sys.exit("error: out of memory: take a smaller --batch-size, --seq-len or model")
     except KeyboardInterrupt as e:
         print(*e.args or ["stopped"], file=sys.stderr)
         sys.exit(130)
@@ -50,12 +53,16 @@ def get_device(name):
 
 
 def check_writable(path, force=False):
-    """Raise before any work if `path` cannot be written, or holds a table (unless `force`)."""
+    """Raise before any work if the table `path` cannot be written, or is there (unless `force`).
+
+    With `force` the figure of the same name is deleted: it would not fit the new table.
+    """
     if path.exists() and path.stat().st_size and not force:
         raise UsageError(f"{path} exists: --force overwrites it")
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a"):
         pass
+    path.with_suffix(".png").unlink(missing_ok=True)
 
 
 def clock(seconds):

@@ -31,6 +31,9 @@ def get_screen(name, device, config=None, dtype=None):
     exact = [with_gradients(definition, correlated(T, S, windows, config, device), i0)
              for T, S, i0, windows in CASES]
     if not all(x.isfinite().all() for case in exact for x in case):
+        if name != "auto":
+            raise UsageError(f"--kernel {name}: multiscreen.screen gives nan or inf, so nothing "
+                             "can be compared with it")
         return definition, ("multiscreen.screen gives nan or inf, so nothing can be compared with "
                             "it: using it as it is"), False
     auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
@@ -58,6 +61,7 @@ def objection(kind, device, config, dtype, exact):
         import screening_triton
 
         f, label = screening_triton.screen, "screening_triton.screen"
+        f.keeps_to_window = True                       # as screen_windowed; see KeyCache
         reason = (screening_triton.available(device)
                   or screening_triton.unsupported_sizes(config.d_K, config.d_V))
         if reason:
@@ -130,3 +134,4 @@ def compile_layers(model):
     if model.screen is multiscreen.screen_windowed:
         compiled = torch.compile(multiscreen.screen, dynamic=True)
         model.screen = partial(multiscreen.screen_windowed, screen=compiled)
+        model.screen.keeps_to_window = True

@@ -92,6 +92,8 @@ def files_of(names):
                 yield p
             else:
                 left_out += 1
+        if left_out == len(below):
+            raise UsageError(f"the folder {path} has no UTF-8 text and no .bin file")
         if left_out:
             print(f"{path}: {left_out} files left out, empty or not UTF-8")
 
@@ -272,8 +274,9 @@ def get_data(args, tokenizer):
     if args.data == ["abcdigits"]:
         return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, n) for n in (0, 1))
 
+    arrays = []
     if args.data == ["stdlib"]:
-        texts, arrays = list(standard_library()), []
+        texts = list(standard_library())
     else:
         paths = list(files_of(args.data))
         texts = [read_text(p) for p in paths if p.suffix != ".bin"]

@@ -91,7 +91,7 @@ def test_evaluate_counts_the_exact_integer_only(name):
     prompts, answers = [t[:-4] for t in texts], [t[-4:] for t in texts]
     asked = [p[-2] for p in prompts]
     model = Parrot(tokenizer, wrong="".join(sorted(set(asked))[:2]))
-    right = abcdigits.evaluate(model, tokenizer, prompts, answers, tokens_at_once=1000)
+    right = abcdigits.exact_matches(model, tokenizer, prompts, answers, tokens_at_once=1000)
     assert right == [letter not in model.wrong for letter in asked]
     assert set(right) == {True, False}
     assert sum(B for B, _ in model.batches) == 30
@@ -104,7 +104,7 @@ def grid(tmp_path, monkeypatch, *flags, right=lambda model: True):
     def evaluate(model, tokenizer, prompts, answers):
         return [right(model)] * len(prompts)
 
-    monkeypatch.setattr(abcdigits, "evaluate", evaluate)
+    monkeypatch.setattr(abcdigits, "exact_matches", evaluate)
     flags = ["--ckpt", str(tmp_path / "ckpt.pt"), "--trials", "2", "--device", "cpu", *flags]
     args = abcdigits.get_parser("").parse_args(flags)
     model = SimpleNamespace(layers=[SimpleNamespace(rope_scale=1.0)])
@@ -175,7 +175,7 @@ def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(tmp_path
         windows.append(ms.window(model.layers[0].s_w).tolist())
         return [True, False]
 
-    monkeypatch.setattr(abcdigits, "evaluate", evaluate)
+    monkeypatch.setattr(abcdigits, "exact_matches", evaluate)
     flags = ["--ckpt", str(path), "--lengths", "260", "--trials", "2", "--depths", "0.5",
              "--device", "cpu"]
     for more in ([], ["--swe"]):

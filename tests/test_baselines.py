@@ -1,5 +1,6 @@
 """Tests of baselines/: the Transformer and the ablations against float64 references."""
 import math
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
 
 import train
-from baselines import __main__, ablations, transformer
+from baselines import ablations, transformer
+from experiments import sizes as sizes_script
 from support.checkpoint import build_model, has_windows, scale_rope
 from support.cli import UsageError
 from tests.helpers import assert_same_weights, draw_tokens, fit, move_away, random, seeds
@@ -193,9 +195,10 @@ def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
 
 # --------------------------------------------------------------------- sizes, names, recipes
 
-def test_the_printed_sizes_are_the_papers(capsys):
+def test_the_printed_sizes_are_the_papers(capsys, monkeypatch):
     """The paper's numbers are tested for themselves, here and in test_multiscreen.py."""
-    __main__.main()
+    monkeypatch.setattr(sys, "argv", ["sizes"])
+    sizes_script.main()
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith("as in the paper")
     assert [row.split()[-1] for row in rows] == ["yes"] * 9

@@ -95,8 +95,10 @@ def test_a_finished_run_is_read_and_an_interrupted_one_continued(data, tmp_path,
     monkeypatch.setattr(train, "main", stops_after_2)
     with pytest.raises(KeyboardInterrupt, match="the same command continues"):
         common.run_once(tmp_path / "a", *flags, steps=4)
+    before = common.read_log(tmp_path / "a/log.tsv")
     monkeypatch.setattr(train, "main", right)
     rows, diverged = common.run_once(tmp_path / "a", *flags, steps=4)
+    assert rows[:2] == before                          # their milliseconds too: not run again
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert diverged is None
 

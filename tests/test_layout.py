@@ -18,7 +18,6 @@ ROOMS = {
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
                     "multiscreen", "screening_triton", "abcdigits", "train"},
-    "exercises": {"torch", "multiscreen", "support", "screening_triton"},
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
@@ -49,6 +48,7 @@ def imports_of(path):
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room):
     allowed = ROOMS[room] | {room} | set(sys.stdlib_module_names)
+    assert files_of(room)
     for path in files_of(room).values():
         found = {module.split(".")[0] for module, _ in imports_of(path)}
         assert found <= allowed, path

@@ -11,7 +11,8 @@ import torch
 
 import abcdigits
 import train
-from support.checkpoint import load_checkpoint
+from multiscreen import Multiscreen
+from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError, cli
 from tests.helpers import ROOT, SMALL, fit, run
 
@@ -57,6 +58,15 @@ def test_ctrl_c_prints_what_was_said_with_it(capsys, words, line):
     assert capsys.readouterr().err == line
 
 
+def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
+    def initialize(self):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(Multiscreen, "initialize", initialize)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        build_model("multiscreen", {"psi": 2})
+
+
 def test_a_bug_is_no_mistake_of_the_user():
     def main():
         raise ZeroDivisionError
@@ -72,6 +82,20 @@ def test_a_reader_that_has_seen_enough_ends_the_output():
                           stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes a pipe the Unix way")
+def test_a_short_output_that_nobody_reads_is_no_error_either():
+    code = ("import sys, time; from support.cli import cli; "
+            "cli(lambda: [print('x'), sys.stdin.readline()])")
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=buffered,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        process.stdin.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
 
@@ -93,6 +117,8 @@ def folder(tmp_path_factory):
     for name, content in files.items():
         (folder / name).write_bytes(content)
     (folder / "nothing").mkdir()
+    (folder / "binary").mkdir()
+    (folder / "binary/a.txt").write_bytes(b"caf\xe9 " * 100)
     return folder
 
 
@@ -101,12 +127,14 @@ def folder(tmp_path_factory):
     ("--data latin.txt", "not UTF-8"), ("--data short.txt", "fewer than one sequence"),
     ("--data empty.bin", "not a token file"), ("--data odd.bin", "not a token file"),
     ("--data truncated.bin", "truncated"), ("--data beyond.bin", "beyond the vocabulary"),
-    ("--data nothing", "no files"), ("--data abcdigits --digits 1", "digits"),
+    ("--data nothing", "no files"), ("--data binary", "no UTF-8 text"),
+    ("--data abcdigits --digits 1", "digits"),
     ("--data abcdigits --digits 19", "digits"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
     ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),
     ("--psi many", "--psi"), ("--psi 0", "psi = 0"), ("--layers 0", "N_L = 0"),
     ("--tokenizer words", "unknown"), ("--device nonsense", "device"), ("--nonsense", "nonsense"),
-    ("--out short.txt", "short.txt: File exists"), ("--out missing --resume", "train a model"),
+    ("--out short.txt", "short.txt: File exists"),
+    ("--resume", "not allowed with argument --force"),
     ("--out short.txt/out", "short.txt/out: Not a directory")])
 def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, message):
     """With --force too, a run that is there is only overwritten by one that can begin."""
@@ -124,7 +152,7 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
     def evaluate(*inputs):
         pytest.fail("measured before the table could be written")
 
-    monkeypatch.setattr(abcdigits, "evaluate", evaluate)
+    monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
     (folder / "out/abcdigits_swe.tsv").mkdir()
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--swe", "--lengths", "260", "--device", "cpu", "--force"])
@@ -163,7 +191,7 @@ def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path
                "part": saved(part)}
     path = tmp_path / "ckpt.pt"
     path.write_bytes(content[kind])
-    message = "it lacks part of one" if kind == "part" else "truncated, or not a checkpoint of"
+    message = "it lacks optimizer" if kind == "part" else "truncated, or not a checkpoint of"
     with pytest.raises(UsageError, match=message) as e:
         load_checkpoint(path)
     assert "\n" not in str(e.value)
@@ -174,5 +202,5 @@ def test_a_checkpoint_whose_weights_do_not_fit_its_model_is_explained(folder, tm
     ckpt = torch.load(folder / "out/ckpt.pt", weights_only=True)
     ckpt["config"]["N_L"] = 1
     torch.save(ckpt, tmp_path / "ckpt.pt")
-    with pytest.raises(UsageError, match="its weights do not fit the model it names"):
+    with pytest.raises(UsageError, match="its weights do not fit the model as"):
         load_checkpoint(tmp_path / "ckpt.pt")

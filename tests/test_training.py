@@ -265,10 +265,18 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_damaged_checkpoint_is_named_with_the_ways_on(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/ckpt.pt").write_bytes(b"half")
+    with pytest.raises(UsageError, match="damaged checkpoint: .*--out elsewhere.*--force"):
+        fit(tmp_path / "out", "--steps", "2")
+    assert (tmp_path / "out/ckpt.pt").read_bytes() == b"half"
+
+
 def test_the_log_of_a_run_without_a_checkpoint_is_left_alone_too(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/log.tsv").write_text("step\tloss\n1\t5.5\n")
-    with pytest.raises(UsageError, match="out holds a run: --out elsewhere starts a new one"):
+    with pytest.raises(UsageError, match="without a checkpoint: --out elsewhere starts a new"):
         fit(tmp_path / "out", "--steps", "2")
     assert (tmp_path / "out/log.tsv").read_text() == "step\tloss\n1\t5.5\n"
 

@@ -1,8 +1,12 @@
-"""Print the sizes of the paper's models: `python -m baselines`."""
+"""The sizes and parameter counts of the paper's models, built and counted.
+
+    python -m experiments.sizes                 (seconds; nothing is allocated)
+"""
 import torch
 
 from baselines import build
 from baselines.transformer import SIZES
+from support.cli import Parser, cli
 
 PAPER = {                                              # parameters: total, non-embedding
     "multiscreen, psi 8": (4_134_146, 917_698),
@@ -18,6 +22,7 @@ PAPER = {                                              # parameters: total, non-
 
 
 def main():
+    Parser(__doc__).parse_args()
     models = {f"multiscreen, psi {n}": ("multiscreen", {"psi": n}) for n in (8, 16, 32, 48, 64)}
     models |= {f"transformer:{size}": (f"transformer:{size}", {}) for size in SIZES}
     print(f"{'model':<20}{'N_L':>5}{'N_H':>5}{'d_E':>6}"
@@ -27,10 +32,10 @@ def main():
             model = build(name, sizes)
         total = sum(p.numel() for p in model.parameters())
         rest = total - model.W_E.numel()
-        same = "yes" if (total, rest) == PAPER[label] else "no: {:,} {:,}".format(*PAPER[label])
+        same = "yes" if (total, rest) == PAPER[label] else f"no: {PAPER[label]}"
         c = model.config
         print(f"{label:<20}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{total:>16,}{rest:>16,}  {same}")
 
 
 if __name__ == "__main__":
-    main()
+    cli(main)
