@@ -149,7 +149,7 @@ def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, me
 
 
 def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, monkeypatch):
-    def evaluate(*inputs):
+    def exact_matches(*inputs):
         pytest.fail("measured before the table could be written")
 
     monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
