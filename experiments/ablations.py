@@ -12,6 +12,7 @@ Small:  python -m experiments.ablations
 
 The models are in baselines/ablations.py. Every flag that is not listed below goes to train.py.
 """
+import math
 from pathlib import Path
 
 from experiments.common import (
@@ -24,7 +25,7 @@ from experiments.common import (
     run_seeds,
     save_figure,
 )
-from experiments.style import ABLATIONS, COLORS, legend_below
+from experiments.style import ABLATIONS, COLORS, count_of, legend_below
 from support.cli import Parser, UsageError, check_writable, cli
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
@@ -61,6 +62,11 @@ def draw_ablations(plt, rows, path):
     save_figure(fig, path)
 
 
+def signed(x):
+    """A cell of the table, NaN as it is."""
+    return x if math.isnan(x) else f"{x:+.4f}"
+
+
 def main():
     p = Parser(__doc__)
     p.add_argument("--steps", type=int, default=350,
@@ -86,12 +92,12 @@ def main():
                            steps=args.steps, seeds=args.seeds, progress=progress)
         mean, std, diverged = mean_and_std(losses)
         original = rows[0][2] if rows else mean
-        rows.append([name, parameters[name], mean, std, diverged, f"{mean - original:+.4f}",
-                     paper, paper_std, f"{paper - paper_original:+.4f}"])
+        rows.append([name, parameters[name], mean, std, diverged, signed(mean - original),
+                     paper, paper_std, signed(paper - paper_original)])
 
     report(table, COLUMNS, rows,
-           f"Validation loss, nats per token, after {args.steps} steps, {args.seeds} seed(s); the "
-           "paper's: 28M parameters, 2^36 tokens, 3 seeds")
+           f"Validation loss, nats per token, after {args.steps} steps, "
+           f"{count_of(args.seeds, 'seed')}; the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():
         draw_ablations(plt, rows, table.with_suffix(".png"))
 

@@ -37,7 +37,7 @@ from experiments.common import (
     run_seeds,
     save_figure,
 )
-from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
+from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, check_writable, cli
 from support.tokens import get_tokenizer
 
@@ -135,7 +135,8 @@ def main():
         for name in seeds:
             rows[-1] += loss_cells(results[name][e])
     report(table, columns, rows,
-           f"Validation loss, nats per token, after {args.steps} steps, {args.seeds} seed(s); a "
+           f"Validation loss, nats per token, after {args.steps} steps, "
+           f"{count_of(args.seeds, 'seed')}; a "
            f"uniform guess has {math.log(n_vocab):.4g}")
     print(PAPER)
     if plt := pyplot():

@@ -35,7 +35,7 @@ from experiments.common import (
     save_figure,
 )
 from experiments.fits import fit, per_doubling, saving
-from experiments.style import WIDTH, look, millions_axis, plot_with_band
+from experiments.style import WIDTH, count_of, look, millions_axis, plot_with_band
 from support.cli import Parser, UsageError, check_writable, cli
 
 TRANSFORMERS = ["transformer:2,2,28", "transformer:2,2,48", "transformer:3,4,64",
@@ -133,8 +133,8 @@ def main():
     columns = ["model", "psi", "total", "non_embedding", "val_loss", "std", "diverged"]
     keys = ["name", "psi", "total", "rest", "loss", "std", "diverged"]
     report(out / "scaling.tsv", columns, [[m.get(key) for key in keys] for m in models],
-           f"Validation loss, nats per token, after the same {args.steps} steps, {args.seeds} "
-           "seed(s); diverged ones are left out of mean and fit")
+           f"Validation loss, nats per token, after the same {args.steps} steps, "
+           f"{count_of(args.seeds, 'seed')}; diverged ones are left out of mean and fit")
 
     # The fitted lines.
     models = [m for m in models if not math.isnan(m["loss"])]

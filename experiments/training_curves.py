@@ -27,7 +27,7 @@ import numpy as np
 
 from experiments.common import final_loss, pyplot, read_log, report, save_figure
 from experiments.curves import curves, moving_average, summarize_run
-from experiments.style import COLORS, LINES, WIDTH, paper_name
+from experiments.style import COLORS, LINES, WIDTH, count_of, paper_name
 from support.cli import Parser, UsageError, check_writable, cli
 
 COLUMNS = ["run", "steps", "loss_first", "loss_last", "loss_spikes",
@@ -152,7 +152,7 @@ def main():
         rows.append([name, *numbers, "diverged" if diverged else None])
     report(table, COLUMNS, rows,
            f"Training loss, nats per token, mean of the first and last {args.window} rows of the "
-           f"log, and gradient norm in the second half, of {len(paths)} run(s)")
+           f"log, and gradient norm in the second half, of {count_of(len(paths), 'run')}")
     print(PAPER)
     if runs and (plt := pyplot()):
         draw_curves(plt, runs, args.window, table.with_suffix(".png"))
