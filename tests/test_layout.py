@@ -1,6 +1,7 @@
 """Who may import whom: a tree. What lies at the top of the repository: the product's face."""
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 
@@ -76,3 +77,10 @@ def test_the_top_of_the_repository_holds_the_products_face_and_nothing_else():
     paths = out.stdout.splitlines()
     assert {path for path in paths if "/" not in path} == TOP
     assert {path.split("/")[0] for path in paths if "/" in path} <= FOLDERS
+
+
+def test_the_counts_of_lines_of_the_readme_are_right():
+    counts = re.findall(r"`([\w.]+)` \((\d+) lines\)", (ROOT / "README.md").read_text())
+    assert len(counts) == 3
+    for name, n in counts:
+        assert len((ROOT / name).read_text().splitlines()) == int(n), name
