@@ -173,7 +173,13 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     tiles = zip(*(x.to(dtype).unbind(1) for x in (q, k, v)), w.split(1), r.split(1), reaches)
     h = []
     for q_n, k_n, v_n, w_n, r_n, reach in tiles:
-        C = block_size(T, reach)
+        # Decoding: all keys in sight at once.
+        if T <= 16:
+            seen = slice(max(i0 - reach, 0), max(i0 + T, 0))
+            inputs = (x.unsqueeze(1) for x in (q_n, k_n[:, seen], v_n[:, seen]))
+            h.append(screen(*inputs, w_n, r_n, i0 - seen.start).squeeze(1))
+            continue
+        C = block_size(reach)
         front = -i0 % C                                # so that keys and queries share their cuts
         q_n, k_n, v_n = blocks(q_n, 0, C), blocks(k_n, front, C), blocks(v_n, front, C)
         n = max(PAIRS_AT_ONCE // (B * C * C), 1)
@@ -188,10 +194,8 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
 screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
 
 
-def block_size(T, reach):
+def block_size(reach):
     """Rows of a block: few where the window is narrow."""
-    if T <= 16:
-        return T
     if reach <= 16:
         return 8 if reach <= 8 else 16
     return 32 if reach <= 64 else 64

@@ -325,6 +325,21 @@ def some_inputs(T):
     return q, k, v, w, r
 
 
+def test_decoding_calls_the_definition_once_a_tile():
+    """However many keys are in sight."""
+    calls = []
+
+    def screen(*inputs):
+        calls.append(inputs)
+        return ms.screen(*inputs)
+
+    q, k, v = correlated(0, 1, 2, 1, 300, V=8)
+    w, r = torch.tensor([300.0, 5.0]).double(), torch.tensor([0.5, 0.9]).double()
+    h = ms.screen_windowed(q, k, v, w, r, 299, screen)
+    torch.testing.assert_close(h, ms.screen(q, k, v, w, r, 299))
+    assert len(calls) == 2
+
+
 def test_a_second_derivative_of_screen_windowed_is_refused():
     q, k, v, w, r = some_inputs(40)
     loss = ms.screen_windowed(q, k, v, w, r).square().sum()

@@ -328,6 +328,8 @@ def main(argv=None):
             save()
             raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: "
                                     f"python train.py --out {args.out} --resume continues")
+        if stop:
+            raise KeyboardInterrupt(f"stopped after the last step, saved {path}")
 
     # A sample.
     start = torch.from_numpy(val_data[0][None, :32]).to(device)

@@ -68,7 +68,8 @@ def save_checkpoint(path, ckpt):
 def read_checkpoint(path, device="cpu"):
     """The dict that train.py wrote. Nothing in the file is executed."""
     if not Path(path).exists():
-        raise UsageError(f"{path} does not exist: train a model first (python train.py)")
+        raise UsageError(f"{path} does not exist: train a model first "
+                         f"(python train.py --out {Path(path).parent})")
     with open(path, "rb") as file, warnings.catch_warnings(action="ignore"):
         try:
             ckpt = torch.load(file, map_location=device, weights_only=True)
