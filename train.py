@@ -54,14 +54,15 @@ def get_parser():
     p = Parser(__doc__)
 
     def flag(name, default, text, **options):
-        shown = default[0] if isinstance(default, list) else "psi" if default is None else default
+        shown = default[0] if isinstance(default, list) else default
+        shown = "the model's own" if default is None else shown
         options = {"type": type(default)} | options
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **options)
 
     flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION (rope, nope, no-tanhnorm, "
          "no-gate, fixed-r), or transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers, if not the model's own", type=int)
+    flag("--layers", None, "number of layers", type=int)
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token "
          "files (paper: SlimPajama)", nargs="+", type=str)
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
