@@ -113,8 +113,6 @@ def get_args(argv=None):
             if new != old:
                 raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {old}: "
                                  f"--resume cannot change it to {new}")
-    elif not args.force:
-        refuse_other_run(Path(args.out))
     at_least_1 = ("seq_len", "batch_size", "accumulate", "steps", "log_every", "eval_every")
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
         least = int(name in at_least_1)
@@ -186,6 +184,8 @@ def alive_fraction(model, tokens):
 
 def main(argv=None):
     args, ckpt = get_args(argv)
+    if not args.resume and not args.force:
+        refuse_other_run(Path(args.out))
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{args.out} is already finished, at step {ckpt['step']}: raise --steps to continue")
         return

@@ -62,7 +62,8 @@ def check_writable(path, force=False):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a"):
         pass
-    path.with_suffix(".png").unlink(missing_ok=True)
+    if force:
+        path.with_suffix(".png").unlink(missing_ok=True)
 
 
 def clock(seconds):

@@ -35,9 +35,9 @@ from experiments import (
 )
 from multiscreen import Config, Multiscreen, window
 from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, check_writable
 from support.tokens import Sequences, get_data, get_tokenizer
-from tests.helpers import INF, ROOT, draw_tokens, read_table
+from tests.helpers import INF, ROOT, draw_tokens, fit, read_table
 
 NAN = math.nan
 TINY = ["--seq-len", 16, "--batch-size", 2, "--device", "cpu", "--kernel", "definition"]
@@ -667,3 +667,19 @@ def test_every_configuration_compiles_ahead_of_time_without_spills():
         assert int(shared) <= 99 * 1024
         assert float(interior) < float(edge)
         assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
+
+
+def test_parameters_are_counted_beside_a_run_that_is_there(tmp_path, monkeypatch):
+    """The quick start's model lies in out/ while the experiments run."""
+    fit(tmp_path / "out", "--steps", "1")
+    monkeypatch.chdir(tmp_path)
+    assert common.count_parameters("--psi", 2)[0] > 0
+
+
+def test_a_figure_without_a_table_is_deleted_with_force_only(tmp_path):
+    figure = tmp_path / "windows.png"
+    figure.write_bytes(b"mine")
+    check_writable(tmp_path / "windows.tsv")
+    assert figure.read_bytes() == b"mine"
+    check_writable(tmp_path / "windows.tsv", force=True)
+    assert not figure.exists()
