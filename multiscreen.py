@@ -179,12 +179,10 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
             inputs = (x.unsqueeze(1) for x in (q_n, k_n[:, seen], v_n[:, seen]))
             h.append(screen(*inputs, w_n, r_n, i0 - seen.start).squeeze(1))
             continue
-        C = block_size(reach)
+        C = min(max(2 ** (reach - 1).bit_length(), 8), 64)     # rows of a block, few if narrow
         front = -i0 % C                                # so that keys and queries share their cuts
         q_n, k_n, v_n = blocks(q_n, 0, C), blocks(k_n, front, C), blocks(v_n, front, C)
-        n = max(PAIRS_AT_ONCE // (B * C * C), 1)
-        first = (i0 + front) // C
-        pieces = list(diagonals(q_n.shape[1], k_n.shape[1], first, -(-reach // C), n))
+        pieces = list(diagonals(q_n, k_n, i0 + front, reach))
         keep = B * T * min(reach + C, T) <= PAIRS_KEPT
         h_n = Blockwise.apply(q_n, k_n, v_n, w_n, r_n, screen, pieces, keep)
         h.append(h_n.flatten(1, 2)[:, :T])
@@ -194,42 +192,39 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
 screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
 
 
-def block_size(reach):
-    """Rows of a block: few where the window is narrow."""
-    if reach <= 16:
-        return 8 if reach <= 8 else 16
-    return 32 if reach <= 64 else 64
-
-
 def blocks(x, front, C):
     """x: (B, S, D) after `front` rows of zeros, in blocks of C rows. (B, n, C, D)"""
     return F.pad(x, (0, 0, front, -(front + x.shape[1]) % C)).unflatten(1, (-1, C))
 
 
-def diagonals(n_q, n_k, first, reach, n):
-    """Yield (i, j, p): slices of at most n query blocks, and of the key blocks p before them.
+def diagonals(q, k, start, reach):
+    """Yield (i, j, i0): slices of query blocks and of key blocks, one diagonal after the other.
 
-    n_q query blocks, of which the first stands at key block `first`; n_k key blocks; p <= reach.
+    q, k: (B, n, C, D). start: the first query, counted from the first key, a multiple of C.
+    i0: the first query of a block, counted from the first key of its keys' block.
     """
-    for p in range(reach + 1):
-        end = min(n_q, n_k + p - first)
-        for a in range(max(p - first, 0), end, n):
+    B, n_q, C, _ = q.shape
+    n = max(PAIRS_AT_ONCE // (B * C * C), 1)
+    for p in range(-(-reach // C) + 1):
+        shift = start // C - p
+        end = min(n_q, k.shape[1] - shift)
+        for a in range(max(-shift, 0), end, n):
             b = min(a + n, end)
-            yield slice(a, b), slice(a + first - p, b + first - p), p
+            yield slice(a, b), slice(a + shift, b + shift), p * C
 
 
 class Blockwise(torch.autograd.Function):
-    """The sum of `screen` over pieces (i, j, p) of one tile. Autograd differentiates each piece.
+    """The sum of `screen` over pieces (i, j, i0) of one tile. Autograd differentiates each piece.
 
     With `keep` the graphs of the pieces are kept. Otherwise backward computes them again.
     """
 
     @staticmethod
-    def piece(ctx, i, j, p, q, k, v, w, r):
+    def piece(ctx, i, j, i0, q, k, v, w, r):
         """(inputs, h): `screen` of one piece, and the leaves of its graph."""
         inputs = [x.detach().requires_grad_(ctx.needed) for x in (q[:, i], k[:, j], v[:, j], w, r)]
         with torch.set_grad_enabled(ctx.needed):
-            return inputs, ctx.screen(*inputs, p * q.shape[2])
+            return inputs, ctx.screen(*inputs, i0)
 
     @staticmethod
     def forward(ctx, q, k, v, w, r, screen, pieces, keep):
@@ -237,8 +232,8 @@ class Blockwise(torch.autograd.Function):
         ctx.screen, ctx.pieces, ctx.kept = screen, pieces, []
         ctx.needed = any(ctx.needs_input_grad)
         h = v.new_zeros(*q.shape[:3], v.shape[3])
-        for i, j, p in pieces:
-            inputs, part = Blockwise.piece(ctx, i, j, p, q, k, v, w, r)
+        for i, j, i0 in pieces:
+            inputs, part = Blockwise.piece(ctx, i, j, i0, q, k, v, w, r)
             h[:, i] += part.detach()
             if keep and ctx.needed:
                 ctx.kept.append((inputs, part))
