@@ -171,7 +171,7 @@ class Sequences:
 
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
-OWN = 0.5                                              # share of letters with a number of their own
+OWN = 0.5                                              # share of digits that are the letter's own
 NEAR = 0.4                                             # nats per token above the least loss
 
 
@@ -181,11 +181,12 @@ class ABCDigitsStream:
     A document is lines LETTER=NUMBER; each letter has one random number in a document. A line's
     letter is drawn with the weights b^0 .. b^25, in an order that is new in each document.
 
-    At first b is 2, so a few letters fill the document; and half of the letters have a number of
-    their own, the same in all documents. To learn these, a model must bring the letter to where
-    its number is predicted, and lookup needs just that. While the loss is near the least possible,
-    b falls to 1.1 and own numbers disappear. In the end most questions are about a letter that
-    stood there once before, which is what the benchmark asks. Validation is like the end.
+    At first b is 2, so a few letters fill the document; and a letter has own digits, the same in
+    all documents: half of its digits are these, at random. To learn them, a model must bring the
+    letter to each place where a digit is predicted, and lookup needs just that. While the loss is
+    near the least possible, b falls to 1.1 and own digits disappear. In the end most questions are
+    about a letter that stood there once before, which is what the benchmark asks. Validation is
+    like the end.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
@@ -195,12 +196,10 @@ class ABCDigitsStream:
         self.seed, self.part = seed, part
         line = "A=" + "1" * digits + "\n"
         self.lines = T / len(tokenizer.encode_ordinary(line))      # of a document, on average
-        self.own = np.random.default_rng([seed, 2]).integers(*self.bounds(), 26)
+        self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded
+        own = np.random.default_rng([seed, 2]).integers(self.low, self.high, 26)
+        self.own = split(own)
         self.learned = 0                               # documents whose loss was near the least
-
-    def bounds(self):
-        """The smallest number, and the one after the largest."""
-        return 10 ** (self.digits - 1), 10**self.digits
 
     @property
     def base(self):
@@ -209,7 +208,7 @@ class ABCDigitsStream:
 
     @property
     def share(self):
-        """The share of the letters that have their own number in a document."""
+        """The share of the digits that are their letter's own."""
         return 0.0 if self.part else OWN * max(1 - 2 * self.learned / FLAT_AFTER, 0.0)
 
     def least_loss(self):
@@ -218,11 +217,13 @@ class ABCDigitsStream:
         letters = -self.lines * np.sum(p * np.log(p))
         new = np.sum(1 - (1 - p) ** self.lines)
 
-        # A new number is the letter's own, or each other one of n with equal probability.
-        low, high = self.bounds()
-        other = (1 - self.share) / (high - low)
-        own = self.share + other
-        number = -own * math.log(own) - (high - low - 1) * other * math.log(other)
+        # A digit of a new number is the letter's own, or one of n with equal probability.
+        def entropy(n):
+            other = (1 - self.share) / n
+            own = self.share + other
+            return -own * math.log(own) - (n - 1) * other * math.log(other)
+
+        number = entropy(9) + (self.digits - 1) * entropy(10)
         return (letters + new * number) / self.T
 
     def observe(self, loss, documents):
@@ -232,9 +233,9 @@ class ABCDigitsStream:
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        low, high = self.bounds()
-        values = low + rng.choice(high - low, 26, replace=False)
-        values = np.where(rng.random(26) < self.share, self.own, values)
+        numbers = split(self.low + rng.choice(self.high - self.low, 26, replace=False))
+        numbers = np.where(rng.random(numbers.shape) < self.share, self.own, numbers)
+        values = ["".join(digits) for digits in numbers]
         p = rng.permutation(self.base ** np.arange(26))
         tokens = []
         while len(tokens) <= self.T:
@@ -263,6 +264,11 @@ class ABCDigitsStream:
     def draw(self, n, seed):
         """The n-th document."""
         return self[n]
+
+
+def split(numbers):
+    """The digits of numbers of equal length, as characters. (n,) -> (n, digits)"""
+    return np.array([list(str(n)) for n in numbers])
 
 
 def get_data(args, tokenizer):

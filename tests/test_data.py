@@ -172,21 +172,35 @@ def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
     assert not set(texts_of(stream_of(400, 3, part=1), 50)) & set(texts_of(stream, 50))
 
 
-def test_half_of_the_letters_have_a_number_of_their_own_at_first():
-    """The same in all documents; later none has, nor in what is held out."""
+def test_half_of_the_digits_are_the_letters_own_at_first():
+    """The same in all documents; later none is, nor in what is held out."""
     stream, held_out = stream_of(400, 6), stream_of(400, 6, part=1)
 
     def share(stream):
-        rows = [set(re.findall(r"[A-Z]=\d{6}", text)) for text in texts_of(stream, 100)]
-        seen = [row for document in rows for row in document]
-        return sum(seen.count(row) > 1 for row in seen) / len(seen)
+        rows = [row for text in texts_of(stream, 200) for row in set(text.split("\n")[:-1])]
+        own = []
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+            for place in zip(*(row[3:] for row in rows if row[0] == letter)):
+                own.append(max(map(place.count, place)) / len(place))
+        return (np.mean(own) - 0.1) / 0.9                      # a tenth is right by chance
 
-    assert 0.4 < share(stream) < 0.6
-    assert share(held_out) == 0
+    assert share(stream) == pytest.approx(0.5, abs=0.05)
+    by_chance = share(held_out)                                # the most frequent of ten digits
+    assert by_chance < 0.12
     stream.learned = FLAT_AFTER // 4
-    assert 0.15 < share(stream) < 0.35
+    assert share(stream) == pytest.approx(0.25, abs=0.07)
     stream.learned = FLAT_AFTER // 2
-    assert share(stream) == 0
+    assert share(stream) < 0.12
+
+
+def test_each_digit_is_the_letters_own_or_not_by_itself():
+    """So the first digit does not tell the second: both are predicted from the letter."""
+    stream = stream_of(400, 2)
+    rows = [row for text in texts_of(stream, 300) for row in set(text.split("\n")[:-1])]
+    own = np.array([list(row[2:]) == stream.own[ord(row[0]) - 65] for row in rows])
+    first, second = own.T
+    assert second[first].mean() == pytest.approx(0.55, abs=0.05)
+    assert second[~first].mean() == pytest.approx(0.55, abs=0.05)
 
 
 @pytest.mark.parametrize("learned", [0, FLAT_AFTER // 4, FLAT_AFTER])
@@ -196,14 +210,16 @@ def test_the_least_loss_is_that_of_one_who_knows_the_rules(learned):
     stream.learned = learned
     rows = [text.split("\n")[:-1] for text in texts_of(stream, 200)]
     weights = stream.base ** np.arange(26)
-    numbers = np.full(90, (1 - stream.share) / 90)
-    numbers[0] += stream.share                                 # its own
+    first, second = (np.full(n, (1 - stream.share) / n) for n in (9, 10))
+    first[0] += stream.share                                   # the letter's own
+    second[0] += stream.share
 
     def entropy(weights):
         p = weights / weights.sum()
         return -p @ np.log(p)
 
-    nats = [len(r) * entropy(weights) + len(set(r)) * entropy(numbers) for r in rows]
+    number = entropy(first) + entropy(second)
+    nats = [len(r) * entropy(weights) + len(set(r)) * number for r in rows]
     assert stream.least_loss() == pytest.approx(np.mean(nats) / 256, abs=0.01)
 
 
