@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baselines import recipe
+from baselines import count_parameters, recipe
 from multiscreen import relevance, softmask, window
 from support.checkpoint import (
     FIXED,
@@ -248,8 +248,8 @@ def main(argv=None):
 
     last_saved = step
     per_step = args.batch_size * args.accumulate
-    total = sum(p.numel() for p in model.parameters())
-    print(f"{args.model}, {total:,} parameters ({total - model.W_E.numel():,} non-embedding), "
+    total, rest = count_parameters(model)
+    print(f"{args.model}, {total:,} parameters ({rest:,} non-embedding), "
           f"{device}, {'bfloat16' if bf16 else 'float32'}")
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{per_step * args.seq_len:,} tokens")

@@ -20,6 +20,12 @@ def build(name, config, dtype=None):
     raise ValueError(f"model {name!r} is unknown: take {NAMES}")
 
 
+def count_parameters(model):
+    """(all parameters, those without the embedding W_E) of a model."""
+    total = sum(p.numel() for p in model.parameters())
+    return total, total - model.W_E.numel()
+
+
 def recipe(name):
     """The paper's learning rate, weight decay and clipping for a model, as values of flags."""
     family, _, variant = name.partition(":")

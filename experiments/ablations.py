@@ -17,8 +17,8 @@ from pathlib import Path
 
 from experiments.common import (
     Progress,
-    count_parameters,
     mean_and_std,
+    parameters_of,
     pyplot,
     refuse,
     report,
@@ -80,7 +80,7 @@ def main():
         raise UsageError(f"--seeds {args.seeds}: at least 1")
     refuse(flags, "--model", "--seed", "--resume")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
-    parameters = {name: count_parameters("--model", name, *flags)[0] for name in PAPER}
+    parameters = {name: parameters_of("--model", name, *flags)[0] for name in PAPER}
     table = Path(args.out) / "ablations.tsv"
     check_writable(table, args.force)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 import train
+from baselines import count_parameters
 from experiments.style import SETTINGS
 from support.checkpoint import build_model
 from support.cli import UsageError, clock
@@ -101,15 +102,13 @@ def read_log(path):
         raise UsageError(f"{path} is not a log of train.py") from None
 
 
-def count_parameters(*flags):
+def parameters_of(*flags):
     """(total, non-embedding) parameters of the model that `train.py FLAGS` builds."""
     args, _ = train.get_args([str(f) for f in flags])
     n_vocab = get_tokenizer(args.tokenizer).n_vocab
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": n_vocab}
     with torch.device("meta"):
-        model = build_model(args.model, config)
-    total = sum(p.numel() for p in model.parameters())
-    return total, total - model.W_E.numel()
+        return count_parameters(build_model(args.model, config))
 
 
 # ---------------------------------------------------------------------- tables and figures

@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch
 
+from baselines import count_parameters
 from baselines.transformer import SIZES
 from experiments.common import Progress, pyplot, report, save_figure
 from experiments.style import WIDTH, legend_below, look, millions_axis
@@ -156,7 +157,7 @@ def main():
             by_backend = transformer.setdefault((cell.baseline, cell.length), {})
             if is_attention and times:
                 by_backend[cell.setting] = ms
-            parameters = sum(p.numel() for p in cell.model.parameters())
+            parameters, _ = count_parameters(cell.model)
             rows.append([cell.label, parameters, cell.setting, cell.length, ms, std,
                          len(times) or None, *ratios(None if is_attention else ms, by_backend)])
             found = f"{ms:.4g} ms" if times else f"- ({why})"

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from baselines import count_parameters
 from experiments.common import Progress, pyplot, report, save_figure
 from experiments.perplexity import get_documents, nll_by_position, positions
 from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
@@ -62,7 +63,8 @@ class Curve:
     @property
     def kind(self):
         """Checkpoints of one kind are seeds of each other: (name, parameters)."""
-        return self.ckpt["model"], sum(p.numel() for p in self.model.parameters())
+        total, _ = count_parameters(self.model)
+        return self.ckpt["model"], total
 
     def prepare(self):
         """Put the model into the setting. Windows stay expanded: a model's SWE comes last."""

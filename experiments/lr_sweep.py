@@ -29,8 +29,8 @@ from pathlib import Path
 import train
 from experiments.common import (
     Progress,
-    count_parameters,
     mean_and_std,
+    parameters_of,
     pyplot,
     refuse,
     report,
@@ -107,7 +107,7 @@ def main():
     # A wrong name or flag ends here, before the first run.
     sizes = {}
     for name in args.models:
-        sizes[name], rest = count_parameters("--model", name, *flags)
+        sizes[name], rest = parameters_of("--model", name, *flags)
         print(f"{name}: {sizes[name]:,} parameters, {rest:,} of them non-embedding")
     train_args, _ = train.get_args([str(f) for f in flags])
     n_vocab = get_tokenizer(train_args.tokenizer).n_vocab

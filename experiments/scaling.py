@@ -26,8 +26,8 @@ import numpy as np
 
 from experiments.common import (
     Progress,
-    count_parameters,
     mean_and_std,
+    parameters_of,
     pyplot,
     refuse,
     report,
@@ -119,7 +119,7 @@ def main():
         models.append({"name": name.replace(":", "_"), "family": "transformer",
                        "flags": ["--model", name]})
     for m in models:
-        m["total"], m["rest"] = count_parameters(*m["flags"], *flags)
+        m["total"], m["rest"] = parameters_of(*m["flags"], *flags)
     out = Path(args.out)
     check_writable(out / "scaling.tsv", args.force)
     check_writable(out / "fits.tsv", args.force)

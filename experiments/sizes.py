@@ -4,7 +4,7 @@
 """
 import torch
 
-from baselines import build
+from baselines import build, count_parameters
 from baselines.transformer import SIZES
 from support.cli import Parser, cli
 
@@ -30,8 +30,7 @@ def main():
     for label, (name, sizes) in models.items():
         with torch.device("meta"):
             model = build(name, sizes)
-        total = sum(p.numel() for p in model.parameters())
-        rest = total - model.W_E.numel()
+        total, rest = count_parameters(model)
         same = "yes" if (total, rest) == PAPER[label] else f"no: {PAPER[label]}"
         c = model.config
         print(f"{label:<20}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{total:>16,}{rest:>16,}  {same}")

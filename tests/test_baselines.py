@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
 
 import train
-from baselines import ablations, transformer
+from baselines import ablations, count_parameters, transformer
 from experiments import sizes as sizes_script
 from support.checkpoint import build_model, has_windows, scale_rope
 from support.cli import UsageError
@@ -36,9 +36,7 @@ def build(name, far=False, **sizes):
 def count(name, config):
     """(parameters, non-embedding parameters) of a model."""
     with torch.device("meta"):
-        model = build_model(name, config)
-    total = sum(p.numel() for p in model.parameters())
-    return total, total - model.W_E.numel()
+        return count_parameters(build_model(name, config))
 
 
 # -------------------------------------------------------------------------- the Transformer

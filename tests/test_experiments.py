@@ -147,9 +147,9 @@ def test_diverged_seeds_are_left_out_of_the_mean_and_counted():
 @pytest.mark.parametrize("flags, total, rest", [
     (["--psi", 8], 917_698 + 257 * 64, 917_698),
     (["--model", "transformer:8M"], 1_180_416 + 257 * 128, 1_180_416)])
-def test_count_parameters_agrees_with_the_papers_tables(flags, total, rest):
+def test_parameters_agree_with_the_papers_tables(flags, total, rest):
     """Of the embedding 257 tokens, bytes, instead of 50,257."""
-    assert common.count_parameters(*flags) == (total, rest)
+    assert common.parameters_of(*flags) == (total, rest)
 
 
 @pytest.mark.parametrize("script, flags, message", [
@@ -673,7 +673,7 @@ def test_parameters_are_counted_beside_a_run_that_is_there(tmp_path, monkeypatch
     """The quick start's model lies in out/ while the experiments run."""
     fit(tmp_path / "out", "--steps", "1")
     monkeypatch.chdir(tmp_path)
-    assert common.count_parameters("--psi", 2)[0] > 0
+    assert common.parameters_of("--psi", 2)[0] > 0
 
 
 def test_a_figure_without_a_table_is_deleted_with_force_only(tmp_path):
