@@ -15,18 +15,10 @@ The models are in baselines/ablations.py. Every flag that is not listed below go
 import math
 from pathlib import Path
 
-from experiments.common import (
-    Progress,
-    mean_and_std,
-    parameters_of,
-    pyplot,
-    refuse,
-    report,
-    run_seeds,
-    save_figure,
-)
+from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
+from experiments.runs import parameters_of, parse_flags, run_seeds
 from experiments.style import ABLATIONS, COLORS, count_of, legend_below
-from support.cli import Parser, UsageError, check_writable, cli
+from support.cli import Parser, check_writable, cli
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),
@@ -68,17 +60,8 @@ def signed(x):
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("--steps", type=int, default=350,
-                   help="optimizer steps of a run (paper: 16384) [350]")
-    p.add_argument("--seeds", type=int, default=1, help="runs of each model (paper: 3) [1]")
-    p.add_argument("--out", default="out/ablations",
-                   help="folder; finished runs in it are kept [out/ablations]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
-    args, flags = p.parse_known_args()
-    if args.seeds < 1:
-        raise UsageError(f"--seeds {args.seeds}: at least 1")
-    refuse(flags, "--model", "--seed", "--resume")
+    args, flags = parse_flags(Parser(__doc__), "out/ablations", steps=350, paper_steps=16384,
+                              seeds="runs of each model (paper: 3)")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
     parameters = {name: parameters_of("--model", name, *flags)[0] for name in PAPER}
     table = Path(args.out) / "ablations.tsv"

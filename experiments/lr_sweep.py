@@ -27,16 +27,8 @@ import math
 from pathlib import Path
 
 import train
-from experiments.common import (
-    Progress,
-    mean_and_std,
-    parameters_of,
-    pyplot,
-    refuse,
-    report,
-    run_seeds,
-    save_figure,
-)
+from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
+from experiments.runs import parameters_of, parse_flags, run_seeds
 from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, check_writable, cli
 from support.tokens import get_tokenizer
@@ -88,19 +80,10 @@ def main():
                    help=f"models as train.py names them [{' '.join(MODELS)}]")
     p.add_argument("--exponents", nargs="+", type=int, default=[*range(-14, 1, 2)],
                    help="e of the learning rates 2^e (paper: -14 to 0) [-14 -12 -10 -8 -6 -4 -2 0]")
-    p.add_argument("--steps", type=int, default=200,
-                   help="optimizer steps of a run (paper: 65536) [200]")
-    p.add_argument("--seeds", type=int, default=1,
-                   help="runs at each rate, 1 with QKNorm (paper: 3) [1]")
-    p.add_argument("--out", default="out/lr_sweep",
-                   help="folder; finished runs in it are kept [out/lr_sweep]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
-    args, flags = p.parse_known_args()
-    if args.seeds < 1:
-        raise UsageError(f"--seeds {args.seeds}: at least 1 seed")
+    args, flags = parse_flags(p, "out/lr_sweep", steps=200, paper_steps=65536, own=["--lr"],
+                              seeds="runs at each rate, 1 with QKNorm (paper: 3)")
     if not all(-60 <= e <= 60 for e in args.exponents):
         raise UsageError(f"--exponents {args.exponents}: exponents from -60 to 60")
-    refuse(flags, "--model", "--lr", "--seed", "--resume")
     flags = ["--psi", 5, "--seq-len", 128, "--batch-size", 8, "--log-every", 2,
              "--warmup", args.steps // 16, *flags]
 

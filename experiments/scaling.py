@@ -24,19 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import (
-    Progress,
-    mean_and_std,
-    parameters_of,
-    pyplot,
-    refuse,
-    report,
-    run_seeds,
-    save_figure,
-)
+from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
 from experiments.fits import fit, per_doubling, saving
+from experiments.runs import parameters_of, parse_flags, run_seeds
 from experiments.style import WIDTH, count_of, look, millions_axis, plot_with_band
-from support.cli import Parser, UsageError, check_writable, cli
+from support.cli import Parser, check_writable, cli
 
 TRANSFORMERS = ["transformer:2,2,28", "transformer:2,2,48", "transformer:3,4,64",
                 "transformer:4,4,80"]
@@ -96,17 +88,9 @@ def main():
     p.add_argument("--transformers", nargs="+", default=TRANSFORMERS,
                    help="Transformers as train.py names them (paper: 8M, 45M, 353M, 1.3B) "
                    f"[{' '.join(TRANSFORMERS)}]")
-    p.add_argument("--steps", type=int, default=600,
-                   help="optimizer steps of a run (paper: 65536) [600]")
-    p.add_argument("--seeds", type=int, default=1,
-                   help="runs of each model (paper: 3 for smaller ones, 1 for larger) [1]")
-    p.add_argument("--out", default="out/scaling",
-                   help="folder; finished runs in it are kept [out/scaling]")
-    p.add_argument("--force", action="store_true", help="overwrite earlier tables and figure")
-    args, flags = p.parse_known_args()
-    if args.seeds < 1:
-        raise UsageError(f"--seeds {args.seeds}: at least 1")
-    refuse(flags, "--model", "--seed", "--resume")
+    args, flags = parse_flags(
+        p, "out/scaling", steps=600, paper_steps=65536,
+        seeds="runs of each model (paper: 3 for smaller ones, 1 for larger)")
     flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 20, "--warmup", args.steps // 16,
              *flags]
 

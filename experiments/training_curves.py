@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import final_loss, pyplot, read_log, report, save_figure
+from experiments.common import pyplot, report, save_figure
 from experiments.curves import curves, moving_average, summarize_run
+from experiments.runs import final_loss, read_log
 from experiments.style import COLORS, LINES, WIDTH, count_of, paper_name
 from support.cli import Parser, UsageError, check_writable, cli
 

@@ -27,6 +27,7 @@ from experiments import (
     perplexity,
     relevance_maps,
     retrieval,
+    runs,
     sample,
     scaling,
     timing,
@@ -94,33 +95,33 @@ def test_a_finished_run_is_read_and_an_interrupted_one_continued(data, tmp_path,
 
     monkeypatch.setattr(train, "main", stops_after_2)
     with pytest.raises(KeyboardInterrupt, match="the same command continues"):
-        common.run_once(tmp_path / "a", *flags, steps=4)
-    before = common.read_log(tmp_path / "a/log.tsv")
+        runs.run_once(tmp_path / "a", *flags, steps=4)
+    before = runs.read_log(tmp_path / "a/log.tsv")
     monkeypatch.setattr(train, "main", right)
-    rows, diverged = common.run_once(tmp_path / "a", *flags, steps=4)
+    rows, diverged = runs.run_once(tmp_path / "a", *flags, steps=4)
     assert rows[:2] == before                          # their milliseconds too: not run again
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert diverged is None
 
     # What is finished is not run again, and what was run otherwise is not taken for it.
     monkeypatch.setattr(train, "main", None)
-    assert common.run_once(tmp_path / "a", *flags, steps=4) == (rows, None)
+    assert runs.run_once(tmp_path / "a", *flags, steps=4) == (rows, None)
     with pytest.raises(UsageError, match="other flags"):
-        common.run_once(tmp_path / "a", *flags, steps=5)
+        runs.run_once(tmp_path / "a", *flags, steps=5)
 
 
 def test_a_diverged_run_is_noted_and_not_repeated(data, tmp_path, monkeypatch):
     flags = ["--psi", 2, *TINY, *data, "--lr", 1e18, "--warmup", 0, "--log-every", 1]
-    rows, diverged = common.run_once(tmp_path / "b", *flags, steps=3)
+    rows, diverged = runs.run_once(tmp_path / "b", *flags, steps=3)
     assert "diverged" in diverged
     assert rows[-1]["step"] < 3
     monkeypatch.setattr(train, "main", None)
-    assert common.run_once(tmp_path / "b", *flags, steps=3) == (rows, diverged)
+    assert runs.run_once(tmp_path / "b", *flags, steps=3) == (rows, diverged)
 
 
 def test_an_error_is_no_divergence(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
-        common.run_once(tmp_path / "c", "--data", tmp_path / "diverged.txt", steps=3)
+        runs.run_once(tmp_path / "c", "--data", tmp_path / "diverged.txt", steps=3)
     assert not (tmp_path / "c/diverged.txt").exists()
 
 
@@ -128,12 +129,12 @@ def test_what_is_called_diverged():
     """Half a nat above the least mean over an eighth of the rows, here 2.95."""
     log = [{"step": n, "loss": 6.0 - n / 10} for n in range(1, 33)]
     log.append({"step": 33, "val_loss": 3.0})
-    assert common.final_loss(log, None) == 3.0
-    assert math.isnan(common.final_loss(log, "training diverged: at step 21 loss is nan"))
+    assert runs.final_loss(log, None) == 3.0
+    assert math.isnan(runs.final_loss(log, "training diverged: at step 21 loss is nan"))
     for last, diverged in ((3.44, False), (3.46, True), (80.0, True), (INF, True), (NAN, True)):
         log[-1]["val_loss"] = last
-        assert math.isnan(common.final_loss(log, None)) == diverged, last
-    assert math.isnan(common.final_loss([], None))
+        assert math.isnan(runs.final_loss(log, None)) == diverged, last
+    assert math.isnan(runs.final_loss([], None))
 
 
 def test_diverged_seeds_are_left_out_of_the_mean_and_counted():
@@ -149,7 +150,7 @@ def test_diverged_seeds_are_left_out_of_the_mean_and_counted():
     (["--model", "transformer:8M"], 1_180_416 + 257 * 128, 1_180_416)])
 def test_parameters_agree_with_the_papers_tables(flags, total, rest):
     """Of the embedding 257 tokens, bytes, instead of 50,257."""
-    assert common.parameters_of(*flags) == (total, rest)
+    assert runs.parameters_of(*flags) == (total, rest)
 
 
 @pytest.mark.parametrize("script, flags, message", [
@@ -185,7 +186,7 @@ def test_the_table_of_ablations_is_that_of_their_runs(call, data, tmp_path):
         model, _, ckpt = load_checkpoint(folder / "ckpt.pt")
         assert ckpt["model"] == row["model"]
         assert int(row["parameters"]) == sum(p.numel() for p in model.parameters())
-        losses.append(common.read_log(folder / "log.tsv")[-1]["val_loss"])
+        losses.append(runs.read_log(folder / "log.tsv")[-1]["val_loss"])
         assert float(row["val_loss"]) == pytest.approx(losses[-1], rel=1e-4)
         assert float(row["change"]) == pytest.approx(losses[-1] - losses[0], abs=6e-5)
     assert len(set(losses)) == 6
@@ -210,7 +211,7 @@ def test_a_sweep_of_learning_rates_then_its_curves(call, data, tmp_path, monkeyp
     rows = read_table(path)
     assert [row["exponent"] for row in rows] == ["-4", "40"]
     assert [float(row["rate"]) for row in rows] == pytest.approx([2**-4, 2**40], rel=1e-4)
-    finals = [common.read_log(tmp_path / f"out/lr_sweep/multiscreen--4-{seed}/log.tsv")[-1]
+    finals = [runs.read_log(tmp_path / f"out/lr_sweep/multiscreen--4-{seed}/log.tsv")[-1]
               for seed in (0, 1)]
     mean = (finals[0]["val_loss"] + finals[1]["val_loss"]) / 2
     assert float(rows[0]["multiscreen"]) == pytest.approx(mean, rel=1e-4)
@@ -673,7 +674,7 @@ def test_parameters_are_counted_beside_a_run_that_is_there(tmp_path, monkeypatch
     """The quick start's model lies in out/ while the experiments run."""
     fit(tmp_path / "out", "--steps", "1")
     monkeypatch.chdir(tmp_path)
-    assert common.parameters_of("--psi", 2)[0] > 0
+    assert runs.parameters_of("--psi", 2)[0] > 0
 
 
 def test_a_figure_without_a_table_is_deleted_with_force_only(tmp_path):
