@@ -22,7 +22,7 @@ import torch
 from experiments.common import pyplot, report, save_figure
 from experiments.style import WIDTH
 from multiscreen import window
-from support.checkpoint import has_windows, load_for_evaluation
+from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, check_writable, cli
 
 TEXT = (
@@ -129,9 +129,7 @@ def main():
     if args.tokens < 1 or not args.text:
         raise UsageError("--tokens must be at least 1, and --text not empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    if not has_windows(model):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']}, which has no screening windows: take "
-                         "a multiscreen checkpoint")
+    require_windows(model, args.ckpt, ckpt["model"])
     table = Path(args.ckpt).with_name("relevance_maps.tsv")
     check_writable(table, args.force)
 

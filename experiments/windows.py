@@ -22,8 +22,8 @@ import torch
 from experiments.common import pyplot, report, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
 from multiscreen import window
-from support.checkpoint import has_windows, load_checkpoint
-from support.cli import Parser, UsageError, check_writable, cli
+from support.checkpoint import load_checkpoint, require_windows
+from support.cli import Parser, check_writable, cli
 
 COLUMNS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
            "w>T_train"]
@@ -92,9 +92,7 @@ def main():
     p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
     args = p.parse_args()
     model, _, ckpt = load_checkpoint(args.ckpt)
-    if not has_windows(model):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']}, which has no screening windows: take "
-                         "a multiscreen checkpoint")
+    require_windows(model, args.ckpt, ckpt["model"])
     table = Path(args.ckpt).with_name("windows.tsv")
     check_writable(table, args.force)
 

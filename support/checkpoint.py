@@ -39,6 +39,13 @@ def has_windows(model):
     return isinstance(model, Multiscreen)
 
 
+def require_windows(model, path, name):
+    """Raise UsageError if the model of that name, of the checkpoint at `path`, has no windows."""
+    if not has_windows(model):
+        raise UsageError(f"{path} is a {name}, which has no screening windows: take a multiscreen "
+                         "checkpoint")
+
+
 def scale_rope(model, factor):
     """Divide the positions of a model with RoPE by `factor` (position interpolation)."""
     layers = [layer for layer in model.layers if hasattr(layer, "rope_scale")]
