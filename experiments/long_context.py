@@ -20,76 +20,18 @@ Small:  python -m experiments.long_context --ckpt out/ckpt.pt
 
 The paper prints no numbers for its curves.
 """
-import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from baselines import count_parameters
 from experiments.common import Progress, pyplot, report, save_figure
-from experiments.perplexity import get_documents, nll_by_position, positions
+from experiments.perplexity import get_curves, get_documents, nll_by_position, positions
 from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
-from support.checkpoint import has_windows, load_for_evaluation, scale_rope
 from support.cli import Parser, UsageError, check_writable, cli
 
 COLUMNS = ["checkpoint", "model", "curve", "position", "perplexity", "nats_per_token",
            "bits_per_byte"]
-
-
-@dataclass
-class Curve:
-    """A checkpoint in one setting: with expanded windows or not, with a RoPE scaling factor."""
-    path: str
-    model: torch.nn.Module
-    tokenizer: object
-    ckpt: dict
-    expand: bool
-    factor: float = None
-    perplexity: np.ndarray = None
-
-    @property
-    def setting(self):
-        words = ["SWE"] if self.expand else []
-        if self.factor:
-            words.append(f"RoPE x{self.factor:g}")
-        return " ".join(words) or "as trained"
-
-    @property
-    def T_train(self):
-        return self.ckpt["args"]["seq_len"]
-
-    @property
-    def kind(self):
-        """Checkpoints of one kind are seeds of each other: (name, parameters)."""
-        total, _ = count_parameters(self.model)
-        return self.ckpt["model"], total
-
-    def prepare(self):
-        """Put the model into the setting. Windows stay expanded: a model's SWE comes last."""
-        if self.expand:
-            self.model.expand_windows(self.T_train)
-        if self.factor:
-            scale_rope(self.model, self.factor)
-
-
-def get_curves(args):
-    """The curves that the flags ask for, a model's as it was trained before those with SWE."""
-    curves = []
-    for path in args.ckpt:
-        loaded = load_for_evaluation(path, args.device)
-        model = loaded[0]
-        has_rope = any(hasattr(layer, "rope_scale") for layer in model.layers)
-        factors = args.rope_scale if args.rope_scale and has_rope else [None]
-        expanded = [False, True] if args.swe and has_windows(model) else [False]
-        for expand, factor in itertools.product(expanded, factors):
-            curves.append(Curve(path, *loaded, expand, factor))
-    if args.rope_scale and not any(curve.factor for curve in curves):
-        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    if args.swe and not any(curve.expand for curve in curves):
-        raise UsageError("--swe is for models with windows: multiscreen and multiscreen:ABLATION")
-    return curves
 
 
 def draw_perplexity(plt, curves, L, path):

@@ -1,12 +1,73 @@
-"""Negative log-likelihood by position: the documents, the positions, the averages."""
+"""What long_context.py measures: models in a setting, documents, perplexity by position."""
+import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from baselines import count_parameters
+from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
 from support.cli import UsageError
 from support.tokens import files_of, read_text, standard_library
 
+# ---------------------------------------------------------------------- models in a setting
+
+@dataclass
+class Curve:
+    """A checkpoint in one setting: with expanded windows or not, with a RoPE scaling factor."""
+    path: str
+    model: torch.nn.Module
+    tokenizer: object
+    ckpt: dict
+    expand: bool
+    factor: float = None
+    perplexity: np.ndarray = None
+
+    @property
+    def setting(self):
+        """Its name in the table."""
+        words = ["SWE"] if self.expand else []
+        if self.factor:
+            words.append(f"RoPE x{self.factor:g}")
+        return " ".join(words) or "as trained"
+
+    @property
+    def T_train(self):
+        return self.ckpt["args"]["seq_len"]
+
+    @property
+    def kind(self):
+        """Checkpoints of one kind are seeds of each other: (name, parameters)."""
+        total, _ = count_parameters(self.model)
+        return self.ckpt["model"], total
+
+    def prepare(self):
+        """Put the model into the setting. Windows stay expanded: a model's SWE comes last."""
+        if self.expand:
+            self.model.expand_windows(self.T_train)
+        if self.factor:
+            scale_rope(self.model, self.factor)
+
+
+def get_curves(args):
+    """The curves that the flags ask for: of each model as it was trained, then with SWE."""
+    curves = []
+    for path in args.ckpt:
+        loaded = load_for_evaluation(path, args.device)
+        model = loaded[0]
+        factors = args.rope_scale if args.rope_scale and has_rope(model) else [None]
+        expanded = [False, True] if args.swe and has_windows(model) else [False]
+        for expand, factor in itertools.product(expanded, factors):
+            curves.append(Curve(path, *loaded, expand, factor))
+    if args.rope_scale and not any(curve.factor for curve in curves):
+        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
+    if args.swe and not any(curve.expand for curve in curves):
+        raise UsageError("--swe is for models with windows: multiscreen and multiscreen:ABLATION")
+    return curves
+
+
+# ------------------------------------------------------------------ documents and positions
 
 def positions(L):
     """The evaluated positions: 16, 23, 32, 45, 64, .., rounded powers of sqrt(2), and L itself."""
