@@ -20,6 +20,7 @@ from experiments import (
     fits,
     grids,
     kernel_benchmark,
+    kernel_check,
     latency,
     long_context,
     lr_sweep,
@@ -590,11 +591,12 @@ def test_ratios():
 
 @pytest.fixture
 def small_benchmark(monkeypatch):
-    """small_benchmark(screen): the benchmark on a CPU, at small lengths, of that function."""
+    """small_benchmark(screen): check and benchmark that function, on a CPU, at small lengths."""
     def patch(screen):
-        small = {"DEVICE": "cpu", "CHECKED": (70,), "LENGTHS": [16, 32], "screen": screen}
-        for name, value in small.items():
-            monkeypatch.setattr(kernel_benchmark, name, value)
+        monkeypatch.setattr(kernel_check, "DEVICE", "cpu")
+        for script, lengths in ((kernel_check, [70]), (kernel_benchmark, [16, 32])):
+            monkeypatch.setattr(script, "LENGTHS", lengths)
+            monkeypatch.setattr(script, "screen", screen)
 
     return patch
 
@@ -602,14 +604,14 @@ def small_benchmark(monkeypatch):
 def test_the_kernel_check_takes_a_right_kernel_and_no_wrong_one(small_benchmark, capsys):
     right, noise = multiscreen.screen, iter(range(10))
     small_benchmark(right)
-    kernel_benchmark.check()
+    kernel_check.check_kernel()
     assert len(capsys.readouterr().out.splitlines()) == 2 + 3
     small_benchmark(lambda q, k, v, w, r: right(q, k, v, w * 1.001, r))
     with pytest.raises(UsageError, match="wrong by more than 0.0001"):
-        kernel_benchmark.check()
+        kernel_check.check_kernel()
     small_benchmark(lambda q, k, v, w, r: right(q, k, v * (1 + next(noise) * 1e-6), w, r))
     with pytest.raises(UsageError, match="other bits the second time"):
-        kernel_benchmark.check()
+        kernel_check.check_kernel()
 
 
 def test_the_kernel_benchmark_has_a_line_for_each_way_or_says_why_not(small_benchmark, monkeypatch,
@@ -634,14 +636,15 @@ def test_the_kernel_benchmark_has_a_line_for_each_way_or_says_why_not(small_benc
     assert sum("not run: " in line for line in lines) == 2
 
 
-def test_the_kernel_benchmark_wants_a_gpu(call, monkeypatch):
+@pytest.mark.parametrize("script", [kernel_check, kernel_benchmark])
+def test_a_kernel_is_checked_and_timed_on_a_gpu_only(call, monkeypatch, script):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageError, match="unset it"):
-        call(kernel_benchmark)
+        call(script)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(kernel_benchmark, "available", lambda: "there is no CUDA GPU")
+    monkeypatch.setattr(kernel_check, "available", lambda: "there is no CUDA GPU")
     with pytest.raises(UsageError, match="no CUDA GPU"):
-        call(kernel_benchmark)
+        call(script)
 
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
