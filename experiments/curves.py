@@ -18,7 +18,7 @@ def count_spikes(x, window):
     return int((x[window:] > before.mean(-1) + 5 * before.std(-1)).sum())
 
 
-def curves(rows):
+def get_columns(rows):
     """(step, loss, grad_norm), arrays (n,), of the rows of a log.tsv that have all three."""
     names = ("step", "loss", "grad_norm")
     rows = [row for row in rows if set(names) <= row.keys()]

@@ -1,4 +1,6 @@
 """How the figures look, and what they call a model: the paper's words, never a path."""
+import re
+
 from baselines.transformer import SIZES
 
 # Okabe and Ito's colours, made for colour-blind readers. Markers and lines serve in greyscale.
@@ -54,6 +56,15 @@ def paper_name(model):
     size, _, norm = variant.partition(":")
     name = f"Transformer {size}" if size in SIZES else "Transformer"
     return f"{name} + QKNorm" if norm else name
+
+
+def label_run(name):
+    """The paper's words for a folder of experiments.scaling, the name of any other."""
+    if match := re.fullmatch(r"multiscreen_psi(\d+)-(\d+)", name):
+        return rf"Multiscreen, $\Psi$ = {match[1]}, seed {match[2]}"
+    if match := re.fullmatch(r"transformer_(.+)-(\d+)", name):
+        return f"Transformer {match[1]}, seed {match[2]}"
+    return name
 
 
 def label_models(models):

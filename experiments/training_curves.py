@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common import pyplot, report, save_figure
-from experiments.curves import curves, moving_average, summarize_run
+from experiments.curves import get_columns, moving_average, summarize_run
 from experiments.runs import final_loss, read_log
-from experiments.style import COLORS, LINES, WIDTH, count_of, paper_name
+from experiments.style import COLORS, LINES, WIDTH, count_of, label_run, paper_name
 from support.cli import Parser, UsageError, check_writable, cli
 
 COLUMNS = ["run", "steps", "loss_first", "loss_last", "loss_spikes",
@@ -40,31 +40,17 @@ with substantial variance and occasional spikes."""
 
 
 def parse_folder(name):
-    """(model, exponent, seed) of lr_sweep's MODEL-EXPONENT-SEED; ("runs", name, 0) of any other."""
+    """(model, exponent, seed) of lr_sweep's MODEL-EXPONENT-SEED; ("", name, 0) of any other."""
     match = re.fullmatch(r"(.+?)-(-?\d+)-(\d+)", name)
     if not match:
-        return "runs", name, 0
+        return "", name, 0
     return match[1].replace("_", ":"), int(match[2]), int(match[3])
-
-
-def label_run(name):
-    """The paper's words for a folder of scaling, the name of any other."""
-    if match := re.fullmatch(r"multiscreen_psi(\d+)-(\d+)", name):
-        return rf"Multiscreen, $\Psi$ = {match[1]}, seed {match[2]}"
-    if match := re.fullmatch(r"transformer_(.+)-(\d+)", name):
-        return f"Transformer {match[1]}, seed {match[2]}"
-    return name
-
-
-def by_rate(name):
-    """A sort key for folders: by model, then by learning rate or name, then by seed."""
-    return [(isinstance(part, int), part) for part in parse_folder(name)]
 
 
 def get_styles(plt, keys):
     """{key: (colour, line, label)}. Learning rates go from dark to bright, other runs alternate."""
-    rates = [key for key in keys if isinstance(key, int)]
-    others = [key for key in keys if isinstance(key, str)]
+    rates = sorted(key for key in keys if isinstance(key, int))
+    others = sorted(key for key in keys if isinstance(key, str))
     styles = {}
     for n, e in enumerate(rates):
         color = plt.cm.viridis(0.92 * n / max(len(rates) - 1, 1))
@@ -84,8 +70,7 @@ def draw_curves(plt, runs, window, path):
     for name, run in runs.items():
         model, key, _ = parse_folder(name)
         columns.setdefault(model, {}).setdefault(key, run)
-    keys = {key for lines in columns.values() for key in lines}
-    styles = get_styles(plt, sorted(keys, key=lambda key: (isinstance(key, str), key)))
+    styles = get_styles(plt, {key for lines in columns.values() for key in lines})
     low = min(moving_average(loss, window).min() for _, loss, _ in runs.values())
     high = 1.2 * max(loss[0] for _, loss, _ in runs.values())
 
@@ -103,7 +88,7 @@ def draw_curves(plt, runs, window, path):
                        marker=marker)
             below.plot(step, np.minimum(norm, 1), color=color, ls=line, lw=1)
             below.plot(step[norm > 1], np.ones((norm > 1).sum()), "x", color=color, ms=4)
-        title = [] if model == "runs" else [paper_name(model)]
+        title = [paper_name(model)] if model else []
         if outside:
             title.append(f"above the axis: {', '.join(outside)}")
         above.set(title="\n".join(title), ylim=(low - 0.05 * (high - low), high))
@@ -112,9 +97,8 @@ def draw_curves(plt, runs, window, path):
     axes[1, 0].set_ylabel("gradient norm before clipping\n(above 1: crosses)")
     handles = [plt.Line2D([], [], color=color, ls=line, label=label)
                for color, line, label in styles.values()]
-    fig.legend(handles=handles, title="learning rate" if set(columns) != {"runs"} else None,
-               loc="outside lower center", ncols=8 if set(columns) != {"runs"} else 2,
-               frameon=False)
+    title, ncols = ("learning rate", 8) if any(columns) else (None, 2)
+    fig.legend(handles=handles, title=title, loc="outside lower center", ncols=ncols, frameon=False)
     save_figure(fig, path)
 
 
@@ -130,7 +114,7 @@ def main():
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")
     paths = map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv"))
-    paths = sorted(paths, key=lambda path: by_rate(path.parent.name))
+    paths = sorted(paths, key=lambda path: parse_folder(path.parent.name))
     if not paths:
         raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, "
                          "or name some here")
@@ -143,7 +127,7 @@ def main():
         if name in runs:
             name = str(path.parent)
         log = read_log(path)
-        step, loss, norm = curves(log)
+        step, loss, norm = get_columns(log)
         diverged = (path.parent / "diverged.txt").exists()
         numbers = [0] + [None] * (len(COLUMNS) - 3)
         if len(step):
