@@ -35,19 +35,21 @@ from baselines import count_parameters
 from baselines.transformer import SIZES
 from experiments.common import Progress, pyplot, report, save_figure
 from experiments.style import WIDTH, legend_below, look, millions_axis
-from experiments.timing import BACKENDS, forward_pass, get_cells, prepare, ratios, time_passes
+from experiments.timing import BACKENDS, get_cells, ratios, time_cell
 from support.cli import Parser, UsageError, check_writable, cli, get_device
 
 COLUMNS = ("model", "parameters", "setting", "length", "ms", "std_ms", "repeats", "x_flash",
            "x_fastest", "fastest")
 
 
-def get_args():
+def read_flags():
     """(arguments with the defaults of the device filled in, device)."""
     p = Parser(__doc__)
-    p.add_argument("--psi", type=int, nargs="+", help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
-    p.add_argument("--ckpt", nargs="+",
-                   help="in place of --psi: trained models, with their windows")
+    group = p.add_mutually_exclusive_group()
+    group.add_argument("--psi", type=int, nargs="+",
+                       help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
+    group.add_argument("--ckpt", nargs="+",
+                       help="in place of --psi: trained models, with their windows")
     p.add_argument("--transformer", nargs="+",
                    help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
@@ -65,17 +67,11 @@ def get_args():
         raise UsageError(f"--device {args.device}: take cpu or cuda")
 
     cuda = device.type == "cuda"
-    if args.ckpt and args.psi:
-        raise UsageError("--psi or --ckpt, not both")
-    if not args.ckpt and not args.psi:
-        args.psi = [8, 16, 32, 48] if cuda else [8]
-    if args.transformer is None:
-        args.transformer = list(SIZES) if cuda else ["8M"]
-    if args.lengths is None:
-        args.lengths = [2**n for n in range(10, 18 if cuda else 15)]
+    args.psi = args.psi or ([8, 16, 32, 48] if cuda else [8])
+    args.transformer = args.transformer or (list(SIZES) if cuda else ["8M"])
+    args.lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
     if args.repeats is None:
         args.repeats = 10 if cuda else 3
-    args.lengths = sorted(set(args.lengths))
     if args.lengths[0] < 1 or args.repeats < 1:
         raise UsageError("--lengths and --repeats must be at least 1")
     if len(args.ckpt or args.psi) != len(args.transformer):
@@ -104,25 +100,22 @@ def draw_latency(plt, rows, last, T_train, path):
     rows: dicts of COLUMNS; T_train: of trained models, or None.
     """
     longest = max(row["length"] for row in rows)
-    panels = {"length": [row for row in rows if row["model"] in last]}
-    if len(panels["length"]) < len(rows):
-        panels["parameters"] = [row for row in rows if row["length"] == longest]
-    xlabels = {"length": "context (tokens)",
-               "parameters": f"parameters (millions), at {longest:,} tokens"}
+    panels = [("length", "context (tokens)", [row for row in rows if row["model"] in last])]
+    if len(panels[0][2]) < len(rows):
+        panels.append(("parameters", f"parameters (millions), at {longest:,} tokens",
+                       [row for row in rows if row["length"] == longest]))
     fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 4.8), sharey=True, squeeze=False,
                              layout="constrained")
-    for ax, (x, shown) in zip(axes[0], panels.items()):
+    for ax, (x, xlabel, shown) in zip(axes[0], panels):
         for n, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
             line = [row for row in shown if row["setting"] == setting and row["ms"] is not None]
             if line:
-                is_attention = setting in BACKENDS
-                kind = "Transformer" if is_attention else "Multiscreen"
+                kind, ls = ("Transformer", "--") if setting in BACKENDS else ("Multiscreen", "-")
                 ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
                             [row["std_ms"] or 0 for row in line], capsize=3, ms=5,
-                            label=f"{kind}, {setting}",
-                            **look(n) | {"ls": "--" if is_attention else "-"})
+                            label=f"{kind}, {setting}", **look(n) | {"ls": ls})
         millions_axis(plt, ax)
-        ax.set(xlabel=xlabels[x], yscale="log")
+        ax.set(xlabel=xlabel, yscale="log")
     axes[0, 0].set_xscale("log", base=2)
     axes[0, 0].set_ylabel("latency of one forward pass (ms)")
     if T_train:
@@ -132,7 +125,7 @@ def draw_latency(plt, rows, last, T_train, path):
 
 
 def main():
-    args, device = get_args()
+    args, device = read_flags()
     table = Path(args.out) / "latency.tsv"
     check_writable(table, args.force)
     cells, screening = get_cells(args, device)
@@ -144,17 +137,11 @@ def main():
     transformer = {}                                   # (name, length): {backend: ms}
     try:
         for cell in cells:
-            prepare(cell.model, cell.setting, cell.T_train)
-            n_vocab = cell.model.config.vocab_size
-            is_attention = cell.setting in BACKENDS
-
-            def run(model=cell.model, T=cell.length, n=n_vocab):
-                forward_pass(model, torch.randint(n, (1, T), device=device))
-
-            times, why = time_passes(run, device, args.repeats, is_attention)
+            times, why = time_cell(cell, device, args.repeats)
             ms = statistics.mean(times) if times else None
             std = statistics.stdev(times) if len(times) > 1 else None
             by_backend = transformer.setdefault((cell.baseline, cell.length), {})
+            is_attention = cell.setting in BACKENDS
             if is_attention and times:
                 by_backend[cell.setting] = ms
             parameters, _ = count_parameters(cell.model)

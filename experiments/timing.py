@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention import SDPBackend
 
-from support.checkpoint import build_model, has_windows, load_for_evaluation
-from support.cli import UsageError
+from support.checkpoint import build_model, has_windows, load_for_evaluation, require_windows
 from support.kernel import compile_layers, get_screen
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -51,9 +50,7 @@ def get_cells(args, device):
         if args.ckpt:
             model, _, ckpt = load_for_evaluation(source, device)
             label, T_train = source, ckpt["args"]["seq_len"]
-            if not has_windows(model):
-                raise UsageError(f"{source} is a {ckpt['model']}: --ckpt takes Multiscreens, "
-                                 "--transformer the sizes of the others")
+            require_windows(model, source, ckpt["model"])
         else:
             config = {"psi": source, "vocab_size": 50257 if cuda else 257}
             model = random_model("multiscreen", config, device)
@@ -114,30 +111,31 @@ def forward_pass(model, tokens):
         model.logits(part)
 
 
-def time_passes(run, device, repeats, excuse_backend=False):
-    """([milliseconds of each run()], None) after 2 that do not count, or ([], why there is none).
+def time_cell(cell, device, repeats):
+    """([milliseconds of each pass], None) after 2 that do not count, or ([], why there is none).
 
-    Want of memory is excused, and with `excuse_backend` a backend that cannot run here.
+    The reason is a lack of memory, or a backend of attention that cannot run here.
     """
-    def wait():
-        """Until the last kernel has finished."""
+    def now():
+        """Milliseconds, when the last kernel has finished."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        return 1e3 * time.perf_counter()
 
-    times = []
+    prepare(cell.model, cell.setting, cell.T_train)
+    n_vocab, times = cell.model.config.vocab_size, []
     try:
         # PyTorch warns at length of a backend that it cannot use.
         with warnings.catch_warnings(action="ignore"):
             for _ in range(2 + repeats):
-                wait()
-                began = time.perf_counter()
-                run()
-                wait()
-                times.append((time.perf_counter() - began) * 1e3)
+                tokens = torch.randint(n_vocab, (1, cell.length), device=device)
+                began = now()
+                forward_pass(cell.model, tokens)
+                times.append(now() - began)
         return times[2:], None
     except (RuntimeError, MemoryError) as e:
         no_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
-        if not (excuse_backend or no_memory or "allocate memory" in str(e)):
+        if not (cell.setting in BACKENDS or no_memory or "allocate memory" in str(e)):
             raise
         return [], (str(e) or "out of memory").splitlines()[0]
 
