@@ -4,7 +4,7 @@ import math
 import numpy as np
 
 
-def fit(sizes, losses):
+def fit_line(sizes, losses):
     """(a, b) of the line loss = a + b ln(size), or None for fewer than two different sizes."""
     if len(set(sizes)) < 2:
         return None
@@ -28,7 +28,7 @@ def saving(multiscreen, transformer):
 
     Each argument: (sizes, losses). None if no loss is common, or if a line does not fall.
     """
-    lines = fit(*multiscreen), fit(*transformer)
+    lines = fit_line(*multiscreen), fit_line(*transformer)
     if not all(line and line[1] < 0 for line in lines):
         return None
     low = max(min(multiscreen[1]), min(transformer[1]))

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
-from experiments.fits import fit, per_doubling, saving
+from experiments.fits import fit_line, per_doubling, saving
 from experiments.runs import parameters_of, parse_flags, run_seeds
 from experiments.style import WIDTH, count_of, look, millions_axis, plot_with_band
 from support.cli import Parser, check_writable, cli
@@ -59,7 +59,7 @@ def draw_scaling(plt, models, path):
                 continue
             name, style = family.capitalize(), look(n)
             plot_with_band(ax, sizes, losses, stds, **style | {"ls": "none", "ms": 7})
-            if line := fit(sizes, losses):
+            if line := fit_line(sizes, losses):
                 ends = np.array([min(sizes), max(sizes)], dtype=float)
                 ax.plot(ends, line[0] + line[1] * np.log(ends), color=style["color"],
                         ls=style["ls"])
@@ -126,7 +126,7 @@ def main():
     for key, name, paper in (("total", "total", "roughly 30 %"),
                              ("rest", "non_embedding", "preserved"), ("psi", "psi", None)):
         points = [select(models, family, key)[:2] for family in FAMILIES]
-        slopes = [per_doubling(fit(*p)) for p in points]
+        slopes = [per_doubling(fit_line(*p)) for p in points]
         loss, N_m, N_t, saved = saving(*points) or (None,) * 4
         shown = None if saved is None else f"{saved:.0%}"
         rows.append([name, *slopes, loss, N_m, N_t, shown, paper])

@@ -253,11 +253,11 @@ def test_losses_by_size_and_the_lines_through_them(call, data, tmp_path):
 
 def test_a_line_is_least_squares_in_the_logarithm():
     """x = 0, 1, 2: slope -1/2, mean 4 at x = 1."""
-    a, b = fits.fit([1.0, math.e, math.e**2], [5.0, 3.0, 4.0])
+    a, b = fits.fit_line([1.0, math.e, math.e**2], [5.0, 3.0, 4.0])
     assert a == pytest.approx(4.5)
     assert b == pytest.approx(-0.5)
     assert fits.size_at(3.0, (5.0, -0.5)) == pytest.approx(math.e**4)
-    assert fits.fit([7, 7], [1.0, 2.0]) is None
+    assert fits.fit_line([7, 7], [1.0, 2.0]) is None
 
 
 def test_saving_at_equal_loss():
