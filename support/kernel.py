@@ -28,7 +28,7 @@ def get_screen(name, device, config=None, dtype=None):
     definition, config = multiscreen.screen, config or Config()
     if name == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
-    exact = [with_gradients(definition, correlated(T, S, windows, config, device), i0)
+    exact = [with_gradients(definition, revealing_inputs(T, S, windows, config, device), i0)
              for T, S, i0, windows in CASES]
     if not all(x.isfinite().all() for case in exact for x in case):
         if name != "auto":
@@ -71,7 +71,7 @@ def objection(kind, device, config, dtype, exact):
         limits[dtype] = 1e-1
     for precision, limit in limits.items():
         for (T, S, i0, windows), wanted in zip(CASES, exact):
-            inputs = correlated(T, S, windows, config, device)
+            inputs = revealing_inputs(T, S, windows, config, device)
             try:
                 error = difference(with_gradients(f, inputs, i0, precision), wanted)
             except Exception as e:                     # whatever it is, this one cannot be used
@@ -83,7 +83,7 @@ def objection(kind, device, config, dtype, exact):
     return f, label, None
 
 
-def correlated(T, S, windows, config, device):
+def revealing_inputs(T, S, windows, config, device):
     """q, k, v, w, r as `screen` takes them, chosen so that mistakes show.
 
     Queries and keys lie near one direction of their tile (others are nearly all rejected), some

@@ -18,7 +18,7 @@ from tests import DEVICE
 from tests.helpers import CPU, ROOT, SMALL, TEXT, run
 
 SHORT = torch.bfloat16
-correlated = support.kernel.correlated
+revealing_inputs = support.kernel.revealing_inputs
 why_not = fused.available(DEVICE)
 kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
@@ -224,7 +224,7 @@ def test_an_edit_that_cuts_a_gradient_off_is_no_disagreement(monkeypatch):
 
 def test_the_comparison_sees_what_a_kernel_could_get_wrong():
     """About 330 keys, an odd number; s = 1 and s = -1; in every tile part of the pairs rejected."""
-    q, k, v, w, r = correlated(331, 331, NEARBY, Config(), CPU)
+    q, k, v, w, r = revealing_inputs(331, 331, NEARBY, Config(), CPU)
     s = (q @ k.mT)[0]
     assert s.max() > 0.99999
     assert s.min() < -0.99999
@@ -255,10 +255,10 @@ def test_other_sizes_are_compared_too():
 def as_on_a_gpu(monkeypatch):
     """Let get_screen compare on the device that there is, over few keys."""
     def on_this_device(T, S, windows, config, device):
-        return correlated(T, S, windows, config, DEVICE)
+        return revealing_inputs(T, S, windows, config, DEVICE)
 
     monkeypatch.setattr(support.kernel, "CASES", [(40, 40, 0, NEARBY), (17, 40, 23, NEARBY)])
-    monkeypatch.setattr(support.kernel, "correlated", on_this_device)
+    monkeypatch.setattr(support.kernel, "revealing_inputs", on_this_device)
     return torch.device("cuda")
 
 

@@ -25,7 +25,7 @@ TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "tes
 FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "tests"}
 
 
-def files_of(room):
+def modules_of(room):
     """The Python files of a room, by module name."""
     if (ROOT / f"{room}.py").exists():
         return {room: ROOT / f"{room}.py"}
@@ -49,8 +49,8 @@ def imports_of(path):
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room):
     allowed = ROOMS[room] | {room} | set(sys.stdlib_module_names)
-    assert files_of(room)
-    for path in files_of(room).values():
+    assert modules_of(room)
+    for path in modules_of(room).values():
         found = {module.split(".")[0] for module, _ in imports_of(path)}
         assert found <= allowed, path
 
@@ -58,7 +58,7 @@ def test_a_room_imports_only_what_it_may(room):
 def test_no_module_imports_itself_in_a_circle():
     files = {}
     for room in ROOMS:
-        files |= files_of(room)
+        files |= modules_of(room)
     graph = {}
     for name, path in files.items():
         found = set()
