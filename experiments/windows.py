@@ -30,7 +30,7 @@ COLUMNS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", 
 
 
 @torch.no_grad()
-def learned(model):
+def windows_and_widths(model):
     """(w, r) of all tiles: two arrays (N_L, N_H), w in tokens, inf for a window without an edge."""
     w = torch.stack([window(tile.s_w) for tile in model.layers])
     r = torch.stack([tile.acceptance() for tile in model.layers])
@@ -96,7 +96,7 @@ def main():
     table = Path(args.ckpt).with_name("windows.tsv")
     check_writable(table, args.force)
 
-    w, r = learned(model)
+    w, r = windows_and_widths(model)
     w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
     rows = []
     for n in range(len(w)):
