@@ -119,7 +119,6 @@ def table(cells, lengths, depths, T_train):
 def get_parser(doc):
     """The flags of a retrieval benchmark."""
     p = Parser(doc)
-    p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
                    ".. 2^17) [1, 2, 4 .. 32 times the training length]")
     p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
@@ -132,8 +131,7 @@ def get_parser(doc):
     p.add_argument("--rope-scale", type=float, nargs="+", default=[],
                    help="for models with RoPE: scaling factors of the positions; in each cell the "
                    "best one counts (paper: 1 2 4 .. 64)")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--ckpt", "--device", "--force")
     return p
 
 

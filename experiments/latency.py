@@ -57,10 +57,8 @@ def read_flags():
     p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-                   help="cpu or cuda")
     p.add_argument("--out", default="out/latency", help="folder [out/latency]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--device", "--force")
     args = p.parse_args()
     device = get_device(args.device)
     if device.type not in ("cpu", "cuda"):

@@ -23,7 +23,6 @@ The paper prints no numbers for its curves.
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from experiments.common import Progress, pyplot, report, save_figure
 from experiments.perplexity import get_curves, get_documents, nll_by_position, positions
@@ -75,8 +74,7 @@ def main():
                    "(paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--device", "--force")
     args = p.parse_args()
     if args.documents < 1 or args.length is not None and args.length < 1:
         raise UsageError("--length and --documents must be above 0")

@@ -119,12 +119,10 @@ def draw_maps(plt, maps, rows):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--text", default=TEXT, help="the text [six lines about screening]")
     p.add_argument("--tokens", type=int, default=203,
                    help="at most so many tokens of it; memory grows like its square [203]")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--ckpt", "--device", "--force")
     args = p.parse_args()
     if args.tokens < 1 or not args.text:
         raise UsageError("--tokens must be at least 1, and --text not empty")

@@ -31,7 +31,7 @@ def main():
     p.add_argument("tables", nargs="+", help="TSV files of abcdigits.py or experiments.passkey, "
                    "each beside its checkpoint")
     p.add_argument("--out", default="out/retrieval", help="folder [out/retrieval]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--force")
     args = p.parse_args()
     out = Path(args.out) / "retrieval.tsv"
     check_writable(out, args.force)

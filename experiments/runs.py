@@ -20,7 +20,7 @@ def parse_flags(p, out, steps, paper_steps, seeds, own=()):
                    help=f"optimizer steps of a run (paper: {paper_steps}) [{steps}]")
     p.add_argument("--seeds", type=int, default=1, help=f"{seeds} [1]")
     p.add_argument("--out", default=out, help=f"folder; finished runs in it are kept [{out}]")
-    p.add_argument("--force", action="store_true", help="overwrite earlier tables and figures")
+    p.add_shared("--force")
     args, flags = p.parse_known_args()
     if args.seeds < 1:
         raise UsageError(f"--seeds {args.seeds}: at least 1")

@@ -33,14 +33,13 @@ def decode_stream(tokens, tokenizer):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
     p.add_argument("--prompt", default="", help="the text to go on with [none: a new document]")
     p.add_argument("--tokens", type=int, default=500, help="at most so many new tokens [500]")
     p.add_argument("--temperature", type=float, default=0.7,
                    help="0 takes the likeliest token [0.7]")
     p.add_argument("--top-k", type=int, help="sample from the k likeliest tokens only [all]")
     p.add_argument("--seed", type=int, default=0, help="of the random numbers [0]")
-    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_shared("--ckpt", "--device")
     args = p.parse_args()
     if args.tokens < 1 or args.top_k is not None and args.top_k < 1:
         raise UsageError("--tokens and --top-k must be at least 1")

@@ -109,7 +109,7 @@ def main():
                    help="rows of the log in a moving average (paper: 256 steps) [10]")
     p.add_argument("--out", default="out/training_curves",
                    help="folder for table and figure [out/training_curves]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--force")
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")

@@ -88,8 +88,7 @@ def draw_windows(plt, w, r, w_th, T_train):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--ckpt", default="out/ckpt.pt", help="checkpoint of train.py [out/ckpt.pt]")
-    p.add_argument("--force", action="store_true", help="overwrite an earlier table and figure")
+    p.add_shared("--ckpt", "--force")
     args = p.parse_args()
     model, _, ckpt = load_checkpoint(args.ckpt)
     require_windows(model, args.ckpt, ckpt["model"])

@@ -12,12 +12,27 @@ class UsageError(Exception):
     """A mistake the user can fix. The message says what is wrong and what to do."""
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# The flags that several scripts have.
+SHARED = {
+    "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
+    "--device": {"default": DEVICE, "help": f"cpu or cuda [{DEVICE}]"},
+    "--force": {"action": "store_true", "help": "overwrite earlier tables and figures"},
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
 
     def __init__(self, description):
         super().__init__(description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def add_shared(self, *names):
+        """Add flags of SHARED."""
+        for name in names:
+            self.add_argument(name, **SHARED[name])
 
     def error(self, message):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
