@@ -10,7 +10,7 @@ from support.cli import clock
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -.
 
-    Whether `path` may be overwritten is asked before the work, with `check_writable`.
+    Call `check_writable(path)` before the work.
     """
     cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
@@ -29,7 +29,7 @@ def cell_text(x):
 
 
 def mean_and_std(losses):
-    """(mean, standard deviation, number of NaNs) of losses, the first two over what is not NaN."""
+    """(mean, standard deviation, number of NaNs) of losses. A NaN counts in the last only."""
     good = [x for x in losses if not math.isnan(x)]
     mean = statistics.mean(good) if good else math.nan
     std = statistics.stdev(good) if len(good) > 1 else math.nan
@@ -63,7 +63,7 @@ class Progress:
         self.total, self.done, self.began = total, 0.0, time.perf_counter()
 
     def add(self, amount, text, known=False):
-        """known: it was there before, and says nothing about the time that the others take."""
+        """known: it was done before, so the time left is estimated from the rest."""
         if known:
             self.total -= amount
         else:

@@ -129,7 +129,7 @@ def draw_cells(ax, cells, T_train):
         ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center", fontsize=9,
                 color="black" if accuracy > 0.45 else "white")
 
-    # White under black is seen on every colour.
+    # Black on white stands out from every colour.
     x = sum(n <= T_train for n in lengths) - 0.5
     ax.axvline(x, color="white", lw=3)
     ax.axvline(x, color="black", lw=1.5, ls="--")

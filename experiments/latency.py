@@ -7,12 +7,11 @@ Paper:  python -m experiments.latency --repeats 100 \\
             --ckpt out/scaling_paper/multiscreen_psi{8,16,32,48}-0/ckpt.pt
 GPU:    python -m experiments.latency --compile
         bfloat16 products, vocabulary 50257. Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at
-        2^17 tokens, the last two from 2^10 on. Without --compile each elementwise operation, of
-        both models, is a launch and a pass through memory of its own. Weights are random: no
-        product is skipped because a relevance is 0, so their values cost no time. Windows do.
-        `initial` ones are 2 to 257 tokens. `trained-like` ones are a guess: 70 % of the tiles
-        log-uniform in 2 .. 128, 25 % in 256 .. 4096, 5 % in 4096 .. 65536. Only those change with
-        SWE.
+        2^17 tokens, the last two from 2^10 on. Without --compile each elementwise operation of
+        both models is a launch and a pass through memory of its own. Weights are random: a
+        relevance of 0 takes as long as any other, so only the windows matter. `initial` ones are 2
+        to 257 tokens. `trained-like` ones are a guess: 70 % of the tiles log-uniform in 2 .. 128,
+        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes the last ones only.
 Small:  python -m experiments.latency
         Without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
@@ -51,7 +50,8 @@ def read_flags():
     group.add_argument("--ckpt", nargs="+",
                        help="in place of --psi: trained models, with their windows")
     p.add_argument("--transformer", nargs="+",
-                   help="one to compare each with [8M 45M 353M 1.3B; CPU: 8M]")
+                   help="sizes of the Transformers, one for each Multiscreen "
+                   "[8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
     p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
@@ -73,8 +73,8 @@ def read_flags():
     if args.lengths[0] < 1 or args.repeats < 1:
         raise UsageError("--lengths and --repeats must be at least 1")
     if len(args.ckpt or args.psi) != len(args.transformer):
-        raise UsageError(f"{len(args.ckpt or args.psi)} sizes of Multiscreen, "
-                         f"{len(args.transformer)} of --transformer: give as many")
+        raise UsageError(f"{len(args.ckpt or args.psi)} Multiscreens, {len(args.transformer)} of "
+                         "--transformer: give as many of each")
     return args, device
 
 
@@ -130,7 +130,7 @@ def main():
     title = describe(args, device, screening)
     print(title)
 
-    # A run that is stopped keeps the rows it has.
+    # If you stop the run, the finished rows are kept.
     rows, progress = [], Progress(sum(cell.length for cell in cells))
     transformer = {}                                   # (name, length): {backend: ms}
     try:

@@ -68,7 +68,7 @@ def main():
     p.add_argument("--length", type=int,
                    help="L in tokens (paper: 2^17) [32 times the longest training length]")
     p.add_argument("--documents", type=int, default=16,
-                   help="at most so many documents (paper: 5747) [16]")
+                   help="at most this many documents (paper: 5747) [16]")
     p.add_argument("--rope-scale", type=float, nargs="+", default=[],
                    help="for models with RoPE: a curve for each scaling factor of the positions "
                    "(paper: 1 2 4 .. 64)")
@@ -88,8 +88,8 @@ def main():
     trained = sorted({curve.T_train for curve in curves})
     L = args.length or 32 * trained[-1]
     if args.data and any(args.data == curve.ckpt["args"]["data"] for curve in curves):
-        print("note: a checkpoint was trained on 19 twentieths of --data: its perplexity on unseen "
-              "texts is another")
+        print("note: a checkpoint was trained on 19 twentieths of --data: expect a higher "
+              "perplexity on texts it has not seen")
     documents = {}
     for tokenizer in {curve.tokenizer.name: curve.tokenizer for curve in curves}.values():
         segments, short = get_documents(args.data, tokenizer, L, args.documents)
@@ -97,7 +97,7 @@ def main():
         print(f"{len(segments)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
               "short")
 
-    # The curves. A run that is stopped keeps those that are whole.
+    # The curves. If you stop the run, the finished ones are kept.
     rows, progress = [], Progress(sum(len(documents[c.tokenizer.name]) for c in curves))
     try:
         for curve in curves:

@@ -35,9 +35,9 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
     """n_trials prompts of about n_tokens tokens, and their answers (a space and 1 to 5 digits).
 
-    The numbers, from 1 to 50,000, come from one random.Random(123). As many fillers as fit are
-    split at the fraction `depth`: that many, rounded down, come before the needle. Raises
-    UsageError if not even one fits.
+    The numbers, from 1 to 50,000, come from one random.Random(123). A prompt has as many fillers as
+    fit. The fraction `depth` of them, rounded down, comes before the needle. Raises UsageError if
+    there is no room for one.
     """
     if not 0 <= depth <= 1:
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")

@@ -15,7 +15,7 @@ from support.tokens import files_of, read_text, standard_library
 
 @dataclass
 class Curve:
-    """A checkpoint in one setting: with expanded windows or not, with a RoPE scaling factor."""
+    """A checkpoint in one setting: its windows expanded or as trained, its RoPE scaling factor."""
     path: str
     model: torch.nn.Module
     tokenizer: object

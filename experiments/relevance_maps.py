@@ -12,7 +12,7 @@ Small:  python -m experiments.relevance_maps --ckpt out/ckpt.pt
 A row of the grid is a layer, a column the n-th tile of each. In a map, queries i go down and keys j
 to the right. Dark gray: outside the window, or in the future. White: inside it, and exactly 0. Pr
 is the share of the pairs inside the window with alpha_d > 0. The paper prints no numbers for its
-figure; it says that many maps have a substantial number of zeros, more in some tiles.
+figure. It says: many maps have a substantial number of zeros, more in some tiles.
 """
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help="the text [six lines about screening]")
     p.add_argument("--tokens", type=int, default=203,
-                   help="at most so many tokens of it; memory grows like its square [203]")
+                   help="at most this many of its tokens; memory grows with their square [203]")
     p.add_shared("--ckpt", "--device", "--force")
     args = p.parse_args()
     if args.tokens < 1 or not args.text:

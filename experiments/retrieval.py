@@ -8,7 +8,7 @@ Paper:  python abcdigits.py --ckpt out/scaling_paper/multiscreen_psi48-0/ckpt.pt
             --lengths 4096 8192 16384 32768 65536 131072
         python -m experiments.retrieval \\
             out/scaling_paper/{transformer_1.3B,multiscreen_psi32,multiscreen_psi48}-0/abcdigits.tsv
-        The first for each model: with --swe too, for Transformers with --rope-scale 1 2 4 .. 64.
+        Run the first for each model: again with --swe, Transformers with --rope-scale 1 2 .. 64.
 Small:  python -m experiments.retrieval out-abc/abcdigits.tsv
         The model of the README. What it leaves out: language; it was trained on this very task.
 

@@ -1,4 +1,4 @@
-"""Runs of train.py, from which some experiments are made: their flags, folders, final losses."""
+"""Runs of train.py for an experiment: flags, folders, final losses."""
 import math
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from support.tokens import get_tokenizer
 def parse_flags(p, out, steps, paper_steps, seeds, own=()):
     """(arguments, flags for train.py). p: the experiment's parser, with the flags that only it has.
 
-    Raises UsageError for a flag that the experiment itself gives to train.py, one of `own` too.
+    Raises UsageError for a flag that the experiment sets itself: --model, --seed, --resume, `own`.
     """
     p.add_argument("--steps", type=int, default=steps,
                    help=f"optimizer steps of a run (paper: {paper_steps}) [{steps}]")
@@ -81,8 +81,8 @@ def run_seeds(out, *flags, steps, seeds, progress, amount=1):
 def final_loss(rows, message):
     """The last validation loss of a run, nats per token, or NaN if it diverged.
 
-    Diverged: train.py stopped it (message), or it ended more than half a nat above where it had
-    been, its first loss or its least mean over an eighth of the logged rows.
+    Diverged: train.py stopped it (message), or it ended more than half a nat above its first loss,
+    or above the least mean over an eighth of the logged rows.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
     if message or not losses:

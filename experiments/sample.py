@@ -2,10 +2,9 @@
 
     python -m experiments.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
 
-This is no section of the paper: read what a model has learned. It takes seconds, and any model of
-train.py. An empty prompt starts a new document: the model is given end-of-text. The text ends after
---tokens, or where the model ends it. The default model of train.py writes the shape of Python, and
-no sense.
+See what a model has learned, in seconds, for any model of train.py. The paper has no such section.
+An empty prompt starts a new document: the model is given end-of-text. The text ends after --tokens,
+or where the model ends it. The default model of train.py writes what looks like Python.
 """
 import codecs
 import sys
@@ -20,8 +19,8 @@ from support.cli import Parser, UsageError, cli
 def decode_stream(tokens, tokenizer):
     """The text of a stream of token numbers, in pieces of whole characters, up to end-of-text.
 
-    Bytes that may still become a character are held back; those that can not become U+FFFD.
-    Joined, the pieces are the decoded text.
+    The bytes of an incomplete character are held back. Wrong bytes are shown as U+FFFD. Joined, the
+    pieces are the decoded text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
@@ -33,12 +32,12 @@ def decode_stream(tokens, tokenizer):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--prompt", default="", help="the text to go on with [none: a new document]")
-    p.add_argument("--tokens", type=int, default=500, help="at most so many new tokens [500]")
+    p.add_argument("--prompt", default="", help="the text to continue [none: a new document]")
+    p.add_argument("--tokens", type=int, default=500, help="at most this many new tokens [500]")
     p.add_argument("--temperature", type=float, default=0.7,
                    help="0 takes the likeliest token [0.7]")
     p.add_argument("--top-k", type=int, help="sample from the k likeliest tokens only [all]")
-    p.add_argument("--seed", type=int, default=0, help="of the random numbers [0]")
+    p.add_argument("--seed", type=int, default=0, help="seed of the random numbers [0]")
     p.add_shared("--ckpt", "--device")
     args = p.parse_args()
     if args.tokens < 1 or args.top_k is not None and args.top_k < 1:

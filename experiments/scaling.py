@@ -84,7 +84,7 @@ def draw_scaling(plt, models, path):
 def main():
     p = Parser(__doc__)
     p.add_argument("--psi", nargs="+", type=int, default=[3, 4, 5, 6],
-                   help="Multiscreens (paper: 8 16 32 48 64) [3 4 5 6]")
+                   help="sizes of the Multiscreens (paper: 8 16 32 48 64) [3 4 5 6]")
     p.add_argument("--transformers", nargs="+", default=TRANSFORMERS,
                    help="Transformers as train.py names them (paper: 8M, 45M, 353M, 1.3B) "
                    f"[{' '.join(TRANSFORMERS)}]")

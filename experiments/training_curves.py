@@ -116,8 +116,8 @@ def main():
     paths = map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv"))
     paths = sorted(paths, key=lambda path: parse_folder(path.parent.name))
     if not paths:
-        raise UsageError("no log.tsv in out/lr_sweep: `python -m experiments.lr_sweep` makes them, "
-                         "or name some here")
+        raise UsageError("out/lr_sweep has no log.tsv: run `python -m experiments.lr_sweep`, or "
+                         "name some logs")
     table = Path(args.out) / "training_curves.tsv"
     check_writable(table, args.force)
 

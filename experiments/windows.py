@@ -8,9 +8,9 @@ Small:  python -m experiments.windows --ckpt out/ckpt.pt
         Seconds. What it leaves out: the size (64 tiles for psi = 8) and the length of the training.
 
 One point for each tile: w on a logarithmic axis, r, and a histogram of each. A tile with w >= w_th,
-the dotted line, has no positional encoding. The dashed line is the training length. Of numbers the
-paper prints only these two lines, 2^8 and 2^12. It says: most windows are local or medium-range, a
-few exceed the training length, and r is often close to 1.
+the dotted line, has no positional encoding. The dashed line is the training length. These two
+lines, 2^8 and 2^12, are the only numbers in the paper. It says: most windows are local or
+medium-range, a few exceed the training length, and r is often close to 1.
 """
 import math
 import statistics
