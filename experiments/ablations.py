@@ -1,7 +1,7 @@
 """The paper's five ablations, trained beside the original (appendix "Architectural Ablations").
 
 Paper:  python -m experiments.ablations --seeds 3 --psi 16 --data slimpajama/ --tokenizer gpt2 \\
-            --seq-len 4096 --batch-size 16 --accumulate 64 --steps 16384 --warmup 4096 \\
+            --seq-len 4096 --batch-size 16 --batch-tokens 4194304 --steps 16384 --warmup 4096 \\
             --eval-every 4096 --out out/ablations_paper
         2^36 tokens each. To train one: python train.py --model multiscreen:nope
 Small:  python -m experiments.ablations
@@ -12,6 +12,9 @@ Small:  python -m experiments.ablations
 
 The models are in baselines/ablations.py. Every flag that is not listed below goes to train.py.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.ablations in the folder above")
+
 import math
 from pathlib import Path
 

@@ -22,6 +22,9 @@ take, at the rates measured in the same run, over the time. ratio: the time over
 kernel. nan: it did not run, and a line says why. The backward pass of `screen_windowed` includes a
 second forward pass.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.kernel_benchmark in the folder above")
+
 import math
 from functools import partial
 

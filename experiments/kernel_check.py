@@ -5,6 +5,9 @@
 h and its five gradients at up to 2^17 positions, against `screen_windowed` in float64. A second run
 must give the same bits. The script fails at the first error that is too large.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.kernel_check in the folder above")
+
 import math
 import os
 

@@ -11,6 +11,9 @@ block:           queries x keys
 shared:          bytes of shared memory of a program
 edge, interior:  instructions of a thread per query-key pair, in the loop with and without masks
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.kernel_compile in the folder above")
+
 import itertools
 import os
 import re

@@ -20,6 +20,9 @@ Small:  python -m experiments.long_context --ckpt out/ckpt.pt
 
 The paper prints no numbers for its curves.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.long_context in the folder above")
+
 from pathlib import Path
 
 import numpy as np

@@ -5,7 +5,7 @@ Sweep Details" and "QKNorm Transformer Baseline".
 
 Paper:  python -m experiments.lr_sweep --exponents $(seq -14 0) --seeds 3 --psi 16 \\
             --models multiscreen transformer:45M transformer:45M:qknorm --data slimpajama/ \\
-            --tokenizer gpt2 --seq-len 4096 --batch-size 16 --accumulate 64 --steps 65536 \\
+            --tokenizer gpt2 --seq-len 4096 --batch-size 16 --batch-tokens 4194304 --steps 65536 \\
             --log-every 1 --eval-every 4096 --out out/lr_sweep_paper
 Small:  python -m experiments.lr_sweep
         Every second exponent, three models of about 0.15M parameters, bytes of the standard
@@ -23,6 +23,9 @@ loss, or above the least mean over an eighth of its log.
 Each run stays in OUT/MODEL-EXPONENT-SEED with its checkpoint and its log.tsv, which `python -m
 experiments.training_curves` draws. A finished run is not run again.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.lr_sweep in the folder above")
+
 import math
 from pathlib import Path
 

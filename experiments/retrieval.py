@@ -15,6 +15,9 @@ Small:  python -m experiments.retrieval out-abc/abcdigits.tsv
 The paper prints two means over the depths at 4,096 tokens, its training length: 99.18 % for the
 286M Multiscreen, 95.98 % for the 1.3B Transformer with the best RoPE scaling factor in each cell.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.retrieval in the folder above")
+
 from pathlib import Path
 
 from experiments.common import mean_and_std, pyplot, report

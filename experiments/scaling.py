@@ -2,7 +2,7 @@
 
 Paper:  python -m experiments.scaling --psi 8 16 32 48 64 --data slimpajama/ --tokenizer gpt2 \\
             --transformers transformer:8M transformer:45M transformer:353M transformer:1.3B \\
-            --seq-len 4096 --batch-size 16 --accumulate 64 --steps 65536 --log-every 1 \\
+            --seq-len 4096 --batch-size 16 --batch-tokens 4194304 --steps 65536 --log-every 1 \\
             --eval-every 4096 --out out/scaling_paper
         2^38 tokens each. The paper has 3 seeds of its smaller sizes and 1 of its larger ones;
         --seeds is one number for all. Its 4B model (64) is undertrained and lies off the line:
@@ -19,6 +19,9 @@ the paper. A line, loss = a + b ln(size), is fitted to the mean losses of each f
 squares. Both families reach a common range of losses. At L in its middle, the saving is
 1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b).
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.scaling in the folder above")
+
 import math
 from pathlib import Path
 

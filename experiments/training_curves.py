@@ -19,6 +19,9 @@ maximum are taken over the second half of the steps. A spike is a row, of the lo
 more than 5 standard deviations above the mean of the WINDOW rows before it. The column `end` says
 "diverged" by lr_sweep's criterion. The figure draws norms above 1 as crosses at 1, like the paper.
 """
+if not __package__:
+    raise SystemExit("error: run python -m experiments.training_curves in the folder above")
+
 import math
 import re
 from pathlib import Path
