@@ -9,7 +9,7 @@ import torch
 from baselines import count_parameters
 from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
 from support.cli import UsageError
-from support.tokens import files_of, read_text, standard_library
+from support.files import files_of, read_text, standard_library
 
 # ---------------------------------------------------------------------- models in a setting
 
@@ -102,12 +102,12 @@ def get_documents(data, tokenizer, L, limit):
     holds out. Raises UsageError if all are too short.
     """
     if data:
-        texts = (read_text(path) for path in files_of(data))
+        paths = (path for path, use in files_of(data) if use)
     else:
-        texts = list(standard_library())[19::20]
+        paths = standard_library()[19::20]
     segments, short, longest = [], 0, 0
-    for text in texts:
-        tokens = tokenizer.encode_ordinary(text)
+    for path in paths:
+        tokens = tokenizer.encode_ordinary(read_text(path))
         longest = max(longest, len(tokens))
         segment = middle(tokens, L)
         if segment is None:

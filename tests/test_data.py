@@ -1,33 +1,51 @@
-"""Tests of support/tokens.py: tokenizers, files, sequences, the stream of ABCDigits."""
+"""Tests of support/files.py and tokens.py: files, tokenizers, sequences, the ABCDigits stream."""
+import io
+import os
 import re
+import time
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiktoken
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+import support.files
 import support.tokens
 from support.cli import UsageError
-from support.tokens import (
-    FLAT_AFTER,
-    NEAR,
-    ABCDigitsStream,
-    Sequences,
+from support.files import (
+    BLOCK,
+    check_fingerprint,
     files_of,
-    get_data,
-    get_tokenizer,
-    permute,
+    fingerprint,
+    is_held_out,
     read_bin,
+    read_blocks,
+    read_text,
     standard_library,
 )
+from support.stream import FLAT_AFTER, NEAR, ABCDigitsStream
+from support.tokens import Sequences, encode, get_data, get_tokenizer, join, permute, whole_words
 
 
 def data_of(*paths, T):
     """(training data, validation data) of `--data PATHS --seq-len T`."""
     args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T)
     return get_data(args, get_tokenizer("bytes"))
+
+
+def write(folder, files):
+    """Write files, by name: text, bytes, or an array of tokens. Returns the folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, np.ndarray):
+            content = content.astype("<u2").tobytes()
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
 
 
 # ------------------------------------------------------------------------------- tokenizers
@@ -51,6 +69,79 @@ def test_gpt2_without_network_or_cache_is_explained(monkeypatch):
         get_tokenizer("gpt2")
 
 
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+MERGES = (b"  ", b"    ", b"\t ", b"\n\n", b"\n ", b" a", b"aa", b" aa", b"'s", b"<|", b".\x1c",
+          b"\xe3\x80")
+
+
+def gpt2_like():
+    """GPT-2's way to split text, with a few merges that a wrong cut would miss."""
+    ranks = {bytes([i]): i for i in range(256)} | {m: 256 + n for n, m in enumerate(MERGES)}
+    return tiktoken.Encoding("like-gpt2", pat_str=GPT2, mergeable_ranks=ranks,
+                             special_tokens={"<|endoftext|>": 300})
+
+
+def gpt2():
+    try:
+        return get_tokenizer("gpt2")
+    except UsageError:
+        return None
+
+
+parts = st.sampled_from([" ", "  ", "\n", "\t", "\x1c", "\u3000", "\xa0", "a", "aa", "é", "7", "'s",
+                         ".", "𝄞", "\r\n", "<|endoftext|>"])
+
+
+@pytest.mark.parametrize("make", [gpt2_like, gpt2, lambda: get_tokenizer("bytes")])
+def test_text_in_pieces_has_the_tokens_of_the_whole(make):
+    tokenizer = make()
+    if not tokenizer:
+        pytest.skip("GPT-2's BPE is not here")
+
+    @given(st.lists(st.lists(parts, max_size=8).map("".join), max_size=8))
+    @example(["a.\x1c"])                               # white space in Python, not for tiktoken
+    def check(blocks):
+        text = "".join(blocks)
+        tokens = [int(t) for piece in encode(blocks, tokenizer) for t in piece]
+        assert tokens == tokenizer.encode_ordinary(text)
+        assert "".join(whole_words(blocks)) == text
+
+    check()
+
+
+def test_text_is_cut_into_pieces_where_it_can_be():
+    pieces = list(whole_words(["one two  th", "ree", "\nfour "]))
+    assert pieces == ["one two", "  three\nfour", " "]
+
+
+def test_a_character_may_lie_across_the_border_of_two_blocks(tmp_path):
+    """And a byte that is not UTF-8 is named by its place in the file."""
+    text = "a" * (BLOCK - 1) + "𝄞" * 10
+    write(tmp_path, {"good": text, "bad": text.encode() + b"\xff..", "cut": text.encode()[:-1]})
+    assert read_text(tmp_path / "good") == text
+    assert len(list(read_blocks(tmp_path / "good"))) == 2
+    for name, message in (("bad", f"byte {BLOCK + 39} is 0xff"), ("cut", f"byte {BLOCK + 35} is")):
+        with pytest.raises(UsageError, match=message) as e:
+            data_of(tmp_path / name, T=8)
+        assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("make", [gpt2_like, lambda: get_tokenizer("bytes")])
+def test_a_text_takes_three_bytes_of_memory_a_byte_at_most(tmp_path, make):
+    """Two are the tokens. The tokenizer's own memory is not seen: it has one piece at a time."""
+    tokenizer = make()
+    path = tmp_path / "a"
+    path.write_text("some words, é 𝄞\n" * 300_000)
+    tracemalloc.start()
+    try:
+        tokens = join([path], tokenizer)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(tokens) > 3e6
+    assert peak < 3 * path.stat().st_size
+
+
 # ------------------------------------------------------------------------------------ files
 
 def test_token_files_of_both_formats(tmp_path):
@@ -61,8 +152,111 @@ def test_token_files_of_both_formats(tmp_path):
     (tmp_path / "llmc.bin").write_bytes(header.tobytes() + tokens.tobytes())
     for name in ("nano.bin", "llmc.bin"):
         a = read_bin(tmp_path / name, 50257)
-        assert isinstance(a, np.memmap)
-        assert np.array_equal(a, tokens)
+        assert np.array_equal(a.astype(np.uint16), tokens)
+        assert np.array_equal(a[100:-100][5:9].astype(np.int64), tokens[105:109])
+
+
+def test_a_token_file_is_not_read_before_a_sequence_is_drawn(tmp_path):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(6 * 10**9)
+    began = time.process_time()
+    training, held_out = data_of(tmp_path, T=256)
+    assert time.process_time() - began < 0.5
+    assert len(training) + len(held_out) > 11e6
+    assert not training.draw(5, seed=0).any()
+
+
+def test_a_token_beyond_the_vocabulary_is_found_where_it_is_drawn(tmp_path):
+    tokens = np.zeros(10_000)
+    tokens[5003] = 257
+    training, _ = data_of(write(tmp_path, {"a.bin": tokens}), T=10)
+    training[499]
+    training[501]
+    line = f"{tmp_path}/a.bin: token 257 at position 5003 is beyond the vocabulary of 257: take the"
+    with pytest.raises(UsageError, match=re.escape(line)):
+        training[500]
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_the_wrong_tokenizer_is_found_at_the_start(tmp_path, position):
+    tokens = np.zeros(10_000)
+    tokens[position] = 50256
+    with pytest.raises(UsageError, match="beyond the vocabulary"):
+        data_of(write(tmp_path, {"a.bin": tokens}), T=10)
+
+
+def test_a_token_file_that_shrinks_or_goes_is_an_error_in_one_line(tmp_path):
+    training, _ = data_of(write(tmp_path, {"a.bin": np.zeros(10_000)}), T=10)
+    os.truncate(tmp_path / "a.bin", 9001)
+    assert len(training[448]) == 11
+    with pytest.raises(UsageError, match="a.bin has shrunk: its tokens from 4500 on are gone"):
+        training[449]
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(FileNotFoundError):
+        training[448]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts open files the Unix way")
+def test_no_token_file_stays_open(tmp_path):
+    write(tmp_path, {f"{n}.bin": np.full(1000, n) for n in range(40)})
+    before = len(os.listdir("/dev/fd"))
+    training, _ = data_of(tmp_path, T=10)
+    assert len({int(training[n][0]) for n in range(len(training))}) == 40
+    assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("name, wanted", [
+    ("data/val.bin", True), ("data/fineweb_val_000000.bin", True), ("data/x_val.bin", True),
+    ("data/val/a.txt", True), ("data/val/deep/a.bin", True), ("data/train/a_train_1.bin", False),
+    ("data/interval.bin", False), ("data/a_val_b.txt", False), ("data/valley/a.txt", False)])
+def test_validation_files_are_known_by_their_names(tmp_path, name, wanted):
+    """A folder val above the one that --data names has no say."""
+    root = tmp_path / "val/data"
+    assert is_held_out(tmp_path / "val" / name, root) == wanted
+    write(tmp_path / "val", {name: "12" * 30})
+    uses = dict(files_of([root]))
+    assert list(uses.values()) == ["val" if wanted else "train"]
+
+
+def test_a_named_file_or_folder_val_is_held_out_too(tmp_path):
+    write(tmp_path, {"val/a.txt": "a", "val/deep/b.txt": "b", "c.txt": "c"})
+    for name in ("val", "val/a.txt"):
+        assert {use for _, use in files_of([tmp_path / name])} == {"val"}
+
+
+def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
+    """Its text is what they were made from; val.bin is held out."""
+    write(tmp_path, {"input.txt": "x" * 999, "train.bin": np.arange(100), "prepare.py": "import os",
+                     "readme.md": "# data", "deep/more.bin": np.arange(50), "meta.pkl": b"\x80",
+                     "val.bin": np.arange(100, 150)})
+    training, held_out = data_of(tmp_path, T=9)
+    assert [a.astype(int).tolist() for a in training.arrays] == [[*range(50)], [*range(100)]]
+    assert [a.astype(int).tolist() for a in held_out.arrays] == [[*range(100, 150)]]
+    lines = [f"{tmp_path}: 3 token files, 400 bytes; held out: val.bin",
+             "left out as empty, not UTF-8, or beside token files: 4 "
+             "(input.txt, meta.pkl, prepare.py and 1 more)"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path, capsys):
+    files = {f"train/{n:02}.txt": "t" * 50 for n in range(40)}
+    write(tmp_path, files | {"val/a.txt": "v" * 30, "val/b.txt": "v" * 30})
+    training, held_out = data_of(tmp_path, T=9)
+    assert set(training.arrays[0]) == {ord("t"), 256}
+    assert len(training.arrays[0]) == 40 * 51
+    assert held_out.arrays[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
+    assert "42 texts, 2,060 bytes; held out: a.txt, b.txt\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("files, words", [
+    ({"a.txt": "t" * 50}, "1 text, 50 bytes; held out: the last twentieth"),
+    ({f"{n}.txt": "t" * 50 for n in range(20)}, "20 texts, 1,000 bytes; held out: every twentieth"),
+    ({f"{n}.txt": "t" * 50 for n in range(20)} | {"b.bin": np.zeros(50)},
+     "20 texts, 1,000 bytes; 1 token file, 100 bytes; held out: every twentieth text, the last")])
+def test_a_line_says_what_was_found(tmp_path, capsys, files, words):
+    write(tmp_path, files)
+    data_of(*(tmp_path / name for name in files), T=9)
+    assert words in capsys.readouterr().out
 
 
 def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
@@ -71,14 +265,17 @@ def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert [p.name for p in files_of([str(tmp_path)])] == ["a.py", "c.txt"]
-    assert "2 files left out" in capsys.readouterr().out
+    assert [p.name for p, use in files_of([str(tmp_path)]) if use] == ["a.py", "c.txt"]
+    data_of(tmp_path, T=8)
+    lines = [f"{tmp_path}: 2 texts, 598 bytes; held out: the last twentieth",
+             "left out as empty, not UTF-8, or beside token files: 2 (__init__.py, b.pyc)"]
+    assert capsys.readouterr().out.splitlines() == lines
     with pytest.raises(UsageError, match="empty"):
         data_of(tmp_path / "__init__.py", T=8)
 
 
 def test_the_standard_library_is_found_without_its_tests():
-    texts = list(standard_library())
+    texts = [read_text(path) for path in standard_library()]
     assert len(texts) > 100
     assert sum(map(len, texts)) > 5e6
     assert sum("import unittest" in text for text in texts) < 0.05 * len(texts)
@@ -105,8 +302,117 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
     training, held_out = get_data(args, tokenizer)
     sizes = [(len(a), len(b)) for a, b in zip(training.arrays, held_out.arrays)]
     assert sizes == [(9001 - 450, 450), (4750, 250)]
-    assert training.arrays[1].tolist() == list(range(4750))
-    assert held_out.arrays[1].tolist() == list(range(4750, 5000))
+    assert training.arrays[1].astype(int).tolist() == list(range(4750))
+    assert held_out.arrays[1].astype(int).tolist() == list(range(4750, 5000))
+
+
+# -------------------------------------------------------------------------------- bad paths
+
+def test_a_folder_of_validation_files_only_is_explained(tmp_path):
+    with pytest.raises(UsageError, match="nothing is left to train on"):
+        data_of(write(tmp_path, {"val.bin": np.zeros(99)}), T=9)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_pipes_and_devices_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(UsageError, match="neither a file nor a folder"):
+            data_of(path, T=9)
+    write(tmp_path, {"a.txt": "a" * 99})
+    assert [path.name for path, _ in files_of([tmp_path])] == ["a.txt"]
+
+
+def test_the_root_of_the_file_system_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "walk", lambda *_, **__: pytest.fail("walks"))
+    (tmp_path / "link").symlink_to("/")
+    for path in ("/", "/.", tmp_path / "link"):
+        with pytest.raises(UsageError, match="is the root of the file system"):
+            data_of(path, T=9)
+
+
+def test_links_in_circles_are_not_followed(tmp_path):
+    write(tmp_path, {"deep/a.txt": "a" * 99})
+    (tmp_path / "deep/up").symlink_to("..")
+    (tmp_path / "x").symlink_to("y")
+    (tmp_path / "y").symlink_to("x")
+    assert [path.name for path, _ in files_of([tmp_path])] == ["a.txt"]
+    with pytest.raises(OSError, match="symbolic links"):
+        data_of(tmp_path / "x", T=9)
+
+
+def test_an_over_long_path_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="name too long"):
+        data_of(tmp_path / ("a" * 300), T=9)
+
+
+def test_what_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    """A folder below the one that --data names, and a file."""
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write(tmp_path, {"a.txt": "a" * 99, "deep/b.txt": "b" * 99})
+    scandir = os.scandir
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda p: refuse(p) if "deep" in str(p) else scandir(p))
+        with pytest.raises(PermissionError, match="deep"):
+            data_of(tmp_path, T=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(support.files, "open", lambda p, _: refuse(p), raising=False)
+        with pytest.raises(PermissionError, match="a.txt"):
+            data_of(tmp_path, T=9)
+
+
+def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(support.files.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(UsageError, match="no source of Python's standard library"):
+        data_of("stdlib", T=9)
+
+
+# ------------------------------------------------------------------------------ fingerprints
+
+def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_path, monkeypatch):
+    write(tmp_path, {"data/a.txt": "a" * 99, "data/val/b.txt": "b", "data/c.pyc": b"\xff"})
+    monkeypatch.chdir(tmp_path)
+    found = fingerprint(["data"])
+    paths = [str(tmp_path / "data/a.txt"), str(tmp_path / "data/val/b.txt")]
+    assert [[path, size] for path, size, _ in found] == [[paths[0], 99], [paths[1], 1]]
+    file = io.BytesIO()
+    torch.save({"files": found}, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["files"] == found
+    monkeypatch.chdir("data")
+    check_fingerprint(found, fingerprint(["../data"]))
+
+
+def test_fingerprints_of_what_is_no_path():
+    assert fingerprint(["abcdigits"]) == []
+    assert len(fingerprint(["stdlib"])) == len(standard_library())
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"a" * 10_001, "a.bin grew from 10,000 to 10,001 bytes"),
+    (b"a" * 9_998, "a.bin shrank from 10,000 to 9,998 bytes"),
+    (b"b" + b"a" * 9_999, "a.bin has changed"), (b"a" * 9_999 + b"b", "a.bin has changed"),
+    (None, "a.bin is missing")])
+def test_a_file_that_is_another_one_now_is_named(tmp_path, content, message):
+    write(tmp_path, {"a.bin": b"a" * 10_000, "b.bin": b"b" * 10_000})
+    old = fingerprint([tmp_path])
+    check_fingerprint(old, fingerprint([tmp_path]))
+    (tmp_path / "a.bin").unlink()
+    if content:
+        write(tmp_path, {"a.bin": content})
+    with pytest.raises(UsageError, match=f"{message}$") as e:
+        check_fingerprint(old, fingerprint([tmp_path]))
+    assert "b.bin" not in str(e.value)
+
+
+def test_new_files_are_named_three_at_most(tmp_path):
+    old = fingerprint([write(tmp_path, {"a.txt": "a"})])
+    write(tmp_path, {f"{name}.txt": "b" for name in "bcdef"})
+    message = "b.txt is new, .*c.txt is new, .*d.txt is new and 2 more$"
+    with pytest.raises(UsageError, match=message):
+        check_fingerprint(old, fingerprint([tmp_path]))
 
 
 # -------------------------------------------------------------------------------- sequences
