@@ -3,23 +3,22 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
 
 import baselines
 from multiscreen import Multiscreen
-from support.cli import UsageError, get_device
+from support.cli import UsageError, get_device, rank
 from support.kernel import get_screen
+from support.scale import part_like, world
 from support.tokens import get_tokenizer
 
-KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "random_state",
-        "args", "versions"}
+KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
+        "step": int, "drawn": int, "random_state": torch.Tensor, "args": dict, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")
-# The tables and figures that scripts write beside a checkpoint.
-MEASURED = ("abcdigits", "abcdigits_swe", "passkey", "passkey_swe", "long_context", "windows",
-            "relevance_maps")
 
 
 def build_model(name, config, dtype=None):
@@ -63,7 +62,7 @@ def scale_rope(model, factor):
 
 def save_checkpoint(path, ckpt):
     """Write to a temporary file, then rename: the file at `path` is whole at any time."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             torch.save(ckpt, file)
@@ -77,34 +76,50 @@ def save_checkpoint(path, ckpt):
 
 
 def read_checkpoint(path, device="cpu"):
-    """The dict that train.py wrote. Nothing in the file is executed."""
+    """The dict that train.py wrote, after a look at its checksums. Nothing in it is executed.
+
+    Of several processes each maps the file into its memory, and reads what it needs.
+    """
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: train a model first "
                          f"(python train.py --out {Path(path).parent})")
-    with open(path, "rb") as file, warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"):
         try:
-            ckpt = torch.load(file, map_location=device, weights_only=True)
+            with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip() if rank() == 0 else None
+            ckpt = torch.load(path, "cpu" if world() > 1 else device, weights_only=True,
+                              mmap=world() > 1)
             ckpt["args"].setdefault("model", ckpt["model"])        # older ones have it once
-            missing = KEYS - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
+            missing = KEYS.keys() - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
+        except OSError:
+            raise
         except Exception as e:
             raise UsageError(f"{path} is truncated, or not a checkpoint of train.py "
                              f"({type(e).__name__})") from None
+    if damaged:
+        raise UsageError(f"{path} is damaged: the checksum of {damaged} is wrong")
     if missing:
         raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
                          f"{', '.join(sorted(missing))}")
+    for name, kind in KEYS.items():
+        if type(ckpt[name]) is not kind or kind is int and ckpt[name] < 0:
+            raise UsageError(f"{path} is damaged: {name} is {str(ckpt[name])[:40]!r}")
     return ckpt
 
 
 def load_weights(model, weights, path):
     """Put the weights of a checkpoint into a model."""
     shapes = {name: p.shape for name, p in model.state_dict().items()}
-    for name, p in weights.items():                    # older ones have s_E, s_F without an axis
-        if p.ndim == 0 and shapes.get(name) == (1,):
-            weights[name] = p.reshape(1)
     try:
+        for name, p in weights.items():                # older ones have s_E, s_F without an axis
+            if p.ndim == 0 and shapes.get(name) == (1,):
+                weights[name] = p.reshape(1)
         model.load_state_dict(weights)
-    except RuntimeError:
+    except (AttributeError, RuntimeError):
         raise UsageError(f"{path}: its weights do not fit the model as it is built now") from None
+    bad = [name for name, p in weights.items() if not p.isfinite().all()]
+    if bad:
+        raise UsageError(f"{path}: {', '.join(bad[:3])} holds nan or inf")
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
@@ -136,48 +151,29 @@ def load_for_evaluation(path, device, swe=False):
     return model, tokenizer, ckpt
 
 
-def load_optimizer(optimizer, state):
-    """Put the state of a checkpoint into an optimizer."""
-    optimizer.load_state_dict(state)
-    for p, moments in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq"):
-            moments[name] = moments[name].reshape(p.shape)         # as in load_weights
+def load_optimizer(optimizer, state, path):
+    """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    try:
+        moments = state["state"]
+        for n, p in enumerate(params if moments else []):
+            for name in ("exp_avg", "exp_avg_sq"):
+                x = moments[n][name]
+                x = x.reshape(1) if x.ndim == 0 else x             # as in load_weights
+                if x.shape != p.shape or x.dtype != p.dtype:
+                    raise ValueError
+                moments[n][name] = part_like(x, p)
+            if not moments[n]["step"].numel() == 1 <= moments[n]["step"]:
+                raise ValueError
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        raise UsageError(f"{path}: its optimizer state does not fit the model") from None
 
 
-def refuse_other_run(out):
-    """Raise UsageError if `out` is a file, or a folder that holds a run."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file: name a folder")
-    log, path = out / "log.tsv", out / "ckpt.pt"
-    if path.exists():
-        try:
-            state = f"a run at step {read_checkpoint(path)['step']}: --resume goes on with it"
-        except UsageError:
-            state = "a damaged checkpoint: move it away"
-        raise UsageError(f"{out} holds {state}, --out elsewhere starts a new one, --force "
-                         "overwrites it")
-    if log.exists() and log.read_text(errors="replace").count("\n") > 1:
-        raise UsageError(f"{out} holds the log of a run without a checkpoint: --out elsewhere "
-                         "starts a new one, --force overwrites it")
-
-
-def open_run(out, ckpt, columns):
-    """(checkpoint, log): the paths of a run in the folder `out`, which is made ready for it.
-
-    A resumed run's log is cut to its checkpoint `ckpt`. For a new run, an older run is deleted, and
-    the tables and figures that were made from it.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    log, temporary = out / "log.tsv", out / "log.tmp"
-    rows = []
-    if ckpt and log.exists():
-        lines = log.read_text(errors="replace").splitlines(keepends=True)
-        rows = [row for row in lines if row.split("\t")[0].isdigit()]
-        rows = [row for row in rows if int(row.split("\t")[0]) <= ckpt["step"]]
-    temporary.write_text("\t".join(columns) + "\n" + "".join(rows))
-    if not ckpt:
-        made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
-        for name in ("ckpt.pt", "diverged.txt", *made):
-            (out / name).unlink(missing_ok=True)
-    os.replace(temporary, log)
-    return out / "ckpt.pt", log
+def load_random_state(state, path):
+    """Set PyTorch's random state to a checkpoint's."""
+    try:
+        torch.set_rng_state(state.cpu())
+    except (RuntimeError, TypeError):
+        raise UsageError(f"{path}: its random state is not one") from None

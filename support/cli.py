@@ -3,9 +3,11 @@ import argparse
 import os
 import signal
 import sys
+import time
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 
 class UsageError(Exception):
@@ -40,6 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 def cli(main):
     """Run `main()`. An error the user can fix prints one line and exits with 1, Ctrl-C with 130."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")   # a closed one is None
     sys.stdout.reconfigure(errors="replace")
     try:
         main()
@@ -48,23 +51,40 @@ def cli(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except UsageError as e:
-        sys.exit(f"error: {e}")
+        fail(e)
     except OSError as e:
-        sys.exit(f"error: {e.filename}: {e.strerror}" if e.filename else f"error: {e}")
+        fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except (MemoryError, torch.OutOfMemoryError):
-        sys.exit("error: out of memory: take a smaller --batch-size, --seq-len or model")
+        fail("out of memory: take a smaller --batch-size, --seq-len or model")
     except KeyboardInterrupt as e:
-        print(*e.args or ["stopped"], file=sys.stderr)
+        if not rank():
+            print(*e.args or ["stopped"], file=sys.stderr)
         sys.exit(130)
+
+
+def fail(message):
+    """Exit with one line. What goes wrong in all processes of torchrun the first one says."""
+    if rank():
+        time.sleep(5)                                  # torchrun ends this process meanwhile
+        message = f"process {rank()}: {message}"
+    sys.exit(f"error: {message}")
+
+
+def rank():
+    """The number of this process among those of torchrun."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def get_device(name):
     """The torch.device of that name, after checking that it works."""
     try:
-        return torch.zeros(1, device=name).device
+        device = torch.zeros(1, dtype=torch.float64, device=name)      # angles are float64
+        device.item()
+        return device.device
     except Exception as e:
-        raise UsageError(f"the device {name!r} cannot be used ({type(e).__name__}): take cpu, "
-                         "or cuda where there is a GPU") from None
+        reason = (str(e) or type(e).__name__).splitlines()[0][:80]
+        raise UsageError(f"the device {name!r} cannot be used ({reason}): take cpu, or cuda where "
+                         "there is a GPU") from None
 
 
 def check_writable(path, force=False):
@@ -88,19 +108,23 @@ def clock(seconds):
 
 @contextmanager
 def stop_requests():
-    """Inside `with stop_requests() as stop`, Ctrl-C and SIGTERM append to the list `stop`.
+    """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 
-    A second one ends the process at once. Afterwards the old handlers are back.
+    A second one ends the process at once, but for torchrun's: it repeats each one itself.
+    Afterwards the old handlers are back.
     """
-    stop, handlers = [], {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    names = ("SIGINT", "SIGTERM", "SIGHUP")            # Windows has no SIGHUP
+    stop, handlers = [], {}
 
-    def note(number, _):
-        stop.append(number)
-        signal.signal(number, signal.SIG_DFL)
+    def note(sent, _):
+        stop.append(sent)
+        if not dist.is_initialized():
+            signal.signal(sent, signal.SIG_DFL)
 
     try:
-        for s in handlers:
-            signal.signal(s, note)
+        for s in [getattr(signal, name) for name in names if hasattr(signal, name)]:
+            if signal.getsignal(s) is not signal.SIG_IGN:              # nohup
+                handlers[s] = signal.signal(s, note)
         yield stop
     finally:
         for s, handler in handlers.items():

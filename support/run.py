@@ -1,0 +1,135 @@
+"""The folder of a run: who may write into it, and its log."""
+import math
+import os
+import platform
+
+import filelock
+
+from support.checkpoint import read_checkpoint
+from support.cli import UsageError
+
+# The tables and figures that scripts write beside a checkpoint.
+MEASURED = ("abcdigits", "abcdigits_swe", "passkey", "passkey_swe", "long_context", "windows",
+            "relevance_maps")
+
+
+def refuse_other_run(out):
+    """Raise UsageError if `out` is a file, or a folder that holds a run."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file: name a folder")
+    log, path = out / "log.tsv", out / "ckpt.pt"
+    if path.exists():
+        try:
+            state = f"a run at step {read_checkpoint(path)['step']}: --resume goes on with it"
+        except UsageError:
+            state = "a damaged checkpoint: move it away"
+        raise UsageError(f"{out} holds {state}, --out elsewhere starts a new one, --force "
+                         "overwrites it")
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if text and (text.count("\n") > 1 or not text.startswith("step\tloss\t")):
+        raise UsageError(f"{out} holds the log of a run without a checkpoint: --out elsewhere "
+                         "starts a new one, --force overwrites it")
+
+
+class Lock:
+    """`with Lock(out)` keeps other runs out of the folder `out`, which is made if it is missing.
+
+    Raises UsageError if another process holds it, or if a file of a run is a link there.
+    """
+
+    def __init__(self, out):
+        out.mkdir(parents=True, exist_ok=True)
+        for name in ("ckpt.pt", "log.tsv", "lock"):
+            if (out / name).is_symlink():
+                raise UsageError(f"{out / name} is a link: name another --out")
+        self.path = out / "lock"
+        self.lock = filelock.FileLock(self.path, timeout=0)
+
+    def __enter__(self):
+        try:
+            self.lock.acquire()
+        except filelock.Timeout:
+            owner = self.path.read_text().strip() or "another process"
+            raise UsageError(f"{self.path.parent} is in use by {owner}: stop it, or name another "
+                             "--out") from None
+        self.path.write_text(f"process {os.getpid()} on {platform.node()}")
+
+    def __exit__(self, *error):
+        self.path.write_text("")
+        self.lock.release()
+
+
+class Log:
+    """log.tsv: a row for each printed line and each evaluation.
+
+    A checkpoint holds `text`, so the file is made again from there. While it cannot be written
+    training goes on, and the rows are written as soon as they can be.
+    """
+
+    def __init__(self, path, columns, rows=()):
+        self.path, self.columns, self.behind = path, columns, False
+        self.text = "\t".join(columns) + "\n"
+        self.text += "".join(self.line(row) for row in rows)
+        self.rewrite()
+
+    def line(self, row):
+        return "\t".join(f"{row[c]:.6g}" if c in row else "" for c in self.columns) + "\n"
+
+    def rewrite(self):
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        temporary.write_text(self.text)
+        os.replace(temporary, self.path)
+
+    def add(self, row):
+        """Add a row, a dict of numbers by column."""
+        line = self.line(row)
+        self.text += line
+        try:
+            if self.behind:
+                self.rewrite()
+            else:
+                with open(self.path, "a") as file:
+                    file.write(line)
+            self.behind = False
+        except OSError as e:
+            if not self.behind:
+                print(f"{self.path} cannot be written ({e.strerror}): training goes on, and each "
+                      "checkpoint holds the rows")
+            self.behind = True
+
+
+def read_rows(text):
+    """(rows, bad): the rows of a log as dicts of numbers, and how many cannot be read."""
+    head, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
+    rows, bad = [], 0
+    for line in lines:
+        try:
+            rows.append({c: float(v) for c, v in zip(head, line, strict=True) if v})
+        except ValueError:
+            bad += 1
+    return rows, bad
+
+
+def open_run(out, ckpt, columns):
+    """(path of the checkpoint, Log) of a run in the folder `out`, which must be locked.
+
+    A resumed run's log is made again from its checkpoint `ckpt`. For a new run, an older run is
+    deleted, and the tables and figures that were made from it.
+    """
+    path, rows = out / "log.tsv", []
+    if ckpt and "log" in ckpt:
+        rows, _ = read_rows(ckpt["log"])
+    elif ckpt:                                         # an older one, which does not hold its log
+        rows, bad = read_rows(path.read_text(errors="replace") if path.exists() else "")
+        rows = [row for row in rows if row.get("step", math.inf) <= ckpt["step"]]
+        if bad or not rows:
+            print(f"{path}: {f'{bad} rows cannot be read' if bad else 'no rows'}; they are missing "
+                  "from here on")
+    for left in [*out.glob("ckpt.pt.*.tmp"), *out.glob("log.tsv.*.tmp")]:
+        if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
+            left.unlink()
+    if not ckpt:
+        made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
+        for name in ("ckpt.pt", "diverged.txt", *made):
+            (out / name).unlink(missing_ok=True)
+    return out / "ckpt.pt", Log(path, columns, rows)

@@ -1,0 +1,231 @@
+"""Tests of support/run.py and checkpoint.py: what is on disk stays whole, and is checked."""
+import errno
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import train
+from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from support.cli import UsageError
+from support.run import Log, read_rows
+from tests.helpers import ROOT, fit, read_table
+
+STEPS = ["--log-every", "1", "--eval-every", "2"]
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with a run of four steps, and what it holds."""
+    ckpt = fit(tmp_path / "out", "--steps", "4", *STEPS)
+    return tmp_path / "out", ckpt
+
+def resume(out, *flags):
+    train.main(["--resume", "--out", str(out), *flags])
+
+# ---------------------------------------------------------------------------------- the log
+
+@pytest.mark.parametrize("damage", ["deleted", "torn", "rows lost", "rubbish"])
+def test_a_resumed_run_has_its_whole_log_again(run, damage):
+    out, _ = run
+    log = out / "log.tsv"
+    text = log.read_text()
+    damaged = {"torn": text[:-20], "rows lost": text[: text.index("\n") + 1],
+               "rubbish": "rubbish\0\n" * 9}
+    if damage == "deleted":
+        log.unlink()
+    else:
+        log.write_text(damaged[damage])
+    resume(out, "--steps", "6")
+    assert log.read_text().startswith(text)
+    assert [row["step"] for row in read_table(log)] == ["1", "2", "3", "4", "5", "6"]
+
+def test_rows_beyond_the_checkpoint_are_dropped(run):
+    """As after a kill between the log's row and the checkpoint."""
+    out, _ = run
+    text = (out / "log.tsv").read_text()
+    (out / "log.tsv").write_text(text + "5\t1.0" + "\t" * (len(train.COLUMNS) - 2) + "\n")
+    resume(out, "--steps", "5")
+    assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2", "3", "4", "5"]
+    assert float(read_table(out / "log.tsv")[-1]["loss"]) != 1.0
+
+def test_an_older_checkpoint_takes_its_rows_from_the_file_and_says_what_is_missing(run, capsys):
+    out, ckpt = run
+    del ckpt["log"]
+    save_checkpoint(out / "ckpt.pt", ckpt)
+    text = (out / "log.tsv").read_text()
+    (out / "log.tsv").write_text(text + "torn\t1")
+    resume(out, "--steps", "5")
+    assert "1 rows cannot be read" in capsys.readouterr().out
+    assert (out / "log.tsv").read_text().startswith(text)
+
+class Full:
+    """A file on a full disk."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def test_a_full_disk_costs_no_row(tmp_path, monkeypatch, capsys):
+    log = Log(tmp_path / "log.tsv", ("step", "loss"))
+    log.add({"step": 1, "loss": 2.5})
+    with monkeypatch.context() as m:
+        m.setattr("builtins.open", lambda *a, **k: Full())
+        log.add({"step": 2})
+        m.setattr(Log, "rewrite", lambda self: Full().write(""))
+        log.add({"step": 3, "loss": 1.5})
+    assert capsys.readouterr().out.count("No space left") == 1
+    log.add({"step": 4})
+    assert (tmp_path / "log.tsv").read_text() == "step\tloss\n1\t2.5\n2\t\n3\t1.5\n4\t\n"
+    assert log.text == (tmp_path / "log.tsv").read_text()
+    rows, bad = read_rows(log.text)
+    assert rows == [{"step": 1, "loss": 2.5}, {"step": 2}, {"step": 3, "loss": 1.5}, {"step": 4}]
+    assert bad == 0
+
+# ------------------------------------------------------------------------- the folder's lock
+
+def test_a_folder_in_use_names_the_process(run):
+    out, _ = run
+    code = f"""
+import sys, time
+from pathlib import Path
+from support.run import Lock
+with Lock(Path({str(out)!r})):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        for _ in range(2):
+            with pytest.raises(UsageError, match=f"in use by process {other.pid} on"):
+                resume(out, "--steps", "5")
+        with pytest.raises(UsageError, match="in use by process"):
+            fit(out, "--steps", "5", "--force")
+        other.stdin.close()
+    assert read_checkpoint(out / "ckpt.pt")["step"] == 4
+    resume(out, "--steps", "5")
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "lock"])
+def test_nothing_is_written_through_a_link(tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError):
+        fit(tmp_path / "out", "--steps", "1", "--force")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert (tmp_path / "out" / name).is_symlink()
+
+def test_a_foreign_log_and_foreign_temporary_files_are_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/log.tsv").write_text("my notes")
+    with pytest.raises(UsageError, match="log of a run without a checkpoint"):
+        fit(tmp_path / "out", "--steps", "1")
+    assert (tmp_path / "out/log.tsv").read_text() == "my notes"
+    (tmp_path / "out/log.tsv").unlink()
+    mine, left = tmp_path / "out/ckpt.tmp", tmp_path / "out/ckpt.pt.123.tmp"
+    mine.write_text("mine")
+    left.write_text("of a killed process")
+    fit(tmp_path / "out", "--steps", "1")
+    assert mine.read_text() == "mine"
+    assert not left.exists()
+
+# --------------------------------------------------------------------- damaged checkpoints
+
+def test_a_flipped_bit_is_found_wherever_it_is(run, tmp_path):
+    """In the weights, the moments, the pickle, the archive's own records."""
+    good = (run[0] / "ckpt.pt").read_bytes()
+    path = tmp_path / "ckpt.pt"
+    same = silent = 0
+    for n in range(0, len(good), len(good) // 61):
+        bad = bytearray(good)
+        bad[n] ^= 1 << n % 8
+        path.write_bytes(bad)
+        try:
+            ckpt = read_checkpoint(path)
+        except UsageError:
+            continue
+
+        # Nothing but padding between the records may change without a word.
+        same += 1
+        for name, p in run[1]["weights"].items():
+            silent += not torch.equal(ckpt["weights"][name], p)
+    assert silent == 0
+    assert same < 20
+
+def edited(ckpt, edit):
+    file = io.BytesIO()
+    torch.save(ckpt, file)
+    file.seek(0)
+    copy = torch.load(file, weights_only=True)
+    edit(copy)
+    return copy
+
+def transpose(ckpt):
+    moments = ckpt["optimizer"]["state"][0]
+    moments["exp_avg"] = moments["exp_avg"].T.contiguous()
+
+EDITS = {
+    "step is '-1'": lambda c: c.update(step=-1), "step is '2.5'": lambda c: c.update(step=2.5),
+    "drawn is": lambda c: c.update(drawn="8"), "weights is": lambda c: c.update(weights=[1]),
+    "--seq-len is": lambda c: c["args"].update(seq_len="32"),
+    "--lr is": lambda c: c["args"].update(lr=[1]),
+    "optimizer state does not fit": transpose,
+    "its optimizer state": lambda c: c["optimizer"].update(state={0: 3}),
+    "optimizer": lambda c: c["optimizer"]["state"][1].update(exp_avg_sq=torch.zeros(3)),
+    "random state": lambda c: c.update(random_state=torch.zeros(5, dtype=torch.uint8)),
+    "do not fit the model": lambda c: c["weights"].update(s_E=torch.zeros(7)),
+    "W_E holds nan or inf": lambda c: c["weights"]["W_E"][3].fill_(torch.nan),
+}
+
+@pytest.mark.parametrize("message", EDITS)
+def test_what_a_checkpoint_holds_is_checked_before_it_is_used(run, message):
+    out, ckpt = run
+    save_checkpoint(out / "ckpt.pt", edited(ckpt, EDITS[message]))
+    with pytest.raises(UsageError, match=message) as e:
+        resume(out, "--steps", "5")
+    assert "\n" not in str(e.value)
+
+def test_weights_that_are_not_finite_are_named_by_whoever_loads_them(run):
+    out, ckpt = run
+    ckpt["weights"]["layers.1.s_w"][0] = torch.inf
+    save_checkpoint(out / "ckpt.pt", ckpt)
+    with pytest.raises(UsageError, match="layers.1.s_w holds nan or inf"):
+        load_checkpoint(out / "ckpt.pt")
+
+# ------------------------------------------------------------------------------ fine-tuning
+
+def test_init_takes_the_model_and_starts_anew(run, tmp_path):
+    out, ckpt = run
+    flags = ["--steps", "1", "--lr", "1e-30", "--seq-len", "16"]
+    other = fit(tmp_path / "tuned", *flags, "--init", str(out / "ckpt.pt"))
+    assert other["step"] == 1
+    for name, p in ckpt["weights"].items():
+        torch.testing.assert_close(other["weights"][name], p)
+    with pytest.raises(UsageError, match="trained with --psi 2: it cannot be changed to 3"):
+        fit(tmp_path / "tuned3", *flags, "--init", str(out / "ckpt.pt"), "--psi", "3")
+
+def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
+    fit(tmp_path / "out", "--steps", "5", "--eval-every", "5", "--save-every", "2")
+    said = capsys.readouterr().out
+    assert said.count("saved") == 3
+    assert said.count("validation loss") == 1
+
+def test_data_is_found_from_another_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data", "text.txt", "--out", "relative", "--steps", "1", "--psi", "1", "--seq-len",
+             "32", "--device", "cpu"]
+    train.main(flags)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train.main(["--resume", "--out", "../relative", "--steps", "2"])
+    assert read_checkpoint("../relative/ckpt.pt")["step"] == 2
+
