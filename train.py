@@ -3,6 +3,7 @@
     python train.py --psi 8                          the source of Python's own standard library
     python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
     python train.py --resume                         go on with the run in out/
+    torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
@@ -11,9 +12,14 @@ sequences, drawn at random without replacement. The sizes are a laptop's.
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds a step, tokens per second, time left.
 """
+import support  # noqa: F401  (first: Ctrl-C while PyTorch is imported is one line too)
+
+# isort: split
 import math
+import os
 import platform
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,20 +34,36 @@ from support.checkpoint import (
     has_windows,
     load_checkpoint,
     load_optimizer,
+    load_random_state,
     load_weights,
-    open_run,
     read_checkpoint,
-    refuse_other_run,
     save_checkpoint,
 )
-from support.cli import Parser, UsageError, cli, clock, get_device, stop_requests
+from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
+from support.files import check_fingerprint, fingerprint
 from support.kernel import compile_layers, get_screen
-from support.tokens import ABCDigitsStream, get_data, get_tokenizer
+from support.run import Lock, open_run, refuse_other_run
+from support.scale import (
+    average_gradients,
+    distribute,
+    gather,
+    join,
+    own_device,
+    part,
+    recompute,
+    total,
+    whole,
+    world,
+)
+from support.stream import ABCDigitsStream
+from support.tokens import get_data, get_tokenizer
 
 __all__ = ["load_checkpoint", "main"]
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
+# The flags that --resume does not take from the checkpoint.
+ANEW = ("out", "resume", "force", "device", "init", "shard")
 
 
 class Diverged(UsageError):
@@ -54,22 +76,22 @@ def get_parser():
     p = Parser(__doc__)
 
     def flag(name, default, text, **options):
-        shown = default[0] if isinstance(default, list) else default
-        shown = "the model's own" if default is None else shown
+        shown = options.pop("shown", default)
         options = {"type": type(default)} | options
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **options)
 
     flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION (rope, nope, no-tanhnorm, "
          "no-gate, fixed-r), or transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers", type=int)
+    flag("--layers", None, "number of layers", type=int, shown="the model's own")
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token "
-         "files (paper: SlimPajama)", nargs="+", type=str)
+         "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
     flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")
     flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
-    flag("--batch-size", 8, "sequences in a forward pass (paper: 2^22 tokens in a step)")
-    flag("--accumulate", 1, "forward passes in a step")
+    flag("--batch-size", 8, "sequences in a forward pass of one process")
+    flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
+         type=int, shown="those of one pass")
     flag("--steps", 620, "optimizer steps (paper: 2^16)")
     flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
     flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)")
@@ -84,8 +106,14 @@ def get_parser():
          "agrees with the definition", choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers (needs a C++ compiler on a CPU)")
+    p.add_argument("--recompute", action="store_true",
+                   help="compute a layer's activations again in backward: less memory, more time")
+    flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
     flag("--log-every", 10, "steps between printed lines")
-    flag("--eval-every", 250, "steps between evaluations, each followed by a checkpoint")
+    flag("--eval-every", 250, "steps between evaluations")
+    flag("--save-every", None, "steps between checkpoints", type=int, shown="--eval-every")
+    flag("--init", None, "checkpoint to take model, tokenizer and weights from, for training on "
+         "other data", type=str, shown="new weights")
     flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
@@ -96,63 +124,115 @@ def get_parser():
 
 
 def get_args(argv=None):
-    """(arguments, checkpoint to resume from or None)."""
+    """(arguments, checkpoint of --resume or --init, or None)."""
     parser = get_parser()
     ckpt = None
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume:
         path = Path(args.out) / "ckpt.pt"
+        if not path.exists():
+            raise UsageError(f"{path} does not exist: leave --resume out to start a run")
         ckpt = read_checkpoint(path)
-        anew = ("out", "resume", "force", "device")
-        parser.set_defaults(**{k: v for k, v in ckpt["args"].items() if k not in anew})
-        args = parser.parse_args(argv)
+        args = take_flags(parser, argv, ckpt, path, [n for n in ckpt["args"] if n not in ANEW])
         args.kernel = {"torch": "windowed"}.get(args.kernel, args.kernel)      # its older name
-        for name in FIXED:
-            old, new = ckpt["args"][name], getattr(args, name)
-            if new != old:
-                raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {old}: "
-                                 f"--resume cannot change it to {new}")
-    at_least_1 = ("seq_len", "batch_size", "accumulate", "steps", "log_every", "eval_every")
+    elif args.init:
+        ckpt = read_checkpoint(args.init)
+        parser.set_defaults(**recipe(ckpt["model"]))
+        args = take_flags(parser, argv, ckpt, args.init, ["model", "psi", "layers", "tokenizer"])
+    if args.model.startswith("transformer") and args.psi != parser.get_default("psi"):
+        raise UsageError(f"--psi {args.psi} is a size of Multiscreen: a Transformer's are in its "
+                         "name, transformer:N_L,N_H,d_E")
+
+    # A step is a whole number of passes.
+    per_pass = args.batch_size * args.seq_len * world()
+    args.batch_tokens = per_pass if args.batch_tokens is None else args.batch_tokens
+    args.save_every = args.eval_every if args.save_every is None else args.save_every
+    at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
+                  "eval_every", "save_every")
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
         least = int(name in at_least_1)
         if not least <= getattr(args, name) < 2**63:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at "
                              f"least {least} and below 2^63")
+    if args.batch_tokens % per_pass:
+        below = args.batch_tokens // per_pass * per_pass
+        near = f"{below} or {below + per_pass}" if below else per_pass
+        raise UsageError(f"--batch-tokens {args.batch_tokens}: a pass of {world()} processes has "
+                         f"{args.batch_size} x {args.seq_len} x {world()} = {per_pass} tokens: "
+                         f"take {near}")
     return args, ckpt
+
+
+def take_flags(parser, argv, ckpt, path, names):
+    """The arguments, where those of `names` that argv leaves out are the checkpoint's."""
+    old = dict(ckpt["args"])
+    if "accumulate" in old:                            # the older way to say --batch-tokens
+        old["batch_tokens"] = old["accumulate"] * old["batch_size"] * old["seq_len"]
+        names = [*names, "batch_tokens"] if "accumulate" in names else names
+    if "data" in old:
+        old["data"] = absolute(old["data"])
+    old = {name: old[name] for name in names if hasattr(parser.parse_args([]), name)}
+    for name, value in old.items():
+        default = parser.get_default(name)
+        if value is not None and default is not None and type(value) is not type(default):
+            raise UsageError(f"{path} is damaged: --{name.replace('_', '-')} is {value!r}")
+    parser.set_defaults(**old)
+    args = parser.parse_args(argv)
+    args.data = absolute(args.data)
+    for name in old.keys() & set(FIXED):
+        before, now = (" ".join(x) if name == "data" else x
+                       for x in (old[name], getattr(args, name)))
+        if before != now:
+            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {before}: it "
+                             f"cannot be changed to {now}")
+    return args
+
+
+def absolute(names):
+    """What --data names, as it is called from any folder."""
+    return [x if x in ("stdlib", "abcdigits") else os.path.abspath(x) for x in names]
 
 
 # ------------------------------------------------------------------------------ evaluation
 
+def batches(data, numbers, batch_size):
+    """Yield (sequences, how many count): the part of this process of the sequences `numbers`.
+
+    All processes must go through a model equally often: one without a sequence takes any.
+    """
+    for first in range(0, len(numbers), batch_size * world()):
+        mine = numbers[first + rank() * batch_size :][:batch_size]
+        yield torch.from_numpy(np.stack([data[i] for i in mine or numbers[:1]])), len(mine)
+
+
 @torch.no_grad()
 def evaluate(model, data, n, batch_size, tokenizer):
     """(nats per token, bits per byte) over n sequences, spread evenly over the data."""
-    numbers = data.spread(n)
     device = model.W_E.device
     nats = tokens = length = 0
-    for first in range(0, len(numbers), batch_size):
-        x = np.stack([data[i] for i in numbers[first : first + batch_size]])
-        x = torch.from_numpy(x).to(device)
-        nats += model.loss(x[:, :-1], x[:, 1:], "none").double().sum().item()
-        targets = x[:, 1:].flatten().tolist()
+    for x, count in batches(data, data.spread(n), batch_size):
+        x = x.to(device)
+        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].double().sum().item()
+        targets = x[:count, 1:].flatten().tolist()
         tokens += len(targets)
         length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
+    nats, tokens, length = total(nats, tokens, length)
     return nats / tokens, nats / math.log(2) / max(length, 1)
 
 
 @torch.no_grad()
 def needle_accuracy(model, data, n, batch_size):
     """The share of right digits whose number stood once before, in n documents of ABCDigits."""
-    right = total = 0
-    for first in range(0, n, batch_size):
-        documents = [data[i] for i in range(first, min(first + batch_size, n))]
-        mask = np.stack([data.needles(d) for d in documents])
-        mask = torch.from_numpy(mask).to(model.W_E.device)
-        tokens = torch.from_numpy(np.stack(documents)).to(model.W_E.device)
-        guesses = model.logits(model.hidden(tokens[:, :-1])[mask]).argmax(-1)
-        right += (guesses == tokens[:, 1:][mask]).sum().item()
-        total += mask.sum().item()
-    return right / total if total else math.nan
+    right = asked = 0
+    for x, count in batches(data, range(n), batch_size):
+        mask = torch.from_numpy(np.stack([data.needles(document) for document in x.numpy()]))
+        mask[count:] = False
+        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+        right += (guesses == x[:, 1:])[mask].sum().item()
+        asked += mask.sum().item()
+    right, asked = total(right, asked)
+    return right / asked if asked else math.nan
 
 
 @torch.no_grad()
@@ -174,7 +254,7 @@ def alive_fraction(model, tokens):
 
     chosen, model.screen = model.screen, count
     try:
-        model.hidden(tokens, chunk=tokens.shape[1])
+        model.loss(tokens, tokens, "none")
     finally:
         model.screen = chosen
     return alive / inside
@@ -183,29 +263,44 @@ def alive_fraction(model, tokens):
 # -------------------------------------------------------------------------------- training
 
 def main(argv=None):
+    join()
     args, ckpt = get_args(argv)
+    out = Path(args.out)
     if not args.resume and not args.force:
-        refuse_other_run(Path(args.out))
-    if ckpt and ckpt["step"] >= args.steps:
+        refuse_other_run(out)
+    if args.resume and ckpt["step"] >= args.steps:
         print(f"{args.out} is already finished, at step {ckpt['step']}: raise --steps to continue")
         return
 
     # The model, freshly initialised or with the weights of a checkpoint.
-    device, tokenizer = get_device(args.device), get_tokenizer(args.tokenizer)
+    device, tokenizer = get_device(own_device(args.device)), get_tokenizer(args.tokenizer)
     bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and device.type == "cuda"
     dtype = torch.bfloat16 if bf16 else None
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, ckpt["config"] if ckpt else config, dtype).to(device)
     if ckpt:
-        load_weights(model, ckpt["weights"], "the checkpoint")
+        load_weights(model, ckpt["weights"], args.init or out / "ckpt.pt")
     screening = None
     if has_windows(model):
         model.screen, screening, _ = get_screen(args.kernel, device, model.config, dtype)
     if args.compile:
         compile_layers(model)
+    if args.recompute:
+        for layer in model.layers:
+            recompute(layer)
+    size, rest = count_parameters(model)
+    distribute(model, args.shard, device)
+    print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
+          f"{device}{f' and {world() - 1} more' if world() > 1 else ''}, "
+          f"{'bfloat16' if bf16 else 'float32'}")
 
     # The data.
+    files = fingerprint(args.data)
+    if args.resume and "files" in ckpt:
+        check_fingerprint(ckpt["files"], files)
+    elif args.resume:
+        print("this older checkpoint does not say what its data was; the order of the data is new")
     train_data, val_data = get_data(args, tokenizer)
     is_abcdigits = isinstance(train_data, ABCDigitsStream)
 
@@ -218,13 +313,13 @@ def main(argv=None):
 
     # Resume: the step, how many sequences were drawn, the optimizer's moments.
     step = drawn = 0
-    if ckpt:
+    if args.resume:
         step, drawn = ckpt["step"], ckpt["drawn"]
-        load_optimizer(optimizer, ckpt["optimizer"])
-        torch.set_rng_state(ckpt["random_state"].cpu())            # for your dropout
+        load_optimizer(optimizer, ckpt["optimizer"], out / "ckpt.pt")
+        load_random_state(ckpt["random_state"], out / "ckpt.pt")       # for your dropout
         if is_abcdigits:
             train_data.learned = ckpt.get("learned", 0)
-    path, log = open_run(Path(args.out), ckpt, COLUMNS)
+    last_saved = step
 
     def check(**values):
         """Raise Diverged if a value is not finite, before anything of it is saved."""
@@ -236,32 +331,37 @@ def main(argv=None):
 
     def save():
         nonlocal last_saved
-        weights = (p.detach().double().abs().sum().item() for p in model.parameters())
-        check(sum_of_weights=sum(weights))
-        save_checkpoint(path, {
-            "model": args.model, "config": asdict(model.config), "weights": model.state_dict(),
-            "tokenizer": args.tokenizer, "optimizer": optimizer.state_dict(),
-            "step": step, "drawn": drawn, "learned": train_data.learned if is_abcdigits else 0,
-            "random_state": torch.get_rng_state(), "args": vars(args),
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)}})
+        mine = sum(part(p.detach()).double().abs().sum().item() for p in model.parameters())
+        check(sum_of_weights=sum(total(mine)))
+        weights, moments = gather(model.state_dict()), gather(optimizer.state_dict())
+        if rank() == 0:
+            save_checkpoint(path, {
+                "model": args.model, "config": asdict(model.config), "weights": weights,
+                "tokenizer": args.tokenizer, "optimizer": moments,
+                "step": step, "drawn": drawn, "learned": train_data.learned if is_abcdigits else 0,
+                "random_state": torch.get_rng_state(), "log": log.text, "files": files,
+                "args": vars(args) | {"data": absolute(args.data)},
+                "versions": {"python": platform.python_version(),
+                             "torch": str(torch.__version__)}})
         last_saved = step
 
-    last_saved = step
-    per_step = args.batch_size * args.accumulate
-    total, rest = count_parameters(model)
-    print(f"{args.model}, {total:,} parameters ({rest:,} non-embedding), "
-          f"{device}, {'bfloat16' if bf16 else 'float32'}")
+    per_step = args.batch_tokens // args.seq_len
+    passes = per_step // (args.batch_size * world())
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
-          f"{per_step * args.seq_len:,} tokens")
+          f"{args.batch_tokens:,} tokens")
     if screening:
         print(screening)
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
 
-    with stop_requests() as stop:
+    # Process 0 alone locks the folder and writes into it.
+    with Lock(out) if rank() == 0 else nullcontext(), stop_requests() as stop:
+        path, log = out / "ckpt.pt", None
+        if rank() == 0:
+            path, log = open_run(out, ckpt if args.resume else None, COLUMNS)
         started = time.perf_counter()
-        first = step
-        while step < args.steps and not stop:
+        first, stopping = step, 0
+        while step < args.steps and not stopping:
             began = time.perf_counter()
 
             # The learning rate: warm-up, then constant.
@@ -271,15 +371,19 @@ def main(argv=None):
 
             # Forward and backward passes, then one step.
             loss = 0.0
-            for _ in range(args.accumulate):
-                x = [train_data.draw(drawn + n, args.seed) for n in range(args.batch_size)]
+            for n in range(passes):
+                mine = drawn + rank() * args.batch_size
+                x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
                 x = torch.from_numpy(np.stack(x)).to(device)
-                part = model.loss(x[:, :-1], x[:, 1:]) / args.accumulate
-                part.backward()
-                loss += part.item()
-                drawn += args.batch_size
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf).item()
+                average_gradients(model, n == passes - 1)
+                pass_loss = model.loss(x[:, :-1], x[:, 1:]) / passes
+                pass_loss.backward()
+                loss += pass_loss.item()
+                drawn += args.batch_size * world()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
+            norm = whole(norm).item()
             step += 1
+            loss, = total(loss / world())
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -291,10 +395,10 @@ def main(argv=None):
             seconds = time.perf_counter() - began
             if step % args.log_every == 0 or step in (1, args.steps):
                 row |= {"loss": loss, "lr": lr, "grad_norm": norm, "ms": seconds * 1e3,
-                        "tokens_per_s": per_step * args.seq_len / seconds}
+                        "tokens_per_s": args.batch_tokens / seconds}
                 shown = " " * 23
                 if has_windows(model):
-                    w = torch.cat([window(tile.s_w.detach()) for tile in model.layers])
+                    w = torch.cat([window(whole(tile.s_w.detach())) for tile in model.layers])
                     row |= {"w_min": w.min().item(), "w_median": w.median().item(),
                             "w_max": w.max().item()}
                     shown = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
@@ -317,22 +421,27 @@ def main(argv=None):
                     row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
                     shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
 
-            # The log's row comes before the checkpoint: --resume drops rows beyond it.
-            if len(row) > 1:
-                with open(log, "a") as f:
-                    f.write("\t".join(f"{row[c]:.6g}" if c in row else "" for c in COLUMNS) + "\n")
-            if "val_loss" in row:
+                print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
+
+            # The log's row comes before the checkpoint, which holds the log.
+            if log and len(row) > 1:
+                log.add(row)
+            if step % args.save_every == 0 or step == args.steps:
                 save()
-                print(f"{step:>6}/{args.steps:<6} {shown}; saved {path}", flush=True)
+                print(f"{step:>6}/{args.steps:<6} saved {path}", flush=True)
+            stopping, = total(len(stop))
 
         if step < args.steps:
-            save()
+            if step > last_saved:
+                save()
             raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: "
                                     f"python train.py --out {args.out} --resume continues")
-        if stop:
+        if stopping:
             raise KeyboardInterrupt(f"stopped after the last step, saved {path}")
 
-    # A sample.
+    # A sample, where one process holds the model.
+    if world() > 1:
+        return
     start = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)
     more = model.generate(start, 256, temperature=0.7, generator=generator)

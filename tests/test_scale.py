@@ -1,0 +1,146 @@
+"""Several processes: the same numbers as one, and all stop together."""
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import train
+from support.checkpoint import read_checkpoint
+from support.cli import UsageError
+from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
+STEP = ["--batch-tokens", "256", "--log-every", "1"]
+
+
+def torchrun(n, *flags, code=None):
+    """Start `train.py FLAGS` in n processes; with `code` before it in each of them."""
+    script = ["train.py"]
+    if code:
+        script = ["-c", f"{code}\nimport train, support.cli; support.cli.cli(train.main)"]
+    module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+              str(n)]
+    module += ["--no_python", sys.executable] if code else []
+    return subprocess.Popen([*module, *script, *SMALL, *STEP, *map(str, flags)], cwd=ROOT,
+                            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out
+
+
+def losses(out):
+    return [[float(row[c]) for c in ("step", "loss", "grad_norm")]
+            for row in read_table(out / "log.tsv")]
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path, text):
+    whole = fit(tmp_path / "one", "--steps", "6", *STEP)
+    flags = ["--data", text, "--out"]
+
+    # Two copies. Then one copy shared by two, gone on with by one, and by two again.
+    said = finish(torchrun(2, *flags, tmp_path / "two", "--steps", 6))
+    assert "cpu and 1 more" in said
+    assert said.count("validation loss") == 1
+    shared = tmp_path / "shared"
+    finish(torchrun(2, *flags, shared, "--steps", 2, "--shard", 2))
+    train.main(["--resume", "--out", str(shared), "--steps", "4"])
+    finish(torchrun(2, *flags, shared, "--steps", 6, "--shard", 2, "--resume", "--recompute"))
+
+    for out in (tmp_path / "two", shared):
+        for row, expected in zip(losses(out), losses(tmp_path / "one"), strict=True):
+            assert row == pytest.approx(expected, rel=2e-4)
+        ckpt = read_checkpoint(out / "ckpt.pt")
+        assert ckpt["drawn"] == whole["drawn"] == 48
+        for name, p in whole["weights"].items():
+            assert type(ckpt["weights"][name]) is torch.Tensor
+            torch.testing.assert_close(ckpt["weights"][name], p, rtol=1e-3, atol=1e-5)
+    last = [read_table(tmp_path / name / "log.tsv")[-1] for name in ("one", "two")]
+    assert float(last[0]["val_loss"]) == pytest.approx(float(last[1]["val_loss"]), rel=1e-4)
+
+
+def wait_for(process, step):
+    for line in process.stdout:
+        if line.split("/")[0].strip() == str(step):
+            return
+    pytest.fail(process.stderr.read())
+
+
+def children(process):
+    """The processes that torchrun has started."""
+    listed = f"/proc/{process.pid}/task/{process.pid}/children"
+    with open(listed) as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def test_a_signal_to_one_process_saves_and_stops_all(tmp_path, text):
+    process = torchrun(2, "--data", text, "--out", tmp_path / "out", "--steps", 10**6)
+    wait_for(process, 3)
+    os.kill(children(process)[-1], signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    step = read_checkpoint(tmp_path / "out/ckpt.pt")["step"]
+    assert step >= 3
+    assert f"stopped at step {step}, saved" in errors
+    assert losses(tmp_path / "out")[-1][0] == step
+
+
+def test_a_killed_process_ends_the_others(tmp_path, text):
+    process = torchrun(2, "--data", text, "--out", tmp_path / "out", "--steps", 10**6)
+    wait_for(process, 3)
+    began = time.monotonic()
+    os.kill(children(process)[-1], signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert time.monotonic() - began < 60
+
+
+NAN_IN_ONE = """
+import os, multiscreen
+right = multiscreen.Multiscreen.loss
+def loss(self, x, y, reduction="mean"):
+    loss.calls += 1
+    bad = os.environ["RANK"] == "1" and loss.calls > 4
+    return right(self, x, y, reduction) * (float("nan") if bad else 1)
+loss.calls = 0
+multiscreen.Multiscreen.loss = loss
+"""
+
+
+def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, text):
+    process = torchrun(2, "--data", text, "--out", tmp_path / "out", "--steps", 99, code=NAN_IN_ONE)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert errors.count("error: training diverged: at step 5 loss is nan") == 1
+    assert not (tmp_path / "out/ckpt.pt").exists()
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--shard", "2"], "--shard 2: it must divide the number of processes, 1"),
+    (["--batch-tokens", "500"], "4 x 32 x 1 = 128 tokens: take 384 or 512"),
+    (["--batch-tokens", "60"], "take 128"), (["--batch-tokens", "0"], "at least 1")])
+def test_what_does_not_divide_is_explained(tmp_path, flags, message):
+    with pytest.raises(UsageError, match=message):
+        fit(tmp_path / "out", "--steps", "2", *flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_recomputed_activations_are_the_same_bits(tmp_path):
+    a = fit(tmp_path / "a", "--steps", "3")
+    b = fit(tmp_path / "b", "--steps", "3", "--recompute")
+    assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
+    assert not math.isnan(losses(tmp_path / "b")[-1][1])
