@@ -7,7 +7,7 @@ import numpy as np
 from support.cli import UsageError
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
-OWN = 0.5                                              # share of digits that are the letter's own
+OWN = 0.5                                              # share of what is the letter's own at first
 NEAR = 0.4                                             # nats per token above the least loss
 
 
@@ -17,10 +17,11 @@ class ABCDigitsStream:
     A document is lines LETTER=NUMBER; each letter has one random number in a document. A line's
     letter is drawn with the weights b^0 .. b^25, in an order that is new in each document.
 
-    At first b is 2, so a few letters fill the document; and a letter has own digits, the same in
-    all documents: half of its digits are these, at random. To learn them, a model must bring the
+    At first b is 2, so a few letters fill the document; and each letter has a number of its own,
+    the same in all documents. In half of the documents it stands for half of the letters, in the
+    others half of its digits stand, each by itself. To learn own numbers, a model must bring the
     letter to each place where a digit is predicted, and lookup needs just that. While the loss is
-    near the least possible, b falls to 1.1 and own digits disappear. In the end most questions are
+    near the least possible, b falls to 1.1 and own numbers disappear. In the end most questions are
     about a letter that stood there once before, which is what the benchmark asks. Validation is
     like the end.
     """
@@ -44,7 +45,7 @@ class ABCDigitsStream:
 
     @property
     def share(self):
-        """The share of the digits that are their letter's own."""
+        """The share of numbers, or of digits, that are their letter's own."""
         return 0.0 if self.part else OWN * max(1 - 2 * self.learned / FLAT_AFTER, 0.0)
 
     def least_loss(self):
@@ -53,13 +54,14 @@ class ABCDigitsStream:
         letters = -self.lines * np.sum(p * np.log(p))
         new = np.sum(1 - (1 - p) ** self.lines)
 
-        # A digit of a new number is the letter's own, or one of n with equal probability.
+        # A new number, or a digit, is the letter's own, or one of n with equal probability.
         def entropy(n):
             other = (1 - self.share) / n
             own = self.share + other
             return -own * math.log(own) - (n - 1) * other * math.log(other)
 
-        number = entropy(9) + (self.digits - 1) * entropy(10)
+        digits = entropy(9) + (self.digits - 1) * entropy(10)
+        number = (entropy(self.high - self.low) + digits) / 2
         return (letters + new * number) / self.T
 
     def observe(self, loss, documents):
@@ -70,7 +72,8 @@ class ABCDigitsStream:
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
         numbers = digits_of(self.low + rng.choice(self.high - self.low, 26, replace=False))
-        numbers = np.where(rng.random(numbers.shape) < self.share, self.own, numbers)
+        draws = 1 if rng.random() >= 0.5 else self.digits              # of a number
+        numbers = np.where(rng.random((26, draws)) < self.share, self.own, numbers)
         values = ["".join(digits) for digits in numbers]
         p = rng.permutation(self.base ** np.arange(26))
         tokens = []
