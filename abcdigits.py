@@ -156,6 +156,8 @@ def fill_grid(args, model, tokenizer, T_train, name, digits, get_prompts):
     lengths = args.lengths or [T_train * 2**n for n in range(6) if possible(T_train * 2**n)]
 
     # What cannot be done is refused before any work.
+    if max(lengths, default=0) > 2**24:
+        raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:
         get_prompts(min(lengths, default=T_train), depth, min(trials, 1))
     for scale in args.rope_scale:
