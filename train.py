@@ -16,7 +16,6 @@ import support  # noqa: F401  (first: Ctrl-C while PyTorch is imported is one li
 
 # isort: split
 import math
-import os
 import platform
 import time
 from contextlib import nullcontext
@@ -29,7 +28,6 @@ import torch
 from baselines import count_parameters, recipe
 from multiscreen import relevance, softmask, window
 from support.checkpoint import (
-    FIXED,
     build_model,
     has_windows,
     load_checkpoint,
@@ -42,7 +40,8 @@ from support.checkpoint import (
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
 from support.files import check_fingerprint, fingerprint
 from support.kernel import compile_layers, get_screen
-from support.run import Lock, open_run, refuse_other_run
+from support.memory import refuse_what_cannot_fit
+from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
 from support.scale import (
     average_gradients,
     distribute,
@@ -144,54 +143,31 @@ def get_args(argv=None):
         raise UsageError(f"--psi {args.psi} is a size of Multiscreen: a Transformer's are in its "
                          "name, transformer:N_L,N_H,d_E")
 
-    # A step is a whole number of passes.
-    per_pass = args.batch_size * args.seq_len * world()
-    args.batch_tokens = per_pass if args.batch_tokens is None else args.batch_tokens
-    args.save_every = args.eval_every if args.save_every is None else args.save_every
     at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
                   "eval_every", "save_every")
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
-        least = int(name in at_least_1)
-        if not least <= getattr(args, name) < 2**63:
-            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}: it must be at "
-                             f"least {least} and below 2^63")
-    if args.batch_tokens % per_pass:
-        below = args.batch_tokens // per_pass * per_pass
-        near = f"{below} or {below + per_pass}" if below else per_pass
-        raise UsageError(f"--batch-tokens {args.batch_tokens}: a pass of {world()} processes has "
-                         f"{args.batch_size} x {args.seq_len} x {world()} = {per_pass} tokens: "
-                         f"take {near}")
+        value, least = getattr(args, name), int(name in at_least_1)
+        if value is not None and not least <= value < 2**63:
+            raise UsageError(f"--{name.replace('_', '-')} {value}: it must be at least {least} and "
+                             "below 2^63")
+    if args.save_every is None:
+        args.save_every = args.eval_every
+    if args.batch_tokens is None:
+        args.batch_tokens = args.batch_size * args.seq_len * world()
+    passes(args, world())
     return args, ckpt
 
 
-def take_flags(parser, argv, ckpt, path, names):
-    """The arguments, where those of `names` that argv leaves out are the checkpoint's."""
-    old = dict(ckpt["args"])
-    if "accumulate" in old:                            # the older way to say --batch-tokens
-        old["batch_tokens"] = old["accumulate"] * old["batch_size"] * old["seq_len"]
-        names = [*names, "batch_tokens"] if "accumulate" in names else names
-    if "data" in old:
-        old["data"] = absolute(old["data"])
-    old = {name: old[name] for name in names if hasattr(parser.parse_args([]), name)}
-    for name, value in old.items():
-        default = parser.get_default(name)
-        if value is not None and default is not None and type(value) is not type(default):
-            raise UsageError(f"{path} is damaged: --{name.replace('_', '-')} is {value!r}")
-    parser.set_defaults(**old)
-    args = parser.parse_args(argv)
-    args.data = absolute(args.data)
-    for name in old.keys() & set(FIXED):
-        before, now = (" ".join(x) if name == "data" else x
-                       for x in (old[name], getattr(args, name)))
-        if before != now:
-            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {before}: it "
-                             f"cannot be changed to {now}")
-    return args
-
-
-def absolute(names):
-    """What --data names, as it is called from any folder."""
-    return [x if x in ("stdlib", "abcdigits") else os.path.abspath(x) for x in names]
+def passes(args, processes):
+    """Forward passes of each process in a step; raises UsageError if that is no whole number."""
+    at_once = args.batch_size * args.seq_len * processes
+    if args.batch_tokens % at_once:
+        below = args.batch_tokens // at_once * at_once
+        near = f"{below} or {below + at_once}" if below else at_once
+        raise UsageError(f"--batch-tokens {args.batch_tokens}: a pass has {args.batch_size} x "
+                         f"{args.seq_len} x {processes} = {at_once} tokens, sequences x their "
+                         f"length x processes: take {near}")
+    return args.batch_tokens // at_once
 
 
 # ------------------------------------------------------------------------------ evaluation
@@ -278,7 +254,9 @@ def main(argv=None):
     dtype = torch.bfloat16 if bf16 else None
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
-    model = build_model(args.model, ckpt["config"] if ckpt else config, dtype).to(device)
+    config = ckpt["config"] if ckpt else config
+    refuse_what_cannot_fit(args, config, dtype, device)
+    model = build_model(args.model, config, dtype).to(device)
     if ckpt:
         load_weights(model, ckpt["weights"], args.init or out / "ckpt.pt")
     screening = None
@@ -346,7 +324,7 @@ def main(argv=None):
         last_saved = step
 
     per_step = args.batch_tokens // args.seq_len
-    passes = per_step // (args.batch_size * world())
+    n_passes = passes(args, world())
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
     if screening:
@@ -371,12 +349,12 @@ def main(argv=None):
 
             # Forward and backward passes, then one step.
             loss = 0.0
-            for n in range(passes):
+            for n in range(n_passes):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
                 x = torch.from_numpy(np.stack(x)).to(device)
-                average_gradients(model, n == passes - 1)
-                pass_loss = model.loss(x[:, :-1], x[:, 1:]) / passes
+                average_gradients(model, n == n_passes - 1)
+                pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()
                 loss += pass_loss.item()
                 drawn += args.batch_size * world()

@@ -1,16 +1,46 @@
-"""The folder of a run: who may write into it, and its log."""
+"""The folder of a run: the flags it began with, who may write into it, its log."""
 import math
 import os
 import platform
 
 import filelock
 
-from support.checkpoint import read_checkpoint
+from support.checkpoint import FIXED, read_checkpoint
 from support.cli import UsageError
 
 # The tables and figures that scripts write beside a checkpoint.
 MEASURED = ("abcdigits", "abcdigits_swe", "passkey", "passkey_swe", "long_context", "windows",
             "relevance_maps")
+
+
+def take_flags(parser, argv, ckpt, path, names):
+    """The arguments, where those of `names` that argv leaves out are the checkpoint's."""
+    old = dict(ckpt["args"])
+    if "accumulate" in old:                            # the older way to say --batch-tokens
+        old["batch_tokens"] = old["accumulate"] * old["batch_size"] * old["seq_len"]
+        names = [*names, "batch_tokens"] if "accumulate" in names else names
+    if "data" in old:
+        old["data"] = absolute(old["data"])
+    old = {name: old[name] for name in names if hasattr(parser.parse_args([]), name)}
+    for name, value in old.items():
+        default = parser.get_default(name)
+        if value is not None and default is not None and type(value) is not type(default):
+            raise UsageError(f"{path} is damaged: --{name.replace('_', '-')} is {value!r}")
+    parser.set_defaults(**old)
+    args = parser.parse_args(argv)
+    args.data = absolute(args.data)
+    for name in old.keys() & set(FIXED):
+        before, now = (" ".join(x) if name == "data" else x
+                       for x in (old[name], getattr(args, name)))
+        if before != now:
+            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {before}: it "
+                             f"cannot be changed to {now}")
+    return args
+
+
+def absolute(names):
+    """What --data names, as it is called from any folder."""
+    return [x if x in ("stdlib", "abcdigits") else os.path.abspath(x) for x in names]
 
 
 def refuse_other_run(out):

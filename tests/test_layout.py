@@ -14,7 +14,7 @@ ROOMS = {
     "multiscreen": {"torch"},
     "screening_triton": {"torch", "triton", "multiscreen"},
     "baselines": {"torch", "multiscreen"},
-    "support": {"torch", "numpy", "tiktoken", "multiscreen", "screening_triton", "baselines"},
+    "support": {"torch", "numpy", "tiktoken", "filelock", "multiscreen", "screening_triton", "baselines"},
     "abcdigits": {"torch", "support"},
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
