@@ -76,11 +76,16 @@ def rank():
 
 
 def get_device(name):
-    """The torch.device of that name, after checking that it works."""
+    """The torch.device of that name, after checking that it works. A GPU becomes the current one.
+
+    Triton and FSDP2 run on the current GPU, wherever the tensors are.
+    """
     try:
-        device = torch.zeros(1, dtype=torch.float64, device=name)      # angles are float64
-        device.item()
-        return device.device
+        x = torch.zeros(1, dtype=torch.float64, device=name)           # angles are float64
+        x.item()
+        if x.is_cuda:
+            torch.cuda.set_device(x.device)
+        return x.device
     except Exception as e:
         reason = (str(e) or type(e).__name__).splitlines()[0][:80]
         raise UsageError(f"the device {name!r} cannot be used ({reason}): take cpu, or cuda where "

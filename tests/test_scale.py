@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import train
 from support.checkpoint import read_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, get_device
 from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
@@ -137,6 +138,16 @@ def test_what_does_not_divide_is_explained(tmp_path, flags, message):
     with pytest.raises(UsageError, match=message):
         fit(tmp_path / "out", "--steps", "2", *flags)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_process_works_on_its_own_gpu(monkeypatch):
+    """Without set_device FSDP2 and Triton would use the first one in every process."""
+    own = []
+    monkeypatch.setattr(torch.cuda, "set_device", own.append)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device, **__: SimpleNamespace(
+        item=lambda: 0.0, is_cuda=True, device=torch.device(device)))
+    assert get_device("cuda:3") == torch.device("cuda:3")
+    assert own == [torch.device("cuda:3")]
 
 
 def test_recomputed_activations_are_the_same_bits(tmp_path):
