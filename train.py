@@ -51,6 +51,7 @@ from support.scale import (
     part,
     recompute,
     total,
+    wait,
     whole,
     world,
 )
@@ -321,6 +322,7 @@ def main(argv=None):
                 "args": vars(args) | {"data": absolute(args.data)},
                 "versions": {"python": platform.python_version(),
                              "torch": str(torch.__version__)}})
+        wait()                                         # torchrun ends all when one has ended
         last_saved = step
 
     per_step = args.batch_tokens // args.seq_len

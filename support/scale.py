@@ -43,6 +43,11 @@ def total(*values):
     return x.tolist()
 
 
+def wait():
+    """Wait until all processes are here."""
+    total(0)
+
+
 def distribute(model, shard, device):
     """Leave each process its part of the model, in place. Raises UsageError for groups that differ.
 
