@@ -103,7 +103,9 @@ class Log:
         self.rewrite()
 
     def line(self, row):
-        return "\t".join(f"{row[c]:.6g}" if c in row else "" for c in self.columns) + "\n"
+        # Steps are whole beyond a million, too.
+        row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
+        return "\t".join(row.get(c, "") for c in self.columns) + "\n"
 
     def rewrite(self):
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")

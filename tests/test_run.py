@@ -89,6 +89,13 @@ def test_a_full_disk_costs_no_row(tmp_path, monkeypatch, capsys):
     assert rows == [{"step": 1, "loss": 2.5}, {"step": 2}, {"step": 3, "loss": 1.5}, {"step": 4}]
     assert bad == 0
 
+def test_steps_beyond_a_million_keep_their_digits(tmp_path):
+    log = Log(tmp_path / "log.tsv", ("step", "loss"))
+    log.add({"step": 1_234_567, "loss": 1.23456789})
+    rows, _ = read_rows(log.text)
+    assert rows == [{"step": 1_234_567, "loss": 1.23457}]
+    assert Log(tmp_path / "log.tsv", ("step", "loss"), rows).text == log.text
+
 # ------------------------------------------------------------------------- the folder's lock
 
 def test_a_folder_in_use_names_the_process(run):
