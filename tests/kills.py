@@ -109,10 +109,11 @@ def main():
             run = Torchrun(args.processes, flags)
             began = run.wait_for_steps()
             time.sleep(random.uniform(0, 1.0) if began else 0)
-            if began and run.process.poll() is None:
+            killed = began and run.process.poll() is None
+            if killed:
                 run.kill()
             _, errors = run.process.communicate(timeout=120)
-            killed, wrong = run.process.returncode != 0, "error: " in errors
+            wrong = "error: " in errors or not killed and run.process.returncode != 0
         else:
             line = line + 1 if kills % 2 else line
             pid = start_one(flags, line if kills % 2 else None)
