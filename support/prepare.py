@@ -33,6 +33,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, cli, clock, stop_requests
 from support.documents import find_files, place, read, text_of
+from support.run import Lock
 from support.shards import append, is_finished, open_folder, save, write_file
 from support.tokens import get_tokenizer
 
@@ -174,8 +175,10 @@ def main(argv=None):
                          "0 or more")
 
     get_tokenizer(args.tokenizer)                      # downloaded once, not by each process
-    state = open_folder(args, find_files(args.files, Path(args.out)))
-    run(args, state)
+    files = find_files(args.files, Path(args.out))
+    with Lock(Path(args.out), ".lock"):                # hidden, so that train.py leaves it out
+        state = open_folder(args, files)
+        run(args, state)
     if not state["tokens"]:
         raise UsageError(f"{' '.join(args.files)} holds no documents")
     if args.books is None:

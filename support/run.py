@@ -67,12 +67,12 @@ class Lock:
     Raises UsageError if another process holds it, or if a file of a run is a link there.
     """
 
-    def __init__(self, out):
+    def __init__(self, out, lock="lock"):
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("ckpt.pt", "log.tsv", "lock"):
+        for name in ("ckpt.pt", "log.tsv", lock):
             if (out / name).is_symlink():
                 raise UsageError(f"{out / name} is a link: name another --out")
-        self.path = out / "lock"
+        self.path = out / lock
         self.lock = filelock.FileLock(self.path, timeout=0)
 
     def __enter__(self):

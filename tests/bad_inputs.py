@@ -130,7 +130,7 @@ def run(main, argv, seconds=20):
 
 
 def contents():
-    return {p: p.read_bytes() for p in Path().rglob("*") if p.is_file() and p.name != "lock"}
+    return {p: p.read_bytes() for p in Path().rglob("*") if p.is_file() and "lock" not in p.name}
 
 
 def main():

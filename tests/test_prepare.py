@@ -14,6 +14,7 @@ import pytest
 
 from support import prepare
 from support.cli import UsageError
+from support.run import Lock
 from support.tokens import get_tokenizer, read_bin
 from tests.helpers import ROOT, fit
 
@@ -242,6 +243,12 @@ def test_flags_are_checked(corpus, tmp_path, flags):
 
 
 # ------------------------------------------------------------------------------- continuing
+
+def test_a_folder_that_another_process_fills_is_left_alone(corpus, tmp_path):
+    with Lock(tmp_path / "out", ".lock"), pytest.raises(UsageError, match="in use by process"):
+        run(tmp_path / "out", corpus)
+    run(tmp_path / "out", corpus)
+
 
 def test_after_a_damaged_file_is_repaired_the_same_command_goes_on(corpus, tmp_path):
     run(tmp_path / "whole", corpus)
