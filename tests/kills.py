@@ -109,11 +109,12 @@ def main():
             run = Torchrun(args.processes, flags)
             began = run.wait_for_steps()
             time.sleep(random.uniform(0, 1.0) if began else 0)
-            killed = began and run.process.poll() is None
-            if killed:
+            shot = began and run.process.poll() is None
+            if shot:
                 run.kill()
             _, errors = run.process.communicate(timeout=120)
-            wrong = "error: " in errors or not killed and run.process.returncode != 0
+            killed = run.process.returncode != 0
+            wrong = "error: " in errors or killed and not shot
         else:
             line = line + 1 if kills % 2 else line
             pid = start_one(flags, line if kills % 2 else None)
