@@ -130,6 +130,8 @@ def get_args(argv=None):
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume:
+        if args.init:
+            raise UsageError("--resume goes on with its own weights: leave --init out")
         path = Path(args.out) / "ckpt.pt"
         if not path.exists():
             raise UsageError(f"{path} does not exist: leave --resume out to start a run")

@@ -52,6 +52,7 @@ TRAIN = [
     "--out shape --resume --steps 9", "--out out --resume --steps 9 --psi 3",
     "--out moved --resume --steps 9", NEW + "--init half/ckpt.pt", NEW + "--init nowhere.pt",
     NEW + "--init out/ckpt.pt --psi 3", "--out new --data text.txt --resume --force",
+    "--out out --resume --init out/ckpt.pt",
 ]
 ABCDIGITS = [
     "--ckpt nowhere.pt", "--ckpt half/ckpt.pt", "--ckpt nan/ckpt.pt", "--lengths 3",
