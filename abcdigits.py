@@ -208,6 +208,8 @@ def main():
         return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
 
     T_train = ckpt["args"]["seq_len"]
+    if ckpt["args"]["data"] != ["abcdigits"]:
+        print(f"{args.ckpt} was trained on {' '.join(ckpt['args']['data'])}, not on abcdigits")
     fill_grid(args, model, tokenizer, T_train, "abcdigits", digits, get_prompts)
 
 

@@ -167,9 +167,9 @@ def passes(args, processes):
     if args.batch_tokens % at_once:
         below = args.batch_tokens // at_once * at_once
         near = f"{below} or {below + at_once}" if below else at_once
-        raise UsageError(f"--batch-tokens {args.batch_tokens}: a pass has {args.batch_size} x "
-                         f"{args.seq_len} x {processes} = {at_once} tokens, sequences x their "
-                         f"length x processes: take {near}")
+        raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {at_once} "
+                         f"({args.batch_size} sequences x {args.seq_len} tokens x {processes} "
+                         f"processes): take {near}")
     return args.batch_tokens // at_once
 
 
@@ -273,7 +273,7 @@ def main(argv=None):
     size, rest = count_parameters(model)
     distribute(model, args.shard, device)
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
-          f"{device}{f' and {world() - 1} more' if world() > 1 else ''}, "
+          f"{device}{f' in {world()} processes' if world() > 1 else ''}, "
           f"{'bfloat16' if bf16 else 'float32'}")
 
     # The data.
@@ -333,6 +333,8 @@ def main(argv=None):
           f"{args.batch_tokens:,} tokens")
     if screening:
         print(screening)
+    if ckpt:
+        print(f"going on at step {step}" if args.resume else f"weights from {args.init}")
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
 

@@ -77,23 +77,29 @@ def draw_sweep(plt, results, n_vocab, path):
     save_figure(fig, path)
 
 
+def model_flags(name, psi):
+    """The flags of a model; a Transformer's size is in its name."""
+    return ["--model", name, *(["--psi", psi] if name.startswith("multiscreen") else [])]
+
+
 def main():
     p = Parser(__doc__)
     p.add_argument("--models", nargs="+", default=MODELS,
                    help=f"models as train.py names them [{' '.join(MODELS)}]")
     p.add_argument("--exponents", nargs="+", type=int, default=[*range(-14, 1, 2)],
                    help="e of the learning rates 2^e (paper: -14 to 0) [-14 -12 -10 -8 -6 -4 -2 0]")
+    p.add_argument("--psi", type=int, default=5, help="size of Multiscreen (paper: 16) [5]")
     args, flags = parse_flags(p, "out/lr_sweep", steps=200, paper_steps=65536, own=["--lr"],
                               seeds="runs at each rate, 1 with QKNorm (paper: 3)")
     if not all(-60 <= e <= 60 for e in args.exponents):
         raise UsageError(f"--exponents {args.exponents}: exponents from -60 to 60")
-    flags = ["--psi", 5, "--seq-len", 128, "--batch-size", 8, "--log-every", 2,
+    flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 2,
              "--warmup", args.steps // 16, *flags]
 
     # A wrong name or flag ends here, before the first run.
     sizes = {}
     for name in args.models:
-        sizes[name], rest = parameters_of("--model", name, *flags)
+        sizes[name], rest = parameters_of(*model_flags(name, args.psi), *flags)
         print(f"{name}: {sizes[name]:,} parameters, {rest:,} of them non-embedding")
     train_args, _ = train.get_args([str(f) for f in flags])
     n_vocab = get_tokenizer(train_args.tokenizer).n_vocab
@@ -108,7 +114,7 @@ def main():
     for name in seeds:
         for e in exponents:
             out = Path(args.out) / f"{name.replace(':', '_')}-{e}"
-            results[name][e] = run_seeds(out, "--model", name, *flags, "--lr", 2.0**e,
+            results[name][e] = run_seeds(out, *model_flags(name, args.psi), *flags, "--lr", 2.0**e,
                                          steps=args.steps, seeds=seeds[name], progress=progress)
 
     # The table: a row for each rate.

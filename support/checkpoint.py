@@ -102,7 +102,7 @@ def read_checkpoint(path, device="cpu"):
         raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
                          f"{', '.join(sorted(missing))}")
     for name, kind in KEYS.items():
-        if type(ckpt[name]) is not kind or kind is int and ckpt[name] < 0:
+        if not isinstance(ckpt[name], kind) or kind is int and ckpt[name] < 0:
             raise UsageError(f"{path} is damaged: {name} is {str(ckpt[name])[:40]!r}")
     return ckpt
 

@@ -39,7 +39,7 @@ def files_of(names):
         has_tokens = any(p.suffix == ".bin" for p in files)
         left_out = 0
         for p in files:
-            if p.suffix == ".bin" or not has_tokens and is_text(p):
+            if p.suffix == ".bin" or not has_tokens and p.suffix != ".jsonl" and is_text(p):
                 yield p, "val" if is_held_out(p, path) else "train"
             else:
                 left_out += 1
@@ -60,6 +60,9 @@ def is_folder(path):
         return True
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path} is neither a file nor a folder: write its text to a file")
+    if ".jsonl" in path.suffixes or path.suffix == ".parquet":
+        raise UsageError(f"{path} holds documents in a format: python -m support.prepare takes "
+                         "them out")
     if not status.st_size and path.suffix != ".bin":
         raise UsageError(f"{path} is empty")
     return False

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-import screening_triton
 from baselines import transformer
 from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
@@ -53,6 +52,9 @@ class Count:
 
 def count(name, config, dtype, batch_size, seq_len):
     """The Count of baselines.build(name, config, dtype) with the fused kernel."""
+    # Here, because not every machine has Triton.
+    import screening_triton
+
     N_L = config.get("N_L")
     one_layer = config | {"N_L": 1 if N_L is None else min(N_L, 1)}
     try:

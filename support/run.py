@@ -33,8 +33,9 @@ def take_flags(parser, argv, ckpt, path, names):
         before, now = (" ".join(x) if name == "data" else x
                        for x in (old[name], getattr(args, name)))
         if before != now:
-            raise UsageError(f"{path} was trained with --{name.replace('_', '-')} {before}: it "
-                             f"cannot be changed to {now}")
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{path} was trained with {flag} {before}, not {now}: leave {flag} "
+                             "out, or start a new run")
     return args
 
 

@@ -104,7 +104,8 @@ def fit(out, *flags, data=None):
     """Train in this process on TEXT, which is written beside `out`; returns the checkpoint."""
     path = out.parent / "text.txt"
     path.write_text(TEXT)
-    train.main([*SMALL, "--data", str(data or path), "--out", str(out), *flags])
+    small = SMALL[2:] if any("transformer" in flag for flag in flags) else SMALL   # no --psi
+    train.main([*small, "--data", str(data or path), "--out", str(out), *flags])
     return read_checkpoint(out / "ckpt.pt")
 
 

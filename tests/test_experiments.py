@@ -78,7 +78,8 @@ def checkpoints(tmp_path_factory):
         args = dict.fromkeys(FIXED) | {"model": name, "seq_len": 16, "kernel": "definition"}
         paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir()
-        save_checkpoint(paths[name], dict.fromkeys(KEYS, 0) | {
+        empty = {key: kind() for key, kind in KEYS.items()}
+        save_checkpoint(paths[name], empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
             "tokenizer": "bytes", "args": args})
     return paths

@@ -217,7 +217,7 @@ def test_init_takes_the_model_and_starts_anew(run, tmp_path):
     assert other["step"] == 1
     for name, p in ckpt["weights"].items():
         torch.testing.assert_close(other["weights"][name], p)
-    with pytest.raises(UsageError, match="trained with --psi 2: it cannot be changed to 3"):
+    with pytest.raises(UsageError, match="trained with --psi 2, not 3: leave --psi out"):
         fit(tmp_path / "tuned3", *flags, "--init", str(out / "ckpt.pt"), "--psi", "3")
 
 def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):

@@ -55,7 +55,7 @@ def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path,
 
     # Two copies. Then one copy shared by two, gone on with by one, and by two again.
     said = finish(torchrun(2, *flags, tmp_path / "two", "--steps", 6))
-    assert "cpu and 1 more" in said
+    assert "cpu in 2 processes" in said
     assert said.count("validation loss") == 1
     shared = tmp_path / "shared"
     finish(torchrun(2, *flags, shared, "--steps", 2, "--shard", 2))
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, text):
 
 @pytest.mark.parametrize("flags, message", [
     (["--shard", "2"], "--shard 2: it must divide the number of processes, 1"),
-    (["--batch-tokens", "500"], "4 x 32 x 1 = 128 tokens: take 384 or 512"),
+    (["--batch-tokens", "500"], "of 128 .4 sequences x 32 tokens x 1 processes.: take 384 or 512"),
     (["--batch-tokens", "60"], "take 128"), (["--batch-tokens", "0"], "at least 1")])
 def test_what_does_not_divide_is_explained(tmp_path, flags, message):
     with pytest.raises(UsageError, match=message):
