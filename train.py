@@ -404,7 +404,6 @@ def main(argv=None):
                     row["base"] = train_data.base
                     row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
                     shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
-
                 print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
 
             # The log's row comes before the checkpoint, which holds the log.

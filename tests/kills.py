@@ -119,7 +119,7 @@ def main():
             line = line + 1 if kills % 2 else line
             pid = start_one(flags, line if kills % 2 else None)
             if kills % 2 == 0:
-                time.sleep(random.uniform(0, 0.8))
+                time.sleep(random.uniform(0, 3.0))
                 os.kill(pid, signal.SIGKILL)
             status = os.waitpid(pid, 0)[1]
             killed, wrong = os.WIFSIGNALED(status), os.WIFEXITED(status) and os.WEXITSTATUS(status)
