@@ -18,6 +18,7 @@ import support  # noqa: F401  (first: Ctrl-C while PyTorch is imported is one li
 import math
 import platform
 import time
+from argparse import BooleanOptionalAction
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -104,9 +105,9 @@ def get_parser():
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed "
          "(screen_windowed), triton (the fused kernel), or auto: the fastest that can run here and "
          "agrees with the definition", choices=["auto", "definition", "windowed", "triton"])
-    p.add_argument("--compile", action="store_true",
+    p.add_argument("--compile", action=BooleanOptionalAction, default=False,
                    help="torch.compile the layers (needs a C++ compiler on a CPU)")
-    p.add_argument("--recompute", action="store_true",
+    p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="compute a layer's activations again in backward: less memory, more time")
     flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
     flag("--log-every", 10, "steps between printed lines")
@@ -300,6 +301,7 @@ def main(argv=None):
         load_random_state(ckpt["random_state"], out / "ckpt.pt")       # for your dropout
         if is_abcdigits:
             train_data.learned = ckpt.get("learned", 0)
+        del ckpt["weights"], ckpt["optimizer"]         # 12 bytes a parameter
     last_saved = step
 
     def check(**values):
@@ -342,6 +344,8 @@ def main(argv=None):
     with Lock(out) if rank() == 0 else nullcontext(), stop_requests() as stop:
         path, log = out / "ckpt.pt", None
         if rank() == 0:
+            if not args.resume and not args.force:
+                refuse_other_run(out)                  # another may have begun and ended meanwhile
             path, log = open_run(out, ckpt if args.resume else None, COLUMNS)
         started = time.perf_counter()
         first, stopping = step, 0

@@ -1,6 +1,7 @@
 """What every script shares: flags, one-line errors, exit codes, signals, devices."""
 import argparse
 import os
+import re
 import signal
 import sys
 import time
@@ -56,6 +57,10 @@ def cli(main):
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except (MemoryError, torch.OutOfMemoryError):
         fail("out of memory: take a smaller --batch-size, --seq-len or model")
+    except RuntimeError as e:
+        if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
+            raise
+        fail("another process has ended")
     except KeyboardInterrupt as e:
         if not rank():
             print(*e.args or ["stopped"], file=sys.stderr)

@@ -85,7 +85,7 @@ def is_held_out(path, root):
 
     root: the folder that --data names, or that of the file. The folders above have no say.
     """
-    if "val" in (root.name, *path.relative_to(root).parts[:-1]):
+    if "val" in (root.resolve().name, *path.relative_to(root).parts[:-1]):
         return True
     return path.suffix == ".bin" and "val" in path.stem.split("_")
 

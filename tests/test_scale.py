@@ -1,5 +1,4 @@
 """Several processes: the same numbers as one, and all stop together."""
-import math
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import train
+from multiscreen import GatedScreeningTiles
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError, get_device
 from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
@@ -49,7 +49,7 @@ def text(tmp_path):
     return tmp_path / "text.txt"
 
 
-def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path, text):
+def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_path, text):
     whole = fit(tmp_path / "one", "--steps", "6", *STEP)
     flags = ["--data", text, "--out"]
 
@@ -61,6 +61,12 @@ def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path,
     finish(torchrun(2, *flags, shared, "--steps", 2, "--shard", 2))
     train.main(["--resume", "--out", str(shared), "--steps", "4"])
     finish(torchrun(2, *flags, shared, "--steps", 6, "--shard", 2, "--resume", "--recompute"))
+
+    # Four: two copies, each shared by two.
+    four = tmp_path / "four"
+    finish(torchrun(4, *flags, four, "--steps", 2, "--shard", 2, "--batch-size", 2))
+    for row, expected in zip(losses(four), losses(tmp_path / "one")[:2], strict=True):
+        assert row == pytest.approx(expected, rel=2e-4)
 
     for out in (tmp_path / "two", shared):
         for row, expected in zip(losses(out), losses(tmp_path / "one"), strict=True):
@@ -165,8 +171,18 @@ def test_a_process_works_on_its_own_gpu(monkeypatch):
     assert own == [torch.device("cuda:3")]
 
 
-def test_recomputed_activations_are_the_same_bits(tmp_path):
-    a = fit(tmp_path / "a", "--steps", "3")
-    b = fit(tmp_path / "b", "--steps", "3", "--recompute")
+def test_recomputed_activations_are_the_same_bits(tmp_path, monkeypatch):
+    calls, gate = [], GatedScreeningTiles.gate
+
+    def counted(self, x):
+        calls.append(torch.is_grad_enabled())
+        return gate(self, x)
+
+    monkeypatch.setattr(GatedScreeningTiles, "gate", counted)
+    flags = ["--steps", "3", "--eval-every", "99"]
+    a = fit(tmp_path / "a", *flags)
+    once = sum(calls)
+    b = fit(tmp_path / "b", *flags, "--recompute")
     assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
-    assert not math.isnan(losses(tmp_path / "b")[-1][1])
+    assert sum(calls) - 2 * once == 2 * 3              # once more in each layer and step
+
