@@ -62,21 +62,33 @@ def value_and_gradients(f, *x, dtype=None):
     return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
 
 
+def check_case(T, dtype):
+    """(the largest errors of h, dq, dk, dv, dw, dr over the largest value, the same bits twice)"""
+    x = draw_inputs(T, WINDOWS, dtype)
+    exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)
+    first, second = (value_and_gradients(screen, *x) for _ in range(2))
+    errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
+    return errors, all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def objection(errors, same, limit):
+    """What is wrong with a case, or None."""
+    if not all(e < limit for e in errors):                                  # a NaN fails, too
+        return f"the kernel is wrong by more than {limit}"
+    if not same:
+        return "the kernel gave other bits the second time"
+
+
 def check_kernel():
     """Print the errors, a line for each length and type of v; raise UsageError for a wrong one."""
     print("largest error over largest value, against screen_windowed in float64")
     print(f"{'T':>7}{'v':>10}{'h':>9}{'dq':>9}{'dk':>9}{'dv':>9}{'dw':>9}{'dr':>9}")
     for T in LENGTHS:
         for dtype, limit in LIMITS.items():
-            x = draw_inputs(T, WINDOWS, dtype)
-            exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)
-            first, second = (value_and_gradients(screen, *x) for _ in range(2))
-            errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
+            errors, same = check_case(T, dtype)
             print(f"{T:>7}{str(dtype)[6:]:>10}" + "".join(f"{e:9.1e}" for e in errors), flush=True)
-            if not all(e < limit for e in errors):                          # a NaN fails, too
-                raise UsageError(f"the kernel is wrong by more than {limit}")
-            if not all(torch.equal(a, b) for a, b in zip(first, second)):
-                raise UsageError("the kernel gave other bits the second time")
+            if wrong := objection(errors, same, limit):
+                raise UsageError(wrong)
 
 
 def main():

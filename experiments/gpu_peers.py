@@ -1,0 +1,60 @@
+"""What the fused kernel is measured against: attention, and stock PyTorch's way to screening."""
+from functools import partial
+
+import torch
+import torch._dynamo
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from baselines.transformer import SIZES
+from multiscreen import softmask, trim
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+# The Transformer of the size of psi = 48: half as many layers.
+N_L, HEADS, _ = SIZES["1.3B"]
+HEAD = 128
+
+
+def attention(backend, q, k, v):
+    with sdpa_kernel(BACKENDS[backend]):
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def attentions():
+    """{backend: causal attention of q, k, v with it}."""
+    return {name: partial(attention, name) for name in BACKENDS}
+
+
+def causal_work(T):
+    """(operations, bytes) of a layer of the Transformer, forward and backward."""
+    return [(2 * HEADS * HEAD * T**2, 8 * HEADS * HEAD * T),
+            (5 * HEADS * HEAD * T**2, 16 * HEADS * HEAD * T)]
+
+
+def flex_screen(T, w, compiled=True):
+    """A function (q, k, v, w, r) that screens with FlexAttention. T: a multiple of 128.
+
+    A softmax of log alpha_d is alpha_d over its sum, and exp(lse) is that sum: relevances are at
+    least 0, so the product of the two is Eq. 12. Below 1e-30 a relevance counts as 1e-30. q and k
+    are cast to v's dtype, as FlexAttention wants. The block mask is made here, once, from the
+    windows w (H,): while they are trained it must be made again after each step.
+    """
+    def inside(b, h, i, j):
+        return (j <= i) & (i - j < edges[h])
+
+    edges = w.detach()
+    block_mask = create_block_mask(inside, None, len(w), T, T, device=w.device, _compile=compiled)
+    if compiled:
+        torch._dynamo.config.recompile_limit = 64      # a graph for each T
+    flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+
+    def screen(q, k, v, w, r):
+        def score(s, b, h, i, j):
+            return (trim(s, r[h]) * softmask(j - i, w[h])).clamp(min=1e-30).log()
+
+        u, lse = flex(q.to(v.dtype), k.to(v.dtype), v, score_mod=score, block_mask=block_mask,
+                      scale=1.0, return_lse=True)
+        return (u * lse.exp()[..., None]).to(v.dtype)
+
+    return screen
