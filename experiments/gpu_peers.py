@@ -7,13 +7,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from baselines.transformer import SIZES
 from multiscreen import softmask, trim
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-# The Transformer of the size of psi = 48: half as many layers.
-N_L, HEADS, _ = SIZES["1.3B"]
-HEAD = 128
 
 
 def attention(backend, q, k, v):
@@ -24,12 +20,6 @@ def attention(backend, q, k, v):
 def attentions():
     """{backend: causal attention of q, k, v with it}."""
     return {name: partial(attention, name) for name in BACKENDS}
-
-
-def causal_work(T):
-    """(operations, bytes) of a layer of the Transformer, forward and backward."""
-    return [(2 * HEADS * HEAD * T**2, 8 * HEADS * HEAD * T),
-            (5 * HEADS * HEAD * T**2, 16 * HEADS * HEAD * T)]
 
 
 def flex_screen(T, w, compiled=True):

@@ -6,14 +6,8 @@ First it runs experiments.kernel_check. A wrong kernel is not timed.
 
 Then a layer's screening at Psi = 48: 48 tiles at their initial windows (2 to 257), d_K = 16,
 d_V = 64, one sequence, values in bfloat16. Beside it: other ways to compute the same, and causal
-attention of the paper's 1.3B Transformer (16 heads of 128; it has half as many layers). For N
-query-key pairs in the windows:
-
-                          forward             backward
-    operations            2 N (K + V)         2 N (2K + V) for dq, 2 N (2K + 2V) for dk and dv
-    bytes per position    384: q, k, v, h     1024: q, k, v, dh twice, and dq, dk, dv
-
-An operation counts once, however many parts its operands have. So with T = 2^17, for one tile:
+attention of the paper's 1.3B Transformer (16 heads of 128; it has half as many layers). Operations
+and bytes are counted in experiments/kernel_work.py. With T = 2^17, for one tile:
 
     w = 256               N = T w             5.4e9 operations,   48 MiB
     dense (`screen`)      all T^2 pairs       2.7e12 operations, 64 GiB for its relevances
@@ -31,8 +25,16 @@ import time
 
 import torch
 
-from experiments.gpu_peers import HEAD, HEADS, attentions, causal_work
+from experiments.gpu_peers import attentions
 from experiments.kernel_check import check_kernel, draw_inputs, randn, require_gpu
+from experiments.kernel_work import (
+    HEAD,
+    HEADS,
+    causal_work,
+    initial_windows,
+    pairs_inside,
+    screening_work,
+)
 from multiscreen import screen as dense
 from multiscreen import screen_windowed
 from screening_triton import screen, triton
@@ -42,11 +44,6 @@ if triton is not None:
     from triton.testing import do_bench
 
 LENGTHS = [2**n for n in range(10, 18)]
-
-
-def initial_windows(n=48):
-    """The windows of a layer of n tiles before training."""
-    return [math.exp(s) + 1 for s in torch.linspace(0, math.log(256), n).tolist()]
 
 
 def median(f):
@@ -95,18 +92,6 @@ def roofline():
     a, b = randn(8192, 8192), randn(8192, 8192)
     x = randn(2**28, dtype=torch.float32)
     return 2 * 8192**3 / median(lambda: a @ b), 2 * 2**30 / median(lambda: x.add_(1))
-
-
-def pairs_inside(T, w):
-    """How many query-key pairs of a sequence of T lie in the windows w of a layer."""
-    # The queries that see a key d back are T - d, for d = 0 .. n - 1 where the window is n.
-    n_inside = [min(math.ceil(width), T) for width in w]
-    return sum(n * T - n * (n - 1) // 2 for n in n_inside)
-
-
-def screening_work(T, H, pairs):
-    """(operations, bytes) of a layer of H tiles, forward and backward."""
-    return [(160 * pairs, 384 * H * T), (512 * pairs, 1024 * H * T)]
 
 
 def projections_time(T):
