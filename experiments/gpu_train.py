@@ -1,0 +1,110 @@
+"""The part `train` of experiments.gpu: tokens per second, utilisation and memory of training.
+
+A step is that of train.py: forward, backward, gradient norm, AdamW; the tokens are random.
+"""
+import statistics
+import time
+
+import torch
+
+from baselines import count_parameters, recipe
+from experiments import kernel_benchmark as bench
+from experiments import kernel_check
+from experiments.gpu_report import run_steps
+from experiments.kernel_work import pairs_inside
+from experiments.timing import random_model
+from multiscreen import window
+from support.checkpoint import has_windows
+from support.kernel import compile_layers
+
+# (Multiscreen's psi, Transformer, sequences in a step)
+SIZES = [(16, "45M", 16), (32, "353M", 8)]
+LENGTH, VOCABULARY, REPEATS = 4096, 50257, 10
+
+
+def train(report, tell):
+    report.section("train: one step of training", f"{LENGTH:,} tokens in a sequence, bfloat16 "
+                   "products, compiled. Utilisation: the operations of the model, without what "
+                   "is computed twice, over what a bfloat16 product of 8192^3 did meanwhile.")
+    measure = Measure(report)
+    steps = [("the roofline", 0, measure.roofline)]
+    for psi, size, batch in SIZES:
+        pair = {"multiscreen": {"psi": psi}, f"transformer:{size}": {}}
+        steps += [(f"{name} {config or ''}".strip(), 15, measure.step(name, config, batch))
+                  for name, config in pair.items()]
+    run_steps([*steps, ("the ratios", 0, measure.ratios)], report, tell)
+
+
+class Measure:
+    def __init__(self, report):
+        self.rates = {}
+        self.table = report.table("Training", ["model", "parameters", "sequences", "ms a step",
+                                               "tokens/s", "utilisation", "peak memory, GiB"])
+
+    def roofline(self, report):
+        self.operations, _ = bench.roofline()
+        report.note(f"{self.operations / 1e9:.0f} TFLOP/s (bfloat16, 8192^3)")
+
+    def step(self, name, config, batch):
+        def step(report):
+            cuda = kernel_check.DEVICE == "cuda"
+            model = random_model(name, config | {"vocab_size": VOCABULARY},
+                                 torch.device(kernel_check.DEVICE))
+            compile_layers(model)
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            seconds = step_seconds(model, recipe(name), batch, LENGTH, REPEATS)
+            memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+            rate = self.rates[name, batch] = batch * LENGTH / seconds
+            use = operations(model, LENGTH) * rate / (1e3 * self.operations)
+            label = f"{name} {config or ''}".strip()
+            self.table.add(label, count_parameters(model)[0], batch, 1e3 * seconds, rate, use,
+                           memory)
+
+        return step
+
+    def ratios(self, report):
+        table = report.table("Tokens per second, Multiscreen's over the Transformer's",
+                             ["psi", "Transformer", "measured", "target"])
+        for psi, size, batch in SIZES:
+            ours = self.rates.get(("multiscreen", batch))
+            theirs = self.rates.get((f"transformer:{size}", batch))
+            if ours and theirs:
+                table.add(psi, size, ours / theirs, "1" if size == SIZES[0][1] else "")
+
+
+def step_seconds(model, recipe, batch, T, repeats):
+    """Median seconds of a step of train.py on random tokens, after 3 that do not count."""
+    device = model.W_E.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"] / 100, betas=(0.9, 0.95),
+                                  weight_decay=recipe["weight_decay"], fused=True)
+    times = []
+    for _ in range(3 + repeats):
+        x = torch.randint(model.config.vocab_size, (batch, T + 1), device=device)
+        began = time.perf_counter()
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        loss.backward()
+        loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"] or float("inf"))
+        norm.item()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[3:])
+
+
+def operations(model, T):
+    """Of a forward and a backward pass, per token: 6 for each weight of a product, and the pairs.
+
+    A pair costs 2 (K + V) forward and twice that backward, in a window or in the past.
+    """
+    weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    c = model.config
+    if has_windows(model):
+        w = torch.cat([window(tile.s_w.detach()) for tile in model.layers]).tolist()
+        per_pair, pairs = 6 * (c.d_K + c.d_V), pairs_inside(T, w)
+    else:
+        per_pair, pairs = 12 * c.d_E, c.N_L * T * (T + 1) // 2
+    return 6 * weights + per_pair * pairs / T
