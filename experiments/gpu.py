@@ -22,7 +22,6 @@ import platform
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from support.cli import Parser, UsageError, check_writable, cli
 # The parts, the most important first, and their shares of the time.
 PARTS = {"check": (check, 3), "kernel": (kernel, 4), "model": (model, 4), "train": (train, 3),
          "layer": (layer, 2)}
+START = "spawn"                                        # CUDA cannot be forked
 WRONG = 3                                              # exit code of a part: the kernel is wrong
 
 
@@ -61,7 +61,7 @@ def describe():
     code = sha256(b"".join((ROOT / name).read_bytes()
                            for name in ("multiscreen.py", "screening_triton.py"))).hexdigest()
     return [("command", " ".join(["python -m experiments.gpu", *sys.argv[1:]])),
-            ("date", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"),
+            ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
             ("GPU, driver, memory, clock, power", query),
             ("torch, CUDA, triton, python",
              ", ".join([torch.__version__, str(torch.version.cuda),
@@ -71,11 +71,11 @@ def describe():
             ("SHA-256 of multiscreen.py and screening_triton.py", code[:16])]
 
 
-def run_part(name, path, seconds, pipe):
+def run_part(part, path, seconds, pipe):
     """One part, in a process of its own. pipe: where the names go of what is not done yet."""
     report = Report(path, seconds)
     try:
-        PARTS[name][0](report, pipe.send)
+        part(report, pipe.send)
     except UsageError as e:
         report.note(f"Stopped: {e}")
         sys.exit(WRONG)
@@ -84,12 +84,13 @@ def run_part(name, path, seconds, pipe):
 def run_parts(names, path, seconds):
     """Run parts one after the other. Each has its share of what is left of the time."""
     end = time.monotonic() + seconds
-    spawn = multiprocessing.get_context("spawn")       # CUDA cannot be forked
+    context = multiprocessing.get_context(START)
     for n, name in enumerate(names):
         left = end - time.monotonic()
-        limit = left * PARTS[name][1] / sum(PARTS[other][1] for other in names[n:])
-        ours, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=run_part, args=(name, path, 0.85 * limit, theirs))
+        part, share = PARTS[name]
+        limit = left * share / sum(PARTS[other][1] for other in names[n:])
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=run_part, args=(part, path, 0.85 * limit, theirs))
         process.start()
         process.join(limit)
         killed = process.is_alive()
@@ -113,8 +114,7 @@ def run_parts(names, path, seconds):
         if missing and (killed or process.exitcode):
             report.note(did_not_fit(missing))
         if process.exitcode == WRONG:
-            report.note(f"A wrong kernel is not timed. Not run: {', '.join(names[n + 1:])}."
-                        if names[n + 1:] else "A wrong kernel is not timed.")
+            report.note(f"Not run, because of the kernel: {', '.join(names[n + 1:]) or '-'}.")
             raise UsageError(f"the kernel is wrong: see {path}")
 
 

@@ -39,7 +39,8 @@ def check(report, tell):
         for tool in ("memcheck", "racecheck"):
             command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c",
                        SMALL]
-            steps.append((f"compute-sanitizer {tool}", 10, command_step(tool, command)))
+            name = f"compute-sanitizer {tool}"
+            steps.append((name, 10, command_step(name, command)))
     else:
         report.note("compute-sanitizer is not here.")
     steps.append(("the tests of the kernel", 20, command_step("the tests of the kernel", TESTS)))
