@@ -27,7 +27,7 @@ def initial_windows(n=48):
 def pairs_inside(T, w):
     """How many query-key pairs of a sequence of T lie in the windows w of a layer."""
     # The queries that see a key d back are T - d, for d = 0 .. n - 1 where the window is n.
-    n_inside = [min(math.ceil(width), T) for width in w]
+    n_inside = [math.ceil(min(width, T)) for width in w]
     return sum(n * T - n * (n - 1) // 2 for n in n_inside)
 
 
