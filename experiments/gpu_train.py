@@ -1,9 +1,5 @@
-"""The part `train` of experiments.gpu: tokens per second, utilisation and memory of training.
-
-A step is that of train.py: forward, backward, gradient norm, AdamW; the tokens are random.
-"""
+"""The part `train` of experiments.gpu: tokens per second, utilisation and memory of training."""
 import statistics
-import time
 
 import torch
 
@@ -13,6 +9,7 @@ from experiments import kernel_check
 from experiments.gpu_report import run_steps
 from experiments.kernel_work import pairs_inside
 from experiments.timing import random_model
+from experiments.training_step import get_step
 from multiscreen import window
 from support.checkpoint import has_windows
 from support.kernel import compile_layers
@@ -30,7 +27,7 @@ def train(report, tell):
     steps = [("the roofline", 0, measure.roofline)]
     for psi, size, batch in SIZES:
         pair = {"multiscreen": {"psi": psi}, f"transformer:{size}": {}}
-        steps += [(f"{name} {config or ''}".strip(), 15, measure.step(name, config, batch))
+        steps += [(f"{name} {config or ''}".strip(), 15, measure.train(name, config, batch))
                   for name, config in pair.items()]
     run_steps([*steps, ("the ratios", 0, measure.ratios)], report, tell)
 
@@ -45,15 +42,17 @@ class Measure:
         self.operations, _ = bench.roofline()
         report.note(f"{self.operations / 1e9:.0f} TFLOP/s (bfloat16, 8192^3)")
 
-    def step(self, name, config, batch):
-        def step(report):
+    def train(self, name, config, batch):
+        """A step of the report: time steps of training of one model, 3 more that do not count."""
+        def run(report):
             cuda = kernel_check.DEVICE == "cuda"
             model = random_model(name, config | {"vocab_size": VOCABULARY},
                                  torch.device(kernel_check.DEVICE))
             compile_layers(model)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
-            seconds = step_seconds(model, recipe(name), batch, LENGTH, REPEATS)
+            step = get_step(model, recipe(name), batch, LENGTH)
+            seconds = statistics.median([step() for _ in range(3 + REPEATS)][3:])
             memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
             rate = self.rates[name, batch] = batch * LENGTH / seconds
             use = operations(model, LENGTH) * rate / (1e3 * self.operations)
@@ -61,7 +60,7 @@ class Measure:
             self.table.add(label, count_parameters(model)[0], batch, 1e3 * seconds, rate, use,
                            memory)
 
-        return step
+        return run
 
     def ratios(self, report):
         table = report.table("Tokens per second, Multiscreen's over the Transformer's",
@@ -71,28 +70,6 @@ class Measure:
             theirs = self.rates.get((f"transformer:{size}", batch))
             if ours and theirs:
                 table.add(psi, size, ours / theirs, "1" if size == SIZES[0][1] else "")
-
-
-def step_seconds(model, recipe, batch, T, repeats):
-    """Median seconds of a step of train.py on random tokens, after 3 that do not count."""
-    device = model.W_E.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"] / 100, betas=(0.9, 0.95),
-                                  weight_decay=recipe["weight_decay"], fused=True)
-    times = []
-    for _ in range(3 + repeats):
-        x = torch.randint(model.config.vocab_size, (batch, T + 1), device=device)
-        began = time.perf_counter()
-        loss = model.loss(x[:, :-1], x[:, 1:])
-        loss.backward()
-        loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"] or float("inf"))
-        norm.item()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[3:])
 
 
 def operations(model, T):

@@ -15,6 +15,7 @@ import torch
 
 import screening_triton as fused
 from experiments import (
+    cpu_benchmark,
     gpu,
     gpu_check,
     gpu_kernel,
@@ -29,10 +30,10 @@ from experiments import (
     timing,
 )
 from experiments.gpu_report import Report, run_steps
-from multiscreen import Config, GatedScreeningTiles, Multiscreen, screen, window
+from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, screen, window
 from support.checkpoint import build_model
 from support.cli import UsageError
-from tests.helpers import INF, correlated
+from tests.helpers import INF, correlated, read_table
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
@@ -380,3 +381,38 @@ def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match="unset it"):
         gpu.main()
     assert not (tmp_path / "report.md").exists()
+
+
+# --------------------------------------------------------------------------------- the CPU
+
+def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
+    compiled = []
+    monkeypatch.setattr(cpu_benchmark, "compile_layers", compiled.append)
+    monkeypatch.setattr(cpu_benchmark, "LENGTH", 8)
+    monkeypatch.setattr(sys, "argv", [
+        "cpu_benchmark", "--psi", "2", "--transformer", "1,2,8", "--contexts", "5", "40",
+        "--repeats", "2", "--tokens", "2", "--out", str(tmp_path)])
+    cpu_benchmark.main()
+    rows = read_table(tmp_path / "cpu_benchmark.tsv")
+    assert [(row["what"], row["setting"], row["context"]) for row in rows] == [
+        ("train", "eager", "-"), ("train", "compiled", "-"),
+        *(("decode", s, T) for s in ("initial", "trained-like") for T in ("5", "40"))]
+    assert len(compiled) == 2
+    for row in rows:
+        ratio = float(row["multiscreen"]) / float(row["transformer"])
+        assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
+def test_filled_caches_are_those_of_a_context(name):
+    model = build_model(name, {"psi": 2, "vocab_size": 11})
+    with torch.no_grad():
+        caches = cpu_benchmark.fill_caches(model, 30)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), caches)
+        real = [KeyCache() for _ in model.layers]
+        model.hidden(torch.zeros(1, 30, dtype=torch.int64), real)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), real)
+    for a, b in zip(caches, real):
+        assert (a.first, a.end) == (b.first, b.end) == (0, 31)
+        assert a.k[:, :, :31].shape == b.k[:, :, :31].shape
+        assert a.v[:, :, :31].shape == b.v[:, :, :31].shape
