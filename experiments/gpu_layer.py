@@ -16,8 +16,8 @@ PSI, LENGTH = 48, 2**17
 PRODUCTS = ("gemm", "cutlass", "nvjet", "cublas", "xmma", "triton_tem", "mm_kernel")
 SCREENING = ("_forward", "_split")
 TEXT = f"""One forward pass of one layer, {LENGTH:,} tokens, bfloat16 products, initial windows.
-Counted bytes are those of experiments/layer_bytes.py. Those of `time` are what the memory, at the
-rate measured in this run, could have moved meanwhile."""
+Counted bytes are those of experiments/layer_bytes.py. Bytes in this time: what the memory could
+have moved meanwhile, at the rate measured in this run."""
 
 
 def layer(report, tell):
@@ -32,7 +32,7 @@ class Measure:
     def __init__(self, report):
         self.kinds = report.table(
             "Time by kind", ["layer", "kind", "launches", "ms", "counted bytes per token",
-                             "bytes per token of the time", "least bytes per token"])
+                             "bytes per token in this time", "least bytes per token"])
         self.targets = report.table("Screening over the projections of the layer",
                                     ["layer", "measured", "target"])
 
@@ -60,8 +60,9 @@ class Measure:
             n[kind_of(name)] += 1
         counted = Layer(model.config).ways()
         for kind in ("product", "kernel", "elementwise"):
-            self.kinds.add(way, kind, n[kind], ms[kind], total(counted[way], kind),
-                           round(ms[kind] * self.bytes / LENGTH), total(counted["least"], kind))
+            could = round(ms[kind] * self.bytes / LENGTH) if kind == "elementwise" else None
+            self.kinds.add(way, kind, n[kind], ms[kind], total(counted[way], kind), could,
+                           total(counted["least"], kind))
         if ms["product"]:
             self.targets.add(way, ms["kernel"] / ms["product"], "under 0.2")
         if way == "fused":
@@ -74,7 +75,8 @@ def launches(f):
     with torch.profiler.profile(activities=activities) as profile:
         f()
         torch.cuda.synchronize()
-    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA
+              and not getattr(e, "is_user_annotation", False)]
     events.sort(key=lambda e: e.time_range.start)
     return [(e.name, e.time_range.elapsed_us() / 1e3) for e in events]
 
