@@ -1,6 +1,6 @@
 """Everything that only a GPU can tell, in one command: is the kernel right, and how fast is it?
 
-    python -m experiments.gpu                    all parts, 8 minutes on one H200
+    python -m experiments.gpu                    all parts, in at most 8 minutes
     python -m experiments.gpu --part kernel      one part, with all of the time
 
 OUT/report.md grows while it is measured: the machine, the versions, the commit, every table beside
@@ -81,6 +81,21 @@ def run_part(part, path, seconds, pipe):
         sys.exit(WRONG)
 
 
+def follow(process, pipe, seconds):
+    """(the last message of a process, or None; whether it had to be killed). Waits for its end."""
+    last, end = None, time.monotonic() + seconds
+    try:
+        while pipe.poll(max(end - time.monotonic(), 0)):
+            last = pipe.recv()
+    except (EOFError, OSError):                        # it has ended: nobody else holds the pipe
+        process.join(10)
+    killed = process.is_alive()
+    if killed:
+        process.kill()
+        process.join()
+    return last, killed
+
+
 def run_parts(names, path, seconds):
     """Run parts one after the other. Each has its share of what is left of the time."""
     end = time.monotonic() + seconds
@@ -92,18 +107,9 @@ def run_parts(names, path, seconds):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=run_part, args=(part, path, 0.85 * limit, theirs))
         process.start()
-        process.join(limit)
-        killed = process.is_alive()
-        if killed:
-            process.kill()
-            process.join()
         theirs.close()
-        missing = [name]
-        while ours.poll():
-            try:
-                missing = ours.recv()
-            except EOFError:
-                break
+        missing, killed = follow(process, ours, limit)
+        missing = [name] if missing is None else missing
 
         # What this process could not say itself.
         report = Report(path)

@@ -107,11 +107,12 @@ class Kernel:
 
     def fastest(self, report):
         """Whether the fused kernel is faster than the other ways of screening, where measured."""
-        table = report.table("Slower than the fused kernel", ["way", "at", "target"])
+        table = report.table("Is the fused kernel faster than the other ways of screening?",
+                             ["way", "least ratio", "largest ratio", "faster in", "target"])
         for way in OTHERS:
             ratios = [ms / best for (windows, T, name), times in self.times.items() if name == way
                       for ms, best in zip(times, self.times[windows, T, "fused"])]
             ratios = [x for x in ratios if not math.isnan(x)]
             if ratios:
-                table.add(way, f"{sum(x > 1 for x in ratios)} of {len(ratios)} times; "
-                          f"ratios {min(ratios):.3g} to {max(ratios):.3g}", "all")
+                n = f"{sum(x > 1 for x in ratios)} of {len(ratios)}"
+                table.add(way, min(ratios), max(ratios), n, "all")
