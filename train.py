@@ -48,6 +48,7 @@ from support.scale import (
     distribute,
     gather,
     join,
+    leave,
     own_device,
     part,
     recompute,
@@ -428,6 +429,8 @@ def main(argv=None):
 
     # A sample, where one process holds the model.
     if world() > 1:
+        wait()
+        leave()
         return
     start = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)

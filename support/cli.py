@@ -133,8 +133,9 @@ def stop_requests():
 
     try:
         for s in [getattr(signal, name) for name in names if hasattr(signal, name)]:
-            if signal.getsignal(s) is not signal.SIG_IGN:              # nohup
-                handlers[s] = signal.signal(s, note)
+            handlers[s] = signal.getsignal(s)
+            if names.index(s.name) < 2 or handlers[s] is not signal.SIG_IGN:       # nohup
+                signal.signal(s, note)
         yield stop
     finally:
         for s, handler in handlers.items():

@@ -20,9 +20,15 @@ def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(dist.destroy_process_group)
+        atexit.register(leave)
         if rank():
             sys.stdout = open(os.devnull, "w")
+
+
+def leave():
+    """Part from the other processes."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def world():

@@ -59,7 +59,7 @@ def shards(out, part):
 
 def documents(out, part):
     """The tokens of each document of a part, without the end-of-text."""
-    arrays = [read_bin(out / name, 257) for name in shards(out, part)]
+    arrays = [read_bin(out / name, 257).astype(np.int64) for name in shards(out, part)]
     tokens = np.concatenate(arrays)
     assert tokens[-1] == 256
     return [document[1:].tolist() for document in
