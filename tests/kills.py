@@ -81,7 +81,8 @@ class Torchrun:
 
     def kill(self):
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for pid in listed.read_text().split()[: random.randint(1, 2)][-1:]:    # none if it has ended
+        pids = listed.read_text().split()              # none if the run has just ended
+        for pid in pids[: random.randint(1, 2)][-1:]:
             os.kill(int(pid), signal.SIGKILL)
 
 
