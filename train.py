@@ -39,7 +39,7 @@ from support.checkpoint import (
     save_checkpoint,
 )
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
-from support.files import check_fingerprint, fingerprint
+from support.files import check_fingerprint, files_of, fingerprint
 from support.kernel import compile_layers, get_screen
 from support.memory import refuse_what_cannot_fit
 from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
@@ -279,12 +279,13 @@ def main(argv=None):
           f"{'bfloat16' if bf16 else 'float32'}")
 
     # The data.
-    files = fingerprint(args.data)
+    files = list(files_of(args.data))
+    fingerprints = fingerprint(files)
     if args.resume and "files" in ckpt:
-        check_fingerprint(ckpt["files"], files)
+        check_fingerprint(ckpt["files"], fingerprints)
     elif args.resume:
         print("this older checkpoint does not say what its data was; the order of the data is new")
-    train_data, val_data = get_data(args, tokenizer)
+    train_data, val_data = get_data(args, tokenizer, files)
     is_abcdigits = isinstance(train_data, ABCDigitsStream)
 
     # The optimizer. Weight decay is for matrices only.
@@ -316,14 +317,15 @@ def main(argv=None):
     def save():
         nonlocal last_saved
         mine = sum(part(p.detach()).double().abs().sum().item() for p in model.parameters())
-        check(sum_of_weights=sum(total(mine)))
+        weights_sum, = total(mine)
+        check(sum_of_weights=weights_sum)
         weights, moments = gather(model.state_dict()), gather(optimizer.state_dict())
         if rank() == 0:
             save_checkpoint(path, {
                 "model": args.model, "config": asdict(model.config), "weights": weights,
                 "tokenizer": args.tokenizer, "optimizer": moments,
                 "step": step, "drawn": drawn, "learned": train_data.learned if is_abcdigits else 0,
-                "random_state": torch.get_rng_state(), "log": log.text, "files": files,
+                "random_state": torch.get_rng_state(), "log": log.text, "files": fingerprints,
                 "args": vars(args) | {"data": absolute(args.data)},
                 "versions": {"python": platform.python_version(),
                              "torch": str(torch.__version__)}})

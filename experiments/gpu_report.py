@@ -1,9 +1,9 @@
 """A report that grows while it is measured, and the steps that fill it until the time is over."""
 import math
-import os
 import time
 
 from support.cli import UsageError
+from support.files import replacing
 
 
 class Report:
@@ -45,9 +45,8 @@ class Report:
 
     def write(self):
         shown = [str(block) for block in self.blocks] + [f"* {text}" for text in self.notes]
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        temporary.write_text(self.before + "".join(f"{text}\n\n" for text in shown if text))
-        os.replace(temporary, self.path)
+        with replacing(self.path) as file:
+            file.write((self.before + "".join(f"{text}\n\n" for text in shown if text)).encode())
 
 
 class Table:

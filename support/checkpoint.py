@@ -1,5 +1,4 @@
 """Checkpoints: build a model by name, save it, read it back."""
-import os
 import re
 import sys
 import warnings
@@ -11,6 +10,7 @@ import torch
 import baselines
 from multiscreen import Multiscreen
 from support.cli import UsageError, get_device, rank
+from support.files import replacing
 from support.kernel import get_screen
 from support.scale import part_like, world
 from support.tokens import get_tokenizer
@@ -61,16 +61,11 @@ def scale_rope(model, factor):
 
 
 def save_checkpoint(path, ckpt):
-    """Write to a temporary file, then rename: the file at `path` is whole at any time."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    """Write a checkpoint: the file at `path` is whole at any time."""
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             torch.save(ckpt, file)
-            file.flush()
-            os.fsync(file.fileno())                    # a power cut must not leave an empty file
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as e:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written ({str(e).splitlines()[0]}); the file that was "
                          "there is unchanged") from None
 

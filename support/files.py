@@ -5,6 +5,7 @@ import os
 import stat
 import struct
 import sysconfig
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,14 @@ EDGE = 4096                                            # bytes at each end of a 
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
+    stdlib names the files of Python's own standard library, abcdigits none.
+
     Folders are searched recursively. Of a folder with token files no other file is used: a text
     beside them is what they were made from. Text is read to see that it is UTF-8, one file at a
     time: a caller may stop long before the last.
     """
+    if list(names) == ["abcdigits"]:
+        return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
         return
@@ -188,14 +193,33 @@ def read_bin(path, vocab_size):
     return tokens
 
 
+# ------------------------------------------------------------------------------------ write
+
+@contextmanager
+def replacing(path):
+    """`with replacing(path) as file`: the file at `path` is whole at any time, the old or the new.
+
+    It is written under another name, brought to the disk (a power cut must not leave an empty
+    file), then renamed. An error leaves the old one as it was.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 # ---------------------------------------------------------------------------------- compare
 
-def fingerprint(names):
-    """[absolute path, size, short hash of both ends] of each file that --data names, as lists."""
-    if list(names) == ["abcdigits"]:
-        return []
+def fingerprint(files):
+    """[absolute path, size, short hash of both ends] of each file of `files_of` that is used."""
     found = []
-    for path in (path for path, use in files_of(names) if use):
+    for path in (path for path, use in files if use):
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             ends = file.read(EDGE)

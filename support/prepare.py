@@ -33,8 +33,9 @@ import numpy as np
 
 from support.cli import Parser, UsageError, cli, clock, stop_requests
 from support.documents import find_files, place, read, text_of
+from support.files import replacing
 from support.run import Lock
-from support.shards import append, is_finished, open_folder, save, write_file
+from support.shards import append, is_finished, open_folder, save
 from support.tokens import get_tokenizer
 
 BATCH = 2**18                                          # characters that a process gets at a time
@@ -128,7 +129,8 @@ def run(args, state):
             for after, (parts, books, count) in in_order(pool, args, state):
                 new = {part: append(out, part, state[part], parts[part], size) for part in parts}
                 for n, book in enumerate(books, state["books"]):
-                    write_file(out / f"book_{n:06}.txt", book)
+                    with replacing(out / f"book_{n:06}.txt") as file:
+                        file.write(book)
                 full = any(new[part] // size > state[part] // size for part in parts)
                 new |= {"tokens": state["tokens"] + count, "books": state["books"] + len(books)}
                 state.update(new | after)

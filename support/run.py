@@ -7,6 +7,7 @@ import filelock
 
 from support.checkpoint import FIXED, read_checkpoint
 from support.cli import UsageError
+from support.files import replacing
 
 # The tables and figures that scripts write beside a checkpoint.
 MEASURED = ("abcdigits", "abcdigits_swe", "passkey", "passkey_swe", "long_context", "windows",
@@ -109,9 +110,8 @@ class Log:
         return "\t".join(row.get(c, "") for c in self.columns) + "\n"
 
     def rewrite(self):
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        temporary.write_text(self.text)
-        os.replace(temporary, self.path)
+        with replacing(self.path) as file:
+            file.write(self.text.encode())
 
     def add(self, row):
         """Add a row, a dict of numbers by column."""

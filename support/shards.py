@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError
+from support.files import replacing
 
 FIXED = ("tokenizer", "field", "shard_tokens", "held_out", "books")    # a later start has the same
 MANIFEST = ".prepare.json"                             # hidden, so that train.py leaves it out
@@ -38,6 +39,8 @@ def open_folder(args, files):
     if names[0] != names[1] or before["files"][:done] != state["files"][:done]:
         raise UsageError(f"{out} was begun with other files: take them, or another --out")
     if not is_finished(before):
+        for path in [*out.glob("*.tmp"), *out.glob(".*.tmp")]:
+            path.unlink()
         for part in ("train", "val"):
             cut(out, part, before[part], args.shard_tokens)
     return before | {"files": state["files"]}
@@ -82,14 +85,6 @@ def number_of(path):
     return int(path.stem.split("_")[2])
 
 
-def write_file(path, content):
-    """Write a file that is whole at any time."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    flush(temporary)
-    temporary.replace(path)
-
-
 def flush(path):
     """Bring a file to the disk: a power cut must not leave an empty one."""
     with open(path, "r+b") as file:
@@ -101,7 +96,8 @@ def save(out, state):
     shards = list(out.glob(".data_*.bin"))
     for path in shards:
         flush(path)
-    write_file(out / MANIFEST, json.dumps(state).encode())
+    with replacing(out / MANIFEST) as file:
+        file.write(json.dumps(state).encode())
     full = state["flags"]["shard_tokens"]
     for path in shards:
         least = 1 if is_finished(state) else full      # the last shard of all may be short

@@ -9,7 +9,7 @@ import numpy as np
 import tiktoken
 
 from support.cli import UsageError
-from support.files import at_most_3, files_of, read_bin, read_blocks
+from support.files import at_most_3, read_bin, read_blocks
 from support.stream import ABCDigitsStream
 
 
@@ -122,8 +122,10 @@ class Sequences:
         return self[permute(n, len(self), (seed, epoch))]
 
 
-def get_data(args, tokenizer):
+def get_data(args, tokenizer, files):
     """(training data, validation data) of train.py's flags, after a line about what was found.
+
+    files: the pairs (path, use) of `files_of(args.data)`.
 
     Held out are the files that say so by their names. If there are none: of 20 and more texts every
     twentieth, otherwise the last twentieth of all text; and the last twentieth of each token file.
@@ -132,8 +134,8 @@ def get_data(args, tokenizer):
     if args.data == ["abcdigits"]:
         return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, n) for n in (0, 1))
 
-    name, found = at_most_3(args.data), list(files_of(args.data))
-    train, val, left_out = ([p for p, use in found if use == u] for u in ("train", "val", None))
+    name = at_most_3(args.data)
+    train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
     if not train:
         raise UsageError(f"{name}: nothing is left to train on: val.bin, *_val_*.bin and the files "
                          "in a folder val are held out")

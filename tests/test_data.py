@@ -34,7 +34,7 @@ from support.tokens import Sequences, encode, get_data, get_tokenizer, join, per
 def data_of(*paths, T):
     """(training data, validation data) of `--data PATHS --seq-len T`."""
     args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T)
-    return get_data(args, get_tokenizer("bytes"))
+    return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
 
 
 def write(folder, files):
@@ -299,7 +299,7 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
         "wide", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
         special_tokens={"<|endoftext|>": 6000})
     args = SimpleNamespace(data=[str(tmp_path / "a.bin"), str(tmp_path / "b.txt")], seq_len=16)
-    training, held_out = get_data(args, tokenizer)
+    training, held_out = get_data(args, tokenizer, list(files_of(args.data)))
     sizes = [(len(a), len(b)) for a, b in zip(training.arrays, held_out.arrays)]
     assert sizes == [(9001 - 450, 450), (4750, 250)]
     assert training.arrays[1].astype(int).tolist() == list(range(4750))
@@ -374,7 +374,7 @@ def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monke
 def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_path, monkeypatch):
     write(tmp_path, {"data/a.txt": "a" * 99, "data/val/b.txt": "b", "data/c.pyc": b"\xff"})
     monkeypatch.chdir(tmp_path)
-    found = fingerprint(["data"])
+    found = fingerprint(files_of(["data"]))
     paths = [str(tmp_path / "data/a.txt"), str(tmp_path / "data/val/b.txt")]
     assert [[path, size] for path, size, _ in found] == [[paths[0], 99], [paths[1], 1]]
     file = io.BytesIO()
@@ -382,12 +382,12 @@ def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_pat
     file.seek(0)
     assert torch.load(file, weights_only=True)["files"] == found
     monkeypatch.chdir("data")
-    check_fingerprint(found, fingerprint(["../data"]))
+    check_fingerprint(found, fingerprint(files_of(["../data"])))
 
 
 def test_fingerprints_of_what_is_no_path():
-    assert fingerprint(["abcdigits"]) == []
-    assert len(fingerprint(["stdlib"])) == len(standard_library())
+    assert fingerprint(files_of(["abcdigits"])) == []
+    assert len(fingerprint(files_of(["stdlib"]))) == len(standard_library())
 
 
 @pytest.mark.parametrize("content, message", [
@@ -397,22 +397,22 @@ def test_fingerprints_of_what_is_no_path():
     (None, "a.bin is missing")])
 def test_a_file_that_is_another_one_now_is_named(tmp_path, content, message):
     write(tmp_path, {"a.bin": b"a" * 10_000, "b.bin": b"b" * 10_000})
-    old = fingerprint([tmp_path])
-    check_fingerprint(old, fingerprint([tmp_path]))
+    old = fingerprint(files_of([tmp_path]))
+    check_fingerprint(old, fingerprint(files_of([tmp_path])))
     (tmp_path / "a.bin").unlink()
     if content:
         write(tmp_path, {"a.bin": content})
     with pytest.raises(UsageError, match=f"{message}$") as e:
-        check_fingerprint(old, fingerprint([tmp_path]))
+        check_fingerprint(old, fingerprint(files_of([tmp_path])))
     assert "b.bin" not in str(e.value)
 
 
 def test_new_files_are_named_three_at_most(tmp_path):
-    old = fingerprint([write(tmp_path, {"a.txt": "a"})])
+    old = fingerprint(files_of([write(tmp_path, {"a.txt": "a"})]))
     write(tmp_path, {f"{name}.txt": "b" for name in "bcdef"})
     message = "b.txt is new, .*c.txt is new, .*d.txt is new and 2 more$"
     with pytest.raises(UsageError, match=message):
-        check_fingerprint(old, fingerprint([tmp_path]))
+        check_fingerprint(old, fingerprint(files_of([tmp_path])))
 
 
 # -------------------------------------------------------------------------------- sequences

@@ -38,6 +38,7 @@ from experiments import (
 from multiscreen import Config, Multiscreen, window
 from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
 from support.cli import UsageError, check_writable
+from support.files import files_of
 from support.tokens import Sequences, get_data, get_tokenizer
 from tests.helpers import INF, ROOT, draw_tokens, fit, read_table
 
@@ -335,7 +336,8 @@ def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
 
 def test_default_documents_are_held_out_from_training():
     tokenizer = get_tokenizer("bytes")
-    training, _ = get_data(train.get_parser().parse_args([]), tokenizer)
+    training, _ = get_data(train.get_parser().parse_args([]), tokenizer,
+                           list(files_of(["stdlib"])))
     assert isinstance(training, Sequences)
     seen = b"".join(bytes(a.astype(np.uint8)) for a in training.arrays)
     segments, _ = perplexity.get_documents(None, tokenizer, 4096, 5)
