@@ -26,8 +26,9 @@ from support.cli import UsageError
 from tests.helpers import ROOT, SMALL, TEXT, read_table
 
 STEPS = 60
-WRITERS = {"save", "save_checkpoint", "add", "rewrite", "open_run", "__enter__", "__exit__"}
-FILES = ("train.py", "checkpoint.py", "run.py")
+WRITERS = {"save", "save_checkpoint", "add", "rewrite", "open_run", "replacing", "__enter__",
+           "__exit__"}
+FILES = ("train.py", "support/checkpoint.py", "support/run.py", "support/files.py")
 
 
 def kill_at_line(n):

@@ -1,4 +1,5 @@
 """Several processes: the same numbers as one, and all stop together."""
+import json
 import os
 import signal
 import subprocess
@@ -9,11 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import train
 from multiscreen import GatedScreeningTiles
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError, get_device
-from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
+from tests.helpers import ROOT, SMALL, TEXT, fit, read_table, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
 STEP = ["--batch-tokens", "256", "--log-every", "1"]
@@ -32,12 +32,6 @@ def torchrun(n, *flags, code=None):
                             stderr=subprocess.PIPE, text=True)
 
 
-def finish(process):
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return out
-
-
 def losses(out):
     return [[float(row[c]) for c in ("step", "loss", "grad_norm")]
             for row in read_table(out / "log.tsv")]
@@ -51,20 +45,20 @@ def text(tmp_path):
 
 def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_path, text):
     whole = fit(tmp_path / "one", "--steps", "6", *STEP)
-    flags = ["--data", text, "--out"]
+    shared, four = tmp_path / "shared", tmp_path / "four"
+    new = [*SMALL, *STEP, "--data", str(text), "--out"]
 
-    # Two copies. Then one copy shared by two, gone on with by one, and by two again.
-    said = finish(torchrun(2, *flags, tmp_path / "two", "--steps", 6))
-    assert "cpu in 2 processes" in said
-    assert said.count("validation loss") == 1
-    shared = tmp_path / "shared"
-    finish(torchrun(2, *flags, shared, "--steps", 2, "--shard", 2))
-    train.main(["--resume", "--out", str(shared), "--steps", "4"])
-    finish(torchrun(2, *flags, shared, "--steps", 6, "--shard", 2, "--resume", "--recompute"))
-
-    # Four: two copies, each shared by two.
-    four = tmp_path / "four"
-    finish(torchrun(4, *flags, four, "--steps", 2, "--shard", 2, "--batch-size", 2))
+    # Two copies. Then one copy shared by two, gone on with by one, and by two again. Then four:
+    # two copies, each shared by two.
+    jobs = [(2, [*new, str(tmp_path / "two"), "--steps", "6"]),
+            (2, [*new, str(shared), "--steps", "2", "--shard", "2"]),
+            (1, ["--resume", "--out", str(shared), "--steps", "4"]),
+            (2, ["--resume", "--out", str(shared), "--steps", "6", "--shard", "2", "--recompute"]),
+            (4, [*new, str(four), "--steps", "2", "--shard", "2", "--batch-size", "2"])]
+    said = run("-m", "tests.processes", json.dumps(jobs))
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.count("cpu in 2 processes") == 3
+    assert said.stdout.count("validation loss") == len(jobs)
     for row, expected in zip(losses(four), losses(tmp_path / "one")[:2], strict=True):
         assert row == pytest.approx(expected, rel=2e-4)
 
@@ -98,7 +92,7 @@ SLOW_TO_SAVE = """
 import sys, time, train
 right = train.save_checkpoint
 def save_checkpoint(path, ckpt):
-    time.sleep(10)
+    time.sleep(3)
     right(path, ckpt)
     print("saved at last", file=sys.stderr, flush=True)
 train.save_checkpoint = save_checkpoint
