@@ -1,0 +1,116 @@
+"""A headless Chromium for tests, through its debugging pipe: messages are JSON, a zero byte ends one.
+
+The protocol: https://chromedevtools.github.io/devtools-protocol
+"""
+import base64
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--hide-scrollbars", "--disable-dev-shm-usage"]
+SECONDS = 60                                           # that a reply may take
+
+
+class Browser:
+    """One page. `send` calls a method of the protocol, `events` are what the page reported."""
+
+    def __init__(self, folder):
+        """folder: for the browser's profile."""
+        read, self.out = os.pipe()
+        self.inn, write = os.pipe()
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+        # Chromium reads from descriptor 3 and writes to 4.
+        self.process = subprocess.Popen(
+            ["bash", "-c", 'exec "${@:3}" 3<&"$1" 4>&"$2"', "bash", str(read), str(write),
+             CHROMIUM, *FLAGS, *sandbox, f"--user-data-dir={folder}"], pass_fds=(read, write),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(read)
+        os.close(write)
+        self.buffer, self.events, self.last, self.session = b"", [], 0, None
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.send(f"{domain}.enable")
+
+    def send(self, method, **params):
+        """Call a method and wait for its result."""
+        self.last += 1
+        message = {"id": self.last, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.out, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self.receive()
+            if found.get("id") == self.last:
+                assert "error" not in found, f"{method}: {found['error']}"
+                return found["result"]
+            self.events.append(found)
+
+    def receive(self):
+        """The next message of the browser."""
+        end = time.monotonic() + SECONDS
+        while b"\0" not in self.buffer:
+            ready, _, _ = select.select([self.inn], [], [], max(end - time.monotonic(), 0))
+            part = os.read(self.inn, 2**16) if ready else b""
+            assert part, "the browser does not answer, or has ended"
+            self.buffer += part
+        message, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, path):
+        """Load a file and wait until it is complete."""
+        self.send("Page.navigate", url=path.resolve().as_uri())
+        while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
+            self.events.append(self.receive())
+
+    def evaluate(self, expression):
+        """The value of a JavaScript expression in the page."""
+        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def look(self, width, height, theme, phone=False):
+        """Set the window's size and the colour scheme, light or dark."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=2 if phone else 1, mobile=phone)
+        self.send("Emulation.setEmulatedMedia",
+                  features=[{"name": "prefers-color-scheme", "value": theme}])
+
+    def middle_of(self, selector):
+        """The middle of an element, after scrolling to it."""
+        return self.evaluate(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
+            "return [b.x + b.width / 2, b.y + b.height / 2]; })()")
+
+    def point(self, selector, click=False):
+        """Move the mouse to an element, and click it."""
+        x, y = self.middle_of(selector)
+        for kind in ["mouseMoved", "mousePressed", "mouseReleased"][: 3 if click else 1]:
+            button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+    def press(self, key):
+        """Press a key that has a name, such as ArrowLeft."""
+        for kind in ("keyDown", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def screenshot(self, path, whole=True):
+        """Write the page as PNG, or what the window shows of it."""
+        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self):
+        """End the browser and the processes it started."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.out)
+        os.close(self.inn)
