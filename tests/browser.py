@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, through its debugging pipe: messages are JSON, a zero byte ends one.
+"""A headless Chromium for tests, through its debugging pipe: JSON messages, each ended by a zero.
 
 The protocol: https://chromedevtools.github.io/devtools-protocol
 """
@@ -81,6 +81,7 @@ class Browser:
         """Set the window's size and the colour scheme, light or dark."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=2 if phone else 1, mobile=phone)
+        self.send("Emulation.setTouchEmulationEnabled", enabled=phone)
         self.send("Emulation.setEmulatedMedia",
                   features=[{"name": "prefers-color-scheme", "value": theme}])
 
@@ -97,6 +98,12 @@ class Browser:
         for kind in ["mouseMoved", "mousePressed", "mouseReleased"][: 3 if click else 1]:
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+    def tap(self, selector):
+        """Touch an element for a moment."""
+        x, y = self.middle_of(selector)
+        self.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def press(self, key):
         """Press a key that has a name, such as ArrowLeft."""
