@@ -244,16 +244,18 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
                                    atol=0.01)
 
 
-@pytest.mark.parametrize("w, r", [(1.0, 0.5), (9.5, 1.0), (40.0, 0.05), (INF, 0.3)])
+@pytest.mark.parametrize("w, r", [(1.0, 0.5), (9.0, 1.0), (9.0002, 1.0), (40.0, 0.05), (INF, 0.3)])
 def test_other_values_of_the_sliders_are_pytorchs_too(page, seen, w, r):
+    """With w = 9.0002 the cosine at distance 9 is -1 in float32: a relevance of exactly 0."""
     q, k, _, _, _ = seen
     w_all, r_all = torch.full((len(q),), w), torch.full((len(q),), r)
     maps = relevance(q[None], k[None], w_all, r_all)[0]
     for n in (0, 4):
         found = page.evaluate(f"[...Array(T).keys()].map((j) => relevance({n}, T - 1, j, "
                               f"{in_page(w)}, {in_page(r)}))")
-        torch.testing.assert_close(torch.tensor(found), maps[n, -1], rtol=0,
-                                   atol=3 * UNIT / r + 1e-5)
+        found = torch.tensor(found)
+        torch.testing.assert_close(found, maps[n, -1], rtol=0, atol=3 * UNIT / r + 1e-5)
+        assert torch.equal(found > 0, maps[n, -1] > 0)
 
 
 def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
