@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import abcdigits
+import support
 import train
 from multiscreen import Multiscreen
 from support.checkpoint import build_model, load_checkpoint
@@ -56,6 +57,27 @@ def test_ctrl_c_prints_what_was_said_with_it(capsys, words, line):
 
     assert complaint(main) == 130
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("torch_version, triton_version, line", [
+    ("2.10.1+cpu", "3.6.0", "error: torch 2.10.1+cpu is too old, 2.11 is the oldest that can be: "),
+    ("2.11.0", "3.5.1", "error: triton 3.5.1 is too old, 3.6 is the oldest that can be: "),
+    (None, "3.6.0", "error: torch is not installed: "), ("2.11.0a0", None, None),
+    ("10.0", "3.10.0", None)])
+def test_what_is_missing_or_too_old_is_one_line(monkeypatch, torch_version, triton_version, line):
+    def version(name):
+        found = {"torch": torch_version, "triton": triton_version}[name]
+        if not found:
+            raise support.PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(support, "version", version)
+    if line:
+        with pytest.raises(SystemExit) as e:
+            support.refuse_old_versions()
+        assert e.value.code == f"{line}pip install -r requirements.txt"
+    else:
+        support.refuse_old_versions()
 
 
 def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
