@@ -1,0 +1,80 @@
+"""What the tests of the course share: comparisons that say what is probably wrong, and inputs."""
+import torch
+from torch.nn.functional import normalize
+
+
+class Wrong(AssertionError):
+    """A failure with a message for the student. conftest.py prints it without a traceback."""
+
+
+def check(good, message):
+    if not bool(good):
+        raise Wrong(message)
+
+
+def expect(found, right, what, mistakes=(), tolerance=1e-5):
+    """Compare a value with the right one. mistakes: (a wrong value, what it comes from), in order.
+
+    tolerance: relative to the largest right value, or absolute where all are below 1.
+    """
+    found, right = as_tensor(found), as_tensor(right)
+    check(found.shape == right.shape,
+          f"{what} has the shape {tuple(found.shape)}, it should be {tuple(right.shape)}")
+    if near(found, right, tolerance):
+        return
+    for wrong, cause in mistakes:
+        wrong = as_tensor(wrong)
+        if wrong.shape == found.shape and near(found, wrong, tolerance):
+            raise Wrong(f"{cause}\n{difference(found, right, what)}")
+    raise Wrong(difference(found, right, what))
+
+
+def difference(found, right, what):
+    """`what` is .. , it should be .. ; of tensors the place that is off most."""
+    if found.numel() == 1:
+        return f"{what} is {found.item():.6g}, it should be {right.item():.6g}"
+    off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
+    at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
+    place = ", ".join(map(str, at))
+    return f"{what}[{place}] is {found[at].item():.6g}, it should be {right[at].item():.6g}"
+
+
+def as_tensor(x):
+    return torch.as_tensor(x).detach().double()
+
+
+def near(a, b, tolerance):
+    """Whether they agree. Infinities must be the same; NaN agrees with nothing."""
+    finite = b[b.isfinite()]
+    largest = max(finite.abs().max().item(), 1.0) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=0, atol=tolerance * largest)
+
+
+def gradient(f, *inputs, dh=None):
+    """The gradients of sum(f(inputs) dh) for all inputs; zeros where nothing arrives."""
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    out = f(*inputs)
+    check(out.requires_grad, "no gradient comes back: was a tensor detached, or made anew?")
+    dh = torch.ones_like(out) if dh is None else dh
+    return torch.autograd.grad(out, inputs, dh, allow_unused=True, materialize_grads=True)
+
+
+def random(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def correlated(seed, B, H, T, S, K=16, V=8, dtype=torch.float64, rho=0.8):
+    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1).
+
+    Independent unit vectors in 16 dimensions almost never pass Trim: a test would compare zeros.
+    """
+    g = random(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    base = draw(B, H, 1, K)
+    q = normalize(rho * base + (1 - rho) * draw(B, H, T, K), dim=-1)
+    k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
+    v = normalize(draw(B, H, S, V), dim=-1)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

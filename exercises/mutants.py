@@ -1,0 +1,352 @@
+"""Known mistakes: most were made in public by other implementations of the paper.
+
+Each is a wrong version of one exercise, and words of the message that a student gets for it.
+tests/test_exercises.py asserts that, and that the CORRECT versions, written in other ways than
+multiscreen.py, pass. For teachers: the list of what to look for when you read solutions.
+"""
+import math
+
+import torch
+
+import multiscreen as ms
+
+MUTANTS = []                                           # (exercise, function, words of its message)
+CORRECT = []                                           # (exercise, function)
+
+
+def mutant(exercise, words):
+    def add(f):
+        MUTANTS.append((exercise, f, words))
+        return f
+    return add
+
+
+def correct(exercise):
+    def add(f):
+        CORRECT.append((exercise, f))
+        return f
+    return add
+
+
+# ------------------------------------------------------------------------ windows and widths
+
+@mutant("window", "w lacks the + 1")
+def window_without_one(s_w):
+    return s_w.exp()
+
+
+@mutant("window", "the gradient at s_w = inf is")
+def window_of_infinity(s_w):
+    return s_w.exp() + 1
+
+
+@correct("window")
+def window_by_a_mask(s_w):
+    far = s_w == math.inf
+    return 1 + torch.exp(s_w.masked_fill(far, 0.0)).masked_fill(far, math.inf)
+
+
+@mutant("acceptance", "older version of the paper")
+def acceptance_of_the_older_version(s_r):
+    return s_r.exp() + 1
+
+
+@mutant("acceptance", "the sign of s_r")
+def acceptance_with_the_other_sign(s_r):
+    return torch.sigmoid(-s_r).clamp_min(1e-6)
+
+
+@mutant("acceptance", "clip r at 1e-6")
+def acceptance_down_to_zero(s_r):
+    return torch.sigmoid(s_r)
+
+
+@correct("acceptance")
+def acceptance_as_a_fraction(s_r):
+    return (1 / (1 + torch.exp(-s_r))).clamp(1e-6, 1)
+
+
+# ------------------------------------------------------------------------------ unit vectors
+
+@mutant("unit", "all vectors were divided by one length")
+def unit_of_the_whole(x, eps=1e-6):
+    return x / x.norm().clamp_min(eps)
+
+
+@mutant("unit", "eps was added")
+def unit_with_eps_added(x, eps=1e-6):
+    return x / (x.square().sum(-1, keepdim=True).sqrt() + eps)
+
+
+@mutant("unit", "unit(0) is not 0")
+def unit_without_eps(x, eps=1e-6):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+@mutant("unit", "Clip the square, before the root")
+def unit_clipped_after_the_root(x, eps=1e-6):
+    return x / x.square().sum(-1, keepdim=True).sqrt().clamp_min(eps)
+
+
+@correct("unit")
+def unit_by_torch(x, eps=1e-6):
+    return torch.nn.functional.normalize(x, dim=-1, eps=eps)
+
+
+# -------------------------------------------------------------------------------------- MiPE
+
+def gamma(w, w_th):
+    return (torch.cos(math.pi * w.clamp(max=w_th) / w_th) + 1) / 2
+
+
+@mutant("mipe_angle", "the angle lacks pi")
+def angle_without_pi(i, w, w_th):
+    w = w.double()
+    return i * (gamma(w, w_th) / w)[:, None]
+
+
+@mutant("mipe_angle", "does gamma lack its 1/2")
+def angle_with_twice_gamma(i, w, w_th):
+    w = w.double()
+    return i * (2 * math.pi * gamma(w, w_th) / w.clamp(max=w_th))[:, None]
+
+
+@mutant("mipe_angle", "gamma is missing")
+def angle_without_gamma(i, w, w_th):
+    return i * (math.pi / w.double())[:, None]
+
+
+@mutant("mipe_angle", "MiPE still turns at w >= w_th")
+def angle_that_comes_back(i, w, w_th):
+    w = w.double()
+    return math.pi * i * ((torch.cos(math.pi * w / w_th) + 1) / 2 / w)[:, None]
+
+
+@mutant("mipe_angle", "gradient is NaN at w >= w_th")
+def angle_with_a_bare_where(i, w, w_th):
+    w = w.double()
+    cosine = (torch.cos(math.pi * w / w_th) + 1) / 2
+    return math.pi * i * (torch.where(w < w_th, cosine, 0.0) / w)[:, None]
+
+
+@mutant("mipe_angle", "multiply in float64")
+def angle_in_float32(i, w, w_th):
+    return math.pi * i * (gamma(w, w_th) / w.clamp(max=w_th))[:, None]
+
+
+@correct("mipe_angle")
+def angle_by_a_double_where(i, w, w_th):
+    near = w < w_th
+    safe = torch.where(near, w, w_th).double()
+    turns = i[None] * (torch.where(near, gamma(safe, w_th), 0.0) / (2 * safe))[:, None]
+    return (2 * math.pi * (turns - turns.round())).to(w.dtype)
+
+
+@mutant("mipe", "turned the wrong way")
+def mipe_the_wrong_way(x, angle):
+    return ms.mipe(x, -angle)
+
+
+@mutant("mipe", "as in RoPE")
+def mipe_of_all_pairs(x, angle):
+    a, b = x[..., ::2], x[..., 1::2]
+    cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+
+@mutant("mipe", "the wrong pair turns")
+def mipe_of_two_halves(x, angle):
+    half = x.shape[-1] // 2
+    order = [0, half, *range(1, half), *range(half + 1, 2 * half)]
+    return ms.mipe(x[..., order], angle)[..., torch.tensor(order).argsort()]
+
+
+@mutant("mipe", "the sine has a minus once")
+def mipe_with_two_pluses(x, angle):
+    x0, x1 = x[..., :1], x[..., 1:2]
+    cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
+    return torch.cat((x0 * cos + x1 * sin, x0 * sin + x1 * cos, x[..., 2:]), -1)
+
+
+@correct("mipe")
+def mipe_as_complex_numbers(x, angle):
+    z = torch.view_as_complex(x[..., :2].contiguous()) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((torch.view_as_real(z), x[..., 2:]), -1)
+
+
+# -------------------------------------------------------------------------- Trim and Softmask
+
+@mutant("trim", "divided by r, not multiplied")
+def trim_multiplied(s, r):
+    return (1 - (1 - s) * r).relu().square()
+
+
+@mutant("trim", "the relevance rises again")
+def trim_without_max(s, r):
+    return (1 - (1 - s) / r).square()
+
+
+@mutant("trim", "the square is missing")
+def trim_without_square(s, r):
+    return (1 - (1 - s) / r).relu()
+
+
+@mutant("trim", "r was taken for the threshold")
+def trim_with_r_as_threshold(s, r):
+    return ((s - r) / (1 - r)).relu().square()
+
+
+@mutant("trim", "r does not act")
+def trim_with_a_constant(s, r):
+    return (1 - (1 - s) / 0.5).relu().square()
+
+
+@correct("trim")
+def trim_by_clamp(s, r):
+    return torch.clamp(1 - (1 - s) / r, min=0) ** 2
+
+
+@mutant("softmask", "not yet between 0 and 1")
+def softmask_without_half_and_one(d, w):
+    return torch.where((-w < d) & (d <= 0), torch.cos(math.pi * (d / w)), 0.0)
+
+
+@mutant("softmask", "a key at distance exactly w must get 0")
+def softmask_over_one_more(d, w):
+    return torch.where((-w <= d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / (w + 1)) + 1), 0.0)
+
+
+@mutant("softmask", "the cosine rises again")
+def softmask_without_edge(d, w):
+    return torch.where(d <= 0, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
+
+
+@mutant("softmask", "sees the future")
+def softmask_of_both_sides(d, w):
+    return torch.where(d.abs() < w, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
+
+
+@mutant("softmask", "is negative in the past")
+def softmask_of_the_future(d, w):
+    return ms.softmask(-d, w)
+
+
+@mutant("softmask", "this window is hard")
+def softmask_hard(d, w):
+    return ((-w < d) & (d <= 0)).float()
+
+
+@correct("softmask")
+def softmask_as_a_squared_cosine(d, w):
+    inside = (d <= 0) & (d > -w)
+    return torch.cos(math.pi / 2 * (d / w)).square() * inside
+
+
+# --------------------------------------------------------------------- relevance and screening
+
+@mutant("relevance", "queries and keys were swapped")
+def relevance_transposed(q, k, w, r, i0=0):
+    return ms.relevance(k, q, w, r, i0)
+
+
+@mutant("relevance", "i0 is not used")
+def relevance_without_i0(q, k, w, r, i0=0):
+    return ms.relevance(q, k, w, r)
+
+
+@mutant("relevance", "the relevances of a query sum to 1")
+def relevance_with_competition(q, k, w, r, i0=0):
+    alpha_d = ms.relevance(q, k, w, r, i0)
+    return alpha_d / alpha_d.sum(-1, keepdim=True).clamp_min(1e-9)
+
+
+@mutant("relevance", "positions in bfloat16 see the future")
+def relevance_with_positions_in_the_dtype_of_q(q, k, w, r, i0=0):
+    i = i0 + torch.arange(q.shape[2], dtype=q.dtype)
+    d = torch.arange(k.shape[2], dtype=q.dtype) - i[:, None]
+    s = q @ k.transpose(-2, -1)
+    return ms.trim(s, r[:, None, None]) * ms.softmask(d, w[:, None, None])
+
+
+@correct("relevance")
+def relevance_by_einsum(q, k, w, r, i0=0):
+    i, j = torch.arange(q.shape[2]) + i0, torch.arange(k.shape[2])
+    s = torch.einsum("bhik,bhjk->bhij", q, k)
+    m = ms.softmask(j[None] - i[:, None], w.view(-1, 1, 1))
+    return m * ms.trim(s, r.view(-1, 1, 1))
+
+
+@mutant("screen", "divided by their sum")
+def screen_with_competition(q, k, v, w, r, i0=0):
+    alpha_d = ms.relevance(q, k, w, r, i0)
+    return alpha_d / alpha_d.sum(-1, keepdim=True) @ v
+
+
+@mutant("screen", "i0 is not handed on")
+def screen_without_i0(q, k, v, w, r, i0=0):
+    return ms.screen(q, k, v, w, r)
+
+
+@mutant("screen", "TanhNorm comes later")
+def screen_with_tanh_norm(q, k, v, w, r, i0=0):
+    return ms.tanh_norm(ms.screen(q, k, v, w, r, i0))
+
+
+@mutant("screen", "return v's dtype")
+def screen_in_another_dtype(q, k, v, w, r, i0=0):
+    return ms.screen(q, k, v.to(w.dtype), w, r, i0)
+
+
+@mutant("screen", "Turn q, k and v to float32")
+def screen_in_bfloat16(q, k, v, w, r, i0=0):
+    alpha_d = ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0)
+    return alpha_d @ v
+
+
+@mutant("screen", "no gradient comes back")
+def screen_that_detaches(q, k, v, w, r, i0=0):
+    return ms.screen(*(x.detach() for x in (q, k, v, w, r)), i0)
+
+
+@correct("screen")
+def screen_one_query_at_a_time(q, k, v, w, r, i0=0):
+    wide = torch.promote_types(q.dtype, torch.float32)
+    h = [(ms.relevance(q[:, :, t : t + 1].to(wide), k.to(wide), w, r, i0 + t)[..., None]
+          * v[:, :, None].to(wide)).sum(3) for t in range(q.shape[2])]
+    return torch.cat(h, 2).to(v.dtype)
+
+
+# ---------------------------------------------------------------------------------- TanhNorm
+
+@mutant("tanh_norm", "tanh of each number changes the direction")
+def tanh_of_each_number(x, eps=1e-6):
+    return torch.tanh(x)
+
+
+@mutant("tanh_norm", "not divided by the length")
+def tanh_norm_undivided(x, eps=1e-6):
+    return x * torch.tanh(x.norm(dim=-1, keepdim=True))
+
+
+@mutant("tanh_norm", "Jacobian at 0 is 0, not the identity")
+def tanh_norm_with_one_clamp(x, eps=1e-6):
+    norm = x.norm(dim=-1, keepdim=True)
+    return x * torch.tanh(norm) / norm.clamp_min(eps)
+
+
+@mutant("tanh_norm", "tanh_norm(0) is not 0")
+def tanh_norm_without_limit(x, eps=1e-6):
+    norm = x.norm(dim=-1, keepdim=True)
+    return x * torch.tanh(norm) / norm
+
+
+@mutant("tanh_norm", "Jacobian at 0 is NaN")
+def tanh_norm_with_a_bare_where(x, eps=1e-6):
+    norm = x.square().sum(-1, keepdim=True).sqrt()
+    return torch.where(norm < eps, x, x * torch.tanh(norm) / norm)
+
+
+@correct("tanh_norm")
+def tanh_norm_with_two_clamps(x, eps=1e-6):
+    norm = x.square().sum(-1, keepdim=True).clamp_min(eps**2).sqrt()
+    return x * (torch.tanh(norm) / norm)

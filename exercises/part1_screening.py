@@ -1,0 +1,91 @@
+"""Part 1: one screening unit, Eqs. 4 to 13 (section 3.2 of the paper). Check: pytest exercises -k part1
+
+Write each function in place of its `raise`. Shapes: B batch, T queries i, S keys j, H tiles, K d_K,
+V d_V. A docstring says what the paper leaves to an implementation.
+"""
+import math  # noqa: F401
+
+import torch  # noqa: F401
+
+
+def window(s_w):
+    """Eq. (4), first half: the screening window w. Shape of s_w.
+
+    s_w = +inf gives w = +inf, a window without an edge, and the gradient there is 0, not NaN.
+    """
+    raise NotImplementedError("Exercise 1.1: Eq. 4, the screening window")
+
+
+def acceptance(s_r):
+    """Eq. (4), second half: the acceptance width r. Shape of s_r.
+
+    At least 1e-6: float32 resolves about 1e-6 in a similarity near 1.
+    """
+    raise NotImplementedError("Exercise 1.2: Eq. 4, the acceptance width")
+
+
+def unit(x, eps=1e-6):
+    """Eq. (5), unit length. (..., D) -> (..., D)
+
+    The length is clipped from below at eps: unit(0) is 0, and its gradient is finite.
+    """
+    raise NotImplementedError("Exercise 1.3: Eq. 5, unit length")
+
+
+def mipe_angle(i, w, w_th):
+    """Eqs. (6) and (7), MiPE's angle phi(i, w). i: (T,) integers; w: (H,). Returns (H, T), radians.
+
+    Any number of whole turns may be left out. At i = 2^17 float32 is off by 0.03 rad: multiply in
+    float64, and return w's dtype. The gradient of w is finite everywhere, and 0 for w >= w_th.
+    """
+    raise NotImplementedError("Exercise 1.4: Eqs. 6 and 7, MiPE's angle")
+
+
+def mipe(x, angle):
+    """MiPE: turn the first two dimensions of x, (1, 0) towards (0, 1).
+
+    x: (B, H, T, K); angle: (H, T). Returns (B, H, T, K).
+    """
+    raise NotImplementedError("Exercise 1.5: MiPE, the rotation")
+
+
+def trim(s, r):
+    """Eq. (9), Trim: distance-unaware relevance of similarities s (..., T, S).
+
+    r: broadcastable. Returns like s. Exactly 0 where 1 - s >= r.
+    """
+    raise NotImplementedError("Exercise 1.6: Eq. 9, Trim")
+
+
+def softmask(d, w):
+    """Eq. (10), Softmask. d: (T, S) = j - i, key minus query position; w: broadcastable.
+
+    Exactly 0 in the future and at distance w and beyond; 1 in all the past for w = inf.
+    """
+    raise NotImplementedError("Exercise 1.7: Eq. 10, Softmask")
+
+
+def relevance(q, k, w, r, i0=0):
+    """Eq. (8), similarity, and Eq. (11), distance-aware relevance.
+
+    q: (B, H, T, K), k: (B, H, S, K), unit vectors with their positions in them; w, r: (H,).
+    i0: position of the first query, counted from the first key. Returns (B, H, T, S).
+    """
+    raise NotImplementedError("Exercise 1.8: Eqs. 8 and 11, relevance")
+
+
+def screen(q, k, v, w, r, i0=0):
+    """Eq. (12), screening: the sum of the values, each times its relevance.
+
+    As `relevance`, and v: (B, H, S, V). Returns (B, H, T, V) in v's dtype. Inputs in bfloat16 are
+    turned to float32 first; float64 stays float64.
+    """
+    raise NotImplementedError("Exercise 1.9: Eq. 12, screening")
+
+
+def tanh_norm(x, eps=1e-6):
+    """Eq. (13), TanhNorm, of the last dimension. Like x.
+
+    For |x| < eps it returns x, the limit. The Jacobian at 0 is the identity.
+    """
+    raise NotImplementedError("Exercise 1.10: Eq. 13, TanhNorm")

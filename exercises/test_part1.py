@@ -1,0 +1,264 @@
+"""Part 1: hand-worked points first, then properties, then multiscreen.py."""
+import math
+
+import torch
+
+import multiscreen as ms
+from exercises.adapters import mine
+from exercises.checks import check, correlated, expect, gradient, near, random
+
+INF = math.inf
+
+
+def test_window():
+    s_w = torch.tensor([0.0, math.log(3), -INF, 4.0, INF])
+    expect(mine.window(s_w), [2, 4, 1, 1 + math.exp(4), INF], "window([0, log 3, -inf, 4, inf])",
+           [(s_w.exp(), "w lacks the + 1: the smallest window is 1")])
+    slope, = gradient(mine.window, s_w)
+    check(not slope.isnan().any() and slope[4] == 0,
+          f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a setting, "
+          "and must not spoil a backward pass")
+    expect(slope[:4], [1, 3, 0, math.exp(4)], "the gradient of window([0, log 3, -inf, 4])")
+
+
+def test_acceptance():
+    s_r = torch.tensor([0.0, math.log(3), -math.log(3), INF])
+    expect(mine.acceptance(s_r), [0.5, 0.75, 0.25, 1], "acceptance([0, log 3, -log 3, inf])",
+           [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
+             "here r is the sigmoid of s_r"),
+            (torch.sigmoid(-s_r), "the sign of s_r is the other way: a larger s_r accepts more")])
+    smallest = mine.acceptance(torch.tensor([-100.0]))
+    check(smallest >= 0.99e-6, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-6 from "
+          "below, or Trim divides by 0")
+
+
+def test_unit():
+    x = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
+    expect(mine.unit(x), [[0.6, 0.8], [0, -1]], "unit([[3, 4], [0, -2]])",
+           [(x / x.norm(), "all vectors were divided by one length: each has its own, over the "
+             "last dimension"),
+            (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
+            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks")])
+    small = torch.tensor([[0.0, 1e-4]])
+    expect(mine.unit(small), [[0, 1]], "unit([0, 1e-4])",
+           [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
+             "instead, so that a short vector has length 1 too")], tolerance=1e-4)
+    zero = torch.zeros(1, 4)
+    check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
+    slope, = gradient(mine.unit, zero)
+    check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
+          "0 is infinite. Clip the square, before the root")
+    x = torch.randn(2, 3, 5, 16, generator=random(0), dtype=torch.float64)
+    expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)", tolerance=1e-9)
+
+
+def test_mipe_angle():
+    i, w = torch.tensor([0, 1, 3]), torch.tensor([2.0, 128.0], dtype=torch.float64)
+    gamma = (torch.cos(math.pi * w / 256) + 1) / 2
+    right = math.pi * i * (gamma / w)[:, None]
+    causes = [(right / math.pi, "the angle lacks pi"),
+              (2 * right, "the angle is twice too large: does gamma lack its 1/2?"),
+              (right * w[:, None], "the angle is not divided by w"),
+              (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
+              (i * gamma[:, None], "the angle lacks pi / w")]
+    found = mine.mipe_angle(i, w, 256.0)
+    what = "of the angle at positions 0, 1, 3 for w = 2, 128"
+    check(found.shape == (2, 3),
+          f"the angle has the shape {tuple(found.shape)}: it is (H, T), a row for each window")
+    for turn in (torch.cos, torch.sin):
+        expect(turn(found), turn(right), f"the {turn.__name__} {what}",
+               [(turn(wrong), cause) for wrong, cause in causes])
+
+    wide = torch.tensor([256.0, 300.0, 512.0, 1e6, INF])
+    found = mine.mipe_angle(i, wide, 256.0)
+    check((torch.sin(found / 2).abs() < 1e-6).all(),
+          "MiPE still turns at w >= w_th: the angle must be 0 there, for w = inf too")
+    slope, = gradient(lambda w: mine.mipe_angle(i, w, 256.0), wide)
+    check(not slope.isnan().any(), "the window parameter's gradient is NaN at w >= w_th: "
+          "torch.where does not stop a NaN in backward (0 times NaN). Clamp w before the formula")
+    check((slope.abs() < 1e-6).all(), "the gradient of w is not 0 at w >= w_th")
+
+    i, w = torch.tensor([2**17 + 1]), torch.tensor([2.0039062])
+    exact = ms.mipe_angle(i, w.double(), 256.0)
+    off = torch.sin((mine.mipe_angle(i, w, 256.0).double() - exact) / 2).abs().item() * 2
+    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: multiply in float64 "
+          "and take off whole turns before the result goes back to float32")
+
+
+def test_mipe():
+    x = torch.tensor([1.0, 0, 0, 5, 0, 7, 0, 0]).view(1, 1, 1, 8)
+    quarter = torch.full((1, 1), math.pi / 2)
+
+    def rotated(a, b, sign=1):
+        y = x.clone().flatten()
+        y[a], y[b] = (x.flatten()[a] * 0 - sign * x.flatten()[b],
+                      sign * x.flatten()[a] + x.flatten()[b] * 0)
+        return y.view(1, 1, 1, 8)
+
+    others = torch.tensor([0.0, 1, -5, 0, -7, 0, 0, 0]).view(1, 1, 1, 8)
+    expect(mine.mipe(x, quarter), [[[[0, 1, 0, 5, 0, 7, 0, 0]]]],
+           "(1, 0, 0, 5, 0, 7, 0, 0), turned by a quarter,",
+           [(rotated(0, 1, -1), "turned the wrong way: a quarter turns (1, 0) into (0, 1). Trained "
+             "weights expect this way"),
+            (others * torch.tensor([1.0, 1, 1, -1, 1, -1, 1, 1]),
+             "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
+            (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
+            (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2")])
+    x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
+    angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
+    y = mine.mipe(x, angle)
+    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, this does not: "
+          "the sine has a minus once")
+    check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
+    expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)", tolerance=1e-9)
+
+
+def test_trim():
+    s, r = torch.tensor([1.0, 0.95, 0.8, 0.75, 0.6, -1.0]), torch.tensor(0.25)
+    z = 1 - (1 - s) / r
+    expect(mine.trim(s, r), [1, 0.64, 0.04, 0, 0, 0],
+           "trim([1, 0.95, 0.8, 0.75, 0.6, -1], r = 0.25)",
+           [((1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not multiplied by it"),
+            (z.square(), "below the threshold the relevance rises again: the max with 0 comes "
+             "before the square"),
+            (z.relu(), "the square is missing"),
+            (1 - ((1 - s) / r).clamp(max=1).square(), "the square is of the whole: (1 - ..)^2"),
+            (((s - r) / (1 - r)).relu().square(),
+             "r was taken for the threshold: the threshold is 1 - r, the width is r"),
+            (torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: relevance "
+             "is 0 at the threshold and 1 at s = 1"),
+            ((2 * s - 1).relu().square(), "r does not act: is there a constant in its place?")])
+    on = torch.tensor([0.25, 0.5, 0.75])
+    check((mine.trim(on, 1 - on) == 0).all(), "at the threshold, 1 - s = r, the relevance must be "
+          "exactly 0")
+    slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), torch.tensor([0.3, 0.5, 0.75, 1.0]))
+    expect(slope, [0, 0, 2, 4], "the slope of trim at s = 0.3, 0.5, 0.75, 1 for r = 0.5")
+
+
+def test_softmask():
+    d, w, m = torch.tensor([0, -1, -2, -3]), torch.tensor(4.0), [1, 0.5 + 0.5**1.5, 0.5]
+    m.append(1 - m[1])
+    right = torch.tensor(m)
+    cos = 2 * right - 1
+    found = mine.softmask(d, w)
+    expect(found, right, "softmask([0, -1, -2, -3], w = 4)",
+           [(cos, "the cosine is not yet between 0 and 1: (cos + 1)/2"),
+            (cos.relu(), "the cosine is not yet between 0 and 1: (cos + 1)/2"),
+            (cos + 1, "softmask lacks its 1/2: at distance 0 it is 1"),
+            (torch.tensor([1.0, 0, 0, 0]), "all keys but the query's own get 0: d = j - i is "
+             "negative in the past"),
+            (0.5 * (torch.cos(d / w) + 1), "the cosine lacks pi: it must be 0 at distance w"),
+            (0.5 * (torch.cos(math.pi * d / (w + 1)) + 1),
+             "a key at distance exactly w must get 0: the cosine is stretched over w + 1"),
+            (torch.ones(4), "inside the window the mask must fall from 1 to 0 as a cosine: this "
+             "window is hard")])
+    check(mine.softmask(torch.tensor([-4]), w) == 0, "a key at distance exactly w must get 0")
+    far = mine.softmask(torch.tensor([-5, -8, -9, -100]), w)
+    check((far == 0).all(), "beyond the window the cosine rises again: every distance above w must "
+          "get exactly 0")
+    check((mine.softmask(torch.tensor([1, 2, 3, 50]), w) == 0).all(),
+          "a later key, d > 0, must get 0: this mask sees the future")
+    infinite = mine.softmask(torch.tensor([-10**6, -1, 0, 1]), torch.tensor(INF))
+    expect(infinite, [1, 1, 1, 0], "softmask([-10^6, -1, 0, 1], w = inf)")
+    d = torch.arange(-300, 100)
+    for w in (1.0, 3.5, 7.0, 256.0, 1e9):
+        w = torch.tensor(w)
+        found = mine.softmask(d, w)
+        outside = found[(d > 0) | (d <= -w)]
+        check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
+              f"{outside.abs().max().item():.2g}: it must be exactly 0")
+        expect(found, ms.softmask(d, w), f"softmask(-300 .. 99, w = {w.item():g})")
+
+
+def test_relevance():
+    # Three directions 60 degrees apart: s is 1, 1/2 or -1/2. r = 1, and a window without an edge.
+    a = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [-0.5, math.sqrt(3) / 2]])
+    q, k = a[[0, 1, 2]].view(1, 1, 3, 2), a[[1, 0, 0]].view(1, 1, 3, 2)
+    infinite, one = torch.tensor([INF]), torch.tensor([1.0])
+    expect(mine.relevance(q, k, infinite, one), [[[[0.25, 0, 0], [1, 0.25, 0], [0.25, 0, 0]]]],
+           "the relevance of three keys, s = 1/2, 1 or -1/2, for three queries",
+           [(torch.tensor([[0.25, 0, 0], [1, 0.25, 0], [0.25, 0, 0]]).T[None, None],
+             "queries and keys were swapped: a row is a query, a column is a key"),
+            (ms.relevance(k, q, infinite, one), "queries and keys were swapped: q goes first"),
+            ([[[[1, 0, 0], [0.8, 0.2, 0], [1, 0, 0]]]],
+             "the relevances of a query sum to 1: nothing may compete, so divide by nothing")])
+
+    q, k, _ = correlated(0, 2, 3, 9, 9)
+    w, r = torch.tensor([4.0, 2.5, INF]).double(), torch.tensor([0.5, 0.9, 0.3]).double()
+    exact = ms.relevance(q, k, w, r)
+    found = mine.relevance(q, k, w, r)
+    expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,")
+    changed = k.clone()
+    changed[:, :, 3] = q[:, :, 5]
+    others = [j for j in range(9) if j != 3]
+    check(torch.equal(mine.relevance(q, changed, w, r)[..., others], found[..., others]),
+          "one key changed, and the relevance of another with it: keys must not compete")
+
+    q, k, _ = correlated(1, 1, 3, 4, 9)
+    expect(mine.relevance(q, k, w, r, 5), ms.relevance(q, k, w, r, 5),
+           "the relevance of 4 queries at positions 5 to 8 (i0 = 5)",
+           [(ms.relevance(q, k, w, r), "i0 is not used: the first query stands at i0, not at 0"),
+            (ms.relevance(q, k, w, r, -5), "i0 has the wrong sign")])
+
+    q, k, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
+    found = mine.relevance(q, k, torch.tensor([64.0]), one)
+    check((found.triu(1) == 0).all(), "positions in bfloat16 see the future: above 256 it has only "
+          "every second integer. Count positions in integers, whatever the dtype of q")
+
+
+def test_screen():
+    # Two keys, both equal to both queries, and values (1, 0) and (0, 1); at distance 1, m = 1/2.
+    q = torch.tensor([1.0, 0.0]).expand(1, 1, 2, 2)
+    v, half = torch.eye(2).view(1, 1, 2, 2), torch.tensor([0.5])
+    w = torch.tensor([2.0])
+    expect(mine.screen(q, q, v, w, half), [[[[1, 0], [0.5, 1]]]],
+           "h of two equal keys with values (1, 0) and (0, 1), w = 2,",
+           [([[[[1, 0], [1 / 3, 2 / 3]]]], "the weights were divided by their sum: nothing may "
+             "compete, the sum may be more than 1 or 0"),
+            (ms.tanh_norm(torch.tensor([[[[1, 0], [0.5, 1]]]])),
+             "TanhNorm comes later, in Eq. 14: return the plain sum")])
+    q, k, v = correlated(3, 2, 2, 7, 10)
+    w, r = torch.tensor([4.0, INF]).double(), torch.tensor([0.4, 0.9]).double()
+    exact = ms.screen(q, k, v, w, r, 3)
+    total = ms.relevance(q, k, w, r, 3).sum(-1, keepdim=True)
+    expect(mine.screen(q, k, v, w, r, 3), exact, "h of 7 queries and 10 keys, i0 = 3,",
+           [(ms.screen(q, k, v, w, r), "i0 is not handed on to `relevance`"),
+            (exact / total, "the weights were divided by their sum: nothing may compete")])
+    dh = torch.randn(exact.shape, generator=random(4), dtype=torch.float64)
+    found = gradient(lambda *x: mine.screen(*x, 3), q, k, v, w, r, dh=dh)
+    right = gradient(lambda *x: ms.screen(*x, 3), q, k, v, w, r, dh=dh)
+    for name, a, b in zip("qkvwr", found, right):
+        expect(a, b, f"the gradient of {name}", tolerance=1e-8)
+
+    q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
+    w, r = torch.tensor([INF]), torch.tensor([0.1])
+    h = mine.screen(q, k, v, w, r)
+    check(h.dtype == torch.bfloat16, f"values in bfloat16 give h in {h.dtype}: return v's dtype")
+    exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
+    off = (h - exact).abs().max() / exact.abs().max()
+    check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s counts "
+          "2/r times in alpha. Turn q, k and v to float32 before the products")
+
+
+def test_tanh_norm():
+    x = torch.tensor([[3.0, 4.0], [0.6, 0.8]])
+    right = x / x.norm(dim=-1, keepdim=True) * torch.tanh(x.norm(dim=-1, keepdim=True))
+    expect(mine.tanh_norm(x), right, "tanh_norm([[3, 4], [0.6, 0.8]])",
+           [(torch.tanh(x), "tanh of each number changes the direction: take it of the length"),
+            (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
+            (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
+            (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own")])
+    zero = torch.zeros(4, dtype=torch.float64)
+    check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0: 0/0? For |x| < eps return x")
+    J = torch.autograd.functional.jacobian(mine.tanh_norm, zero)
+    check(not J.isnan().any(), "TanhNorm's Jacobian at 0 is NaN: the slope of the root of 0 is "
+          "infinite, and torch.where does not stop it. Put a 1 in place of small squares first")
+    check(J.abs().max() > 1e-3, "TanhNorm's Jacobian at 0 is 0, not the identity: where is the "
+          "clamp? It must be the same length above and below the fraction")
+    expect(J, torch.eye(4), "TanhNorm's Jacobian at 0")
+    for size in (1e-30, 1e-8, 1e-6, 1e-3, 1.0, 1e4):
+        x = torch.randn(3, 16, generator=random(6)) * size
+        expect(mine.tanh_norm(x) / min(size, 1), ms.tanh_norm(x) / min(size, 1),
+               f"tanh_norm of vectors of size {size:g}, over that size,")
+        slope, = gradient(mine.tanh_norm, x)
+        check(slope.isfinite().all(), f"TanhNorm's gradient is not finite at |x| = {size:g}")

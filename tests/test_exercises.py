@@ -1,0 +1,41 @@
+"""The course: solutions pass, stubs fail, and each known mistake gets its message."""
+import importlib
+
+import pytest
+
+from exercises import mutants
+from exercises.adapters import FILES, mine
+from exercises.checks import Wrong
+from tests.helpers import ROOT, run  # noqa: F401
+
+PART = {name: file.split(".")[1][:5] for file, names in FILES.items() for name in names}
+
+
+def find_test(exercise):
+    """The test of one exercise, a function without arguments."""
+    module = importlib.import_module(f"exercises.test_{PART[exercise]}")
+    return getattr(module, f"test_{exercise}")
+
+
+@pytest.fixture(autouse=True)
+def solved(monkeypatch):
+    """Everything but what a test puts in its place is solved."""
+    monkeypatch.setenv("EXERCISES", "reference")
+    monkeypatch.setattr(mine, "instead", {})
+
+
+@pytest.mark.parametrize("exercise, f, words", mutants.MUTANTS,
+                         ids=[f.__name__ for _, f, _ in mutants.MUTANTS])
+def test_a_known_mistake_gets_its_message(exercise, f, words):
+    mine.instead[exercise] = f
+    with pytest.raises(Wrong) as e:
+        find_test(exercise)()
+    print(e.value)                                     # pytest -rP: read them
+    assert words in str(e.value)
+
+
+@pytest.mark.parametrize("exercise, f", mutants.CORRECT,
+                         ids=[f.__name__ for _, f in mutants.CORRECT])
+def test_what_is_right_in_another_way_passes(exercise, f):
+    mine.instead[exercise] = f
+    find_test(exercise)()
