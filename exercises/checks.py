@@ -78,3 +78,19 @@ def correlated(seed, B, H, T, S, K=16, V=8, dtype=torch.float64, rho=0.8):
     k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
     v = normalize(draw(B, H, S, V), dim=-1)
     return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+@torch.no_grad()
+def enliven(layer, seed=0):
+    """Parameters far from their initial values: windows from 3.7 to inf, r from 0.62 to 0.88."""
+    g = random(seed)
+    E, H, K = layer.W_Q.shape
+    layer.s_w.copy_(torch.linspace(3.0, 1.0, H))
+    layer.s_w[0] = torch.inf
+    layer.s_r.copy_(torch.linspace(0.5, 2.0, H))
+    layer.s_O.uniform_(-1.0, 1.0, generator=g)
+    layer.W_Q.copy_(torch.randn(E, H, K, generator=g))
+    layer.W_K.copy_(layer.W_Q + 0.3 * torch.randn(E, H, K, generator=g))
+    for W in (layer.W_V, layer.W_G, layer.W_O):
+        W.copy_(0.2 * torch.randn(W.shape, generator=g))
+    return layer

@@ -7,14 +7,16 @@ multiscreen.py, pass. For teachers: the list of what to look for when you read s
 import math
 
 import torch
+import torch.nn.functional as F
 
 import multiscreen as ms
 
-MUTANTS = []                                           # (exercise, function, words of its message)
-CORRECT = []                                           # (exercise, function)
+MUTANTS = []                                           # (exercise, f, words of its message)
+CORRECT = []                                           # (exercise, f)
 
 
 def mutant(exercise, words):
+    """Add a function or class to the list of mistakes. In part 2 an exercise is a method."""
     def add(f):
         MUTANTS.append((exercise, f, words))
         return f
@@ -26,6 +28,11 @@ def correct(exercise):
         CORRECT.append((exercise, f))
         return f
     return add
+
+
+def place(exercise, f):
+    """The name in adapters.py that f stands in for: its exercise's, or that of the base class."""
+    return f.__bases__[0].__name__ if isinstance(f, type) else exercise
 
 
 # ------------------------------------------------------------------------ windows and widths
@@ -350,3 +357,248 @@ def tanh_norm_with_a_bare_where(x, eps=1e-6):
 def tanh_norm_with_two_clamps(x, eps=1e-6):
     norm = x.square().sum(-1, keepdim=True).clamp_min(eps**2).sqrt()
     return x * (torch.tanh(norm) / norm)
+
+
+# --------------------------------------------------------------------------------- the layer
+
+@mutant("project", "tiles and positions are mixed up")
+class Reshaped(ms.GatedScreeningTiles):
+    def project(self, x, W):
+        return (x @ W.flatten(1)).view(x.shape[0], W.shape[1], x.shape[1], W.shape[2])
+
+
+@mutant("project", "the tiles come before the positions")
+class Untransposed(ms.GatedScreeningTiles):
+    def project(self, x, W):
+        return torch.einsum("bte,ehd->bthd", x, W)
+
+
+@correct("project")
+class ProjectedByEinsum(ms.GatedScreeningTiles):
+    def project(self, x, W):
+        return torch.einsum("bte,ehd->bhtd", x, W)
+
+
+@mutant("gate", "tanh is missing")
+class GateWithoutTanh(ms.GatedScreeningTiles):
+    def gate(self, x):
+        return F.silu(self.project(x, self.W_G))
+
+
+@mutant("gate", "SiLU is missing")
+class GateWithoutSiLU(ms.GatedScreeningTiles):
+    def gate(self, x):
+        return torch.tanh(self.project(x, self.W_G))
+
+
+@mutant("gate", "this is a sigmoid")
+class GateOfGLU(ms.GatedScreeningTiles):
+    def gate(self, x):
+        return torch.sigmoid(self.project(x, self.W_G))
+
+
+@correct("gate")
+class GateByHand(ms.GatedScreeningTiles):
+    def gate(self, x):
+        g = self.project(x, self.W_G)
+        return (g / (1 + torch.exp(-g))).tanh()
+
+
+@mutant("screening", "TanhNorm, is missing")
+class Unbounded(ms.GatedScreeningTiles):
+    def bound(self, h):
+        return h
+
+
+@mutant("screening", "the values are not of unit length")
+class LongValues(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        def longer(q, k, v, w, r, i0):
+            return screen(q, k, self.project(x, self.W_V), w, r, i0)
+
+        return super().screening(x, longer, cache)
+
+
+@mutant("screening", "MiPE is missing")
+class Placeless(ms.GatedScreeningTiles):
+    def encode(self, x_bar, i, w):
+        return x_bar
+
+
+@mutant("screening", "queries and keys were swapped")
+class Swapped(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        def swapped(q, k, *others):
+            return screen(k, q, *others)
+
+        return super().screening(x, swapped, cache)
+
+
+@correct("screening")
+class ByTheEquations(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        w, r = ms.window(self.s_w), ms.acceptance(self.s_r)
+        phi = ms.mipe_angle(torch.arange(x.shape[1]), w, self.w_th)
+        q, k = (ms.mipe(ms.unit(self.project(x, W)), phi) for W in (self.W_Q, self.W_K))
+        return ms.tanh_norm(screen(q, k, ms.unit(self.project(x, self.W_V)), w, r, 0))
+
+
+@mutant("forward", "the residual is missing")
+class NoResidual(ms.GatedScreeningTiles):
+    def forward(self, x, screen, cache=None):
+        return super().forward(x, screen, cache) - x
+
+
+@mutant("forward", "the scale e^s_O is missing")
+class Unscaled(ms.GatedScreeningTiles):
+    def forward(self, x, screen, cache=None):
+        y = self.screening(x, screen, cache) * self.gate(x)
+        return x + torch.einsum("bhtv,hve->bte", y, self.W_O)
+
+
+@mutant("forward", "the tiles are averaged")
+class Averaged(ms.GatedScreeningTiles):
+    def forward(self, x, screen, cache=None):
+        return x + (super().forward(x, screen, cache) - x) / len(self.s_O)
+
+
+@mutant("cache", "MiPE counts from 0 in each piece")
+class AlwaysFromZero(ms.GatedScreeningTiles):
+    def encode(self, x_bar, i, w):
+        return super().encode(x_bar, i - i[0], w)
+
+
+@mutant("cache", "each piece sees itself only")
+class Forgetful(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        return super().screening(x, screen)
+
+
+@correct("cache")
+class Everything(ms.KeyCache):
+    def append(self, k, v, w):
+        self.k = k if self.k is None else torch.cat((self.k, k), 2)
+        self.v = v if self.v is None else torch.cat((self.v, v), 2)
+        self.end += k.shape[2]
+        return self.k, self.v, 0
+
+
+# --------------------------------------------------------------------------------- the model
+
+def restarted(words):
+    """A mutant of `initialize`: change(model, config), after the right initial values."""
+    def add(change):
+        class Restarted(ms.Multiscreen):
+            @torch.no_grad()
+            def initialize(self):
+                super().initialize()
+                change(self, self.config)
+
+        Restarted.__name__ = change.__name__
+        return mutant("initialize", words)(Restarted)
+    return add
+
+
+@restarted("the root of the wrong dimension")
+def keys_by_width(model, c):
+    for layer in model.layers:
+        layer.W_K.mul_(math.sqrt(c.d_K / c.d_E))
+
+
+@restarted("is the deviation x, not the variance")
+def a_variance(model, c):
+    for layer in model.layers:
+        layer.W_Q.mul_((0.1 / math.sqrt(c.d_K)) ** -0.5)
+
+
+@restarted("W_G has the fixed scale")
+def a_smaller_gate(model, c):
+    for layer in model.layers:
+        layer.W_G.div_(math.sqrt(c.d_V))
+
+
+@restarted("s_w is spread over the tiles")
+def equal_windows(model, c):
+    for layer in model.layers:
+        layer.s_w.zero_()
+
+
+@restarted("the root is missing")
+def smaller_updates(model, c):
+    for layer in model.layers:
+        layer.s_O.mul_(2)
+
+
+@restarted("the log is missing")
+def a_loud_head(model, c):
+    model.s_F.fill_(math.sqrt(c.d_E))
+
+
+@mutant("embed", "the embedding is not of unit length")
+class LongEmbedding(ms.Multiscreen):
+    def embed(self, tokens):
+        return self.s_E.exp() * self.W_E[tokens]
+
+
+@mutant("embed", "the scale is e^s_E, not s_E")
+class LinearScale(ms.Multiscreen):
+    def embed(self, tokens):
+        return self.s_E * ms.unit(self.W_E[tokens])
+
+
+@mutant("logits", "the rows of W_E are not of unit length")
+class LongHead(ms.Multiscreen):
+    def logits(self, x):
+        return self.s_F.exp() * x @ self.W_E.T
+
+
+@mutant("logits", "no norm before the head")
+class NormBeforeTheHead(ms.Multiscreen):
+    def logits(self, x):
+        return super().logits(ms.unit(x))
+
+
+@mutant("loss", "the targets are shifted twice")
+class ShiftedTwice(ms.Multiscreen):
+    def loss(self, tokens, targets):
+        return F.cross_entropy(self(tokens)[:, :-1].transpose(1, 2), targets[:, 1:])
+
+
+@mutant("loss", "count in the denominator")
+class LossOverAll(ms.Multiscreen):
+    def loss(self, tokens, targets):
+        z = self(tokens).transpose(1, 2)
+        return F.cross_entropy(z, targets, reduction="none").mean()
+
+
+@correct("loss")
+class LossInOneLine(ms.Multiscreen):
+    def loss(self, tokens, targets):
+        return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+
+
+@mutant("generate", "the prompt too")
+class WithThePrompt(ms.Multiscreen):
+    def generate(self, tokens, n):
+        return torch.cat((tokens, super().generate(tokens, n)), 1)
+
+
+@mutant("generate", "all tokens go through the layers again")
+class Uncached(ms.Multiscreen):
+    def generate(self, tokens, n):
+        for _ in range(n):
+            tokens = torch.cat((tokens, self(tokens)[:, -1].argmax(-1, keepdim=True)), 1)
+        return tokens[:, -n:]
+
+
+@mutant("model", "the model sees the future")
+class Unmasked(ms.Multiscreen):
+    def forward(self, tokens, caches=None):
+        z = super().forward(tokens, caches)
+        return z + 1e-6 * z.roll(-1, 1)
+
+
+@mutant("training", "no gradient reaches")
+class Detached(ms.Multiscreen):
+    def hidden(self, tokens, caches=None):
+        return super().hidden(tokens, caches).detach()

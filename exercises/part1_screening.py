@@ -1,7 +1,9 @@
-"""Part 1: one screening unit, Eqs. 4 to 13 (section 3.2 of the paper). Check: pytest exercises -k part1
+"""Part 1: one screening unit, Eqs. 4 to 13, section "Screening Unit" of the paper.
 
-Write each function in place of its `raise`. Shapes: B batch, T queries i, S keys j, H tiles, K d_K,
-V d_V. A docstring says what the paper leaves to an implementation.
+Check it with `pytest exercises -k part1`. Write each function in place of its `raise`. A docstring
+says what the paper leaves to an implementation.
+
+Axes: B batch, T queries i, S keys j, H tiles of a layer, K d_K, V d_V.
 """
 import math  # noqa: F401
 

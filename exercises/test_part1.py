@@ -16,8 +16,8 @@ def test_window():
            [(s_w.exp(), "w lacks the + 1: the smallest window is 1")])
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
-          f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a setting, "
-          "and must not spoil a backward pass")
+          f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
+          "setting, and must not spoil a backward pass")
     expect(slope[:4], [1, 3, 0, math.exp(4)], "the gradient of window([0, log 3, -inf, 4])")
 
 
@@ -131,7 +131,8 @@ def test_trim():
     on = torch.tensor([0.25, 0.5, 0.75])
     check((mine.trim(on, 1 - on) == 0).all(), "at the threshold, 1 - s = r, the relevance must be "
           "exactly 0")
-    slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), torch.tensor([0.3, 0.5, 0.75, 1.0]))
+    s = torch.tensor([0.3, 0.5, 0.75, 1.0])
+    slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), s)
     expect(slope, [0, 0, 2, 4], "the slope of trim at s = 0.3, 0.5, 0.75, 1 for r = 0.5")
 
 

@@ -4,17 +4,16 @@ import importlib
 import pytest
 
 from exercises import mutants
-from exercises.adapters import FILES, mine
+from exercises.adapters import mine
 from exercises.checks import Wrong
 from tests.helpers import ROOT, run  # noqa: F401
 
-PART = {name: file.split(".")[1][:5] for file, names in FILES.items() for name in names}
+MODULES = [importlib.import_module(f"exercises.test_part{n}") for n in (1, 2)]
 
 
 def find_test(exercise):
     """The test of one exercise, a function without arguments."""
-    module = importlib.import_module(f"exercises.test_{PART[exercise]}")
-    return getattr(module, f"test_{exercise}")
+    return next(f for m in MODULES if (f := getattr(m, f"test_{exercise}", None)))
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def solved(monkeypatch):
 @pytest.mark.parametrize("exercise, f, words", mutants.MUTANTS,
                          ids=[f.__name__ for _, f, _ in mutants.MUTANTS])
 def test_a_known_mistake_gets_its_message(exercise, f, words):
-    mine.instead[exercise] = f
+    mine.instead[mutants.place(exercise, f)] = f
     with pytest.raises(Wrong) as e:
         find_test(exercise)()
     print(e.value)                                     # pytest -rP: read them
@@ -37,5 +36,5 @@ def test_a_known_mistake_gets_its_message(exercise, f, words):
 @pytest.mark.parametrize("exercise, f", mutants.CORRECT,
                          ids=[f.__name__ for _, f in mutants.CORRECT])
 def test_what_is_right_in_another_way_passes(exercise, f):
-    mine.instead[exercise] = f
+    mine.instead[mutants.place(exercise, f)] = f
     find_test(exercise)()

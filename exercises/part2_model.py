@@ -1,0 +1,123 @@
+"""Part 2: the model, Eqs. 1 to 3 and 14 to 18, sections "Overview" and "Gated Screening Tile".
+
+Check it with `pytest exercises -k part2`. Your functions of part 1 are used where they are written,
+those of multiscreen.py otherwise. The names of the parameters are the repository's, so its trained
+weights fit into your model: `python -m exercises.trained` loads them, and trains 200 steps.
+
+Axes: B batch, T positions, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
+"""
+import math  # noqa: F401
+
+import torch
+import torch.nn.functional as F  # noqa: F401
+from torch import nn
+
+from exercises.adapters import earlier
+
+window, acceptance, unit = earlier("window"), earlier("acceptance"), earlier("unit")
+mipe_angle, mipe, tanh_norm = earlier("mipe_angle"), earlier("mipe"), earlier("tanh_norm")
+screen = earlier("screen")
+
+
+class GatedScreeningTiles(nn.Module):
+    """One layer: N_H gated screening tiles side by side. config: a multiscreen.Config."""
+
+    def __init__(self, config):
+        super().__init__()
+        H, E, K, V = config.N_H, config.d_E, config.d_K, config.d_V
+        self.w_th = config.w_th
+        self.W_Q = nn.Parameter(torch.empty(E, H, K))
+        self.W_K = nn.Parameter(torch.empty(E, H, K))
+        self.W_V = nn.Parameter(torch.empty(E, H, V))
+        self.W_G = nn.Parameter(torch.empty(E, H, V))
+        self.W_O = nn.Parameter(torch.empty(H, V, E))
+        self.s_w = nn.Parameter(torch.empty(H))
+        self.s_r = nn.Parameter(torch.empty(H))
+        self.s_O = nn.Parameter(torch.empty(H))
+
+    def project(self, x, W):
+        """Eq. (15): x W for all tiles. x: (B, T, E); W: (E, H, D). Returns (B, H, T, D)."""
+        raise NotImplementedError("Exercise 2.1: Eq. 15, the projections")
+
+    def gate(self, x):
+        """Eq. (17), the gate g_hat. (B, T, E) -> (B, H, T, V)"""
+        raise NotImplementedError("Exercise 2.2: Eq. 17, the gate")
+
+    def screening(self, x, screen, cache=None):
+        """Eq. (16), with Eqs. 4 to 7 and 14: u of x. (B, T, E) -> (B, H, T, V)
+
+        screen(q_tilde, k_tilde, v_bar, w, r, i0) is Eq. 12. Without a cache x starts at position 0.
+        With one (exercise 2.9) it starts at `cache.end`; cache.append(k_tilde, v_bar, w) adds the
+        new keys and values, and returns all keys, all values, and the position of the first key.
+        """
+        raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
+
+    def forward(self, x, screen, cache=None):
+        """Eq. (18), the update of each tile, and Eq. (2), their sum. (B, T, E) -> (B, T, E)"""
+        raise NotImplementedError("Exercise 2.4: Eqs. 18 and 2, the update")
+
+
+class KeyCache:
+    """The keys and values of one layer that a later query may see."""
+
+    def __init__(self):
+        self.k = self.v = None
+        self.first = self.end = 0                      # positions: the oldest key, the next token
+
+    def append(self, k, v, w):
+        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position.
+
+        Keeping everything is right. To bound the memory drop what every window w (H,) has passed.
+        """
+        raise NotImplementedError("Exercise 2.9: a cache of keys and values")
+
+
+class Multiscreen(nn.Module):
+    """The language model: tokens (B, T) -> logits (B, T, N)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.screen = config, screen
+        self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
+        self.s_E = nn.Parameter(torch.empty(1))
+        self.s_F = nn.Parameter(torch.empty(1))
+        self.layers = nn.ModuleList(GatedScreeningTiles(config) for _ in range(config.N_L))
+        self.initialize()
+
+    @torch.no_grad()
+    def initialize(self):
+        """The table in the appendix "Multiscreen Initialization". N(0, x): x is the deviation."""
+        raise NotImplementedError("Exercise 2.5: the initial values")
+
+    def embed(self, tokens):
+        """Eq. (1): x^(0). (B, T) -> (B, T, E)"""
+        raise NotImplementedError("Exercise 2.6: Eq. 1, the embedding")
+
+    def logits(self, x):
+        """Eq. (3): z. (..., E) -> (..., N)"""
+        raise NotImplementedError("Exercise 2.7: Eq. 3, the logits")
+
+    def hidden(self, tokens, caches=None):
+        """x^(N_L). (B, T) -> (B, T, E). caches: a KeyCache a layer, or None."""
+        x = self.embed(tokens)
+        for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = tile(x, self.screen, cache)
+        return x
+
+    def forward(self, tokens, caches=None):
+        return self.logits(self.hidden(tokens, caches))
+
+    def loss(self, tokens, targets):
+        """Mean cross-entropy in nats, (B, T) x (B, T). targets: the tokens that follow `tokens`.
+
+        Targets of -100 do not count.
+        """
+        raise NotImplementedError("Exercise 2.8: the loss")
+
+    @torch.no_grad()
+    def generate(self, tokens, n):
+        """The n tokens that follow (B, T) tokens, each the one with the largest logit. (B, n)
+
+        Each token goes through the layers once: later steps see the earlier ones in the caches.
+        """
+        raise NotImplementedError("Exercise 2.10: greedy generation with a cache")

@@ -1,0 +1,92 @@
+"""The end of part 2: a trained model in your hands.
+
+    python -m exercises.trained                         models/retrieval.pt, or the repository's
+                                                        model after 200 steps on this text
+    python -m exercises.trained --ckpt out/ckpt.pt      a model that you trained with train.py
+
+Loads its weights into your Multiscreen and compares the logits. Then both train 200 steps from the
+same initial weights: the losses should agree.
+"""
+import argparse
+from pathlib import Path
+
+import torch
+
+import multiscreen as ms
+from exercises.adapters import mine
+from exercises.checks import enliven, random
+from support.checkpoint import load_checkpoint
+from support.cli import cli
+
+ROOT = Path(__file__).parent.parent
+TRAINED = ROOT / "models/retrieval.pt"
+
+
+def load_into(yours, theirs):
+    """Give your module the parameters of the repository's: the names must be the same."""
+    yours.load_state_dict(theirs.state_dict())
+
+
+def trained_model():
+    """(the repository's trained model, tokens); without models/retrieval.pt one that is not."""
+    if TRAINED.exists():
+        model, _, _ = load_checkpoint(TRAINED)
+    else:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = ms.Multiscreen(ms.Config(psi=2, vocab_size=257, N_H=3))
+        for n, layer in enumerate(model.layers):
+            enliven(layer, n)
+    return model, torch.randint(256, (1, 200), generator=random(2))
+
+
+def fit(model, text, steps, T=32, B=4, seed=0):
+    """Train with the paper's recipe on random pieces of `text`. Returns the loss of each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
+    g, losses = random(seed), []
+    for _ in range(steps):
+        starts = torch.randint(len(text) - T, (B,), generator=g).tolist()
+        x = torch.stack([text[n : n + T + 1] for n in starts])
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warmup.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ckpt", help="a checkpoint of train.py [models/retrieval.pt]")
+    args = parser.parse_args()
+    text = torch.tensor(list((ROOT / "multiscreen.py").read_bytes()))
+
+    torch.manual_seed(0)
+    config = ms.Config(psi=4, vocab_size=257)
+    theirs, yours = ms.Multiscreen(config), mine.Multiscreen(config)
+    load_into(yours, theirs)
+    print("200 steps on the source of multiscreen.py, from the same weights\n step  theirs   yours")
+    losses = zip(fit(theirs, text, 200, T=128), fit(yours, text, 200, T=128))
+    for step, (a, b) in enumerate(losses, 1):
+        if step in (1, 2, 3, 5) or step % 20 == 0:
+            print(f"{step:5d}  {a:6.4f}  {b:6.4f}")
+
+    path = args.ckpt or (TRAINED if TRAINED.exists() else None)
+    if path:
+        theirs, _, _ = load_checkpoint(path)
+        yours = mine.Multiscreen(theirs.config)
+        load_into(yours, theirs)
+    tokens = text[None, :500]
+    with torch.no_grad():
+        a, b = theirs(tokens), yours(tokens)
+    print(f"logits of {path or 'the model trained just now'}: largest {a.abs().max():.3g}, they "
+          f"differ by at most {(a - b).abs().max():.2g}")
+    print(f"both predict the next byte right {(a.argmax(-1) == b.argmax(-1)).float().mean():.1%} "
+          "of the time the same")
+
+
+if __name__ == "__main__":
+    cli(main)
