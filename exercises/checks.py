@@ -32,7 +32,7 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5):
 def difference(found, right, what):
     """`what` is .. , it should be .. ; of tensors the place that is off most."""
     if found.numel() == 1:
-        return f"{what} is {found.item():.6g}, it should be {right.item():.6g}"
+        return f"{what} is {found.item():.8g}, it should be {right.item():.8g}"
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = ", ".join(map(str, at))

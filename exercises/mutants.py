@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import multiscreen as ms
+from exercises.solutions import part3_derivative as solved
 
 MUTANTS = []                                           # (exercise, f, words of its message)
 CORRECT = []                                           # (exercise, f)
@@ -602,3 +603,106 @@ class Unmasked(ms.Multiscreen):
 class Detached(ms.Multiscreen):
     def hidden(self, tokens, caches=None):
         return super().hidden(tokens, caches).detach()
+
+
+# ---------------------------------------------------------------------- gradients, block by block
+
+@mutant("pairs", "it sees the future")
+def pairs_of_both_sides(q, k, w, r, i, j):
+    z, _, d = solved.pairs(q, k, w, r, i, j)
+    return z, torch.cos(math.pi / 2 * (d / w)) * (d.abs() < w), d
+
+
+@mutant("pairs", "the angle is halved in c")
+def pairs_with_the_whole_angle(q, k, w, r, i, j):
+    z, c, d = solved.pairs(q, k, w, r, i, j)
+    return z, torch.cos(math.pi * d / w) * (c > 0), d
+
+
+@mutant("pairs", "z is Trim before its square")
+def pairs_squared(q, k, w, r, i, j):
+    z, c, d = solved.pairs(q, k, w, r, i, j)
+    return z.square(), c, d
+
+
+@mutant("dv_block", "the square is missing")
+def dv_without_square(z, c, dh):
+    return (z * c).T @ dh
+
+
+@mutant("dz_block", "one factor c is missing")
+def dz_without_c(z, c, v, dh):
+    return 2 * z * c * (dh @ v.T)
+
+
+@mutant("dz_block", "the 2 of the square's derivative")
+def dz_without_2(z, c, v, dh):
+    return z * c.square() * (dh @ v.T)
+
+
+@mutant("dq_block", "1/r is missing")
+def dq_without_r(dz, k, r):
+    return dz @ k
+
+
+@mutant("dq_block", "this multiplies")
+def dq_multiplied(dz, k, r):
+    return dz @ k * r
+
+
+@mutant("dk_block", "queries and keys were swapped")
+def dk_not_transposed(dz, q, r):
+    return dz @ q / r
+
+
+@mutant("dr_block", "1 - z has one r in it already")
+def dr_divided_twice(dz, z, r):
+    return (dz * (1 - z)).sum() / r**2
+
+
+@mutant("dr_block", "the sign")
+def dr_with_the_other_sign(dz, z, r):
+    return (dz * (z - 1)).sum() / r
+
+
+@mutant("dw_block", "the sign")
+def dw_with_the_other_sign(z, c, d, v, dh, w):
+    return solved.dw_block(z, c, -d, v, -dh, w)
+
+
+@mutant("dw_block", "a 1/w is missing")
+def dw_for_theta(z, c, d, v, dh, w):
+    return solved.dw_block(z, c, d, v, dh, w) * w
+
+
+@mutant("dw_block", "for w = inf")
+def dw_by_a_quotient(z, c, d, v, dh, w):
+    return solved.dw_block(z, c, d, v, dh, w) * w / w
+
+
+@correct("dw_block")
+def dw_by_the_double_angle(z, c, d, v, dh, w):
+    """2 sin cos of half the angle is the sine of the whole."""
+    slope = torch.sin(math.pi * d / w) * d * (c > 0)
+    return (z.square() * (dh @ v.T) * slope).sum() * math.pi / 2 / w / w
+
+
+@mutant("gradients", "T x S must never exist")
+def gradients_in_one_block(q, k, v, w, r, dh, i0=0, size=16):
+    return solved.gradients(q, k, v, w, r, dh, i0, 10**6)
+
+
+@mutant("gradients", "i0 does not act")
+def gradients_without_i0(q, k, v, w, r, dh, i0=0, size=16):
+    return solved.gradients(q, k, v, w, r, dh)
+
+
+@mutant("gradients", "blocks outside the window are visited")
+def gradients_of_all_blocks(q, k, v, w, r, dh, i0=0, size=16):
+    return tuple(a + b for a, b in zip(solved.gradients(q, k, v, w, r, dh, i0),
+                 solved.gradients(q, k, v, w * math.inf, r, 0 * dh, i0)))
+
+
+@correct("gradients")
+def gradients_in_other_blocks(q, k, v, w, r, dh, i0=0, size=16):
+    return solved.gradients(q, k, v, w, r, dh, i0, 7)

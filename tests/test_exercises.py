@@ -8,7 +8,7 @@ from exercises.adapters import mine
 from exercises.checks import Wrong
 from tests.helpers import ROOT, run  # noqa: F401
 
-MODULES = [importlib.import_module(f"exercises.test_part{n}") for n in (1, 2)]
+MODULES = [importlib.import_module(f"exercises.test_part{n}") for n in (1, 2, 3)]
 
 
 def find_test(exercise):

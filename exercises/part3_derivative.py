@@ -1,0 +1,64 @@
+"""Part 3: the gradients of screening by hand, in blocks: what the kernel does, readable.
+
+Check it with `pytest exercises -k part3`. One tile, no batch, float64.
+
+With d = i - j >= 0 (the other way round than in Eq. 10), Trim and Softmask are squares:
+
+    alpha_d = (z c)^2,   z = max(1 - (1 - s)/r, 0),   c = cos(pi d/(2 w)) inside the window, or 0
+
+Let dh = dL/dh be what comes back. The gradient of a relevance is dh_i . v_j, whatever the other
+keys are: so a block of queries and a block of keys are enough, and blocks add up. Derive each
+formula on paper before you write its line.
+
+Axes: I queries of a block, J keys of a block; T all queries, S all keys; K d_K, V d_V.
+"""
+import math  # noqa: F401
+
+import torch  # noqa: F401
+
+
+def pairs(q, k, w, r, i, j):
+    """z, c and d of each pair. q: (I, K), at positions i (I,); k: (J, K), at j (J,). Three (I, J).
+
+    c is exactly 0 for a later key (d < 0) and at distance w and beyond.
+    """
+    raise NotImplementedError("Exercise 3.1: z, c and d of a block")
+
+
+def dv_block(z, c, dh):
+    """What a block adds to dL/dv of its keys. z, c: (I, J); dh: (I, V). Returns (J, V)."""
+    raise NotImplementedError("Exercise 3.2: the gradient of v")
+
+
+def dz_block(z, c, v, dh):
+    """dL/dz of each pair. v: (J, V). Returns (I, J)."""
+    raise NotImplementedError("Exercise 3.3: the gradient of z")
+
+
+def dq_block(dz, k, r):
+    """What a block adds to dL/dq of its queries. Returns (I, K)."""
+    raise NotImplementedError("Exercise 3.4: the gradient of q")
+
+
+def dk_block(dz, q, r):
+    """What a block adds to dL/dk of its keys. Returns (J, K)."""
+    raise NotImplementedError("Exercise 3.5: the gradient of k")
+
+
+def dr_block(dz, z, r):
+    """What a block adds to dL/dr. A number; written with z, without the similarities."""
+    raise NotImplementedError("Exercise 3.6: the gradient of r")
+
+
+def dw_block(z, c, d, v, dh, w):
+    """What a block adds to dL/dw, through the softmask. A number; 0 for w = inf, not NaN."""
+    raise NotImplementedError("Exercise 3.7: the gradient of w")
+
+
+def gradients(q, k, v, w, r, dh, i0=0, size=16):
+    """dL/dq, dL/dk, dL/dv, dL/dw, dL/dr of h = screen(q, k, v, w, r, i0), in blocks of `size`.
+
+    q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: numbers (tensors without axes). The first
+    query is at position i0. No T x S tensor is made, and blocks outside the window are not visited.
+    """
+    raise NotImplementedError("Exercise 3.8: all gradients, block by block")
