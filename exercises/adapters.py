@@ -15,7 +15,8 @@ FILES = {
     "exercises.part2_model": ["GatedScreeningTiles", "KeyCache", "Multiscreen"],
     "exercises.part3_derivative": ["pairs", "dv_block", "dz_block", "dq_block", "dk_block",
                                    "dr_block", "dw_block", "gradients"],
-    "exercises.part4_kernel": ["similarities", "relevances", "bounds", "forward", "dq"],
+    "exercises.part4_kernel": ["similarity_kernel", "relevance_kernel", "bounds_kernel",
+                               "forward_kernel", "dq_kernel"],
 }
 SOLUTIONS = {"exercises.part1_screening": "multiscreen", "exercises.part2_model": "multiscreen",
              "exercises.part3_derivative": "exercises.solutions.part3_derivative",

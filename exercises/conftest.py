@@ -30,10 +30,11 @@ class Points:
     def pytest_runtest_makereport(self, item, call):
         outcome = yield
         report = outcome.get_result()
-        if call.excinfo and call.excinfo.errisinstance(Wrong):
-            report.longrepr = str(call.excinfo.value)
-        elif call.excinfo and call.excinfo.errisinstance(NotImplementedError):
-            report.longrepr = f"still to do: {call.excinfo.value}"
+        for error in causes(call.excinfo and call.excinfo.value):
+            if isinstance(error, Wrong):
+                report.longrepr = str(error)
+            elif isinstance(error, NotImplementedError):
+                report.longrepr = f"still to do: {error}"
         if report.when == "call" or report.failed:
             self.rows[item.nodeid] = part_of(item), item.name.removeprefix("test_"), report.passed
 
@@ -48,6 +49,13 @@ class Points:
         for part in dict.fromkeys(parts):
             points = sum(passed for p, _, passed in self.rows.values() if p == part)
             terminalreporter.write_line(f"{part}: {points} of {parts.count(part)}")
+
+
+def causes(error):
+    """An error, and what it comes from: Triton's interpreter wraps what a kernel raises."""
+    while error:
+        yield error
+        error = error.__cause__
 
 
 def part_of(item):

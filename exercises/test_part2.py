@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import check, correlated, enliven, expect, random
-from exercises.trained import fit, load_into, trained_model
+from exercises.trained import blank, fit, load_into, trained_model
 
 SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24}
 
@@ -26,7 +26,7 @@ def a_model(**sizes):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = ms.Config(**(SIZES | sizes))
-        theirs, yours = ms.Multiscreen(config), mine.Multiscreen(config)
+        theirs, yours = ms.Multiscreen(config), blank(config)
     with torch.no_grad():
         theirs.W_E.add_(0.03 * torch.randn(config.d_E, generator=random(0)))      # tokens alike
         theirs.s_E.fill_(0.7)
@@ -260,7 +260,7 @@ def test_model():
         check(torch.equal(yours(changed)[:, :j], yours(t)[:, :j]),
               f"token {j} changed, and a logit before it too: the model sees the future")
     theirs, tokens = trained_model()
-    yours = mine.Multiscreen(theirs.config)
+    yours = blank(theirs.config)
     load_into(yours, theirs)
     theirs.screen = ms.screen
     with torch.no_grad():
@@ -272,7 +272,7 @@ def test_training():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = ms.Config(**sizes)
-        theirs, yours = ms.Multiscreen(config), mine.Multiscreen(config)
+        theirs, yours = ms.Multiscreen(config), blank(config)
     load_into(yours, theirs)
     text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # to be learned by heart
     theirs.screen = ms.screen

@@ -1,0 +1,59 @@
+"""Part 4: screening as Triton kernels, in the interpreter: any Linux laptop, no GPU.
+
+Check it with `pytest exercises -k part4`. launch.py starts the kernels: read it first, it says how
+many programs run. In the interpreter `print` works inside a kernel, and a mistake is a Python
+traceback. On a GPU the same code compiles, with `if` and `raise` taken out.
+
+    tl.program_id(0)                     which block this program works on
+    tl.arange(0, N)                      0 .. N - 1; N is a power of two
+    tl.load(P + offsets, mask=, other=)  P is a pointer; offsets may be a matrix
+    tl.store(P + offsets, x, mask=)
+    tl.dot(a, b, input_precision="ieee") matrix product; tl.trans(x)
+    tl.zeros, tl.where, tl.maximum, tl.minimum, tl.cos, tl.ceil, tl.cdiv, x.to(tl.int32)
+
+Matrices are contiguous: row n of Q starts at Q + n K. Rows at T and S and beyond do not exist: load
+0 in their place, and store nothing there.
+"""
+import triton
+import triton.language as tl  # noqa: F401
+
+
+@triton.jit
+def similarity_kernel(Q, K_, OUT, T, S, K: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
+    """Eq. 8 for block (program_id(0), program_id(1)). Q: (T, K); K_: (S, K), keys; OUT: (T, S)."""
+    raise NotImplementedError("Exercise 4.1: a block of similarities")
+
+
+@triton.jit
+def relevance_kernel(Q, K_, W, R, OUT, i0, T, S, K: tl.constexpr, BI: tl.constexpr,
+                     BJ: tl.constexpr):
+    """Eqs. 8 to 11 for one block. W, R: pointers to one number each; OUT: (T, S).
+
+    Query t is at position i0 + t. w may be inf.
+    """
+    raise NotImplementedError("Exercise 4.2: Trim and Softmask in the kernel")
+
+
+@triton.jit
+def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
+    """The keys that block program_id(0) of the queries sees: lo and hi into row n of OUT (n, 2).
+
+    The loop is `for j0 in range(lo, hi, BJ)`. lo is a multiple of BJ; each key that some query of
+    the block sees is in it, and no block without such a key. Both are int32. Where nothing is seen
+    lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
+    """
+    raise NotImplementedError("Exercise 4.3: the loop bounds of a window")
+
+
+@triton.jit
+def forward_kernel(Q, K_, V_, W, R, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
+                   BI: tl.constexpr, BJ: tl.constexpr):
+    """Eq. 12 for one block of queries: a loop over the keys it sees. V_: (S, V); OUT: (T, V)."""
+    raise NotImplementedError("Exercise 4.4: screening, forward")
+
+
+@triton.jit
+def dq_kernel(Q, K_, V_, W, R, DH, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
+              BI: tl.constexpr, BJ: tl.constexpr):
+    """dL/dq for one block of queries (part 3). DH: (T, V), dL/dh; OUT: (T, K). The same loop."""
+    raise NotImplementedError("Exercise 4.5: the gradient of the queries")
