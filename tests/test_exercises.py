@@ -5,11 +5,13 @@ import re
 import tomllib
 
 import pytest
+import torch
 
-from exercises import mutants
+from exercises import mutants, part5_research
 from exercises.adapters import mine
-from exercises.checks import Wrong
+from exercises.checks import Wrong, correlated
 from screening_triton import available
+from support.cli import UsageError
 from tests.helpers import ROOT, run
 
 # Kernels are interpreted, or left out where they are compiled for a GPU.
@@ -99,3 +101,43 @@ def test_the_course_knows_at_least_20_mistakes_and_every_exercise_has_one():
 def test_plain_pytest_does_not_collect_the_stubs():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert settings["testpaths"] == ["test_multiscreen.py", "tests"]
+
+
+# ------------------------------------------------------------------------- the research harness
+
+@pytest.mark.parametrize("variant", [v for v in part5_research.VARIANTS if v != "mine"])
+def test_each_open_question_can_be_trained(variant, capsys):
+    data = "abcdigits" if variant == "compete" else str(ROOT / "test_multiscreen.py")
+    part5_research.main([variant, "--steps", "2", "--data", data])
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.startswith(tuple(part5_research.LINES))]
+    assert len(rows) == len(part5_research.LINES)
+    assert "nan" not in out
+
+
+def test_variants_change_what_they_say():
+    q, k, _ = correlated(0, 1, 1, 12, 12)
+    v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
+    w, r = torch.tensor([6.0]).double(), torch.tensor([0.3]).double()
+    alpha_d = part5_research.ms.relevance(q, k, w, r)[0, 0]
+    compete, hard, sigmoid = (part5_research.SCREENS[name](q, k, v, w, r)[0, 0]
+                              for name in ("compete", "hard-window", "sigmoid"))
+    inside = part5_research.ms.softmask(part5_research.distances(q, k, 0), w) > 0
+    assert (alpha_d[inside] == 0).any()                            # Trim rejects some
+    assert (compete.sum(-1) < 1).all()
+    assert torch.equal(hard > 0, alpha_d > 0)
+    assert (hard >= alpha_d).all()
+    assert torch.equal(sigmoid > 0, inside)
+
+
+def test_untied_begins_as_the_base_does():
+    base, untied = (part5_research.build(name, 0) for name in ("base", "untied"))
+    tokens = torch.arange(40)[None]
+    torch.testing.assert_close(untied(tokens), base(tokens))
+
+
+@pytest.mark.parametrize("argv, message", [(["nothing"], "variant 'nothing' is unknown"),
+                                           (["nope", "--steps", "0"], "--steps 0")])
+def test_a_wrong_question_is_explained(argv, message):
+    with pytest.raises(UsageError, match=message):
+        part5_research.main(argv)
