@@ -619,6 +619,12 @@ def pairs_with_the_whole_angle(q, k, w, r, i, j):
     return z, torch.cos(math.pi * d / w) * (c > 0), d
 
 
+@mutant("pairs", "the max of Trim is missing")
+def pairs_without_max(q, k, w, r, i, j):
+    _, c, d = solved.pairs(q, k, w, r, i, j)
+    return 1 - (1 - q @ k.T) / r, c, d
+
+
 @mutant("pairs", "z is Trim before its square")
 def pairs_squared(q, k, w, r, i, j):
     z, c, d = solved.pairs(q, k, w, r, i, j)

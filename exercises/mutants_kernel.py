@@ -40,6 +40,8 @@ MISTAKES = [
       "load_rows(Q, j0, T, BJ, K), load_rows(K_, t0, S, BI, K)\n    s = tl.dot(k, tl.trans(q), "
       "input_precision=\"ieee\")\n    store")),
     ("relevance_kernel", "sees_the_future", "sees the future", ("(d <= 0) & (d > -w)", "d > -w")),
+    ("relevance_kernel", "without_max", "the max of Trim is missing",
+     ("tl.maximum(1 - (1 - s) / tl.load(R), 0.0)", "1 - (1 - s) / tl.load(R)")),
     ("relevance_kernel", "multiplied_by_r", "divided by r, not multiplied",
      ("(1 - s) / tl.load(R)", "(1 - s) * tl.load(R)")),
     ("relevance_kernel", "not_squared", "the square of Trim is missing",

@@ -23,6 +23,7 @@ from support.cli import Parser, UsageError, cli
 from support.tokens import get_data, get_tokenizer
 
 SIZES = {"psi": 4, "vocab_size": 257}
+LONG = 1024                                            # tokens of the second validation
 
 
 # --------------------------------------------------------------------------------- variants
@@ -156,7 +157,7 @@ def main(argv=None):
 
     tokenizer = get_tokenizer("bytes")
     flags = SimpleNamespace(data=args.data, tokenizer="bytes", digits=2, seed=args.seed)
-    flags.seq_len = 1024
+    flags.seq_len = LONG
     _, long = get_data(flags, tokenizer)
     flags.seq_len = 128
     data, val = get_data(flags, tokenizer)

@@ -11,7 +11,7 @@ from exercises.checks import check, correlated, expect, gradient, random
 INF = math.inf
 
 
-def some_block(w=9.0, r=0.6, I=12, J=10, first=6):  # noqa: E741
+def some_block(w=9.0, r=0.3, I=12, J=10, first=6):  # noqa: E741
     """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 0."""
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
     dh = torch.randn(I, 8, generator=random(1), dtype=torch.float64)

@@ -17,7 +17,7 @@ from exercises.checks import check, correlated, expect, gradient, random  # noqa
 INF = math.inf
 
 
-def inputs(T, S, w, r=0.6):
+def inputs(T, S, w, r=0.3):
     """q (T, 16), k (S, 16), v (S, 16), w, r in float32, one tile."""
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, V=16, dtype=torch.float32))
     return q, k, v, torch.tensor([w]), torch.tensor([r])
@@ -53,13 +53,16 @@ def test_relevance_kernel():
             return relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
 
         i, j = i0 + torch.arange(T)[:, None], torch.arange(S)
+        mask = right(q=torch.ones(T, 16) / 4, k=torch.ones(S, 16) / 4, r=torch.ones(1))
         check((found[j > i] == 0).all(), "a later key must get 0: this kernel sees the future")
         expect(found, right(), f"alpha_d of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
                [(right(i0=0), "i0 does not act: query t is at position i0 + t"),
                 (right(w=torch.tensor([INF])), "the window does not act: Softmask is missing"),
                 (right() ** 0.5, "the square of Trim is missing"),
-                ((1 - (1 - q @ k.T) * r).relu().square() * (right() > 0),
+                (right(r=torch.ones(1)), "r does not act"),
+                ((1 - (1 - q @ k.T) * r).relu().square() * mask,
                  "1 - s must be divided by r, not multiplied by it"),
+                ((1 - (1 - q @ k.T) / r).square() * mask, "the max of Trim is missing"),
                 (right(w=w + 1), "a key at distance exactly w must get 0")], tolerance=1e-4)
         check((found[i - j >= w] == 0).all(), "a key at distance w or more must get exactly 0")
 

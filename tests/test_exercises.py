@@ -106,7 +106,8 @@ def test_plain_pytest_does_not_collect_the_stubs():
 # ------------------------------------------------------------------------- the research harness
 
 @pytest.mark.parametrize("variant", [v for v in part5_research.VARIANTS if v != "mine"])
-def test_each_open_question_can_be_trained(variant, capsys):
+def test_each_open_question_can_be_trained(variant, capsys, monkeypatch):
+    monkeypatch.setattr(part5_research, "LONG", 200)
     data = "abcdigits" if variant == "compete" else str(ROOT / "test_multiscreen.py")
     part5_research.main([variant, "--steps", "2", "--data", data])
     out = capsys.readouterr().out
@@ -118,7 +119,7 @@ def test_each_open_question_can_be_trained(variant, capsys):
 def test_variants_change_what_they_say():
     q, k, _ = correlated(0, 1, 1, 12, 12)
     v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
-    w, r = torch.tensor([6.0]).double(), torch.tensor([0.3]).double()
+    w, r = torch.tensor([6.0]).double(), torch.tensor([0.1]).double()
     alpha_d = part5_research.ms.relevance(q, k, w, r)[0, 0]
     compete, hard, sigmoid = (part5_research.SCREENS[name](q, k, v, w, r)[0, 0]
                               for name in ("compete", "hard-window", "sigmoid"))

@@ -18,6 +18,7 @@ ROOMS = {
                 "baselines"},
     "abcdigits": {"torch", "support"},
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
+    "exercises": {"torch", "triton", "numpy", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
                     "multiscreen", "screening_triton", "abcdigits", "train"},
 }
