@@ -15,6 +15,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--hidden"):
         config.args.append(config.getoption("--hidden"))
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "short"
     config.option.reportchars = "N"                    # each message once: no second list of them
     config.pluginmanager.register(Points(config), "points")
 

@@ -305,6 +305,11 @@ def screen_in_another_dtype(q, k, v, w, r, i0=0):
     return ms.screen(q, k, v.to(w.dtype), w, r, i0)
 
 
+@mutant("screen", "Turn them to float32 first")
+def screen_of_two_dtypes(q, k, v, w, r, i0=0):
+    return ms.relevance(q, k, w, r, i0) @ v
+
+
 @mutant("screen", "Turn q, k and v to float32")
 def screen_in_bfloat16(q, k, v, w, r, i0=0):
     alpha_d = ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0)
