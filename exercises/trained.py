@@ -50,10 +50,10 @@ def trained_model():
 
 
 def fit(model, text, steps, T=32, B=4, seed=0):
-    """Train with the paper's recipe on random pieces of `text`. Returns the loss of each step."""
+    """Train with the paper's recipe on random pieces of `text`. Yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    g, losses = random(seed), []
+    g = random(seed)
     for _ in range(steps):
         starts = torch.randint(len(text) - T, (B,), generator=g).tolist()
         x = torch.stack([text[n : n + T + 1] for n in starts])
@@ -62,8 +62,7 @@ def fit(model, text, steps, T=32, B=4, seed=0):
         loss.backward()
         optimizer.step()
         warmup.step()
-        losses.append(loss.item())
-    return losses
+        yield loss.item()
 
 
 def main():
@@ -77,11 +76,12 @@ def main():
     config = ms.Config(psi=4, vocab_size=257)
     theirs, yours = ms.Multiscreen(config), blank(config)
     load_into(yours, theirs)
-    print("200 steps on the source of multiscreen.py, from the same weights\n step  theirs   yours")
+    print("200 steps on the source of multiscreen.py, from the same weights")
+    print(" step  theirs   yours")
     losses = zip(fit(theirs, text, 200, T=128), fit(yours, text, 200, T=128))
     for step, (a, b) in enumerate(losses, 1):
         if step in (1, 2, 3, 5) or step % 20 == 0:
-            print(f"{step:5d}  {a:6.4f}  {b:6.4f}")
+            print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
     path = args.ckpt or (TRAINED if TRAINED.exists() else None)
     if path:
