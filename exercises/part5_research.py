@@ -20,6 +20,7 @@ from torch import nn
 import multiscreen as ms
 from support.checkpoint import build_model
 from support.cli import Parser, UsageError, cli
+from support.files import files_of
 from support.tokens import get_data, get_tokenizer
 
 SIZES = {"psi": 4, "vocab_size": 257}
@@ -158,9 +159,10 @@ def main(argv=None):
     tokenizer = get_tokenizer("bytes")
     flags = SimpleNamespace(data=args.data, tokenizer="bytes", digits=2, seed=args.seed)
     flags.seq_len = LONG
-    _, long = get_data(flags, tokenizer)
+    files = list(files_of(args.data))
+    _, long = get_data(flags, tokenizer, files)
     flags.seq_len = 128
-    data, val = get_data(flags, tokenizer)
+    data, val = get_data(flags, tokenizer, files)
 
     columns = []
     for name in ("base", args.variant):

@@ -7,7 +7,6 @@
 Loads its weights into your Multiscreen and compares the logits. Then both train 200 steps from the
 same initial weights: the losses should agree.
 """
-import argparse
 from pathlib import Path
 
 import torch
@@ -15,8 +14,8 @@ import torch
 import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import enliven, random
-from support.checkpoint import load_checkpoint
-from support.cli import cli
+from support.checkpoint import load_checkpoint, require_windows
+from support.cli import Parser, cli
 
 ROOT = Path(__file__).parent.parent
 TRAINED = ROOT / "models/retrieval.pt"
@@ -65,36 +64,37 @@ def fit(model, text, steps, T=32, B=4, seed=0):
         yield loss.item()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv=None):
+    parser = Parser(__doc__)
     parser.add_argument("--ckpt", help="a checkpoint of train.py [models/retrieval.pt]")
-    args = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=200, help="[200]")
+    args = parser.parse_args(argv)
     text = torch.tensor(list((ROOT / "multiscreen.py").read_bytes()))
 
     torch.manual_seed(0)
     config = ms.Config(psi=4, vocab_size=257)
     theirs, yours = ms.Multiscreen(config), blank(config)
     load_into(yours, theirs)
-    print("200 steps on the source of multiscreen.py, from the same weights")
+    print(f"{args.steps} steps on the source of multiscreen.py, from the same weights")
     print(" step  theirs   yours")
-    losses = zip(fit(theirs, text, 200, T=128), fit(yours, text, 200, T=128))
+    losses = zip(fit(theirs, text, args.steps, T=128), fit(yours, text, args.steps, T=128))
     for step, (a, b) in enumerate(losses, 1):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
     path = args.ckpt or (TRAINED if TRAINED.exists() else None)
     if path:
-        theirs, _, _ = load_checkpoint(path)
+        theirs, _, run = load_checkpoint(path)
+        require_windows(theirs, path, run["model"])
         yours = blank(theirs.config)
-        load_into(yours, theirs)
+    load_into(yours, theirs)
     tokens = text[None, :500]
     with torch.no_grad():
         a, b = theirs(tokens), yours(tokens)
     print(f"logits of {path or 'the model trained just now'}: largest {a.abs().max():.3g}, they "
           f"differ by at most {(a - b).abs().max():.2g}")
-    print(f"both predict the next byte right {(a.argmax(-1) == b.argmax(-1)).float().mean():.1%} "
-          "of the time the same")
+    same = (a.argmax(-1) == b.argmax(-1)).double().mean()
+    print(f"the two predict the same next byte at {same:.1%} of {tokens.numel()} positions")
 
 
 if __name__ == "__main__":

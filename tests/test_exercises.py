@@ -7,12 +7,12 @@ import tomllib
 import pytest
 import torch
 
-from exercises import mutants, part5_research
+from exercises import mutants, part5_research, trained
 from exercises.adapters import mine
 from exercises.checks import Wrong, correlated
 from screening_triton import available
 from support.cli import UsageError
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, fit, run
 
 # Kernels are interpreted, or left out where they are compiled for a GPU.
 PARTS = [1, 2, 3]
@@ -101,6 +101,14 @@ def test_the_course_knows_at_least_20_mistakes_and_every_exercise_has_one():
 def test_plain_pytest_does_not_collect_the_stubs():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert settings["testpaths"] == ["test_multiscreen.py", "tests"]
+
+
+def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
+    fit(tmp_path / "out", "--steps", "2")
+    trained.main(["--steps", "2", "--ckpt", str(tmp_path / "out/ckpt.pt")])
+    out = capsys.readouterr().out
+    assert re.search(r"^    1  (\S+)  \1$", out, re.M)              # one loss twice
+    assert "the same next byte at 100.0% of 500 positions" in out
 
 
 # ------------------------------------------------------------------------- the research harness
