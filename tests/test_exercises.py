@@ -7,8 +7,9 @@ import tomllib
 import pytest
 import torch
 
+import multiscreen
 from exercises import mutants, part5_research, trained
-from exercises.adapters import mine
+from exercises.adapters import earlier, mine
 from exercises.checks import Wrong, correlated
 from screening_triton import available
 from support.cli import UsageError
@@ -49,6 +50,17 @@ def test_a_known_mistake_gets_its_message(exercise, f, words):
 def test_what_is_right_in_another_way_passes(exercise, f):
     mine.instead[mutants.place(exercise, f)] = f
     find_test(exercise)()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_later_parts_take_the_students_function_or_else_the_repositorys(monkeypatch, written):
+    def trim(s, r):
+        return s
+
+    monkeypatch.setenv("EXERCISES", "")
+    if written:
+        mine.instead["trim"] = trim
+    assert earlier("trim") is (trim if written else multiscreen.trim)
 
 
 # ------------------------------------------------------------------------- as a student calls it
@@ -128,10 +140,10 @@ def test_variants_change_what_they_say():
     q, k, _ = correlated(0, 1, 1, 12, 12)
     v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
     w, r = torch.tensor([6.0]).double(), torch.tensor([0.1]).double()
-    alpha_d = part5_research.ms.relevance(q, k, w, r)[0, 0]
+    alpha_d = multiscreen.relevance(q, k, w, r)[0, 0]
     compete, hard, sigmoid = (part5_research.SCREENS[name](q, k, v, w, r)[0, 0]
                               for name in ("compete", "hard-window", "sigmoid"))
-    inside = part5_research.ms.softmask(part5_research.distances(q, k, 0), w) > 0
+    inside = multiscreen.softmask(part5_research.distances(q, k, 0), w) > 0
     assert (alpha_d[inside] == 0).any()                            # Trim rejects some
     assert (compete.sum(-1) < 1).all()
     assert torch.equal(hard > 0, alpha_d > 0)
