@@ -147,7 +147,7 @@ def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("variant", help=", ".join(VARIANTS))
     p.add_argument("--data", nargs="+", default=["stdlib"], help="as in train.py [stdlib]")
-    p.add_argument("--steps", type=int, default=400, help="[400]")
+    p.add_argument("--steps", type=int, default=300, help="[300]")
     p.add_argument("--lr", type=float, default=2**-4, help="learning rate [0.0625]")
     p.add_argument("--seed", type=int, default=0, help="[0]")
     args = p.parse_args(argv)
