@@ -26,7 +26,7 @@ from experiments.timing import prepare, random_model
 from experiments.training_step import get_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
-from support.cli import Parser, UsageError, check_writable, cli
+from support.cli import Parser, UsageError, check_writable, cli, get_device
 from support.kernel import compile_layers
 
 COLUMNS = ("what", "setting", "context", "multiscreen", "transformer", "ratio")
@@ -35,7 +35,7 @@ BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with
 
 def get_models(args):
     """[Multiscreen, Transformer] with random weights, and the Transformer's name."""
-    name, cpu = f"transformer:{args.transformer}", torch.device("cpu")
+    name, cpu = f"transformer:{args.transformer}", get_device("cpu")
     sizes = {"psi": args.psi, "vocab_size": VOCABULARY}
     return [random_model("multiscreen", sizes, cpu),
             random_model(name, {"vocab_size": VOCABULARY}, cpu)], name
