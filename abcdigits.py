@@ -14,12 +14,13 @@ import random
 import re
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 from support.checkpoint import load_for_evaluation, scale_rope
-from support.cli import Parser, UsageError, check_writable, cli, clock
+from support.cli import Parser, UsageError, cli, clock
+from support.results import add_flags, begin, flag, key_of, open_results, weights_hash
+from support.retrieval import by_model, get_cells, table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -103,22 +104,6 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     return right
 
 
-def table(cells, lengths, depths, T_train):
-    """The cells {(length, depth): (accuracy, RoPE scaling factor or None)} as text."""
-    def text(accuracy, scale):
-        if scale is None:
-            return f"{accuracy:.1%}"
-        return "--" if accuracy == 0 else f"{accuracy:.1%} x{scale:g}"
-
-    head = [f"[{n}]" if n == T_train else str(n) for n in lengths]
-    lines = [f"{'depth':>6}" + "".join(f"{name:>12}" for name in head)]
-    for d in depths:
-        lines.append(f"{d:>6g}" + "".join(f"{text(*cells[n, d]):>12}" for n in lengths))
-    means = [sum(cells[n, d][0] for d in depths) / len(depths) for n in lengths]
-    lines.append(f"{'mean':>6}" + "".join(f"{mean:>12.1%}" for mean in means))
-    return "\n".join(lines) + f"\n[{T_train}] is the training length, in tokens"
-
-
 def get_parser(doc):
     """The flags of a retrieval benchmark."""
     p = Parser(doc)
@@ -134,15 +119,15 @@ def get_parser(doc):
     p.add_argument("--rope-scale", type=float, nargs="+", default=[],
                    help="for models with RoPE: scaling factors of the positions; in each cell the "
                    "best one counts (paper: 1 2 4 .. 64)")
-    p.add_shared("--ckpt", "--device", "--force")
+    add_flags(p)
+    p.add_shared("--device")
     return p
 
 
-def fill_grid(args, model, tokenizer, T_train, name, digits, get_prompts):
-    """Measure every cell of lengths x depths; print the table, and write NAME.tsv cell by cell.
+def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
+    """Fill the cells of one checkpoint, lengths x depths x factors; returns their keys.
 
     get_prompts(length, depth, trials) -> (prompts, answers), or UsageError for a short length.
-    Returns the cells, {(length, depth): (accuracy, RoPE scaling factor or None)}.
     """
     def possible(length):
         try:
@@ -153,6 +138,7 @@ def fill_grid(args, model, tokenizer, T_train, name, digits, get_prompts):
     trials = args.trials
     if trials is None:
         trials = 1000 if args.device.startswith("cuda") else 20
+    T_train = ckpt["args"]["seq_len"]
     lengths = args.lengths or [T_train * 2**n for n in range(6) if possible(T_train * 2**n)]
 
     # What cannot be done is refused before any work.
@@ -160,36 +146,51 @@ def fill_grid(args, model, tokenizer, T_train, name, digits, get_prompts):
         raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:
         get_prompts(min(lengths, default=T_train), depth, min(trials, 1))
-    for scale in args.rope_scale:
-        scale_rope(model, scale)
-    path = Path(args.ckpt).with_name(f"{name}_swe.tsv" if args.swe else f"{name}.tsv")
-    check_writable(path, args.force)
-    path.write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n")
+    for factor in args.rope_scale:
+        scale_rope(model, factor)
 
-    started = time.perf_counter()
-    cells = {}
-    for length, depth in [(length, depth) for length in lengths for depth in args.depths]:
-        prompts, answers = get_prompts(length, depth, trials)
-        accuracy, best = -1.0, None
-        for scale in args.rope_scale or [None]:
-            if scale is not None:
-                scale_rope(model, scale)
-            right = sum(exact_matches(model, tokenizer, prompts, answers)) / trials
-            if right > accuracy:
-                accuracy, best = right, scale
-        cells[length, depth] = accuracy, best
-        shown = "" if best is None else f"{best:g}"
-        with open(path, "a") as f:
-            f.write(f"{length}\t{depth:g}\t{trials}\t{digits}\t{accuracy:.4f}\t{shown}\n")
-        done = sum(n for n, _ in cells) / (len(args.depths) * sum(lengths))
+    weights, base = weights_hash(ckpt), key_of(ckpt["args"], ckpt["step"], task)
+    keys = [base.at(length=length, depth=depth, factor=factor, swe=args.swe, trials=trials)
+            for length in lengths for depth in args.depths
+            for factor in args.rope_scale or [None]]
+    begin(results, keys, weights)
+    missing = [key for key in keys if not results.has(key, weights)]
+    started, done = time.perf_counter(), 0
+    for key in missing:
+        if key.factor:
+            scale_rope(model, float(key.factor))
+        prompts, answers = get_prompts(int(key.length), float(key.depth), trials)
+        right = sum(exact_matches(model, tokenizer, prompts, answers))
+        results.add(key, [right / trials], weights)
+        done += int(key.length)
         seconds = time.perf_counter() - started
-        print(f"length {length:>7} depth {depth:g}: {accuracy:6.1%}   {clock(seconds)}, "
-              f"about {clock(seconds / done - seconds)} left", file=sys.stderr, flush=True)
-    print(f"{name}, {digits} digits, {trials} trials in a cell"
-          f"{', expanded windows' if args.swe else ''}: accuracy by depth and length"
-          f"{', x the best RoPE scaling factor' if args.rope_scale else ''}; {path}")
-    print(table(cells, lengths, args.depths, T_train))
-    return cells
+        left = seconds * (sum(int(k.length) for k in missing) / done - 1)
+        factor = f" x{key.factor}" if key.factor else ""
+        print(f"length {key.length:>7} depth {key.depth}{factor}: {right / trials:6.1%}   "
+              f"{clock(seconds)}, about {clock(left)} left", file=sys.stderr, flush=True)
+    return keys
+
+
+def evaluate(args, name, get_task):
+    """Measure the checkpoints and print a table for each model. Returns the Results.
+
+    get_task(tokenizer, ckpt) -> (name of the task in the table, get_prompts).
+    """
+    results, paths = open_results(args)
+    keys = []
+    for path in paths:
+        model, tokenizer, ckpt = load_for_evaluation(path, args.device, args.swe)
+        keys += measure(args, results, model, tokenizer, ckpt, *get_task(tokenizer, ckpt))
+    shown = {key: results.values[key] for key in keys} if paths else results.values
+    for values in by_model(shown, name):
+        first, seeds = next(iter(values)), len({key.seed for key in values})
+        trials = sorted({int(key.trials) for key in values})
+        print(f"{first.task}{', expanded windows' if first.swe else ''}, "
+              f"{' or '.join(map(str, trials))} trials in a cell"
+              f"{f', mean of {seeds} seeds' if seeds > 1 else ''}: accuracy by depth and length"
+              f"{', x the best RoPE scaling factor' if first.factor else ''}; {results.path}")
+        print(table(get_cells(values), int(flag(first.run, "--seq-len"))))
+    return results
 
 
 def main():
@@ -197,20 +198,20 @@ def main():
     p.add_argument("--digits", type=int,
                    help="digits of a number (paper: 6) [the --digits of the training run]")
     args = p.parse_args()
-    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
-    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
 
-    def count_tokens(line):
-        return len(tokenizer.encode_ordinary(line))
+    def get_task(tokenizer, ckpt):
+        digits = ckpt["args"]["digits"] if args.digits is None else args.digits
 
-    def get_prompts(length, depth, trials):
-        texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
-        return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
+        def count_tokens(line):
+            return len(tokenizer.encode_ordinary(line))
 
-    T_train = ckpt["args"]["seq_len"]
-    if ckpt["args"]["data"] != ["abcdigits"]:
-        print(f"{args.ckpt} was trained on {' '.join(ckpt['args']['data'])}, not on abcdigits")
-    fill_grid(args, model, tokenizer, T_train, "abcdigits", digits, get_prompts)
+        def get_prompts(length, depth, trials):
+            texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
+            return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
+
+        return f"abcdigits, {digits} digits", get_prompts
+
+    evaluate(args, "abcdigits", get_task)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ if not __package__:
 import math
 from pathlib import Path
 
-from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
-from experiments.runs import parameters_of, parse_flags, run_seeds
-from experiments.style import ABLATIONS, COLORS, count_of, legend_below
-from support.cli import Parser, check_writable, cli
+from experiments.common import mean_and_std, pyplot, report, save_figure
+from experiments.models import parameters_of
+from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.style import ABLATIONS, COLORS, legend_below
+from support.cli import Parser, cli
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),
@@ -31,8 +32,8 @@ PAPER = {                                              # validation loss: mean, 
     "multiscreen:no-gate": (3.1555, 0.0007),
     "multiscreen:fixed-r": (3.1120, 0.0026),
 }
-COLUMNS = ["model", "parameters", "val_loss", "std", "diverged", "change", "paper_28M", "paper_std",
-           "paper_change"]
+COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "change", "paper_28M",
+           "paper_std", "paper_change"]
 
 
 def draw_ablations(plt, rows, path):
@@ -66,26 +67,24 @@ def main():
     args, flags = parse_flags(Parser(__doc__), "out/ablations", steps=350, paper_steps=16384,
                               seeds="runs of each model (paper: 3)")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
-    parameters = {name: parameters_of("--model", name, *flags)[0] for name in PAPER}
-    table = Path(args.out) / "ablations.tsv"
-    check_writable(table, args.force)
+    out, parameters, runs = Path(args.out), {}, {}
+    for name in PAPER:
+        parameters[name] = parameters_of("--model", name, *flags)[0]
+        runs[name] = make_runs(name.replace(":", "_"), ["--model", name, *flags], args)
+    losses = train_missing([run for found in runs.values() for run in found], out)
 
-    # The runs, the original first.
-    rows, progress = [], Progress(len(PAPER) * args.seeds)
+    rows = []
     paper_original, _ = PAPER["multiscreen"]
     for name, (paper, paper_std) in PAPER.items():
-        losses = run_seeds(Path(args.out) / name.replace(":", "_"), "--model", name, *flags,
-                           steps=args.steps, seeds=args.seeds, progress=progress)
-        mean, std, diverged = mean_and_std(losses)
-        original = rows[0][2] if rows else mean
-        rows.append([name, parameters[name], mean, std, diverged, signed(mean - original),
-                     paper, paper_std, signed(paper - paper_original)])
-
-    report(table, COLUMNS, rows,
-           f"Validation loss, nats per token, after {args.steps} steps, "
-           f"{count_of(args.seeds, 'seed')}; the paper's: 28M parameters, 2^36 tokens, 3 seeds")
+        mean, std, diverged = mean_and_std([losses[run] for run in runs[name]])
+        original = rows[0][3] if rows else mean
+        rows.append([name, parameters[name], len(runs[name]), mean, std, diverged,
+                     signed(mean - original), paper, paper_std, signed(paper - paper_original)])
+    report(out / "ablations.tsv", COLUMNS, rows,
+           f"Validation loss, nats per token, after {args.steps} steps; the paper's: 28M "
+           "parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():
-        draw_ablations(plt, rows, table.with_suffix(".png"))
+        draw_ablations(plt, rows, out / "ablations.png")
 
 
 if __name__ == "__main__":

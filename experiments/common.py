@@ -8,15 +8,13 @@ from support.cli import clock
 
 
 def report(path, columns, rows, title):
-    """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -.
-
-    Call `check_writable(path)` before the work.
-    """
+    """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
     cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in cells))
     print(f"wrote {path}")
 

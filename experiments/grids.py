@@ -1,133 +1,82 @@
-"""Tables of retrieval, accuracy by length and depth: read, averaged over seeds, drawn."""
+"""Retrieval as pictures: accuracy by depth and length, a panel for each model, as in the paper."""
 import math
-import statistics
-from dataclasses import dataclass
-from pathlib import Path
 
 from experiments.common import save_figure
-from experiments.style import count_of, label_models
-from support.cli import UsageError
+from experiments.models import is_variant_of, model_of
+from experiments.style import ABLATIONS, WIDTH, count_of, short_number
+from support.results import flag
+from support.retrieval import get_cells
+
+ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
 
 
-@dataclass
-class Grid:
-    """A table: {(length, depth): (accuracy, RoPE scaling factor or None)}, and what was measured.
+def arrange(models):
+    """({row: [(title, {Key: share})]} of all sizes, the same of the ablations), small ones first.
 
-    kind: (name, parameters) of the model; task: for instance "6 digits".
+    models: as `by_model` gives them. An ablation's original has the same flags but for --model.
     """
-    cells: dict
-    task: str
-    kind: tuple
-    T_train: int
-    swe: bool
-
-    @property
-    def name(self):
-        return f"{self.kind[0]}, SWE" if self.swe else self.kind[0]
-
-    @property
-    def lengths(self):
-        return sorted({n for n, _ in self.cells})
-
-    def mean(self, length):
-        """The mean over the depths."""
-        return statistics.mean(a for (n, _), (a, _) in self.cells.items() if n == length)
-
-    def worst(self, length):
-        """The least accuracy of all depths."""
-        return min(a for (n, _), (a, _) in self.cells.items() if n == length)
+    sizes, ablations, order = {}, {}, ["", *ABLATIONS]
+    models = sorted(((next(iter(values)), values) for values in models),
+                    key=lambda pair: model_of(pair[0].run).parameters)
+    ablated = [key.run for key, _ in models if model_of(key.run).variant in ABLATIONS]
+    for key, values in models:
+        model = model_of(key.run)
+        row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
+        seeds = count_of(len({k.seed for k in values}), "seed")
+        if model.variant not in ABLATIONS:
+            title = f"{short_number(model.parameters)}, {seeds}"
+            sizes.setdefault(row, []).append((title, values))
+        if is_variant_of(key.run, ablated):
+            title = f"{ABLATIONS.get(model.variant, 'Original')}, {seeds}"
+            ablations.setdefault(row, []).append((order.index(model.variant), title, values))
+    for row, panels in ablations.items():
+        ablations[row] = [panel[1:] for panel in sorted(panels, key=lambda panel: panel[0])]
+    return sizes, ablations
 
 
-def read_grid(path):
-    """(cells of a Grid, "6 digits") from a TSV of abcdigits.py or of experiments.passkey."""
-    try:
-        head, *lines = [line.split("\t") for line in Path(path).read_text().splitlines()]
-        rows = [dict(zip(head, line, strict=True)) for line in lines]
-        cells = {}
-        for row in rows:
-            factor = float(row["rope_scale"]) if row.get("rope_scale") else None
-            cells[int(row["length"]), float(row["depth"])] = float(row["accuracy"]), factor
-        return cells, f"{rows[0]['digits']} digits"
-    except (ValueError, LookupError) as e:
-        raise UsageError(f"{path} is not a table of abcdigits.py or experiments.passkey "
-                         f"({type(e).__name__})") from None
+def draw_grids(plt, models, path):
+    """All sizes in the figure `path`; the ablations, if there are any, in one beside it."""
+    sizes, ablations = arrange(models)
+    if sizes:
+        draw_panels(plt, sizes, path)
+    if ablations:
+        draw_panels(plt, ablations, path.with_name(f"{path.stem}_ablations.png"))
 
 
-def get_grid(path, ckpt, swe):
-    """The Grid of a table and of the checkpoint that it was measured with."""
-    cells, task = read_grid(path)
-    parameters = sum(W.numel() for W in ckpt["weights"].values())
-    return Grid(cells, task, (ckpt["model"], parameters), ckpt["args"]["seq_len"], swe)
-
-
-def group_seeds(grids):
-    """The grids as a list of lists: each holds the seeds of one kind of model and setting."""
-    groups = {}
-    for grid in grids:
-        key = grid.kind, grid.T_train, grid.swe, grid.task
-        groups.setdefault(key, []).append(grid)
-    return list(groups.values())
-
-
-def average(grids):
-    """The cells of a group of seeds: mean accuracies, and the factors that all of them chose."""
-    cells = {}
-    for key in sorted({key for grid in grids for key in grid.cells}):
-        found = [grid.cells[key] for grid in grids if key in grid.cells]
-        factors = {factor for _, factor in found}
-        mean = statistics.mean(accuracy for accuracy, _ in found)
-        cells[key] = mean, factors.pop() if len(factors) == 1 else None
-    return cells
-
-
-# ------------------------------------------------------------------------------ the figure
-
-def draw_grids(plt, groups, path):
-    """A panel for each group of seeds, two in a row, with one colour bar."""
-    columns = min(len(groups), 2)
-    rows = math.ceil(len(groups) / columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(4 * columns, 2.7 * rows + 0.4),
+def draw_panels(plt, rows, path):
+    """{row: [(title, {Key: share})]} as panels with one colour bar."""
+    rows = {name: rows[name] for name in ROWS if name in rows}
+    n = max(map(len, rows.values()))
+    fig, axes = plt.subplots(len(rows), n, figsize=(max(WIDTH, 2.9 * n), 2.5 * len(rows) + 0.5),
                              squeeze=False, layout="constrained")
-    labels = label_models(grids[0].kind for grids in groups)
-    for ax, grids in zip(axes.flat, groups):
-        image = draw_cells(ax, average(grids), grids[0].T_train)
-        ax.set_title(panel_title(grids, labels[grids[0].kind]))
-    for ax in axes.flat[len(groups) :]:
-        ax.axis("off")
-    fig.supxlabel("context (tokens; K = 1,024)", fontsize=10)
+    for line, (name, panels) in zip(axes, rows.items()):
+        for ax in line[len(panels) :]:
+            ax.axis("off")
+        for ax, (title, values) in zip(line, panels):
+            key = next(iter(values))
+            image = draw_cells(ax, get_cells(values), int(flag(key.run, "--seq-len")))
+            ax.set_title(f"{name}, {title}" if n < 3 else f"{name}\n{title}")
+    task = key.task.partition(", ")[2]
+    fig.supxlabel(f"context (tokens; K = 1,024; dashed: training length){task and '; ' + task}",
+                  fontsize=10)
     fig.supylabel("depth of the needle", fontsize=10)
     fig.colorbar(image, ax=axes, label="accuracy (%)")
     save_figure(fig, path)
 
 
-def panel_title(grids, label):
-    """Multiscreen, SWE, 8 seeds; then what it was trained on and asked for."""
-    grid = grids[0]
-    title = [label]
-    if grid.swe:
-        title.append("SWE")
-    if any(factor for _, factor in grid.cells.values()):
-        title.append("best RoPE scaling")
-    counts = [sum(key in g.cells for g in grids) for key in average(grids)]
-    if max(counts) > min(counts):
-        title.append(f"{min(counts)} to {max(counts)} seeds")
-    elif len(grids) > 1:
-        title.append(count_of(len(grids), "seed"))
-    return f"{', '.join(title)}\n{grid.task}; dashed: training length, {grid.T_train:,}"
-
-
 def draw_cells(ax, cells, T_train):
     """Cells as colours with their accuracy in percent, and the best RoPE scaling factor."""
     lengths, depths = (sorted(set(x)) for x in zip(*cells))
-    missing = math.nan, None
-    percent = [[100 * cells.get((n, d), missing)[0] for n in lengths] for d in depths]
+    percent = [[100 * cells[n, d].mean if (n, d) in cells else math.nan for n in lengths]
+               for d in depths]
     image = ax.imshow(percent, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    for (n, d), (accuracy, factor) in cells.items():
-        text = f"{100 * accuracy:.1f}".removesuffix(".0") if accuracy else "--"
-        if accuracy and factor:
-            text += f"\n×{factor:g}"
-        ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center", fontsize=9,
-                color="black" if accuracy > 0.45 else "white")
+    for (n, d), cell in cells.items():
+        text = f"{100 * cell.mean:.1f}".removesuffix(".0") if cell.mean else "--"
+        if cell.mean and cell.factor:
+            text += f"\n×{cell.factor:g}"
+        ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center",
+                fontsize=8 if len(lengths) < 7 else 7,
+                color="black" if cell.mean > 0.45 else "white")
 
     # Black on white stands out from every colour.
     x = sum(n <= T_train for n in lengths) - 0.5

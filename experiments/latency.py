@@ -4,7 +4,8 @@ Multiscreen, the same with SWE, and the Transformer, over context lengths and ov
 "Latency Impact of Screening-Window Expansion".
 
 Paper:  python -m experiments.latency --repeats 100 \\
-            --ckpt out/scaling_paper/multiscreen_psi{8,16,32,48}-0/ckpt.pt
+            --ckpt out/scaling_paper/multiscreen_psi{8,16,32,48,64}-*/ckpt.pt
+        Checkpoints that differ in their seed only are one size, with a bar over the seeds.
 GPU:    python -m experiments.latency --compile
         bfloat16 products, vocabulary 50257. Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at
         2^17 tokens, the last two from 2^10 on. Without --compile each elementwise operation of
@@ -17,9 +18,12 @@ Small:  python -m experiments.latency
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
         bfloat16, the GPU's FlashAttention, the fused kernel.
 
+The n-th Multiscreen stands beside the n-th Transformer, and either may have none; of the largest
+pair all lengths are timed. What OUT/results.tsv holds for this machine is not timed again.
+
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
 logits, in chunks that are thrown away. Both models do the same. After 2 passes that do not count:
-mean and standard deviation over --repeats. Ratios are the Transformer's time over Multiscreen's:
+the mean over --repeats. Ratios are the Transformer's time over Multiscreen's:
 x_flash with the flash backend, x_fastest with the fastest of flash, cuDNN, efficient and math. math
 keeps T x T scores in memory and is timed up to T = 2^12.
 
@@ -33,14 +37,15 @@ from pathlib import Path
 
 import torch
 
-from baselines import count_parameters
 from baselines.transformer import SIZES
-from experiments.common import Progress, pyplot, report, save_figure
-from experiments.style import WIDTH, legend_below, look, millions_axis
+from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
+from experiments.models import model_of
+from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
 from experiments.timing import BACKENDS, get_cells, ratios, time_cell
-from support.cli import Parser, UsageError, check_writable, cli, get_device
+from support.cli import Parser, UsageError, cli, get_device
+from support.results import Results, begin
 
-COLUMNS = ("model", "parameters", "setting", "length", "ms", "std_ms", "repeats", "x_flash",
+COLUMNS = ("model", "parameters", "setting", "length", "ms", "std_ms", "seeds", "x_flash",
            "x_fastest", "fastest")
 
 
@@ -53,15 +58,14 @@ def read_flags():
     group.add_argument("--ckpt", nargs="+",
                        help="in place of --psi: trained models, with their windows")
     p.add_argument("--transformer", nargs="+",
-                   help="sizes of the Transformers, one for each Multiscreen "
-                   "[8M 45M 353M 1.3B; CPU: 8M]")
+                   help="sizes of the Transformers [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
     p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
     p.add_argument("--out", default="out/latency", help="folder [out/latency]")
-    p.add_shared("--device", "--force")
+    p.add_shared("--device")
     args = p.parse_args()
     device = get_device(args.device)
     if device.type not in ("cpu", "cuda"):
@@ -75,38 +79,75 @@ def read_flags():
         args.repeats = 10 if cuda else 3
     if args.lengths[0] < 1 or args.repeats < 1:
         raise UsageError("--lengths and --repeats must be at least 1")
-    if len(args.ckpt or args.psi) != len(args.transformer):
-        raise UsageError(f"{len(args.ckpt or args.psi)} Multiscreens, {len(args.transformer)} of "
-                         "--transformer: give as many of each")
     return args, device
 
 
-def describe(args, device, screening):
-    """The title of the table: what was timed, where."""
-    machine = f"CPU, {torch.get_num_threads()} threads: not the paper's comparison"
-    dtype = "float32"
+def machine_of(args, device):
+    """What the times depend on, beside the model."""
+    machine = f"CPU, {torch.get_num_threads()} threads, float32"
     if device.type == "cuda":
-        machine, dtype = torch.cuda.get_device_name(device), "bfloat16"
-    compiled = ", compiled" if args.compile else ""
-    untrained = "the Transformer untrained" if args.ckpt else "untrained models"
-    return ("One forward pass, batch 1, no cache: all hidden states at once, then all logits in "
-            "chunks that are thrown away\n"
-            f"{machine}; {dtype}{compiled}; screening by {screening}; random tokens, {untrained}; "
-            "x_: the Transformer's time over Multiscreen's")
+        machine = f"{torch.cuda.get_device_name(device)}, bfloat16"
+    return machine + (", compiled" if args.compile else "")
 
 
-def draw_latency(plt, rows, last, T_train, path):
-    """Latency by length for the models `last`, and by size at the longest length if more are there.
+def measure(cells, results, machine, device, repeats):
+    """Time what is missing; returns {Key: cell}."""
+    keys = {}
+    for cell in cells:
+        key = cell.key.at(length=cell.length, swe=cell.setting.endswith("SWE"), trials=repeats,
+                          item=f"{cell.setting}; {machine}")
+        keys[key] = cell
+    begin(results, keys, "")
+    missing = [key for key in keys if not results.has(key)]
+    progress = Progress(sum(int(key.length) for key in missing))
+    for key in missing:
+        times, why = time_cell(keys[key], device, repeats)
+        found = f"{statistics.mean(times):.4g} ms" if times else f"- ({why})"
+        if times:
+            results.add(key, [statistics.mean(times)])
+        progress.add(int(key.length), f"{keys[key].label}, {keys[key].setting}, {key.length} "
+                     f"tokens: {found}")
+    return keys
+
+
+def get_rows(keys, results):
+    """Rows of COLUMNS: mean and deviation over the seeds of a model, the Transformers' first."""
+    groups, transformer = {}, {}
+    for key, cell in keys.items():
+        group = groups.setdefault((key.run, cell.setting, cell.length), (cell, []))
+        group[1].extend(results.values.get(key, []))
+    rows = []
+    for (run, setting, length), (cell, times) in groups.items():
+        ms, std, _ = mean_and_std(times)
+        by_backend = transformer.setdefault((cell.baseline, length), {})
+        if setting in BACKENDS and times:
+            by_backend[setting] = ms
+        is_screening = setting not in BACKENDS and times
+        model = model_of(run)
+        psi = run.partition("--psi ")[2].partition(" ")[0]
+        rows.append([f"Psi = {psi}" if psi else model.name, model.parameters, setting, length,
+                     ms if times else None, std if len(times) > 1 else None, len(times) or None,
+                     *ratios(ms if is_screening else None, by_backend)])
+    return rows
+
+
+def draw_latency(plt, rows, T_train, path):
+    """Latency by length for the largest pair, and by size at the longest length if more are there.
 
     rows: dicts of COLUMNS; T_train: of trained models, or None.
     """
     longest = max(row["length"] for row in rows)
-    panels = [("length", "context (tokens)", [row for row in rows if row["model"] in last])]
-    if len(panels[0][2]) < len(rows):
+    all_lengths = {row["model"] for row in rows if row["length"] < longest}
+    panels = []
+    if len({row["model"] for row in rows}) > 2:
         panels.append(("parameters", f"parameters (millions), at {longest:,} tokens",
                        [row for row in rows if row["length"] == longest]))
-    fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 4.8), sharey=True, squeeze=False,
-                             layout="constrained")
+    if all_lengths:
+        sizes = sorted({row["parameters"] for row in rows if row["model"] in all_lengths})
+        panels.append(("length", f"context (tokens), {' and '.join(map(short_number, sizes))}",
+                       [row for row in rows if row["model"] in all_lengths]))
+    fig, axes = plt.subplots(1, max(len(panels), 1), figsize=(WIDTH, 4.8), sharey=True,
+                             squeeze=False, layout="constrained")
     for ax, (x, xlabel, shown) in zip(axes[0], panels):
         for n, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
             line = [row for row in shown if row["setting"] == setting and row["ms"] is not None]
@@ -117,47 +158,31 @@ def draw_latency(plt, rows, last, T_train, path):
                             label=f"{kind}, {setting}", **look(n) | {"ls": ls})
         millions_axis(plt, ax)
         ax.set(xlabel=xlabel, yscale="log")
-    axes[0, 0].set_xscale("log", base=2)
+        plain_axis(plt, ax.yaxis)
+        if x == "length":
+            ax.set_xscale("log", base=2)
+            if T_train:
+                ax.axvline(T_train, color="black", ls=":", lw=1.5, label="training length")
     axes[0, 0].set_ylabel("latency of one forward pass (ms)")
-    if T_train:
-        axes[0, 0].axvline(T_train, color="black", ls=":", lw=1.5, label="training length")
-    legend_below(fig, axes[0, 0])
+    legend_below(fig, axes[0, -1])
     save_figure(fig, path)
 
 
 def main():
     args, device = read_flags()
-    table = Path(args.out) / "latency.tsv"
-    check_writable(table, args.force)
+    out, machine = Path(args.out), machine_of(args, device)
+    results = Results(out / "results.tsv")
     cells, screening = get_cells(args, device)
-    title = describe(args, device, screening)
-    print(title)
-
-    # If you stop the run, the finished rows are kept.
-    rows, progress = [], Progress(sum(cell.length for cell in cells))
-    transformer = {}                                   # (name, length): {backend: ms}
-    try:
-        for cell in cells:
-            times, why = time_cell(cell, device, args.repeats)
-            ms = statistics.mean(times) if times else None
-            std = statistics.stdev(times) if len(times) > 1 else None
-            by_backend = transformer.setdefault((cell.baseline, cell.length), {})
-            is_attention = cell.setting in BACKENDS
-            if is_attention and times:
-                by_backend[cell.setting] = ms
-            parameters, _ = count_parameters(cell.model)
-            rows.append([cell.label, parameters, cell.setting, cell.length, ms, std,
-                         len(times) or None, *ratios(None if is_attention else ms, by_backend)])
-            found = f"{ms:.4g} ms" if times else f"- ({why})"
-            progress.add(cell.length,
-                         f"{cell.label}, {cell.setting}, {cell.length} tokens: {found}")
-    finally:
-        if rows:
-            report(table, COLUMNS, rows, title)
+    keys = measure(cells, results, machine, device, args.repeats)
+    rows = get_rows(keys, results)
+    weights = "the Transformer untrained" if args.ckpt else "untrained models"
+    report(out / "latency.tsv", COLUMNS, rows,
+           "One forward pass, batch 1, no cache: all hidden states at once, then all logits in "
+           f"chunks that are thrown away\n{machine}; screening by {screening}; random tokens, "
+           f"{weights}; x_: the Transformer's time over Multiscreen's")
     if plt := pyplot():
-        last = cells[-1]
-        draw_latency(plt, [dict(zip(COLUMNS, row)) for row in rows], (last.label, last.baseline),
-                     last.T_train if args.ckpt else None, table.with_suffix(".png"))
+        draw_latency(plt, [dict(zip(COLUMNS, row)) for row in rows],
+                     cells[-1].T_train if args.ckpt else None, out / "latency.png")
 
 
 if __name__ == "__main__":

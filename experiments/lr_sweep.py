@@ -30,10 +30,11 @@ import math
 from pathlib import Path
 
 import train
-from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
-from experiments.runs import parameters_of, parse_flags, run_seeds
-from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
-from support.cli import Parser, UsageError, check_writable, cli
+from experiments.common import mean_and_std, pyplot, report, save_figure
+from experiments.models import parameters_of
+from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
+from support.cli import Parser, UsageError, cli
 from support.tokens import get_tokenizer
 
 MODELS = ["multiscreen", "transformer:3,4,64", "transformer:3,4,64:qknorm"]
@@ -103,33 +104,31 @@ def main():
         print(f"{name}: {sizes[name]:,} parameters, {rest:,} of them non-embedding")
     train_args, _ = train.get_args([str(f) for f in flags])
     n_vocab = get_tokenizer(train_args.tokenizer).n_vocab
-    table = Path(args.out) / "lr_sweep.tsv"
-    check_writable(table, args.force)
 
-    # The runs.
-    seeds = {name: 1 if name.endswith(":qknorm") else args.seeds for name in args.models}
-    exponents = sorted(set(args.exponents))
-    progress = Progress(len(exponents) * sum(seeds.values()))
-    results = {name: {} for name in seeds}
-    for name in seeds:
+    # The runs. Models with QKNorm have one seed.
+    exponents, runs = sorted(set(args.exponents)), {}
+    for name in args.models:
         for e in exponents:
-            out = Path(args.out) / f"{name.replace(':', '_')}-{e}"
-            results[name][e] = run_seeds(out, *model_flags(name, args.psi), *flags, "--lr", 2.0**e,
-                                         steps=args.steps, seeds=seeds[name], progress=progress)
+            own = ["--lr", 2.0**e, *model_flags(name, args.psi), *flags]
+            found = make_runs(f"{name.replace(':', '_')}-{e}", own, args)
+            runs[name, e] = found[:1] if name.endswith(":qknorm") else found
+    losses = train_missing([run for found in runs.values() for run in found], args.out)
+    results = {name: {e: [losses[run] for run in runs[name, e]] for e in exponents}
+               for name in args.models}
 
     # The table: a row for each rate.
     columns = ["exponent", "rate"]
-    for name in seeds:
-        columns += [name, "std"] if seeds[name] > 1 else [name]
+    for name, by_rate in results.items():
+        columns += [name, "std"] if len(by_rate[exponents[0]]) > 1 else [name]
     rows = []
     for e in exponents:
         rows.append([e, 2.0**e])
-        for name in seeds:
-            rows[-1] += loss_cells(results[name][e])
+        for by_rate in results.values():
+            rows[-1] += loss_cells(by_rate[e])
+    table = Path(args.out) / "lr_sweep.tsv"
     report(table, columns, rows,
-           f"Validation loss, nats per token, after {args.steps} steps, "
-           f"{count_of(args.seeds, 'seed')}; a "
-           f"uniform guess has {math.log(n_vocab):.4g}")
+           f"Validation loss, nats per token, after {args.steps} steps; a uniform guess has "
+           f"{math.log(n_vocab):.4g}")
     print(PAPER)
     if plt := pyplot():
         labels = label_models(sizes.items())

@@ -19,13 +19,12 @@ if not __package__:
     raise SystemExit("error: run python -m experiments.passkey in the folder above")
 
 import random
-from pathlib import Path
 
 import abcdigits
 from experiments.common import pyplot
-from experiments.grids import draw_grids, get_grid
-from support.checkpoint import load_for_evaluation
+from experiments.grids import draw_grids
 from support.cli import UsageError, cli
+from support.retrieval import by_model
 
 TASK = ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
         "them. I will quiz you about the important information there.\n")
@@ -59,21 +58,20 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
 
 def main():
     args = abcdigits.get_parser(__doc__).parse_args()
-    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
 
-    def count_tokens(text):
-        return len(tokenizer.encode_ordinary(text))
+    def get_task(tokenizer, ckpt):
+        def count_tokens(text):
+            return len(tokenizer.encode_ordinary(text))
 
-    def get_prompts(length, depth, trials):
-        return passkey_prompts(length, depth, count_tokens, trials)
+        return "passkey", lambda length, depth, trials: passkey_prompts(length, depth,
+                                                                        count_tokens, trials)
 
-    T_train = ckpt["args"]["seq_len"]
-    abcdigits.fill_grid(args, model, tokenizer, T_train, "passkey", "1 to 5", get_prompts)
+    results = abcdigits.evaluate(args, "passkey", get_task)
     print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, "
           "286M and 1.3B 100 %")
-    table = Path(args.ckpt).with_name("passkey_swe.tsv" if args.swe else "passkey.tsv")
     if plt := pyplot():
-        draw_grids(plt, [[get_grid(table, ckpt, args.swe)]], table.with_suffix(".png"))
+        draw_grids(plt, by_model(results.values, "passkey"),
+                   results.path.with_name("passkey.png"))
 
 
 if __name__ == "__main__":

@@ -1,90 +1,38 @@
-"""What long_context.py measures: models in a setting, documents, perplexity by position."""
+"""What long_context.py measures: documents, windows around positions, perplexity."""
+import hashlib
 import itertools
 import math
-from dataclasses import dataclass
+import statistics
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from baselines import count_parameters
+from experiments.common import Progress, mean_and_std
 from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
 from support.cli import UsageError
 from support.files import files_of, read_text, standard_library
+from support.results import begin, key_of, weights_hash
+from support.run import absolute
 
-# ---------------------------------------------------------------------- models in a setting
-
-@dataclass
-class Curve:
-    """A checkpoint in one setting: its windows expanded or as trained, its RoPE scaling factor."""
-    path: str
-    model: torch.nn.Module
-    tokenizer: object
-    ckpt: dict
-    expand: bool
-    factor: float = None
-    perplexity: np.ndarray = None
-
-    @property
-    def setting(self):
-        """Its name in the table."""
-        words = ["SWE"] if self.expand else []
-        if self.factor:
-            words.append(f"RoPE x{self.factor:g}")
-        return " ".join(words) or "as trained"
-
-    @property
-    def T_train(self):
-        return self.ckpt["args"]["seq_len"]
-
-    @property
-    def kind(self):
-        """Checkpoints of one kind are seeds of each other: (name, parameters)."""
-        total, _ = count_parameters(self.model)
-        return self.ckpt["model"], total
-
-    def prepare(self):
-        """Put the model into the setting. Windows stay expanded: a model's SWE comes last."""
-        if self.expand:
-            self.model.expand_windows(self.T_train)
-        if self.factor:
-            scale_rope(self.model, self.factor)
-
-
-def get_curves(args):
-    """The curves that the flags ask for: of each model as it was trained, then with SWE."""
-    curves = []
-    for path in args.ckpt:
-        loaded = load_for_evaluation(path, args.device)
-        model = loaded[0]
-        factors = args.rope_scale if args.rope_scale and has_rope(model) else [None]
-        expanded = [False, True] if args.swe and has_windows(model) else [False]
-        for expand, factor in itertools.product(expanded, factors):
-            curves.append(Curve(path, *loaded, expand, factor))
-    if args.rope_scale and not any(curve.factor for curve in curves):
-        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    if args.swe and not any(curve.expand for curve in curves):
-        raise UsageError("--swe is for models with windows: multiscreen and multiscreen:ABLATION")
-    return curves
-
-
-# ------------------------------------------------------------------ documents and positions
 
 def positions(L):
-    """The evaluated positions: 16, 23, 32, 45, 64, .., rounded powers of sqrt(2), and L itself."""
-    powers = [round(2 ** (n / 2)) for n in range(8, 2 * L.bit_length() + 2)]
+    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
+    powers = [round(2 ** (n / 2)) for n in range(10, 2 * L.bit_length() + 2)]
     return [p for p in powers if p < L] + [L]
 
 
-def around(p, L):
-    """(first, last) position of the window of +-10 % around p, both included, in 1 .. L."""
-    return -(-9 * p // 10), min(11 * p // 10, L)
+def window_means(values, L, share):
+    """Means of values (L,), in the window of +-share around each of positions(L), cut at L.
 
-
-def window_sums(values, L):
-    """Sums of values (L,) over the window of each of positions(L). values[0] is at position 1."""
-    total = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
-    windows = [around(p, L) for p in positions(L)]
-    return np.array([total[last] - total[first - 1] for first, last in windows])
+    values[0] is at position 1. Both ends belong to a window.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    means = []
+    for p in positions(L):
+        first, last = np.ceil(p * (1 - share)), min(np.floor(p * (1 + share)), L)
+        means.append(values[int(first) - 1 : int(last)].mean())
+    return means
 
 
 def middle(tokens, L):
@@ -96,7 +44,7 @@ def middle(tokens, L):
 
 
 def get_documents(data, tokenizer, L, limit):
-    """(segments of L + 1 tokens, at most `limit`; how many documents were too short).
+    """({name and hash: segment of L + 1 tokens}, at most `limit`; how many were too short).
 
     data: paths, a file a document, or None for the files of the standard library that train.py
     holds out. Raises UsageError if all are too short.
@@ -105,7 +53,7 @@ def get_documents(data, tokenizer, L, limit):
         paths = (path for path, use in files_of(data) if use)
     else:
         paths = standard_library()[19::20]
-    segments, short, longest = [], 0, 0
+    segments, short, longest = {}, 0, 0
     for path in paths:
         tokens = tokenizer.encode_ordinary(read_text(path))
         longest = max(longest, len(tokens))
@@ -113,7 +61,7 @@ def get_documents(data, tokenizer, L, limit):
         if segment is None:
             short += 1
         else:
-            segments.append(segment)
+            segments[f"{path.name} {hashlib.sha256(segment.tobytes()).hexdigest()[:8]}"] = segment
         if len(segments) == limit:
             break
     if not segments:
@@ -129,13 +77,71 @@ def nats(model, segment):
     return model.loss(x[:, :-1], x[:, 1:], "none")[0].double().cpu().numpy()
 
 
-def nll_by_position(model, tokenizer, segments, L, progress, name):
-    """(nats per token, bits per byte) at each of positions(L), over segments of L + 1 tokens."""
-    total_nats = total_bytes = 0.0
-    for n, segment in enumerate(segments, 1):
-        pieces = tokenizer.decode_tokens_bytes(segment[1:].tolist())
-        total_nats += window_sums(nats(model, segment), L)
-        total_bytes += window_sums([len(piece) for piece in pieces], L)
-        progress.add(1, f"{name}: document {n}/{len(segments)}")
-    total_tokens = len(segments) * window_sums(np.ones(L), L)
-    return total_nats / total_tokens, total_nats / math.log(2) / total_bytes
+def setting_of(key):
+    """What was done to the model before the measurement, in words."""
+    words = ["SWE"] if key.swe else []
+    if key.factor:
+        words.append(f"RoPE ×{key.factor}")
+    return " ".join(words)
+
+
+def measure(path, args, results):
+    """Fill the table with the documents of one checkpoint in each setting; returns their keys."""
+    model, tokenizer, ckpt = load_for_evaluation(path, args.device)
+    if args.swe and not has_windows(model) and len(args.ckpt) == 1:
+        raise UsageError("--swe is for models with windows: multiscreen and multiscreen:ABLATION")
+    T_train = ckpt["args"]["seq_len"]
+    L = args.length or 32 * T_train
+    documents, short = get_documents(args.data, tokenizer, L, args.documents)
+    if args.rope_scale and len(args.ckpt) == 1:
+        scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
+    factors = args.rope_scale if args.rope_scale and has_rope(model) else [None]
+    expanded = [False, True] if args.swe and has_windows(model) else [False]
+
+    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
+    base = key_of(ckpt["args"], ckpt["step"], f"perplexity, {data}, +-{args.window:.0%}")
+    keys = [base.at(length=L, swe=swe, factor=factor, item=item)
+            for swe, factor in itertools.product(expanded, factors) for item in documents]
+    weights = weights_hash(ckpt)
+    if args.data and absolute(args.data) == ckpt["args"]["data"]:
+        print(f"note: {path} was trained on 19 twentieths of --data: expect a higher perplexity on "
+              "texts it has not seen")
+    print(f"{path}: {len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were "
+          "too short")
+    begin(results, keys, weights)
+    missing = [key for key in keys if not results.has(key, weights)]
+    progress = Progress(len(missing))
+    for key in missing:
+        # Windows stay expanded: the keys with SWE come last.
+        if key.swe:
+            model.expand_windows(T_train)
+        if key.factor:
+            scale_rope(model, float(key.factor))
+        results.add(key, window_means(nats(model, documents[key.item]), L, args.window), weights)
+        progress.add(1, f"{path}{', ' if setting_of(key) else ''}{setting_of(key)}: {key.item}")
+    return keys
+
+
+def get_curves(values):
+    """{Key without seed and document: {seed: [nats at each position]}} of {Key: [nats]}.
+
+    A mean over the documents that were measured with all seeds.
+    """
+    found = {}
+    for key, means in values.items():
+        if key.task.startswith("perplexity"):
+            seeds = found.setdefault(key.at(seed="", item=""), {})
+            seeds.setdefault(key.seed, {})[key.item] = means
+    curves = {}
+    for key, seeds in found.items():
+        shared = set.intersection(*(set(documents) for documents in seeds.values()))
+        curves[key] = {seed: [statistics.mean(x) for x in zip(*(d[item] for item in shared))]
+                       for seed, d in sorted(seeds.items())} if shared else {}
+    return {key: seeds for key, seeds in curves.items() if seeds}
+
+
+def summarize(seeds):
+    """(perplexity, its deviation over the seeds, nats) at each position, of {seed: [nats]}."""
+    columns = list(zip(*seeds.values()))
+    perplexity = [mean_and_std([math.exp(x) for x in column])[:2] for column in columns]
+    return [(*pair, statistics.mean(column)) for pair, column in zip(perplexity, columns)]

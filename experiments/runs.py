@@ -1,14 +1,14 @@
-"""Runs of train.py for an experiment: flags, folders, final losses."""
+"""Runs of train.py for an experiment: flags, folders, final losses. None is made twice."""
 import math
+import time
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 import train
-from baselines import count_parameters
-from support.checkpoint import build_model
+from experiments.common import Progress
 from support.cli import UsageError
-from support.tokens import get_tokenizer
+from support.results import Results, describe, key_of
+from support.run import InUse, Lock, read_rows
 
 
 def parse_flags(p, out, steps, paper_steps, seeds, own=()):
@@ -18,64 +18,107 @@ def parse_flags(p, out, steps, paper_steps, seeds, own=()):
     """
     p.add_argument("--steps", type=int, default=steps,
                    help=f"optimizer steps of a run (paper: {paper_steps}) [{steps}]")
-    p.add_argument("--seeds", type=int, default=1, help=f"{seeds} [1]")
-    p.add_argument("--out", default=out, help=f"folder; finished runs in it are kept [{out}]")
-    p.add_shared("--force")
+    p.add_argument("--seeds", nargs="+", default=["1"], help=f"{seeds} [1]")
+    p.add_argument("--out", default=out,
+                   help=f"folder of runs, tables, figures; what is in it is not run again [{out}]")
     args, flags = p.parse_known_args()
-    if args.seeds < 1:
-        raise UsageError(f"--seeds {args.seeds}: at least 1")
-    for flag in flags:
-        name = flag.partition("=")[0]
+    args.seeds = parse_seeds(args.seeds)
+    for word in flags:
+        name = word.partition("=")[0]
         if name in ("--model", "--seed", "--resume", *own):
             raise UsageError(f"{name} is set by the experiment itself; -h lists what you can set")
     return args, flags
 
 
-def run_once(out, *flags, steps):
-    """Train with `train.py FLAGS --steps STEPS --out OUT`, unless OUT holds that run already.
+def parse_seeds(words):
+    """{model: number of seeds} of words like 3, for all, or 8:3 and transformer:1.3B:1, for one."""
+    seeds = {"": 1}
+    for word in words:
+        model, _, n = word.rpartition(":")
+        if not n.isdigit() or int(n) < 1:
+            raise UsageError(f"--seeds {word}: a number of at least 1, or MODEL:NUMBER")
+        seeds[model] = int(n)
+    return seeds
 
-    An interrupted run is continued. Returns (rows, diverged): the rows of log.tsv as dicts, and the
-    message of a run that diverged, or None. Raises UsageError if OUT holds a run with other flags.
-    """
-    out, flags = Path(out), [str(f) for f in flags] + ["--steps", str(steps)]
-    note, command = out / "diverged.txt", out / "flags.txt"
-    before = command.read_text() if command.exists() else "unknown flags"
-    if (out / "log.tsv").exists() and before != " ".join(flags):
-        raise UsageError(f"{out} holds a run with other flags ({before}): name another --out, or "
-                         "remove that folder")
-    if not is_finished(out, steps):
-        out.mkdir(parents=True, exist_ok=True)
-        command.write_text(" ".join(flags))
-        print(f"\n{out}: python train.py {' '.join(flags)}", flush=True)
-        start = "--resume" if (out / "ckpt.pt").exists() else "--force"
+
+# ---------------------------------------------------------------------------------- one run
+
+class Run(NamedTuple):
+    """A run of `train.py FLAGS --seed SEED --steps STEPS`; its folder is OUT/NAME-SEED."""
+    name: str
+    flags: tuple
+    seed: int
+    steps: int
+
+    @property
+    def command(self):
+        """All flags but --out."""
+        return [*self.flags, "--seed", str(self.seed), "--steps", str(self.steps)]
+
+    @property
+    def key(self):
+        """The Key of its final validation loss."""
+        args, _ = train.get_args(self.command)
+        return key_of(vars(args), args.steps, "validation loss")
+
+    def folder(self, out):
+        """Where it is finished, in any folder of OUT; else OUT/NAME-SEED."""
+        own, key = Path(out) / f"{self.name}-{self.seed}", self.key
+        near = [own, *sorted(Path(out).glob("*/"))]
+        return next((path for path in near if is_finished(path, key)), own)
+
+    def finish(self, out):
+        """(rows of log.tsv, message of a run that diverged or None), after training if needed.
+
+        An interrupted run is continued. Raises InUse if another process trains it, and UsageError
+        if its folder holds a run with other flags.
+        """
+        folder = self.folder(out)
+        if not is_finished(folder, self.key):
+            with Lock(folder, "run.lock"):
+                if not is_finished(folder, self.key):  # another may have ended meanwhile
+                    self.train(folder)
+        note = folder / "diverged.txt"
+        return read_log(folder / "log.tsv"), note.read_text() if note.exists() else None
+
+    def train(self, folder):
+        """Train in that folder, from its checkpoint if there is one."""
+        before = flags_in(folder) or "unknown flags"
+        if (folder / "log.tsv").exists() and before != describe(self.key):
+            raise UsageError(f"{folder} holds a run with other flags ({before}): name another "
+                             "--out, or remove that folder")
+        print(f"\n{folder}: python train.py {' '.join(self.command)}", flush=True)
+        start = "--resume" if (folder / "ckpt.pt").exists() else "--force"
         try:
-            train.main([*flags, "--out", str(out), start])
+            train.main([*self.command, "--out", str(folder), start])
         except train.Diverged as e:
-            note.write_text(str(e))
+            (folder / "diverged.txt").write_text(str(e))
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped: the same command continues") from None
-    return read_log(out / "log.tsv"), note.read_text() if note.exists() else None
 
 
-def is_finished(out, steps):
-    """Whether the folder holds a run of that many steps, or one that diverged."""
-    if (out / "diverged.txt").exists():
+def flags_in(folder):
+    """What flags.txt says, which train.py writes, or None."""
+    path = folder / "flags.txt"
+    return path.read_text().strip() if path.exists() else None
+
+
+def is_finished(folder, key):
+    """Whether the folder holds the run of that Key to its last step, or until it diverged."""
+    if flags_in(folder) != describe(key):
+        return False
+    if (folder / "diverged.txt").exists():
         return True
-    rows = read_log(out / "log.tsv") if (out / "log.tsv").exists() else []
-    return bool(rows) and rows[-1]["step"] >= steps
+    rows = read_log(folder / "log.tsv") if (folder / "log.tsv").exists() else []
+    return bool(rows) and rows[-1]["step"] >= int(key.step)
 
 
-def run_seeds(out, *flags, steps, seeds, progress, amount=1):
-    """The final losses of runs with the seeds 0, 1, .., in OUT-0, OUT-1, ..; NaN if diverged."""
-    losses = []
-    for seed in range(seeds):
-        folder = Path(f"{out}-{seed}")
-        known = is_finished(folder, steps)
-        loss = final_loss(*run_once(folder, *flags, "--seed", seed, steps=steps))
-        losses.append(loss)
-        shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
-        progress.add(amount, f"\n{folder}: {shown}", known)
-    return losses
+def read_log(path):
+    """The rows of a log.tsv as dicts of numbers, without the columns that a row leaves empty."""
+    rows, _ = read_rows(Path(path).read_text(errors="replace"))
+    if not rows:
+        raise UsageError(f"{path} is not a log of train.py")
+    return rows
 
 
 def final_loss(rows, message):
@@ -93,19 +136,38 @@ def final_loss(rows, message):
     return last if last <= best + 0.5 else math.nan
 
 
-def read_log(path):
-    """The rows of a log.tsv as dicts of floats, without the columns that a row leaves empty."""
-    try:
-        head, *rows = [line.split("\t") for line in Path(path).read_text().splitlines()]
-        return [{k: float(v) for k, v in zip(head, row) if v} for row in rows]
-    except ValueError:
-        raise UsageError(f"{path} is not a log of train.py") from None
+# -------------------------------------------------------------------------------- many runs
+
+def make_runs(name, flags, args, model=""):
+    """The runs of a model with the seeds 0, 1, .. that --seeds gives it. name: of their folders."""
+    n = args.seeds.get(model, args.seeds[""])
+    return [Run(name, tuple(map(str, flags)), seed, args.steps) for seed in range(n)]
 
 
-def parameters_of(*flags):
-    """(total, non-embedding) parameters of the model that `train.py FLAGS` builds."""
-    args, _ = train.get_args([str(f) for f in flags])
-    n_vocab = get_tokenizer(args.tokenizer).n_vocab
-    config = {"psi": args.psi, "N_L": args.layers, "vocab_size": n_vocab}
-    with torch.device("meta"):
-        return count_parameters(build_model(args.model, config))
+def train_missing(runs, out, weight=lambda run: 1):
+    """{Run: final validation loss, NaN if it diverged}: from OUT/results.tsv, or after training.
+
+    What another process trains is left to it, and waited for at the end. weight(run): its share of
+    the time.
+    """
+    results = Results(Path(out) / "results.tsv")
+    waiting = [run for run in runs if not results.has(run.key)]
+    progress = Progress(sum(map(weight, waiting)))
+    while waiting:
+        busy = []
+        for run in waiting:
+            results.refresh()
+            try:
+                if not results.has(run.key):
+                    results.add(run.key, [final_loss(*run.finish(out))])
+            except InUse as e:
+                busy.append(run)
+                print(f"{e}", flush=True)
+                continue
+            loss, = results.values[run.key]
+            shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
+            progress.add(weight(run), f"\n{run.folder(out)}: {shown}")
+        if len(busy) == len(waiting):
+            time.sleep(10)
+        waiting = busy
+    return {run: results.values[run.key][0] for run in runs}

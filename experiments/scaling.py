@@ -2,11 +2,11 @@
 
 Paper:  python -m experiments.scaling --psi 8 16 32 48 64 --data slimpajama/ --tokenizer gpt2 \\
             --transformers transformer:8M transformer:45M transformer:353M transformer:1.3B \\
-            --seq-len 4096 --batch-size 16 --batch-tokens 4194304 --steps 65536 --log-every 1 \\
-            --eval-every 4096 --out out/scaling_paper
-        2^38 tokens each. The paper has 3 seeds of its smaller sizes and 1 of its larger ones;
-        --seeds is one number for all. Its 4B model (64) is undertrained and lies off the line:
-        leave out 64 to fit without it.
+            --seeds 3 48:1 64:1 transformer:1.3B:1 --unfitted 64 --seq-len 4096 --batch-size 16 \\
+            --batch-tokens 4194304 --steps 65536 --log-every 1 --eval-every 4096 \\
+            --out out/scaling_paper
+        2^38 tokens each, 3 seeds of the smaller sizes and 1 of the larger ones. The 4B model (64)
+        is undertrained and lies off the line.
 Small:  python -m experiments.scaling
         Four Multiscreens and four Transformers of 0.02M to 0.3M parameters, bytes of the standard
         library's source text. What it leaves out: the sizes (4M to 4B), nearly all of the 2^38
@@ -27,11 +27,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.common import Progress, mean_and_std, pyplot, report, save_figure
+from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.fits import fit_line, per_doubling, saving
-from experiments.runs import parameters_of, parse_flags, run_seeds
-from experiments.style import WIDTH, count_of, look, millions_axis, plot_with_band
-from support.cli import Parser, check_writable, cli
+from experiments.models import parameters_of
+from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.style import WIDTH, look, millions_axis, plot_with_band
+from support.cli import Parser, UsageError, cli
 
 TRANSFORMERS = ["transformer:2,2,28", "transformer:2,2,48", "transformer:3,4,64",
                 "transformer:4,4,80"]
@@ -45,9 +46,10 @@ Its sizes: Multiscreen 4M, 28M, 286M, 1.3B, 4B (Psi 8, 16, 32, 48, 64), Transfor
 1.3B."""
 
 
-def select(models, family, key):
+def select(models, family, key, only_fitted=False):
     """(sizes, losses, their deviations) of the models of a family that have a size of that kind."""
-    chosen = [m for m in models if m["family"] == family and key in m]
+    chosen = [m for m in models if m["family"] == family and key in m
+              and (m["fitted"] or not only_fitted)]
     return [[m[k] for m in chosen] for k in (key, "loss", "std")]
 
 
@@ -62,7 +64,7 @@ def draw_scaling(plt, models, path):
                 continue
             name, style = family.capitalize(), look(n)
             plot_with_band(ax, sizes, losses, stds, **style | {"ls": "none", "ms": 7})
-            if line := fit_line(sizes, losses):
+            if line := fit_line(*select(models, family, key, only_fitted=True)[:2]):
                 ends = np.array([min(sizes), max(sizes)], dtype=float)
                 ax.plot(ends, line[0] + line[1] * np.log(ends), color=style["color"],
                         ls=style["ls"])
@@ -91,44 +93,49 @@ def main():
     p.add_argument("--transformers", nargs="+", default=TRANSFORMERS,
                    help="Transformers as train.py names them (paper: 8M, 45M, 353M, 1.3B) "
                    f"[{' '.join(TRANSFORMERS)}]")
+    p.add_argument("--unfitted", nargs="+", type=int, default=[],
+                   help="sizes of --psi that the lines leave out (paper: 64) [none]")
     args, flags = parse_flags(
         p, "out/scaling", steps=600, paper_steps=65536,
-        seeds="runs of each model (paper: 3 for smaller ones, 1 for larger)")
+        seeds="runs of each model, or of one: 3 48:1 (paper: 3 for smaller ones, 1 for larger)")
     flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 20, "--warmup", args.steps // 16,
              *flags]
 
     # The models. A wrong size ends here, before the first run.
-    models = []
+    models, out = [], Path(args.out)
     for n in args.psi:
+        own = ["--psi", n, *flags]
         models.append({"name": f"multiscreen_psi{n}", "family": "multiscreen", "psi": n,
-                       "flags": ["--psi", n]})
+                       "fitted": n not in args.unfitted, "flags": own, "size": str(n)})
     for name in args.transformers:
-        models.append({"name": name.replace(":", "_"), "family": "transformer",
-                       "flags": ["--model", name]})
+        models.append({"name": name.replace(":", "_"), "family": "transformer", "fitted": True,
+                       "flags": ["--model", name, *flags], "size": name})
+    unknown = set(args.seeds) - {m["size"] for m in models} - {""}
+    if unknown:
+        raise UsageError(f"--seeds {' '.join(sorted(unknown))}: sizes are those of --psi and "
+                         "--transformers")
     for m in models:
-        m["total"], m["rest"] = parameters_of(*m["flags"], *flags)
-    out = Path(args.out)
-    check_writable(out / "scaling.tsv", args.force)
-    check_writable(out / "fits.tsv", args.force)
+        m["total"], m["rest"] = parameters_of(*m["flags"])
+        m["runs"] = make_runs(m["name"], m["flags"], args, m["size"])
 
     # The runs.
-    progress = Progress(sum(m["rest"] for m in models) * args.seeds)
+    sizes = {run: m["rest"] for m in models for run in m["runs"]}
+    losses = train_missing(list(sizes), out, sizes.get)
     for m in models:
-        losses = run_seeds(out / m["name"], *m["flags"], *flags, steps=args.steps,
-                           seeds=args.seeds, progress=progress, amount=m["rest"])
-        m["loss"], m["std"], m["diverged"] = mean_and_std(losses)
-    columns = ["model", "psi", "total", "non_embedding", "val_loss", "std", "diverged"]
-    keys = ["name", "psi", "total", "rest", "loss", "std", "diverged"]
+        m["seeds"] = len(m["runs"])
+        m["loss"], m["std"], m["diverged"] = mean_and_std([losses[run] for run in m["runs"]])
+    columns = ["model", "psi", "total", "non_embedding", "seeds", "val_loss", "std", "diverged"]
+    keys = ["name", "psi", "total", "rest", "seeds", "loss", "std", "diverged"]
     report(out / "scaling.tsv", columns, [[m.get(key) for key in keys] for m in models],
-           f"Validation loss, nats per token, after the same {args.steps} steps, "
-           f"{count_of(args.seeds, 'seed')}; diverged ones are left out of mean and fit")
+           f"Validation loss, nats per token, after the same {args.steps} steps; diverged runs are "
+           "left out of mean and fit")
 
     # The fitted lines.
     models = [m for m in models if not math.isnan(m["loss"])]
     rows = []
     for key, name, paper in (("total", "total", "roughly 30 %"),
                              ("rest", "non_embedding", "preserved"), ("psi", "psi", None)):
-        points = [select(models, family, key)[:2] for family in FAMILIES]
+        points = [select(models, family, key, only_fitted=True)[:2] for family in FAMILIES]
         slopes = [per_doubling(fit_line(*p)) for p in points]
         loss, N_m, N_t, saved = saving(*points) or (None,) * 4
         shown = None if saved is None else f"{saved:.0%}"

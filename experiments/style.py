@@ -1,6 +1,4 @@
 """How the figures look, and what they call a model: the paper's words, never a path."""
-import re
-
 from baselines.transformer import SIZES
 
 # Okabe and Ito's colours, made for colour-blind readers. Markers and lines serve in greyscale.
@@ -46,6 +44,13 @@ def millions_axis(plt, ax):
     ax.minorticks_off()
 
 
+def plain_axis(plt, axis):
+    """Ticks of a logarithmic axis at 1, 2 and 5 times a power of ten, as whole numbers."""
+    axis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}")
+    axis.set_minor_locator(plt.NullLocator())
+
+
 # ------------------------------------------------------------------------- names of models
 
 def paper_name(model):
@@ -56,15 +61,6 @@ def paper_name(model):
     size, _, norm = variant.partition(":")
     name = f"Transformer {size}" if size in SIZES else "Transformer"
     return f"{name} + QKNorm" if norm else name
-
-
-def label_run(name):
-    """The paper's words for a folder of experiments.scaling, the name of any other."""
-    if match := re.fullmatch(r"multiscreen_psi(\d+)-(\d+)", name):
-        return rf"Multiscreen, $\Psi$ = {match[1]}, seed {match[2]}"
-    if match := re.fullmatch(r"transformer_(.+)-(\d+)", name):
-        return f"Transformer {match[1]}, seed {match[2]}"
-    return name
 
 
 def label_models(models):

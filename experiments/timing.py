@@ -1,4 +1,5 @@
 """What latency.py times: a model in a setting, one forward pass, milliseconds, ratios."""
+import itertools
 import time
 import warnings
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from support.checkpoint import build_model, has_windows, load_for_evaluation, require_windows
 from support.kernel import compile_layers, get_screen
+from support.results import Key, key_of
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
@@ -20,8 +22,9 @@ class Cell:
     model: torch.nn.Module
     setting: str
     length: int
-    baseline: str
+    baseline: str = None
     T_train: int = None
+    key: Key = None
 
 
 def random_model(name, config, device):
@@ -34,43 +37,66 @@ def random_model(name, config, device):
     return model
 
 
+def get_multiscreens(args, device, vocab):
+    """[[(label, model, T_train, Key) of each seed] of each size]: trained ones, or random."""
+    if not args.ckpt:
+        sizes = []
+        for psi in args.psi:
+            model = random_model("multiscreen", {"psi": psi} | vocab, device)
+            key = untrained(f"multiscreen --psi {psi}", vocab)
+            sizes.append([(f"Psi = {psi}", model, 2**12, key)])
+        return sizes
+    sizes = {}
+    for path in args.ckpt:
+        model, _, ckpt = load_for_evaluation(path, device)
+        require_windows(model, path, ckpt["model"])
+        key = key_of(ckpt["args"], ckpt["step"], "latency")
+        seed = path, model, ckpt["args"]["seq_len"], key
+        sizes.setdefault((key.run, key.step), []).append(seed)
+    return list(sizes.values())
+
+
+def untrained(name, vocab):
+    """The Key of a model with random weights."""
+    tokenizer = "gpt2" if vocab["vocab_size"] == 50257 else "bytes"
+    return Key("latency", f"--model {name} --tokenizer {tokenizer}", "0", "0")
+
+
 def get_cells(args, device):
     """The cells of the table, in its order, and the name of what screens.
 
-    Of the smaller models only the longest length is timed.
+    The n-th Multiscreen is compared with the n-th Transformer, where both are there. Of the largest
+    such pair all lengths are timed, of all others the longest only.
     """
     cuda = device.type == "cuda"
     backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
+    vocab = {"vocab_size": 50257 if cuda else 257}
     settings = ["initial", "trained-like", "trained-like + SWE"]
     if args.ckpt:
         settings = ["trained", "trained + SWE"]
-    cells, sources = [], args.ckpt or args.psi
-    for source, size in zip(sources, args.transformer):
-        # The two models.
-        if args.ckpt:
-            model, _, ckpt = load_for_evaluation(source, device)
-            label, T_train = source, ckpt["args"]["seq_len"]
-            require_windows(model, source, ckpt["model"])
-        else:
-            config = {"psi": source, "vocab_size": 50257 if cuda else 257}
-            model = random_model("multiscreen", config, device)
-            label, T_train = f"Psi = {source}", 2**12
-        baseline = f"transformer:{size.removeprefix('transformer:')}"
-        other = random_model(baseline, {"vocab_size": model.config.vocab_size}, device)
-        screening = f"{model.screen.__module__}.{model.screen.__name__}"
-        if args.compile:
-            compile_layers(model)
-            compile_layers(other)
+    sizes = get_multiscreens(args, device, vocab)
+    largest, cells, screening = min(len(sizes), len(args.transformer)) - 1, [], None
+    for n, (seeds, size) in enumerate(itertools.zip_longest(sizes, args.transformer)):
+        used, baseline = args.lengths if n == largest else args.lengths[-1:], None
 
-        # Their cells, the Transformer's first.
-        used = args.lengths if source == sources[-1] else args.lengths[-1:]
-        for backend in backends:
-            for T in used:
-                if backend != "math" or T <= 2**12:
-                    cells.append(Cell(baseline, other, backend, T, baseline))
-        for setting in settings:
-            for T in used:
-                cells.append(Cell(label, model, setting, T, baseline, T_train))
+        # The Transformer first.
+        if size:
+            baseline = f"transformer:{size.removeprefix('transformer:')}"
+            model = random_model(baseline, vocab, device)
+            if args.compile:
+                compile_layers(model)
+            for backend in backends:
+                for T in used:
+                    if backend != "math" or T <= 2**12:
+                        cells.append(Cell(baseline, model, backend, T, baseline,
+                                          key=untrained(baseline, vocab)))
+        for label, model, T_train, key in seeds or []:
+            screening = f"{model.screen.__module__}.{model.screen.__name__}"
+            if args.compile:
+                compile_layers(model)
+            for setting in settings:
+                for T in used:
+                    cells.append(Cell(label, model, setting, T, baseline, T_train, key))
     return cells, screening
 
 
@@ -91,16 +117,16 @@ def trained_like(n, seed=0):
 def prepare(model, setting, T_train):
     """Put a model into a setting, in place: the backend of its attention, or its windows.
 
-    SWE expands the windows that are there; "initial" and "trained" leave them as they are.
+    SWE expands those that are there; "initial" and "trained" leave them as they are.
     """
     if setting in BACKENDS:
         model.screen = BACKENDS[setting]
-    elif setting.endswith("SWE"):
-        model.expand_windows(T_train)
-    elif setting == "trained-like":
+    if setting.startswith("trained-like"):
         sizes = [len(tile.s_w) for tile in model.layers]
         for tile, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
             tile.s_w.copy_((w - 1).log())
+    if setting.endswith("SWE"):
+        model.expand_windows(T_train)
 
 
 @torch.no_grad()

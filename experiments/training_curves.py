@@ -3,11 +3,10 @@
 Appendices "Training Loss Dynamics" and "Gradient Norm Dynamics".
 
 Paper:  python -m experiments.training_curves out/lr_sweep_paper/*-0/log.tsv --window 256
-        python -m experiments.training_curves out/scaling_paper/*/log.tsv --window 256
+        python -m experiments.training_curves --window 256 \\
+            out/scaling_paper/{transformer_1.3B,multiscreen_psi48}-0/log.tsv
         The first draws the loss at each learning rate, the second gradient norms, both from runs
-        with --log-every 1. The paper's sanity check compares a Multiscreen with three runs of
-        transformer:45M: as it is, with --weight-decay 0, and with --clip 0. Train them with
-        train.py and name their logs here.
+        with --log-every 1. Those of the sanity check: python -m experiments.sanity
 Small:  python -m experiments.training_curves
         All runs of `python -m experiments.lr_sweep`, in seconds. What it leaves out: what they
         leave out, and every second step. A log has a row each --log-every steps and one for the
@@ -18,21 +17,23 @@ Small:  python -m experiments.training_curves
 maximum are taken over the second half of the steps. A spike is a row, of the loss or of the norm,
 more than 5 standard deviations above the mean of the WINDOW rows before it. The column `end` says
 "diverged" by lr_sweep's criterion. The figure draws norms above 1 as crosses at 1, like the paper.
+What a run is stands in flags.txt beside its log.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.training_curves in the folder above")
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
 
 from experiments.common import pyplot, report, save_figure
 from experiments.curves import get_columns, moving_average, summarize_run
-from experiments.runs import final_loss, read_log
-from experiments.style import COLORS, LINES, WIDTH, count_of, label_run, paper_name
-from support.cli import Parser, UsageError, check_writable, cli
+from experiments.models import model_of
+from experiments.runs import final_loss, flags_in, read_log
+from experiments.style import COLORS, LINES, WIDTH, count_of, paper_name, short_number
+from support.cli import Parser, UsageError, cli
+from support.results import flag
 
 COLUMNS = ["run", "steps", "loss_first", "loss_last", "loss_spikes",
            "grad_median", "grad_p90", "grad_max", "grad_spikes", "end"]
@@ -42,12 +43,23 @@ gradient norm decays and settles near zero with minimal variance; the Transforme
 with substantial variance and occasional spikes."""
 
 
-def parse_folder(name):
-    """(model, exponent, seed) of lr_sweep's MODEL-EXPONENT-SEED; ("", name, 0) of any other."""
-    match = re.fullmatch(r"(.+?)-(-?\d+)-(\d+)", name)
-    if not match:
-        return "", name, 0
-    return match[1].replace("_", ":"), int(match[2]), int(match[3])
+def parse_folder(folder):
+    """(name of the model, what sets the run apart from others of it, seed), by its flags.txt.
+
+    That is an exponent for a learning rate 2^e, else words. A folder without flags has its name.
+    """
+    line = flags_in(folder)
+    if not line:
+        return "", folder.name, 0
+    rate, seed = float(flag(line, "--lr")), int(flag(line, "--seed"))
+    words = [] if math.log2(rate).is_integer() else [f"{rate:g}"]
+    model = model_of(line)
+    if model.family == "transformer":
+        words += [f"w/o {what}" for what, name in (("weight decay", "--weight-decay"),
+                                                   ("clipping", "--clip"))
+                  if not float(flag(line, name))]
+    size = f"{paper_name(model.name)}, {short_number(model.parameters)}"
+    return size, ", ".join(words) or int(math.log2(rate)), seed
 
 
 def get_styles(plt, keys):
@@ -58,20 +70,20 @@ def get_styles(plt, keys):
     for n, e in enumerate(rates):
         color = plt.cm.viridis(0.92 * n / max(len(rates) - 1, 1))
         styles[e] = color, LINES[n % len(LINES)], f"$2^{{{e}}}$"
-    for n, name in enumerate(others):
-        styles[name] = COLORS[n % len(COLORS)], LINES[n % len(LINES)], label_run(name)
+    for n, name in enumerate(others, 1):
+        styles[name] = COLORS[n % len(COLORS)], LINES[n % len(LINES)], name
     return styles
 
 
 def draw_curves(plt, runs, window, path):
-    """Losses above, gradient norms below, a column for each model. runs[name]: step, loss, norm.
+    """Losses above, gradient norms below, a column for each model. runs[folder]: step, loss, norm.
 
     Of several seeds only the first is drawn. The loss axis ends at 1.2 times the largest first row;
     a title names the runs that stay above it.
     """
     columns = {}
-    for name, run in runs.items():
-        model, key, _ = parse_folder(name)
+    for folder, run in runs.items():
+        model, key, _ = parse_folder(folder)
         columns.setdefault(model, {}).setdefault(key, run)
     styles = get_styles(plt, {key for lines in columns.values() for key in lines})
     low = min(moving_average(loss, window).min() for _, loss, _ in runs.values())
@@ -91,7 +103,7 @@ def draw_curves(plt, runs, window, path):
                        marker=marker)
             below.plot(step, np.minimum(norm, 1), color=color, ls=line, lw=1)
             below.plot(step[norm > 1], np.ones((norm > 1).sum()), "x", color=color, ms=4)
-        title = [paper_name(model)] if model else []
+        title = [model] if model else []
         if outside:
             title.append(f"above the axis: {', '.join(outside)}")
         above.set(title="\n".join(title), ylim=(low - 0.05 * (high - low), high))
@@ -112,38 +124,36 @@ def main():
                    help="rows of the log in a moving average (paper: 256 steps) [10]")
     p.add_argument("--out", default="out/training_curves",
                    help="folder for table and figure [out/training_curves]")
-    p.add_shared("--force")
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: it must be at least 2")
     paths = map(Path, args.logs or Path("out/lr_sweep").glob("*/log.tsv"))
-    paths = sorted(paths, key=lambda path: parse_folder(path.parent.name))
-    if not paths:
+    folders = sorted((path.parent for path in paths), key=lambda x: (*map(str, parse_folder(x)), x))
+    if not folders:
         raise UsageError("out/lr_sweep has no log.tsv: run `python -m experiments.lr_sweep`, or "
                          "name some logs")
-    table = Path(args.out) / "training_curves.tsv"
-    check_writable(table, args.force)
+    show(folders, args.window, Path(args.out) / "training_curves.tsv")
 
+
+def show(folders, window, table):
+    """The table and the figure of the runs in some folders."""
     runs, rows = {}, []
-    for path in paths:
-        name = path.parent.name or str(path)
-        if name in runs:
-            name = str(path.parent)
-        log = read_log(path)
+    for folder in folders:
+        log = read_log(folder / "log.tsv")
         step, loss, norm = get_columns(log)
-        diverged = (path.parent / "diverged.txt").exists()
+        diverged = (folder / "diverged.txt").exists()
         numbers = [0] + [None] * (len(COLUMNS) - 3)
         if len(step):
-            runs[name] = step, loss, norm
+            runs[folder] = step, loss, norm
             diverged = diverged or math.isnan(final_loss(log, None))
-            numbers = summarize_run(step, loss, norm, args.window)
-        rows.append([name, *numbers, "diverged" if diverged else None])
+            numbers = summarize_run(step, loss, norm, window)
+        rows.append([folder.name or str(folder), *numbers, "diverged" if diverged else None])
     report(table, COLUMNS, rows,
-           f"Training loss, nats per token, mean of the first and last {args.window} rows of the "
-           f"log, and gradient norm in the second half, of {count_of(len(paths), 'run')}")
+           f"Training loss, nats per token, mean of the first and last {window} rows of the "
+           f"log, and gradient norm in the second half, of {count_of(len(folders), 'run')}")
     print(PAPER)
     if runs and (plt := pyplot()):
-        draw_curves(plt, runs, args.window, table.with_suffix(".png"))
+        draw_curves(plt, runs, window, table.with_suffix(".png"))
 
 
 if __name__ == "__main__":

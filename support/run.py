@@ -8,10 +8,10 @@ import filelock
 from support.checkpoint import FIXED, read_checkpoint
 from support.cli import UsageError
 from support.files import replacing
+from support.results import describe, key_of
 
 # The tables and figures that scripts write beside a checkpoint.
-MEASURED = ("abcdigits", "abcdigits_swe", "passkey", "passkey_swe", "long_context", "windows",
-            "relevance_maps")
+MEASURED = ("abcdigits", "passkey", "retrieval", "long_context", "windows", "relevance_maps")
 
 
 def take_flags(parser, argv, ckpt, path, names):
@@ -63,10 +63,14 @@ def refuse_other_run(out):
                          "starts a new one, --force overwrites it")
 
 
+class InUse(UsageError):
+    """Another process holds the lock."""
+
+
 class Lock:
     """`with Lock(out)` keeps other runs out of the folder `out`, which is made if it is missing.
 
-    Raises UsageError if another process holds it, or if a file of a run is a link there.
+    Raises InUse if another process holds it, UsageError if a file of a run is a link there.
     """
 
     def __init__(self, out, lock="lock"):
@@ -82,8 +86,8 @@ class Lock:
             self.lock.acquire()
         except filelock.Timeout:
             owner = self.path.read_text().strip() or "another process"
-            raise UsageError(f"{self.path.parent} is in use by {owner}: stop it, or name another "
-                             "--out") from None
+            raise InUse(f"{self.path.parent} is in use by {owner}: stop it, or name another "
+                        "--out") from None
         self.path.write_text(f"process {os.getpid()} on {platform.node()}")
 
     def __exit__(self, *error):
@@ -143,11 +147,11 @@ def read_rows(text):
     return rows, bad
 
 
-def open_run(out, ckpt, columns):
+def open_run(out, ckpt, columns, args):
     """(path of the checkpoint, Log) of a run in the folder `out`, which must be locked.
 
     A resumed run's log is made again from its checkpoint `ckpt`. For a new run, an older run is
-    deleted, and the tables and figures that were made from it.
+    deleted, and the tables and figures that were made from it. flags.txt tells what the run is.
     """
     path, rows = out / "log.tsv", []
     if ckpt and "log" in ckpt:
@@ -165,4 +169,6 @@ def open_run(out, ckpt, columns):
         made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
         for name in ("ckpt.pt", "diverged.txt", *made):
             (out / name).unlink(missing_ok=True)
+    key = key_of(vars(args), args.steps)
+    (out / "flags.txt").write_text(f"{describe(key)}\n")
     return out / "ckpt.pt", Log(path, columns, rows)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import abcdigits
 import multiscreen as ms
+from support import retrieval
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
+from support.results import Results
 from support.tokens import get_tokenizer
 from tests.helpers import INF, fit, read_table
 
@@ -99,62 +101,66 @@ def test_evaluate_counts_the_exact_integer_only(name):
     assert name == "gpt2" or len(model.batches) <= 10          # prompts of equal length, together
 
 
-def grid(tmp_path, monkeypatch, *flags, right=lambda model: True):
-    """The cells of fill_grid with a model that answers every prompt alike, by `right(model)`."""
+def grid(tmp_path, monkeypatch, *flags, right=lambda model: True, seed=0):
+    """The values of results.tsv after `measure`, of a model that answers alike, by right(model)."""
     def evaluate(model, tokenizer, prompts, answers):
         return [right(model)] * len(prompts)
 
     monkeypatch.setattr(abcdigits, "exact_matches", evaluate)
-    flags = ["--ckpt", str(tmp_path / "ckpt.pt"), "--trials", "2", "--device", "cpu", *flags]
+    flags = ["--trials", "2", "--device", "cpu", *flags]
     args = abcdigits.get_parser("").parse_args(flags)
     model = SimpleNamespace(layers=[SimpleNamespace(rope_scale=1.0)])
+    ckpt = {"args": {"seed": seed, "seq_len": 32}, "step": 7, "weights": {"W": torch.ones(1)}}
 
     def get_prompts(length, depth, trials):
         if length < 64:
             raise UsageError("too short")
         return ["A="] * trials, ["1"] * trials
 
-    return abcdigits.fill_grid(args, model, None, 32, "passkey", 9, get_prompts)
+    results = Results(tmp_path / "results.tsv")
+    keys = abcdigits.measure(args, results, model, None, ckpt, "passkey", get_prompts)
+    return {key: results.values[key] for key in keys}
 
 
-def test_the_table_has_the_lengths_that_are_possible(tmp_path, monkeypatch, capsys):
-    cells = grid(tmp_path, monkeypatch, "--depths", "0.1", "0.5")
+def test_the_table_has_the_lengths_that_are_possible(tmp_path, monkeypatch):
+    values = grid(tmp_path, monkeypatch, "--depths", "0.1", "0.5")
+    cells = retrieval.get_cells(values)
     lengths = [64, 128, 256, 512, 1024]
     assert list(cells) == [(n, depth) for n in lengths for depth in (0.1, 0.5)]
-    assert set(cells.values()) == {(1.0, None)}
-    out = capsys.readouterr().out.splitlines()
-    assert out[1].split() == ["depth", *map(str, lengths)]
-    assert out[2].split() == ["0.1", *["100.0%"] * 5]
-    assert out[-1] == "[32] is the training length, in tokens"
-    rows = read_table(tmp_path / "passkey.tsv")
-    assert len(rows) == 10
-    assert rows[0] == {"length": "64", "depth": "0.1", "trials": "2", "digits": "9",
-                       "accuracy": "1.0000", "rope_scale": ""}
+    assert set(map(str, values.values())) == {"[1.0]"}
+    out = retrieval.table(cells, 128).splitlines()
+    assert out[0].split() == ["depth", "64", "[128]", "256", "512", "1024"]
+    assert out[1].split() == ["0.1", *["100.0%"] * 5]
+    assert out[-1] == "[128] is the training length, in tokens"
+    row = read_table(tmp_path / "results.tsv")[0]
+    assert (row["task"], row["step"], row["length"], row["depth"], row["trials"]) == (
+        "passkey", "7", "64", "0.1", "2")
 
 
-def test_the_first_of_the_best_rope_scales_counts(tmp_path, monkeypatch, capsys):
-    seen = []
-
-    def right(model):
-        seen.append(model.layers[0].rope_scale)
-        return seen[-1] > 1
-
-    flags = ["--lengths", "64", "--depths", "0.5", "--rope-scale", "1", "2", "4"]
-    assert grid(tmp_path, monkeypatch, *flags, right=right) == {(64, 0.5): (1.0, 2.0)}
-    assert seen == [1, 2, 4]
-    assert "100.0% x2" in capsys.readouterr().out
-    assert read_table(tmp_path / "passkey.tsv")[0]["rope_scale"] == "2"
-
-
-def test_a_table_is_overwritten_with_force_only(tmp_path, monkeypatch):
+def test_what_was_measured_is_not_measured_again_but_for_other_weights(tmp_path, monkeypatch):
     flags = ["--lengths", "64", "--depths", "0.5"]
     grid(tmp_path, monkeypatch, *flags)
-    before = (tmp_path / "passkey.tsv").read_bytes()
-    with pytest.raises(UsageError, match=r"passkey.tsv exists: --force overwrites it"):
-        grid(tmp_path, monkeypatch, *flags, right=lambda model: False)
-    assert (tmp_path / "passkey.tsv").read_bytes() == before
-    grid(tmp_path, monkeypatch, *flags, "--force", right=lambda model: False)
-    assert read_table(tmp_path / "passkey.tsv")[0]["accuracy"] == "0.0000"
+    asked = []
+    more = grid(tmp_path, monkeypatch, *flags, "0.9", right=lambda model: bool(asked.append(1)))
+    assert sorted(more.values()) == [[0.0], [1.0]]
+    assert len(asked) == 1
+    monkeypatch.setattr(abcdigits, "weights_hash", lambda ckpt: "others")
+    assert list(grid(tmp_path, monkeypatch, *flags, right=lambda model: False).values()) == [[0.0]]
+
+
+def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds(tmp_path, monkeypatch):
+    """Seed 0 is right with 2 and 4, seed 1 with 4 only: 4 counts, for both."""
+    flags = ["--lengths", "64", "--depths", "0.5", "--rope-scale", "1", "2", "4"]
+    values = {}
+    for seed, least in ((0, 2), (1, 4)):
+        values |= grid(tmp_path, monkeypatch, *flags, seed=seed,
+                       right=lambda model, least=least: model.layers[0].rope_scale >= least)
+    one_seed = {key: x for key, x in values.items() if key.seed == "0"}
+    assert retrieval.get_cells(one_seed) == {(64, 0.5): ({"0": 1.0}, 2.0)}     # the first of them
+    cells = retrieval.get_cells(values)
+    assert cells == {(64, 0.5): ({"0": 1.0, "1": 1.0}, 4.0)}
+    assert "100.0% x4" in retrieval.table(cells, 64)
+    assert retrieval.by_model(values, "passkey") == [values]
 
 
 def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(tmp_path, monkeypatch):
@@ -186,5 +192,13 @@ def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(tmp_path
     assert windows[0] == ms.window(model.layers[0].s_w).tolist()
     assert windows[1] == [INF if w > 32 else w for w in windows[0]]
     assert INF in windows[1]
-    for name in ("abcdigits", "abcdigits_swe"):
-        assert read_table(path.with_name(f"{name}.tsv"))[0]["accuracy"] == "0.5000"
+    rows = read_table(path.with_name("results.tsv"))
+    assert [(row["swe"], row["value"]) for row in rows] == [("", "0.5"), ("yes", "0.5")]
+    assert "--seq-len 32 " in rows[0]["run"]
+
+    # The table alone is shown without the checkpoint.
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--results",
+                                      str(path.with_name("results.tsv"))])
+    abcdigits.main()
+    assert capsys.readouterr().out.count(" 50.0%") == 4

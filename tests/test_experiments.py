@@ -1,9 +1,10 @@
 """Tests of experiments/: a small run of each script, and the arithmetic behind the tables."""
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from experiments import (
     latency,
     long_context,
     lr_sweep,
+    models,
     passkey,
     perplexity,
     relevance_maps,
@@ -39,6 +41,8 @@ from multiscreen import Config, Multiscreen, window
 from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
 from support.cli import UsageError, check_writable
 from support.files import files_of
+from support.results import Key, Results
+from support.run import Lock, Log
 from support.tokens import Sequences, get_data, get_tokenizer
 from tests.helpers import INF, ROOT, draw_tokens, fit, read_table
 
@@ -89,43 +93,90 @@ def checkpoints(tmp_path_factory):
 # ----------------------------------------------------------------------------- common runs
 
 def test_a_finished_run_is_read_and_an_interrupted_one_continued(data, tmp_path, monkeypatch):
-    flags = ["--psi", 2, *TINY, *data, "--log-every", 1]
+    run = runs.Run("a", ("--psi", "2", *map(str, TINY), *map(str, data), "--log-every", "1"), 0, 4)
     right = train.main
 
     def stops_after_2(argv):
-        right([*argv, "--steps", "2"])
-        raise KeyboardInterrupt
+        def stop(self, row):
+            add(self, row)
+            if row["step"] == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        add = Log.add
+        with monkeypatch.context() as m:
+            m.setattr(Log, "add", stop)
+            right(argv)
 
     monkeypatch.setattr(train, "main", stops_after_2)
     with pytest.raises(KeyboardInterrupt, match="the same command continues"):
-        runs.run_once(tmp_path / "a", *flags, steps=4)
-    before = runs.read_log(tmp_path / "a/log.tsv")
+        run.finish(tmp_path)
+    before = runs.read_log(tmp_path / "a-0/log.tsv")
+    assert before[-1]["step"] == 2
+    assert not runs.is_finished(tmp_path / "a-0", run.key)
     monkeypatch.setattr(train, "main", right)
-    rows, diverged = runs.run_once(tmp_path / "a", *flags, steps=4)
+    rows, diverged = run.finish(tmp_path)
     assert rows[:2] == before                          # their milliseconds too: not run again
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert diverged is None
 
-    # What is finished is not run again, and what was run otherwise is not taken for it.
+    # What is finished is not run again, whatever its folder; what was run otherwise is not taken.
     monkeypatch.setattr(train, "main", None)
-    assert runs.run_once(tmp_path / "a", *flags, steps=4) == (rows, None)
+    assert run.finish(tmp_path) == (rows, None)
     with pytest.raises(UsageError, match="other flags"):
-        runs.run_once(tmp_path / "a", *flags, steps=5)
+        run._replace(steps=5).finish(tmp_path)
+    (tmp_path / "a-0").rename(tmp_path / "mine")
+    assert run._replace(name="b").finish(tmp_path) == (rows, None)
 
 
 def test_a_diverged_run_is_noted_and_not_repeated(data, tmp_path, monkeypatch):
     flags = ["--psi", 2, *TINY, *data, "--lr", 1e18, "--warmup", 0, "--log-every", 1]
-    rows, diverged = runs.run_once(tmp_path / "b", *flags, steps=3)
+    run = runs.Run("b", tuple(map(str, flags)), 0, 3)
+    rows, diverged = run.finish(tmp_path)
     assert "diverged" in diverged
     assert rows[-1]["step"] < 3
     monkeypatch.setattr(train, "main", None)
-    assert runs.run_once(tmp_path / "b", *flags, steps=3) == (rows, diverged)
+    assert run.finish(tmp_path) == (rows, diverged)
 
 
 def test_an_error_is_no_divergence(tmp_path):
+    run = runs.Run("c", ("--data", str(tmp_path / "diverged.txt")), 0, 3)
     with pytest.raises(UsageError, match="does not exist"):
-        runs.run_once(tmp_path / "c", "--data", tmp_path / "diverged.txt", steps=3)
-    assert not (tmp_path / "c/diverged.txt").exists()
+        run.finish(tmp_path)
+    assert not (tmp_path / "c-0/diverged.txt").exists()
+
+
+def test_a_run_of_another_process_is_left_to_it_and_what_the_table_holds_is_not_run(
+        data, tmp_path, monkeypatch):
+    flags = tuple(map(str, ["--psi", 1, *TINY, *data]))
+    found = [runs.Run("x", flags, seed, 1) for seed in range(3)]
+    lock, order, right = Lock(tmp_path / "x-0", "run.lock"), [], runs.Run.train
+
+    def train_one(self, folder):
+        order.append(self.seed)
+        if self.seed == 1:
+            lock.__exit__()                            # the other process has ended
+        right(self, folder)
+
+    monkeypatch.setattr(runs.Run, "train", train_one)
+    lock.__enter__()
+    losses = runs.train_missing(found, tmp_path)
+    assert order == [1, 2, 0]
+    assert list(losses) == found
+    assert len(set(losses.values())) == 3
+
+    # Without the folders, too.
+    for run in found:
+        shutil.rmtree(tmp_path / f"x-{run.seed}")
+    monkeypatch.setattr(train, "main", None)
+    assert runs.train_missing(found, tmp_path) == losses
+
+
+def test_seeds_for_all_sizes_and_for_one():
+    assert runs.parse_seeds(["3", "48:1", "transformer:1.3B:2"]) == {
+        "": 3, "48": 1, "transformer:1.3B": 2}
+    for wrong in ("0", "48:", "48:0", "many"):
+        with pytest.raises(UsageError, match="seeds"):
+            runs.parse_seeds([wrong])
 
 
 def test_what_is_called_diverged():
@@ -153,7 +204,7 @@ def test_diverged_seeds_are_left_out_of_the_mean_and_counted():
     (["--model", "transformer:8M"], 1_180_416 + 257 * 128, 1_180_416)])
 def test_parameters_agree_with_the_papers_tables(flags, total, rest):
     """Of the embedding 257 tokens, bytes, instead of 50,257."""
-    assert runs.parameters_of(*flags) == (total, rest)
+    assert models.parameters_of(*flags) == (total, rest)
 
 
 @pytest.mark.parametrize("script, flags, message", [
@@ -163,7 +214,7 @@ def test_parameters_agree_with_the_papers_tables(flags, total, rest):
     (lr_sweep, ["--lr=1"], "--lr is set"), (scaling, ["--psi", "0"], "psi = 0"),
     (scaling, ["--transformers", "transformer:1,3,8"], "multiple"),
     (training_curves, [], "lr_sweep"), (training_curves, ["--window", "1"], "window"),
-    (latency, ["--lengths", "0"], "at least 1"), (latency, ["--psi", "2", "3"], "as many"),
+    (latency, ["--lengths", "0"], "at least 1"), (scaling, ["--seeds", "9:2"], "sizes are"),
     (latency, ["--ckpt", "nowhere.pt"], "does not exist"), (sample, ["--tokens", "0"], "--tokens"),
     (long_context, ["--length", "0"], "above 0"), (passkey, [], "train a model first"),
     (windows, ["--ckpt", "nowhere.pt"], "train a model first")])
@@ -200,9 +251,12 @@ def test_the_table_of_ablations_is_that_of_their_runs(call, data, tmp_path):
     changes = ["+0.0000", "+0.0266", "+0.0143", "+0.0128", "+0.0589", "+0.0154"]
     assert [row["paper_change"] for row in rows] == changes
 
-    # A table that is there stays.
-    with pytest.raises(UsageError, match="ablations.tsv exists: --force"):
-        call(ablations, *flags)
+    # It can be made again without the runs.
+    before = (tmp_path / "o/ablations.tsv").read_bytes()
+    for name in names:
+        shutil.rmtree(tmp_path / "o" / (name.replace(":", "_") + "-0"))
+    call(ablations, *flags)
+    assert (tmp_path / "o/ablations.tsv").read_bytes() == before
 
 
 def test_a_sweep_of_learning_rates_then_its_curves(call, data, tmp_path, monkeypatch):
@@ -224,7 +278,7 @@ def test_a_sweep_of_learning_rates_then_its_curves(call, data, tmp_path, monkeyp
     # Finished runs are not run again.
     before = path.read_bytes()
     monkeypatch.setattr(train, "main", None)
-    call(*sweep, "--force")
+    call(*sweep)
     assert path.read_bytes() == before
 
     # One row for each run: two seeds, but one with QKNorm.
@@ -313,12 +367,11 @@ def test_summary_of_a_run():
 # ----------------------------------------------------------------------- long-context perplexity
 
 def test_positions_and_their_windows():
-    assert perplexity.positions(100) == [16, 23, 32, 45, 64, 91, 100]
+    assert perplexity.positions(100) == [32, 45, 64, 91, 100]
     assert perplexity.positions(3) == [3]
-    found = [perplexity.around(p, 100) for p in (1, 10, 16, 91, 100)]
-    assert found == [(1, 1), (9, 11), (15, 17), (82, 100), (90, 100)]
-    sums = perplexity.window_sums(np.arange(1.0, 101), 100)    # position p has the value p
-    assert sums[[0, -1]].tolist() == [15 + 16 + 17, 11 * 95]
+    means = perplexity.window_means(np.arange(1.0, 101), 100, 0.1)     # position p has the value p
+    assert means[0] == np.mean(range(29, 36))
+    assert means[-2:] == [np.mean(range(82, 101)), np.mean(range(90, 101))]
 
 
 def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
@@ -326,7 +379,8 @@ def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
         (tmp_path / name).write_text(name * n)
     tokenizer = get_tokenizer("bytes")
     segments, short = perplexity.get_documents([tmp_path], tokenizer, 8, 5)
-    assert [tokenizer.decode(s.tolist()) for s in segments] == ["c" * 9, "d" * 9]
+    assert [tokenizer.decode(s.tolist()) for s in segments.values()] == ["c" * 9, "d" * 9]
+    assert [name.split()[0] for name in segments] == ["c", "d"]
     assert short == 2
     assert len(perplexity.get_documents([tmp_path], tokenizer, 8, 1)[0]) == 1
     assert perplexity.middle(list(range(10)), 3).tolist() == [3, 4, 5, 6]
@@ -342,7 +396,7 @@ def test_default_documents_are_held_out_from_training():
     seen = b"".join(bytes(a.astype(np.uint8)) for a in training.arrays)
     segments, _ = perplexity.get_documents(None, tokenizer, 4096, 5)
     assert len(segments) == 5
-    assert not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments)
+    assert not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments.values())
 
 
 def test_position_p_has_p_tokens_of_context(checkpoints):
@@ -356,33 +410,48 @@ def test_position_p_has_p_tokens_of_context(checkpoints):
         assert found[p - 1] == pytest.approx(nats, abs=1e-5)
 
 
-def test_means_over_tokens_documents_and_bytes(monkeypatch):
-    """Two documents whose tokens cost 1 and 3 nats, two bytes a token: 2 nats a token."""
-    tokenizer = SimpleNamespace(decode_tokens_bytes=lambda tokens: [b"ab"] * len(tokens))
-    monkeypatch.setattr(perplexity, "nats", lambda model, x: np.full(20, float(x[0])))
-    segments = [np.full(21, 1), np.full(21, 3)]
-    per_token, per_byte = perplexity.nll_by_position(None, tokenizer, segments, 20,
-                                                     common.Progress(2), "")
-    assert per_token == pytest.approx([2, 2])
-    assert per_byte == pytest.approx([1 / math.log(2)] * 2)
+def test_means_over_documents_then_over_seeds():
+    """Only the documents that all seeds have: a and b. Seeds at 2 and 4 nats."""
+    key = Key("perplexity, books", "", "0", "1", "32")
+    values = {key.at(item="a"): [1.0], key.at(item="b"): [3.0], key.at(item="c"): [9.0],
+              key.at(item="a", seed="1"): [5.0], key.at(item="b", seed="1"): [3.0],
+              key.at(task="passkey"): [0.0]}
+    curves = perplexity.get_curves(values)
+    assert curves == {key.at(seed=""): {"0": [2.0], "1": [4.0]}}
+    (mean, std, nats), = perplexity.summarize(curves[key.at(seed="")])
+    assert mean == pytest.approx((math.e**2 + math.e**4) / 2)
+    assert std == pytest.approx((math.e**4 - math.e**2) / math.sqrt(2))
+    assert nats == 3
 
 
-def test_long_context_has_a_curve_for_each_model_and_setting(call, checkpoints, tmp_path):
+def test_long_context_has_a_curve_for_each_model_and_setting(call, checkpoints, tmp_path,
+                                                             monkeypatch):
     (tmp_path / "text").write_text("screening is enough " * 4)
+    (tmp_path / "more").write_text("screening is enough, " * 4)
     names = ["multiscreen", "multiscreen:rope", "transformer:2,2,8"]
-    call(long_context, "--ckpt", *[checkpoints[name] for name in names], "--data",
-         tmp_path / "text", "--length", 40, "--rope-scale", 1, 4, "--swe", "--device", "cpu")
-    rows = read_table(checkpoints["multiscreen"].with_name("long_context.tsv"))
-    assert [(row["model"], row["curve"]) for row in rows if row["position"] == "16"] == [
-        ("multiscreen", "as trained"), ("multiscreen", "SWE"),
-        ("multiscreen:rope", "RoPE x1"), ("multiscreen:rope", "RoPE x4"),
-        ("multiscreen:rope", "SWE RoPE x1"), ("multiscreen:rope", "SWE RoPE x4"),
-        ("transformer:2,2,8", "RoPE x1"), ("transformer:2,2,8", "RoPE x4")]
-    assert len({tuple(row["perplexity"] for row in rows[n : n + 4]) for n in range(0, 32, 4)}) == 8
+    flags = ["--ckpt", *[checkpoints[name] for name in names], "--length", 40, "--rope-scale", 1, 4,
+             "--swe", "--device", "cpu", "--results", tmp_path / "r.tsv", "--data"]
+    call(long_context, *flags, tmp_path / "text")
+    call(long_context, *flags, tmp_path / "text", tmp_path / "more")
+    rows = read_table(tmp_path / "long_context.tsv")
+    rows = [row for row in rows if row["position"] == "32"]
+    labels = ["Multiscreen", "Multiscreen, MiPE → RoPE", "Transformer"]
+    assert [(row["model"], row["curve"]) for row in rows] == [
+        (labels[0], "as trained"), (labels[0], "SWE"), (labels[1], "RoPE ×1"),
+        (labels[1], "RoPE ×4"), (labels[1], "SWE RoPE ×1"), (labels[1], "SWE RoPE ×4"),
+        (labels[2], "RoPE ×1"), (labels[2], "RoPE ×4")]
+    assert len({row["perplexity"] for row in rows}) == 8
     for row in rows:
-        value = float(row["perplexity"])
-        assert float(row["nats_per_token"]) == pytest.approx(math.log(value), rel=1e-3)
-        assert float(row["bits_per_byte"]) == pytest.approx(math.log2(value), rel=1e-3)
+        nats = float(row["nats_per_token"])
+        assert float(row["perplexity"]) == pytest.approx(math.exp(nats), rel=1e-3)
+    assert len(read_table(tmp_path / "r.tsv")) == 8 + 16       # --data is part of the task
+
+    # Nothing is measured again, and the table alone is enough.
+    monkeypatch.setattr(perplexity, "nats", None)
+    call(long_context, *flags, tmp_path / "text", tmp_path / "more")
+    (tmp_path / "long_context.tsv").unlink()
+    call(long_context, "--results", tmp_path / "r.tsv")
+    assert len(read_table(tmp_path / "long_context.tsv")) == 2 * 8 * 2
 
 
 @pytest.mark.parametrize("name, flag, message", [
@@ -393,7 +462,7 @@ def test_long_context_refuses_what_a_model_or_a_text_does_not_have(call, checkpo
     (tmp_path / "text").write_text("screening is enough " * 4)
     with pytest.raises(UsageError, match=message):
         call(long_context, "--ckpt", checkpoints[name], "--data", tmp_path / "text", "--length",
-             40, "--device", "cpu", "--force", *flag.split())
+             40, "--device", "cpu", *flag.split())
 
 
 # --------------------------------------------------------------------------------- retrieval
@@ -429,36 +498,46 @@ def test_the_passkey_prompt_is_as_published():
 def test_passkeys_are_measured_and_their_table_shown(call, checkpoints, tmp_path):
     path = checkpoints["multiscreen"]
     call(passkey, "--ckpt", path, "--lengths", 420, "--depths", 0, 1, "--trials", 2, "--device",
-         "cpu")
-    rows = read_table(path.with_name("passkey.tsv"))
-    assert [(row["length"], row["depth"], row["digits"]) for row in rows] == [
-        ("420", "0", "1 to 5"), ("420", "1", "1 to 5")]
-    call(retrieval, path.with_name("passkey.tsv"), "--out", tmp_path / "r")
+         "cpu", "--results", tmp_path / "r.tsv")
+    call(retrieval, tmp_path / "r.tsv", "--out", tmp_path / "r")
     row, = read_table(tmp_path / "r/retrieval.tsv")
-    assert row["model"] == "multiscreen"
-    assert row["mean"] == "0.0%"
+    assert (row["task"], row["model"], row["mean"]) == ("passkey", "Multiscreen", "0.0%")
     with pytest.raises(UsageError, match="not a table"):
-        grids.read_grid(tmp_path / "r/retrieval.tsv")
+        call(retrieval, tmp_path / "r/retrieval.tsv")
 
 
-def test_retrieval_by_length_of_two_seeds(call, checkpoints, tmp_path):
-    paths = []
-    for seed, accuracy in (("a", "0.75"), ("b", "0.25")):
-        paths.append(tmp_path / seed / "abcdigits_swe.tsv")
-        paths[-1].parent.mkdir()
-        (tmp_path / seed / "ckpt.pt").write_bytes(checkpoints["multiscreen"].read_bytes())
-        paths[-1].write_text("length\tdepth\ttrials\tdigits\taccuracy\trope_scale\n"
-                             "16\t0.1\t4\t2\t1.0\t\n"
-                             "32\t0.1\t4\t2\t0.25\t\n"
-                             f"32\t0.5\t4\t2\t{accuracy}\t\n")
-    call(retrieval, *paths, "--out", tmp_path / "r")
-    rows = read_table(tmp_path / "r/retrieval.tsv")
-    assert {row["model"] for row in rows} == {"multiscreen, SWE"}
-    keys = ("length", "x_training", "mean", "worst_depth", "std")
+def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path):
+    run = "--model multiscreen --psi 2 --tokenizer bytes --seq-len 16"
+    for seed, accuracy in ((0, 0.75), (1, 0.25)):
+        results = Results(tmp_path / f"{seed}.tsv")
+        key = Key("abcdigits, 2 digits", run, str(seed), "9", trials="4", swe="yes")
+        results.add(key.at(length=16, depth=0.1), [1.0])
+        results.add(key.at(length=32, depth=0.1), [0.25])
+        results.add(key.at(length=32, depth=0.5), [accuracy])
+    call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path)
+    rows = read_table(tmp_path / "retrieval.tsv")
+    assert {row["model"] for row in rows} == {"Multiscreen + SWE"}
+    keys = ("length", "x_training", "seeds", "mean", "std", "worst_depth")
     assert [tuple(row[key] for key in keys) for row in rows] == [
-        ("16", "1", "100.0%", "100.0%", "-"), ("32", "2", "50.0%", "25.0%", "-"),
-        ("16", "1", "100.0%", "100.0%", "-"), ("32", "2", "25.0%", "25.0%", "-"),
-        ("16", "1", "100.0%", "100.0%", "0.0%"), ("32", "2", "37.5%", "25.0%", "17.7%")]
+        ("16", "1", "2", "100.0%", "0.0%", "100.0%"), ("32", "2", "2", "37.5%", "17.7%", "25.0%")]
+
+
+def test_panels_are_in_the_papers_order():
+    """Rows of models, columns by size; an ablation stands beside the original of its flags."""
+    def model(flags, swe=""):
+        return {Key("abcdigits", f"{flags} --tokenizer bytes --lr 1", "0", "9", "16", "0.1",
+                    swe=swe): [1.0]}
+
+    found = [model("--model multiscreen --psi 4"), model("--model multiscreen:no-gate --psi 2"),
+             model("--model multiscreen --psi 2"), model("--model multiscreen --psi 2", "yes"),
+             model("--model multiscreen:rope --psi 2"), model("--model transformer:2,2,8")]
+    sizes, ablations = grids.arrange(found)
+    assert {row: [values for _, values in panels] for row, panels in sizes.items()} == {
+        "Multiscreen": [found[2], found[0]], "Multiscreen + SWE": [found[3]],
+        "Transformer": [found[5]]}
+    assert [title for title, _ in ablations["Multiscreen"]] == [
+        "Original, 1 seed", "MiPE → RoPE, 1 seed", "w/o Gate, 1 seed"]
+    assert [title for title, _ in ablations["Multiscreen + SWE"]] == ["Original, 1 seed"]
 
 
 # -------------------------------------------------------------- windows, relevance maps, samples
@@ -556,6 +635,7 @@ def test_settings_change_only_the_windows_they_should():
     before = widths()
     timing.prepare(model, "initial", 4096)
     assert torch.equal(widths(), before)
+    timing.prepare(model, "trained-like + SWE", 4096)  # after a stop it comes first
     timing.prepare(model, "trained-like", 4096)
     likely = widths()
     torch.testing.assert_close(likely, timing.trained_like(36), rtol=1e-5, atol=0)
@@ -567,21 +647,40 @@ def test_settings_change_only_the_windows_they_should():
 
 def test_latency_has_a_row_for_each_cell_and_one_without_a_backend(call, tmp_path, monkeypatch):
     monkeypatch.setitem(timing.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)      # no CPU has it
-    call(latency, "--psi", 2, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
+    call(latency, "--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
          "--device", "cpu", "--out", tmp_path)
     rows = read_table(tmp_path / "latency.tsv")
     settings = ["initial", "trained-like", "trained-like + SWE"]
     cells = [("transformer:1,2,8", s, T) for s in ("flash", "math") for T in ("32", "64")]
     cells += [("Psi = 2", s, T) for s in settings for T in ("32", "64")]
+    cells += [("Psi = 3", s, "64") for s in settings]
     assert [(row["model"], row["setting"], row["length"]) for row in rows] == cells
-    assert {row["parameters"] for row in rows[4:]} == {"4626"}
+    assert {row["parameters"] for row in rows[4:10]} == {"4626"}
     assert {row["ms"] for row in rows[:2]} == {"-"}
-    for row in rows[4:]:
+    assert {row["x_fastest"] for row in rows[10:]} == {"-"}    # it has no Transformer
+    for row in rows[4:10]:
         math_ms, = (float(other["ms"]) for other in rows[2:4] if other["length"] == row["length"])
         ratio = math_ms / float(row["ms"])
         assert float(row["x_fastest"]) == pytest.approx(ratio, rel=2e-3)
         assert row["fastest"] == "math"
         assert row["x_flash"] == "-"
+
+
+def test_latency_of_checkpoints_is_a_mean_over_seeds_and_not_timed_again(
+        call, checkpoints, tmp_path, monkeypatch):
+    ckpt = torch.load(checkpoints["multiscreen"], weights_only=True)
+    save_checkpoint(tmp_path / "seed1.pt", ckpt | {"args": ckpt["args"] | {"seed": 1}})
+    times = iter([1.0, 2.0, 8.0] + [3.0] * 3)
+    monkeypatch.setattr(latency, "time_cell", lambda *inputs: ([next(times)], None))
+    flags = ["--ckpt", checkpoints["multiscreen"], tmp_path / "seed1.pt", "--transformer", "1,2,8",
+             "--lengths", 32, "--device", "cpu", "--out", tmp_path]
+    for _ in range(2):
+        call(latency, *flags)
+    rows = read_table(tmp_path / "latency.tsv")
+    assert [(row["setting"], row["ms"], row["seeds"]) for row in rows] == [
+        ("flash", "1", "1"), ("math", "2", "1"), ("trained", "5.5", "2"),
+        ("trained + SWE", "3", "2")]
+    assert float(rows[2]["std_ms"]) == pytest.approx(5 / math.sqrt(2), rel=1e-4)
 
 
 def test_ratios():
@@ -680,7 +779,7 @@ def test_parameters_are_counted_beside_a_run_that_is_there(tmp_path, monkeypatch
     """The quick start's model lies in out/ while the experiments run."""
     fit(tmp_path / "out", "--steps", "1")
     monkeypatch.chdir(tmp_path)
-    assert runs.parameters_of("--psi", 2)[0] > 0
+    assert models.parameters_of("--psi", 2)[0] > 0
 
 
 def test_a_figure_without_a_table_is_deleted_with_force_only(tmp_path):

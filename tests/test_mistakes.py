@@ -175,10 +175,11 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
         pytest.fail("measured before the table could be written")
 
     monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
-    (folder / "out/abcdigits_swe.tsv").mkdir()
+    (folder / "out/results.tsv").mkdir()
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
-                                      "--swe", "--lengths", "260", "--device", "cpu", "--force"])
-    assert complaint(abcdigits.main).endswith("abcdigits_swe.tsv: Is a directory")
+                                      "--swe", "--lengths", "260", "--device", "cpu"])
+    assert complaint(abcdigits.main).endswith("results.tsv: Is a directory")
+    (folder / "out/results.tsv").rmdir()
 
 
 # ------------------------------------------------------------------------- bad checkpoints

@@ -1,0 +1,118 @@
+"""The table of measurements: nothing is lost, doubled or taken for something else."""
+import multiprocessing
+
+import pytest
+import torch
+
+import train
+from support.cli import UsageError
+from support.results import (
+    COLUMNS,
+    Key,
+    Results,
+    describe,
+    flag,
+    key_of,
+    protocol_of,
+    run_of,
+    weights_hash,
+)
+from tests.helpers import fit, read_table
+
+KEY = Key("passkey", "--model multiscreen --psi 2", "0", "10", "64")
+
+
+def test_a_measurement_is_found_again_by_another_process(tmp_path):
+    path = tmp_path / "new/results.tsv"
+    results = Results(path)
+    assert results.measure(KEY, "abc", lambda: [0.25, 3]) == [0.25, 3]
+    again = Results(path)
+    assert again.measure(KEY, "abc", None) == [0.25, 3]
+    assert again.measure(KEY.at(swe=True), "abc", lambda: [1]) == [1]
+    results.refresh()
+    assert results.values[KEY.at(swe=True)] == [1]
+    row = read_table(path)[0]
+    assert (row["value"], row["weights"], row["protocol"]) == ("0.25 3", "abc", "1")
+
+
+def test_other_weights_are_measured_anew_and_the_last_row_counts(tmp_path):
+    results = Results(tmp_path / "results.tsv")
+    results.add(KEY, [1], "abc")
+    assert results.has(KEY)
+    assert not results.has(KEY, "xyz")
+    results.add(KEY, [2], "xyz")
+    assert Results(tmp_path / "results.tsv").values[KEY] == [2]
+    assert len(read_table(tmp_path / "results.tsv")) == 2
+
+
+def test_rows_of_an_older_protocol_are_kept_and_not_read(tmp_path, monkeypatch):
+    Results(tmp_path / "results.tsv").add(KEY, [1])
+    monkeypatch.setitem(protocol_of.__globals__["PROTOCOLS"], "passkey", 2)
+    results = Results(tmp_path / "results.tsv")
+    assert not results.has(KEY)
+    results.add(KEY, [2])
+    assert [row["value"] for row in read_table(tmp_path / "results.tsv")] == ["1", "2"]
+
+
+@pytest.mark.parametrize("torn", ["passkey\t--model mul", "passkey\trun\t0\t10" + "\t" * 7 + "1\t"])
+def test_half_a_row_of_a_killed_process_costs_that_row_only(tmp_path, torn):
+    path = tmp_path / "results.tsv"
+    Results(path).add(KEY, [1])
+    before = path.read_text()
+    path.write_text(before + torn)
+    results = Results(path)
+    results.add(KEY.at(length=128), [2])
+    assert path.read_text().startswith(before + torn + "\n")
+    assert Results(path).values == {KEY: [1], KEY.at(length=128): [2]} == results.values
+
+
+def test_another_file_is_refused_and_stays(tmp_path):
+    (tmp_path / "log.tsv").write_text("step\tloss\n1\t2\n")
+    with pytest.raises(UsageError, match="not a table of measurements"):
+        Results(tmp_path / "log.tsv")
+    assert (tmp_path / "log.tsv").read_text() == "step\tloss\n1\t2\n"
+
+
+def fill(path, first):
+    results = Results(path)
+    for n in range(40):
+        results.measure(KEY.at(length=(first + n) % 40), "abc", lambda: [1])
+
+
+def test_processes_that_fill_one_table_lose_and_double_no_row(tmp_path):
+    path = tmp_path / "results.tsv"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=fill, args=(path, n)) for n in (0, 1, 20)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    lengths = [row["length"] for row in read_table(path)]
+    assert sorted(map(int, lengths)) == list(range(40))
+    assert path.read_text().count("\t".join(COLUMNS)) == 1
+
+
+def test_a_run_is_known_by_its_flags_wherever_it_is(tmp_path):
+    """A checkpoint says what the flags said, whatever folder, device and data folder it had."""
+    ckpt = fit(tmp_path / "a", "--steps", "2", "--seed", "3")
+    flags = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--data",
+             "elsewhere/text.txt", "--seed", "3", "--steps", "2", "--out", "b", "--log-every", "1"]
+    args, _ = train.get_args(flags)
+    key = key_of(vars(args), args.steps)
+    assert key == key_of(ckpt["args"], ckpt["step"])
+    assert (tmp_path / "a/flags.txt").read_text() == f"{describe(key)}\n"
+    assert str(tmp_path) not in key.run
+    again, _ = train.get_args([*key.run.split(), "--batch-size", "4"])
+    assert run_of(vars(again)) == key.run
+    assert flag(key.run, "--psi") == "2"
+    assert flag(key.run, "--digits") is None
+    for more in (["--lr", "0.5"], ["--warmup", "3"], ["--batch-size", "8"], ["--layers", "1"]):
+        assert run_of(vars(train.get_args([*flags, *more])[0])) != key.run
+
+
+def test_the_hash_of_the_weights_sees_each_of_them():
+    ckpt = {"weights": {"a": torch.zeros(3), "b": torch.ones(())}}
+    before = weights_hash(ckpt)
+    assert before == weights_hash({"weights": dict(reversed(ckpt["weights"].items()))})
+    ckpt["weights"]["b"] += 2**-20
+    assert weights_hash(ckpt) != before
