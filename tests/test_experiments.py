@@ -32,6 +32,7 @@ from experiments import (
     retrieval,
     runs,
     sample,
+    sanity,
     scaling,
     timing,
     training_curves,
@@ -290,6 +291,20 @@ def test_a_sweep_of_learning_rates_then_its_curves(call, data, tmp_path, monkeyp
     assert rows[0]["steps"] == "4"
     assert rows[0]["end"] == "-"
     assert rows[-1]["end"] == "diverged"
+
+
+def test_the_sanity_check_has_four_runs_and_their_curves(call, data, tmp_path):
+    call(sanity, "--transformer", "transformer:1,1,4", "--psi", 1, "--steps", 3, "--window", 2,
+         *TINY, *data)
+    rows = read_table(tmp_path / "out/sanity/sanity.tsv")
+    assert [row["run"] for row in rows] == ["Transformer", "Transformer w/o weight decay",
+                                            "Transformer w/o clipping", "Multiscreen"]
+    folders = ["transformer_1,1,4-0", "transformer_1,1,4_no_decay-0",
+               "transformer_1,1,4_no_clipping-0", "multiscreen_psi1-0"]
+    found = [training_curves.parse_folder(tmp_path / "out/sanity" / name)[1] for name in folders]
+    assert found == ["0.001", "0.001, w/o weight decay", "0.001, w/o clipping", -4]
+    rows = read_table(tmp_path / "out/sanity/sanity_curves.tsv")
+    assert [row["run"] for row in rows] == folders
 
 
 def test_losses_by_size_and_the_lines_through_them(call, data, tmp_path):
