@@ -124,6 +124,12 @@ def get_parser(doc):
     return p
 
 
+def get_keys(base, args, lengths, trials):
+    """The Keys of all cells; base: that of the checkpoint."""
+    return [base.at(length=length, depth=depth, factor=factor, swe=args.swe, trials=trials)
+            for length in lengths for depth in args.depths for factor in args.rope_scale or [None]]
+
+
 def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
     """Fill the cells of one checkpoint, lengths x depths x factors; returns their keys.
 
@@ -149,10 +155,8 @@ def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
     for factor in args.rope_scale:
         scale_rope(model, factor)
 
-    weights, base = weights_hash(ckpt), key_of(ckpt["args"], ckpt["step"], task)
-    keys = [base.at(length=length, depth=depth, factor=factor, swe=args.swe, trials=trials)
-            for length in lengths for depth in args.depths
-            for factor in args.rope_scale or [None]]
+    weights = weights_hash(ckpt)
+    keys = get_keys(key_of(ckpt["args"], ckpt["step"], task), args, lengths, trials)
     begin(results, keys, weights)
     missing = [key for key in keys if not results.has(key, weights)]
     started, done = time.perf_counter(), 0

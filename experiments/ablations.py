@@ -20,7 +20,7 @@ from pathlib import Path
 
 from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.models import parameters_of
-from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.style import ABLATIONS, COLORS, legend_below
 from support.cli import Parser, cli
 
@@ -63,16 +63,20 @@ def signed(x):
     return x if math.isnan(x) else f"{x:+.4f}"
 
 
-def main():
-    args, flags = parse_flags(Parser(__doc__), "out/ablations", steps=350, paper_steps=16384,
+def read_flags(argv=None):
+    """(arguments, {model: [Run]}, flags of train.py)"""
+    args, flags = parse_flags(Parser(__doc__), argv, "out/ablations", steps=350, paper_steps=16384,
                               seeds="runs of each model (paper: 3)")
     flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
-    out, parameters, runs = Path(args.out), {}, {}
-    for name in PAPER:
-        parameters[name] = parameters_of("--model", name, *flags)[0]
-        runs[name] = make_runs(name.replace(":", "_"), ["--model", name, *flags], args)
-    losses = train_missing([run for found in runs.values() for run in found], out)
+    runs = {name: make_runs(name.replace(":", "_"), ["--model", name, *flags], args)
+            for name in PAPER}
+    return args, runs, flags
 
+
+def main():
+    args, runs, flags = read_flags()
+    parameters = {name: parameters_of("--model", name, *flags)[0] for name in runs}
+    out, losses = Path(args.out), train_missing(flat(runs), args.out)
     rows = []
     paper_original, _ = PAPER["multiscreen"]
     for name, (paper, paper_std) in PAPER.items():

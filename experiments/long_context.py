@@ -38,7 +38,8 @@ from experiments.style import (
 from support.cli import Parser, UsageError, cli
 from support.results import add_flags, flag, open_results
 
-COLUMNS = ["task", "model", "curve", "seeds", "position", "perplexity", "std", "nats_per_token"]
+COLUMNS = ["task", "model", "curve", "seeds", "position", "x_training", "perplexity", "std",
+           "nats_per_token"]
 PANELS = {"positions": ("", "rope", "nope"),
           "TanhNorm, gate, acceptance width": ("", "no-tanhnorm", "no-gate", "fixed-r")}
 
@@ -88,7 +89,7 @@ def draw_perplexity(plt, curves, path):
     save_figure(fig, path.with_name("long_context_ablations.png"))
 
 
-def main():
+def read_flags(argv=None):
     p = Parser(__doc__)
     add_flags(p)
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders, a file a document "
@@ -105,12 +106,17 @@ def main():
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--device")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     if args.documents < 1 or args.length is not None and args.length < 1:
         raise UsageError("--length and --documents must be above 0")
     if not all(factor > 0 for factor in args.rope_scale) or not 0 < args.window < 1:
         raise UsageError("the factors of --rope-scale must be above 0, --window between 0 and 1")
 
+    return args
+
+
+def main():
+    args = read_flags()
     results, paths = open_results(args)
     keys = [key for path in paths for key in measure(path, args, results)]
     curves = get_curves({key: results.values[key] for key in keys} if paths else results.values)
@@ -121,7 +127,7 @@ def main():
     for key, seeds in curves.items():
         for position, found in zip(positions(int(key.length)), summarize(seeds)):
             rows.append([key.task, labels[model_of(key.run)[:2]], setting_of(key) or "as trained",
-                         len(seeds), position, *found])
+                         len(seeds), position, position / int(flag(key.run, "--seq-len")), *found])
     report(results.path.with_name("long_context.tsv"), COLUMNS, rows,
            "Perplexity by position (tokens of context); the paper prints no numbers of its curves")
     if plt := pyplot():

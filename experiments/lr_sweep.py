@@ -32,7 +32,7 @@ from pathlib import Path
 import train
 from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.models import parameters_of
-from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
 from support.tokens import get_tokenizer
@@ -83,19 +83,31 @@ def model_flags(name, psi):
     return ["--model", name, *(["--psi", psi] if name.startswith("multiscreen") else [])]
 
 
-def main():
+def read_flags(argv=None):
+    """(arguments, {(model, exponent): [Run]}, flags of train.py). With QKNorm there is one seed."""
     p = Parser(__doc__)
     p.add_argument("--models", nargs="+", default=MODELS,
                    help=f"models as train.py names them [{' '.join(MODELS)}]")
     p.add_argument("--exponents", nargs="+", type=int, default=[*range(-14, 1, 2)],
                    help="e of the learning rates 2^e (paper: -14 to 0) [-14 -12 -10 -8 -6 -4 -2 0]")
     p.add_argument("--psi", type=int, default=5, help="size of Multiscreen (paper: 16) [5]")
-    args, flags = parse_flags(p, "out/lr_sweep", steps=200, paper_steps=65536, own=["--lr"],
+    args, flags = parse_flags(p, argv, "out/lr_sweep", steps=200, paper_steps=65536, own=["--lr"],
                               seeds="runs at each rate, 1 with QKNorm (paper: 3)")
     if not all(-60 <= e <= 60 for e in args.exponents):
         raise UsageError(f"--exponents {args.exponents}: exponents from -60 to 60")
     flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 2,
              "--warmup", args.steps // 16, *flags]
+    args.exponents, runs = sorted(set(args.exponents)), {}
+    for name in args.models:
+        for e in args.exponents:
+            own = ["--lr", 2.0**e, *model_flags(name, args.psi), *flags]
+            found = make_runs(f"{name.replace(':', '_')}-{e}", own, args)
+            runs[name, e] = found[:1] if name.endswith(":qknorm") else found
+    return args, runs, flags
+
+
+def main():
+    args, runs, flags = read_flags()
 
     # A wrong name or flag ends here, before the first run.
     sizes = {}
@@ -104,15 +116,7 @@ def main():
         print(f"{name}: {sizes[name]:,} parameters, {rest:,} of them non-embedding")
     train_args, _ = train.get_args([str(f) for f in flags])
     n_vocab = get_tokenizer(train_args.tokenizer).n_vocab
-
-    # The runs. Models with QKNorm have one seed.
-    exponents, runs = sorted(set(args.exponents)), {}
-    for name in args.models:
-        for e in exponents:
-            own = ["--lr", 2.0**e, *model_flags(name, args.psi), *flags]
-            found = make_runs(f"{name.replace(':', '_')}-{e}", own, args)
-            runs[name, e] = found[:1] if name.endswith(":qknorm") else found
-    losses = train_missing([run for found in runs.values() for run in found], args.out)
+    losses, exponents = train_missing(flat(runs), args.out), args.exponents
     results = {name: {e: [losses[run] for run in runs[name, e]] for e in exponents}
                for name in args.models}
 

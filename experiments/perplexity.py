@@ -85,6 +85,16 @@ def setting_of(key):
     return " ".join(words)
 
 
+def get_keys(base, args, L, items, has_rope, has_windows):
+    """The Keys of all documents in each setting; base: that of the checkpoint. SWE comes last."""
+    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
+    task = f"perplexity, {data}, +-{args.window:.0%}"
+    factors = args.rope_scale if args.rope_scale and has_rope else [None]
+    expanded = [False, True] if args.swe and has_windows else [False]
+    return [base.at(task=task, length=L, swe=swe, factor=factor, item=item)
+            for swe, factor in itertools.product(expanded, factors) for item in items]
+
+
 def measure(path, args, results):
     """Fill the table with the documents of one checkpoint in each setting; returns their keys."""
     model, tokenizer, ckpt = load_for_evaluation(path, args.device)
@@ -95,13 +105,8 @@ def measure(path, args, results):
     documents, short = get_documents(args.data, tokenizer, L, args.documents)
     if args.rope_scale and len(args.ckpt) == 1:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
-    factors = args.rope_scale if args.rope_scale and has_rope(model) else [None]
-    expanded = [False, True] if args.swe and has_windows(model) else [False]
-
-    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
-    base = key_of(ckpt["args"], ckpt["step"], f"perplexity, {data}, +-{args.window:.0%}")
-    keys = [base.at(length=L, swe=swe, factor=factor, item=item)
-            for swe, factor in itertools.product(expanded, factors) for item in documents]
+    base = key_of(ckpt["args"], ckpt["step"])
+    keys = get_keys(base, args, L, documents, has_rope(model), has_windows(model))
     weights = weights_hash(ckpt)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
         print(f"note: {path} was trained on 19 twentieths of --data: expect a higher perplexity on "
@@ -112,7 +117,7 @@ def measure(path, args, results):
     missing = [key for key in keys if not results.has(key, weights)]
     progress = Progress(len(missing))
     for key in missing:
-        # Windows stay expanded: the keys with SWE come last.
+        # Windows stay expanded from the first key with SWE on.
         if key.swe:
             model.expand_windows(T_train)
         if key.factor:

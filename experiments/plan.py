@@ -105,15 +105,21 @@ def check(name, dtype):
           f"{c.saved_by_embed + c.layers * c.saved_by_layer:,}")
 
 
+@cache
+def fit_paper(model, gpus, gpu_memory=80):
+    """(counter, first_fit) of flags that name a model, with the paper's tokens in a step."""
+    args, _ = train.get_args([*model.split(), "--tokenizer", "gpt2", "--seq-len", "4096"])
+    counted = counter(args)
+    return counted, first_fit(counted, gpus, gpu_memory, 1, 2**22 // 4096 // gpus, 1, False)
+
+
 def paper(gpu_memory):
     """Print the paper's models, its numbers of GPUs, and flags that fit. A step is 2^22 tokens."""
     print("| model | parameters | GPUs | flags | passes a step | activations, GiB | all, GiB "
           "| checkpoint, GiB |\n|---|--:|--:|---|--:|--:|--:|--:|")
     for model, gpus in PAPER.items():
-        args, _ = train.get_args([*model.split(), "--tokenizer", "gpt2", "--seq-len", "4096"])
-        counted, sequences = counter(args), 2**22 // 4096 // gpus
-        batch_size, *sharing = first_fit(counted, gpus, gpu_memory, 1, sequences, 1, False)
-        c = counted(batch_size)
+        counted, (batch_size, *sharing) = fit_paper(model, gpus, gpu_memory)
+        c, sequences = counted(batch_size), 2**22 // 4096 // gpus
         need = c.memory(*sharing, gpus, sequences // batch_size)
         print(f"| `{model}` | {c.parameters:,} | {gpus} | `{in_flags(batch_size, *sharing)}` "
               f"| {sequences // batch_size} | {need['activations'] / GIB:.1f} "

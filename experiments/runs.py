@@ -1,4 +1,5 @@
 """Runs of train.py for an experiment: flags, folders, final losses. None is made twice."""
+import functools
 import math
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from support.results import Results, describe, key_of
 from support.run import InUse, Lock, read_rows
 
 
-def parse_flags(p, out, steps, paper_steps, seeds, own=()):
+def parse_flags(p, argv, out, steps, paper_steps, seeds, own=()):
     """(arguments, flags for train.py). p: the experiment's parser, with the flags that only it has.
 
     Raises UsageError for a flag that the experiment sets itself: --model, --seed, --resume, `own`.
@@ -21,7 +22,7 @@ def parse_flags(p, out, steps, paper_steps, seeds, own=()):
     p.add_argument("--seeds", nargs="+", default=["1"], help=f"{seeds} [1]")
     p.add_argument("--out", default=out,
                    help=f"folder of runs, tables, figures; what is in it is not run again [{out}]")
-    args, flags = p.parse_known_args()
+    args, flags = p.parse_known_args(argv)
     args.seeds = parse_seeds(args.seeds)
     for word in flags:
         name = word.partition("=")[0]
@@ -52,14 +53,29 @@ class Run(NamedTuple):
 
     @property
     def command(self):
-        """All flags but --out."""
-        return [*self.flags, "--seed", str(self.seed), "--steps", str(self.steps)]
+        """All flags but --out, each once: the last counts, as in train.py."""
+        flags = {}
+        for word in [*self.flags, "--seed", str(self.seed), "--steps", str(self.steps)]:
+            if word.startswith("--"):
+                flags.pop(word, None)
+                values = flags[word] = []
+            else:
+                values.append(word)
+        return [word for name, values in flags.items() for word in (name, *values)]
 
     @property
     def key(self):
         """The Key of its final validation loss."""
-        args, _ = train.get_args(self.command)
-        return key_of(vars(args), args.steps, "validation loss")
+        return key_of_command(tuple(self.command))
+
+    def checkpoint(self, out):
+        """The path of its checkpoint. It is trained again if only its log is left."""
+        folder = self.folder(out)
+        if not (folder / "ckpt.pt").exists():
+            with Lock(folder, "run.lock"):
+                if not (folder / "ckpt.pt").exists():
+                    self.train(folder)
+        return folder / "ckpt.pt"
 
     def folder(self, out):
         """Where it is finished, in any folder of OUT; else OUT/NAME-SEED."""
@@ -95,6 +111,13 @@ class Run(NamedTuple):
             (folder / "diverged.txt").write_text(str(e))
         except KeyboardInterrupt:
             raise KeyboardInterrupt("stopped: the same command continues") from None
+
+
+@functools.cache
+def key_of_command(flags):
+    """The Key of what `train.py FLAGS` trains."""
+    args, _ = train.get_args(flags)
+    return key_of(vars(args), args.steps, "validation loss")
 
 
 def flags_in(folder):
@@ -142,6 +165,11 @@ def make_runs(name, flags, args, model=""):
     """The runs of a model with the seeds 0, 1, .. that --seeds gives it. name: of their folders."""
     n = args.seeds.get(model, args.seeds[""])
     return [Run(name, tuple(map(str, flags)), seed, args.steps) for seed in range(n)]
+
+
+def flat(runs):
+    """The runs of {anything: [Run]}."""
+    return [run for found in runs.values() for run in found]
 
 
 def train_missing(runs, out, weight=lambda run: 1):

@@ -23,21 +23,22 @@ if not __package__:
 from pathlib import Path
 
 from experiments.common import mean_and_std, report
-from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.training_curves import show
 from support.cli import Parser, cli
 
 COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
 
 
-def main():
+def read_flags(argv=None):
+    """(arguments, {name: [Run]})"""
     p = Parser(__doc__)
     p.add_argument("--transformer", default="transformer:3,4,64",
                    help="the Transformer (paper: transformer:45M) [transformer:3,4,64]")
     p.add_argument("--psi", type=int, default=5, help="size of Multiscreen (paper: 16) [5]")
     p.add_argument("--window", type=int, default=10,
                    help="rows of the log in a moving average (paper: 256 steps) [10]")
-    args, flags = parse_flags(p, "out/sanity", steps=300, paper_steps=65536,
+    args, flags = parse_flags(p, argv, "out/sanity", steps=300, paper_steps=65536,
                               own=["--weight-decay", "--clip"],
                               seeds="runs of each (paper: 3)")
     flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 1, "--warmup", args.steps // 16,
@@ -51,7 +52,12 @@ def main():
                                               [*baseline, "--clip", 0], args),
         "Multiscreen": make_runs(f"multiscreen_psi{args.psi}", ["--psi", args.psi, *flags], args),
     }
-    losses = train_missing([run for found in runs.values() for run in found], args.out)
+    return args, runs
+
+
+def main():
+    args, runs = read_flags()
+    losses = train_missing(flat(runs), args.out)
 
     rows, papers = [], {"Transformer w/o weight decay": "about -0.02",
                         "Transformer w/o clipping": "nearly 0"}

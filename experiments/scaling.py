@@ -30,7 +30,7 @@ import numpy as np
 from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.fits import fit_line, per_doubling, saving
 from experiments.models import parameters_of
-from experiments.runs import make_runs, parse_flags, train_missing
+from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.style import WIDTH, look, millions_axis, plot_with_band
 from support.cli import Parser, UsageError, cli
 
@@ -86,7 +86,8 @@ def draw_scaling(plt, models, path):
     save_figure(fig, path)
 
 
-def main():
+def read_flags(argv=None):
+    """(arguments, {name: [Run]}, models: a dict of each)"""
     p = Parser(__doc__)
     p.add_argument("--psi", nargs="+", type=int, default=[3, 4, 5, 6],
                    help="sizes of the Multiscreens (paper: 8 16 32 48 64) [3 4 5 6]")
@@ -96,13 +97,12 @@ def main():
     p.add_argument("--unfitted", nargs="+", type=int, default=[],
                    help="sizes of --psi that the lines leave out (paper: 64) [none]")
     args, flags = parse_flags(
-        p, "out/scaling", steps=600, paper_steps=65536,
+        p, argv, "out/scaling", steps=600, paper_steps=65536,
         seeds="runs of each model, or of one: 3 48:1 (paper: 3 for smaller ones, 1 for larger)")
     flags = ["--seq-len", 128, "--batch-size", 8, "--log-every", 20, "--warmup", args.steps // 16,
              *flags]
 
-    # The models. A wrong size ends here, before the first run.
-    models, out = [], Path(args.out)
+    models = []
     for n in args.psi:
         own = ["--psi", n, *flags]
         models.append({"name": f"multiscreen_psi{n}", "family": "multiscreen", "psi": n,
@@ -117,10 +117,13 @@ def main():
     for m in models:
         m["total"], m["rest"] = parameters_of(*m["flags"])
         m["runs"] = make_runs(m["name"], m["flags"], args, m["size"])
+    return args, {m["name"]: m["runs"] for m in models}, models
 
-    # The runs.
-    sizes = {run: m["rest"] for m in models for run in m["runs"]}
-    losses = train_missing(list(sizes), out, sizes.get)
+
+def main():
+    args, runs, models = read_flags()
+    sizes, out = {run: m["rest"] for m in models for run in m["runs"]}, Path(args.out)
+    losses = train_missing(flat(runs), out, sizes.get)
     for m in models:
         m["seeds"] = len(m["runs"])
         m["loss"], m["std"], m["diverged"] = mean_and_std([losses[run] for run in m["runs"]])

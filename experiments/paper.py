@@ -1,0 +1,121 @@
+"""The paper's whole evaluation: trained, measured, drawn, and written up in OUT/report.md.
+
+    python -m experiments.paper --scale tiny --list        what is there, what is missing
+    python -m experiments.paper --scale tiny               all that is missing
+    python -m experiments.paper --scale paper --list       the paper's own runs, as commands
+
+tiny: a check that everything runs, under 20 minutes on two cores; nothing is learned. small: a
+night on two cores, three seeds. experiments/paper_plan.py is the list of both. Stop it and start it
+again as you like. Processes with one --out share the work. OUT/results.tsv holds each measurement:
+what is in it is not made again, where the checkpoints are gone, too.
+"""
+if not __package__:
+    raise SystemExit("error: run python -m experiments.paper in the folder above")
+
+import time
+from pathlib import Path
+
+from experiments.paper_plan import FIGURES, SCALES
+from experiments.paper_report import write_report
+from experiments.paper_steps import call, get_runs, get_steps, seconds, show_paper
+from support.cli import Parser, UsageError, cli, clock
+from support.results import Results
+from support.run import InUse
+
+
+def work(steps, results):
+    """Do what is missing; what another process does is left to it, and waited for at the end.
+
+    Returns {command: message} of the steps that cannot be done.
+    """
+    failed, waiting = {}, steps
+    while waiting:
+        busy = []
+        for step in waiting:
+            results.refresh()
+            try:
+                if step.missing(results):
+                    step.do()
+            except InUse:
+                busy.append(step)
+            except UsageError as e:
+                failed[step.command] = str(e)
+                print(f"not run: {step.command}: {e}", flush=True)
+        if len(busy) == len(waiting):
+            time.sleep(10)
+        waiting = busy
+    return failed
+
+
+def draw(name, scale, found, out, results):
+    """Draw a figure, from the table alone; maps, windows and latency from a model."""
+    figure, (by_script, runs) = FIGURES[name], found
+    for script in figure.scripts:
+        call(f"experiments.{script}", *scale.scripts[script].split(), "--out", out)
+    for program in figure.draw:
+        if program == "experiments.training_curves":
+            logs = [run.folder(out) / "log.tsv" for run in by_script["lr_sweep"]]
+            logs = [path for path in logs if path.exists()]
+            if logs:
+                call(program, *logs, "--out", out)
+        elif program == "experiments.retrieval":
+            call(program, results.path)
+        else:
+            call(program, "--results", results.path)
+    if name == "latency":
+        call("experiments.latency", *scale.latency.split(), "--out", out)
+    if name in ("maps", "windows"):
+        program = {"maps": "relevance_maps", "windows": "windows"}[name]
+        run = runs[scale.shown][0]
+        if not (run.folder(out) / f"{program}.tsv").exists():
+            call(f"experiments.{program}", "--ckpt", run.checkpoint(out))
+
+
+def show(name, steps, results):
+    """Print a figure's commands, what is there, how long the rest takes; returns the rest."""
+    keys = {key for step in steps for key in step.keys}
+    left = [key for key in keys if not results.has(key)]
+    time_left = f", about {clock(sum(map(seconds, left)))} of one core left" if left else ""
+    print(f"\n{name}: {FIGURES[name].title}. {len(keys) - len(left)} of {len(keys)} rows are there"
+          f"{time_left}")
+    missing = {step.command for step in steps if step.missing(results)}
+    for command in dict.fromkeys(step.command for step in steps):
+        print(f"    {'missing' if command in missing else '  there'}: python {command}")
+    return set(left)
+
+
+def main():
+    p = Parser(__doc__)
+    p.add_argument("--scale", choices=SCALES, required=True, help="how large")
+    p.add_argument("--out", default="out/paper", help="folder of all [out/paper]")
+    p.add_argument("--only", nargs="+", choices=FIGURES, metavar="FIGURE", default=[*FIGURES],
+                   help=f"some of: {' '.join(FIGURES)} [all]")
+    p.add_argument("--list", action="store_true", help="show the commands and what is missing")
+    args = p.parse_args()
+    scale, out = SCALES[args.scale], Path(args.out)
+    if args.scale == "paper":
+        if not args.list:
+            raise UsageError("--scale paper is for --list: its runs take 60,000 GPU hours")
+        return show_paper(scale)
+    results, found = Results(out / "results.tsv"), get_runs(scale, out)
+    steps = {name: get_steps(name, scale, found, out, results) for name in FIGURES}
+    if args.list:
+        left = set().union(*(show(name, steps[name], results) for name in args.only))
+        print(f"\n{len(left)} rows in all, about {clock(sum(map(seconds, left)))} of one core")
+        return
+
+    failed = {}
+    for name in args.only:
+        failed |= work(steps[name], results)
+        try:
+            draw(name, scale, found, out, results)
+        except UsageError as e:
+            failed[name] = str(e)
+            print(f"not drawn: {name}: {e}", flush=True)
+    commands = {name: [*dict.fromkeys(f"python {step.command}" for step in steps[name])]
+                for name in FIGURES}
+    write_report(args.scale, out, commands, failed)
+
+
+if __name__ == "__main__":
+    cli(main)

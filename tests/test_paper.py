@@ -1,0 +1,130 @@
+"""experiments.paper: what is missing is made, once, and what is there is not."""
+import shutil
+import sys
+
+import pytest
+
+import abcdigits
+import train
+from experiments import paper, paper_plan, paper_steps, perplexity, plan
+from support.cli import UsageError
+from support.results import Results
+from support.run import InUse
+from tests.helpers import read_table
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """call(*flags) runs experiments.paper at the scale `tiny`, which is one model here."""
+    monkeypatch.chdir(tmp_path)
+    model = "--psi 1 --data abcdigits --digits 2 --batch-size 1 --device cpu --kernel definition"
+    scale = paper_plan.TINY._replace(
+        scripts={}, models={"a": model}, seeds=1, steps={"": 1}, shown="a",
+        measure={"retrieval": [("abcdigits.py --lengths 256 --depths 0.5 --trials 1 --device cpu",
+                                ["a"], None)]})
+    monkeypatch.setitem(paper_plan.SCALES, "tiny", scale)
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["paper", "--scale", "tiny", "--out", "o", *flags])
+        paper.main()
+
+    return run
+
+
+def test_what_is_missing_is_made_and_what_is_there_is_not(call, tmp_path, monkeypatch, capsys):
+    call("--only", "retrieval", "--list")
+    assert "retrieval: ABCDigits. 0 of 2 rows are there" in capsys.readouterr().out
+    assert not (tmp_path / "o").exists()
+    call("--only", "retrieval")
+    path = tmp_path / "o/results.tsv"
+    rows = read_table(path)
+    assert [row["task"] for row in rows] == ["validation loss", "abcdigits, 2 digits"]
+    report = (tmp_path / "o/report.md").read_text()
+    assert "## ABCDigits" in report
+    assert "python abcdigits.py --lengths 256" in report
+
+    # A model whose checkpoint is gone is trained again to be measured.
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    (tmp_path / "o/a-0/ckpt.pt").unlink()
+    call("--only", "retrieval")
+    again = read_table(path)
+    assert len(again) == 2
+    assert again[-1]["weights"] == rows[-1]["weights"]
+
+    # What the table holds is not made again, where the checkpoints are gone, too.
+    shutil.rmtree(tmp_path / "o/a-0")
+    monkeypatch.setattr(train, "main", None)
+    monkeypatch.setattr(abcdigits, "exact_matches", None)
+    capsys.readouterr()
+    call("--only", "retrieval", "--list")
+    assert "2 of 2 rows are there\n" in capsys.readouterr().out
+    call("--only", "retrieval")
+    assert read_table(path) == again
+
+
+def test_what_another_process_does_is_waited_for_and_an_error_costs_one_step(tmp_path, monkeypatch):
+    results, order = Results(tmp_path / "results.tsv"), []
+    monkeypatch.setattr(paper.time, "sleep", lambda seconds: order.append("sleep"))
+    keys = [paper_steps.Key("passkey", "run", str(n), "0") for n in range(3)]
+
+    def busy_twice():
+        order.append("busy")
+        if order.count("busy") < 3:
+            raise InUse("in use")
+        results.add(keys[0], [1])
+
+    def wrong():
+        raise UsageError("too short")
+
+    def right():
+        order.append("right")
+        results.add(keys[2], [1])
+
+    steps = [paper_steps.Step(name, [key], do) for name, key, do in
+             zip(("a", "b", "c"), keys, (busy_twice, wrong, right))]
+    assert paper.work(steps, results) == {"b": "too short"}
+    assert order == ["busy", "right", "busy", "sleep", "busy"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_each_measurement_of_a_scale_is_of_a_model_it_trains(name, tmp_path, monkeypatch):
+    """And what is measured has the models of the paper's figure: both, or all ablations."""
+    monkeypatch.setattr(perplexity, "get_documents", lambda *inputs: ({"a": None}, 0))
+    paper_steps.documents.cache_clear()
+    scale, results = paper_plan.SCALES[name], Results(tmp_path / "results.tsv")
+    found = paper_steps.get_runs(scale, tmp_path)
+    for figure in paper_plan.FIGURES:
+        steps = paper_steps.get_steps(figure, scale, found, tmp_path, results)
+        runs = {key.run for step in steps for key in step.keys}
+        families = {run.split()[1].partition(":")[0] for run in runs}
+        if figure in ("scaling", "lr_sweep", "sanity", "perplexity", "retrieval"):
+            assert families == {"multiscreen", "transformer"}
+        if figure == "ablations":
+            tasks = {key.task.partition(",")[0] for step in steps for key in step.keys}
+            assert tasks == {"validation loss", "perplexity", "abcdigits"}
+    paper_steps.documents.cache_clear()
+
+
+def test_the_papers_runs_are_commands_with_gpus(monkeypatch, capsys):
+    monkeypatch.setattr(plan, "fit_paper", lambda like, gpus: (None, (1, 8, False)))
+    monkeypatch.setattr(sys, "argv", ["paper", "--scale", "paper", "--list"])
+    paper.main()
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    runs = [line for line in lines if line.startswith("torchrun")]
+    folders = [line.partition("--out ")[2] for line in runs]
+    assert len(set(folders)) == len(runs)
+    assert sum("--psi 64 " in line for line in runs) == 1
+    assert sum("--psi 8 " in line for line in runs) == 3
+    largest, = (line for line in runs if "--psi 64 " in line)
+    assert "--nnodes 8 --nproc_per_node 8" in largest
+    assert "--batch-size 1 --shard 8" in largest
+    for line in runs[::40]:
+        words = line.partition("train.py ")[2].split()
+        assert len(set(words[::2])) == len(words[::2])         # each flag once
+        monkeypatch.setattr(train, "world", lambda line=line: 8 * int(line.split()[2]))
+        args, _ = train.get_args(words)
+        assert args.batch_tokens == 2**22
+        assert args.warmup == 4096
+    monkeypatch.setattr(sys, "argv", ["paper", "--scale", "paper"])
+    with pytest.raises(UsageError, match="for --list"):
+        paper.main()
