@@ -19,11 +19,14 @@ def arrange(models):
     models = sorted(((next(iter(values)), values) for values in models),
                     key=lambda pair: model_of(pair[0].run).parameters)
     ablated = [key.run for key, _ in models if model_of(key.run).variant in ABLATIONS]
+    plain = [key.run for key, _ in models if model_of(key.run).variant not in ABLATIONS
+             and model_of(key.run).family == "multiscreen"]
+    plain = [run for run in plain if not is_variant_of(run, ablated)] or plain
     for key, values in models:
         model = model_of(key.run)
         row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
         seeds = count_of(len({k.seed for k in values}), "seed")
-        if model.variant not in ABLATIONS:
+        if key.run in plain or model.family == "transformer":
             title = f"{short_number(model.parameters)}, {seeds}"
             sizes.setdefault(row, []).append((title, values))
         if is_variant_of(key.run, ablated):

@@ -68,6 +68,9 @@ def draw_perplexity(plt, curves, path):
     labels = {key.run: labels[model_of(key.run)[:2]] for key in curves}
     ablated = [key.run for key in curves if model_of(key.run).variant in ABLATIONS]
     plain = {key: seeds for key, seeds in curves.items() if key.run not in ablated}
+    others = {key: x for key, x in plain.items() if not is_variant_of(key.run, ablated)}
+    if any(model_of(key.run).family == "multiscreen" for key in others):
+        plain = others                                 # the ablations' original has its own figure
     if plain:
         fig, ax = plt.subplots(figsize=(WIDTH, 5.5), layout="constrained")
         draw_panel(ax, plain, labels)

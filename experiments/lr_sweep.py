@@ -56,21 +56,21 @@ def loss_cells(losses):
 
 
 def draw_sweep(plt, results, n_vocab, path):
-    """Loss by learning rate; diverged rates are crosses above. results[label][exponent]: losses."""
+    """Loss by learning rate. results[label][exponent]: losses; what diverged stands at the edge."""
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     for n, (label, by_rate) in enumerate(results.items()):
         points = {e: mean_and_std(losses) for e, losses in by_rate.items()}
         means, stds, _ = zip(*points.values())
         plot_with_band(ax, list(points), means, stds, label=label, **look(n))
         diverged = [e for e, (_, _, n_diverged) in points.items() if n_diverged]
-        ax.plot(diverged, [0.97 - 0.05 * n] * len(diverged), "x", color=look(n)["color"], ms=8,
-                mew=2, transform=ax.get_xaxis_transform())
+        ax.plot(diverged, [1.03 + 0.045 * n] * len(diverged), "x", color=look(n)["color"], ms=7,
+                mew=2, transform=ax.get_xaxis_transform(), clip_on=False)
     ax.axhline(math.log(n_vocab), color="gray", lw=1, ls=(0, (1, 3)), label="uniform guess")
-    ax.plot([], [], "x", color="black", ms=8, mew=2, label="at least one seed diverged")
+    ax.plot([], [], "x", color="black", ms=7, mew=2, label="at least one seed diverged")
 
-    # Room for the crosses.
-    low, high = ax.get_ylim()
-    ax.set_ylim(low, high + 0.25 * (high - low))
+    # The strip above the axis has no height of a loss: it is closed off by a line.
+    ax.spines.top.set_visible(True)
+    ax.set_title(" ", fontsize=7 + 9 * len(results))
     exponents = sorted({e for by_rate in results.values() for e in by_rate})
     ax.set_xticks(exponents, [f"$2^{{{e}}}$" for e in exponents])
     ax.set(xlabel="learning rate", ylabel="validation loss (nats per token)")

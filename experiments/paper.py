@@ -47,28 +47,36 @@ def work(steps, results):
     return failed
 
 
-def draw(name, scale, found, out, results):
-    """Draw a figure, from the table alone; maps, windows and latency from a model."""
-    figure, (by_script, runs) = FIGURES[name], found
-    for script in figure.scripts:
-        call(f"experiments.{script}", *scale.scripts[script].split(), "--out", out)
-    for program in figure.draw:
+def drawing(name, scale, found, out, results):
+    """[[program, flags ..]] that draw a figure from the table; maps and windows from a model."""
+    (by_script, runs), commands = found, []
+    for script in by_script.keys() & set(FIGURES[name].scripts):
+        commands.append([f"experiments.{script}", *scale.scripts[script].split(), "--out", out])
+    for program in FIGURES[name].draw:
         if program == "experiments.training_curves":
-            logs = [run.folder(out) / "log.tsv" for run in by_script["lr_sweep"]]
-            logs = [path for path in logs if path.exists()]
-            if logs:
-                call(program, *logs, "--out", out)
+            logs = [run.folder(out) / "log.tsv" for run in by_script.get("lr_sweep", [])]
+            commands.append([program, *filter(Path.exists, logs), "--out", out])
         elif program == "experiments.retrieval":
-            call(program, results.path)
+            commands.append([program, results.path])
         else:
-            call(program, "--results", results.path)
+            commands.append([program, "--results", results.path])
     if name == "latency":
-        call("experiments.latency", *scale.latency.split(), "--out", out)
+        commands.append(["experiments.latency", *scale.latency.split(), "--out", out])
     if name in ("maps", "windows"):
         program = {"maps": "relevance_maps", "windows": "windows"}[name]
         run = runs[scale.shown][0]
+        commands.append([f"experiments.{program}", "--ckpt", run.folder(out) / "ckpt.pt"])
         if not (run.folder(out) / f"{program}.tsv").exists():
-            call(f"experiments.{program}", "--ckpt", run.checkpoint(out))
+            run.checkpoint(out)
+    return commands
+
+
+def draw(name, commands):
+    """Run the commands of `drawing`. Maps and windows that are there stay."""
+    for program, *flags in commands:
+        table = Path(flags[-1]).with_name(f"{program.partition('.')[2]}.tsv")
+        if name not in ("maps", "windows") or not table.exists():
+            call(program, *flags)
 
 
 def show(name, steps, results):
@@ -104,16 +112,20 @@ def main():
         print(f"\n{len(left)} rows in all, about {clock(sum(map(seconds, left)))} of one core")
         return
 
-    failed = {}
+    failed, drawn = {}, {}
     for name in args.only:
         failed |= work(steps[name], results)
         try:
-            draw(name, scale, found, out, results)
+            drawn[name] = drawing(name, scale, found, out, results)
+            draw(name, drawn[name])
         except UsageError as e:
             failed[name] = str(e)
             print(f"not drawn: {name}: {e}", flush=True)
-    commands = {name: [*dict.fromkeys(f"python {step.command}" for step in steps[name])]
-                for name in FIGURES}
+    commands = {}
+    for name in FIGURES:
+        words = [step.command for step in steps[name]]
+        words += [f"-m {' '.join(map(str, command))}" for command in drawn.get(name, [])]
+        commands[name] = [f"python {line}" for line in dict.fromkeys(words)]
     write_report(args.scale, out, commands, failed)
 
 

@@ -27,7 +27,13 @@ def with_ablations(flags):
     return models
 
 
+def without_rope(models):
+    """The models but those with RoPE, which have scaling factors."""
+    return [name for name in models if not name.endswith("_rope")]
+
+
 ABLATED = [f"abcdigits_{name}" for name in ABLATIONS]
+VARIANTS = ["multiscreen", *(f"multiscreen_{name}" for name in ABLATIONS)]
 
 # Everything runs once: nothing is learned.
 TINY_RUN = "--seeds 2 --steps 20 --seq-len 64 --batch-size 4 --eval-every 1000 --log-every 1"
@@ -45,8 +51,10 @@ TINY = Scale(
     seeds=2,
     steps={"": 10},
     measure={
-        "perplexity": [("experiments.long_context --length 256 --documents 2 --rope-scale 1 4",
-                        ["multiscreen_psi3", "transformer_2,2,24"], None)],
+        "perplexity": [
+            ("experiments.long_context --length 256 --documents 2", ["multiscreen_psi3"], None),
+            ("experiments.long_context --length 256 --documents 2 --rope-scale 1 4",
+             ["transformer_2,2,24"], None)],
         "retrieval": [
             ("abcdigits.py --lengths 256 512 --trials 2", ["abcdigits_multiscreen"], None),
             ("abcdigits.py --lengths 256 512 --trials 2 --swe", ["abcdigits_multiscreen"], None),
@@ -56,7 +64,7 @@ TINY = Scale(
                      None)],
         "ablations": [
             ("experiments.long_context --length 256 --documents 2",
-             ["multiscreen", *(f"multiscreen_{name}" for name in ABLATIONS)], None),
+             VARIANTS, None),
             ("abcdigits.py --lengths 256 512 --trials 2", ABLATED, None),
             ("abcdigits.py --lengths 256 512 --trials 2 --swe", ABLATED, None)],
     },
@@ -82,8 +90,10 @@ SMALL = Scale(
     steps={"": 2400, "abcdigits_transformer": 18000, "text_multiscreen": 620,
            "text_transformer": 620},
     measure={
-        "perplexity": [("experiments.long_context --length 8192 --rope-scale 1 4 16",
-                        ["text_multiscreen", "text_transformer"], None)],
+        "perplexity": [
+            ("experiments.long_context --length 8192", ["text_multiscreen"], None),
+            ("experiments.long_context --length 8192 --rope-scale 1 4 16", ["text_transformer"],
+             None)],
         "retrieval": [
             ("abcdigits.py --lengths 256 512 1024 2048 4096 --trials 40",
              ["abcdigits_multiscreen"], None),
@@ -100,10 +110,11 @@ SMALL = Scale(
         "passkey": [("experiments.passkey --lengths 512 1024 2048 --trials 20",
                      ["text_multiscreen"], None)],
         "ablations": [
-            ("experiments.long_context --length 4096 --rope-scale 1 4 16",
-             ["multiscreen", *(f"multiscreen_{name}" for name in ABLATIONS)], None),
+            ("experiments.long_context --length 4096", without_rope(VARIANTS), None),
+            ("experiments.long_context --length 4096 --rope-scale 1 4 16", ["multiscreen_rope"],
+             None),
             ("abcdigits.py --lengths 256 512 1024 2048 --trials 40",
-             [name for name in ABLATED if name != "abcdigits_rope"], None),
+             without_rope(ABLATED), None),
             ("abcdigits.py --lengths 256 512 1024 2048 --trials 40 --rope-scale 1 4",
              ["abcdigits_rope"], None),
             ("abcdigits.py --lengths 256 512 1024 2048 --trials 40 --swe", ABLATED, None)],
@@ -142,9 +153,9 @@ PAPER = Scale(
         "passkey": [(f"experiments.passkey {GRID}", SIZES, None),
                     (f"experiments.passkey {GRID} --swe", SIZES, None),
                     (f"experiments.passkey {GRID} {FACTORS}", TRANSFORMERS, None)],
-        "ablations": [(f"{BOOKS} {FACTORS}", VARIANTS, None),
-                      (f"abcdigits.py {GRID} --digits 6",
-                       [name for name in VARIANTS if name != "multiscreen_rope"], None),
+        "ablations": [(BOOKS, without_rope(VARIANTS), None),
+                      (f"{BOOKS} {FACTORS}", ["multiscreen_rope"], None),
+                      (f"abcdigits.py {GRID} --digits 6", without_rope(VARIANTS), None),
                       (f"abcdigits.py {GRID} --digits 6 {FACTORS}", ["multiscreen_rope"], None),
                       (f"abcdigits.py {GRID} --digits 6 --swe", VARIANTS, None)],
     },
@@ -202,7 +213,7 @@ FIGURES = {
         ("ablations.png", "long_context_ablations.png", "abcdigits_ablations.png")),
     "maps": Figure(
         "Relevance maps", "Many maps have a substantial number of zeros, more in some tiles.",
-        images=("relevance_maps.png",)),
+        images=("relevance_by_distance.png", "relevance_maps.png")),
     "windows": Figure(
         "Learned windows", "Most windows are local or medium-range, a few exceed the training "
         "length; r is often close to 1.", table="windows.tsv", images=("windows.png",)),

@@ -3,6 +3,7 @@
 The sentences are made from the tables, so they say what is there, whatever it is.
 """
 from experiments.paper_plan import FIGURES
+from experiments.style import ABLATIONS
 
 
 def read(path):
@@ -57,10 +58,11 @@ def sanity(out):
             "Transformer's before clipping; in the paper much smaller.")
 
 
-def perplexity(out, only=lambda model: "→" not in model):
+def perplexity(out):
     ends = {}
     for row in read(out / "long_context.tsv"):
-        if only(row["model"]) and float(row["x_training"]) >= 1:
+        ablated = any(name in row["model"] for name in ABLATIONS.values())
+        if not ablated and float(row["x_training"]) >= 1:
             ends.setdefault((row["model"], row["curve"]), []).append(row)
     found = [f"{model}{'' if curve == 'as trained' else ' ' + curve}: "
              f"×{float(rows[-1]['perplexity']) / float(rows[0]['perplexity']):.2f}"
@@ -91,14 +93,14 @@ def latency(out):
 
 
 def ablations(out):
-    rows = read(out / "ablations.tsv")[1:]
-    same = [row["model"].partition(":")[2] for row in rows
-            if not row["change"].startswith("-")]
-    worst = max(rows, key=lambda row: float(row["val_loss"])
-                if row["val_loss"] != "-" else float("inf"))
-    return (f"{len(same)} of {len(rows)} ablations cost validation loss here, as all do in the "
-            f"paper ({', '.join(same) or 'none'}); the costliest is {worst['model']}, in the paper "
-            f"multiscreen:no-gate. {retrieval(out)}")
+    rows = [row for row in read(out / "ablations.tsv")[1:] if row["change"] != "-"]
+    if not rows:
+        return f"The original diverged here, so no loss can be compared. {retrieval(out)}"
+    dearer = [row["model"].partition(":")[2] for row in rows if row["change"].startswith("+")]
+    worst = max(rows, key=lambda row: float(row["val_loss"]))
+    return (f"{len(dearer)} of {len(rows)} ablations cost validation loss here "
+            f"({', '.join(dearer) or 'none'}), all 5 in the paper; the costliest is "
+            f"{worst['model']}, in the paper multiscreen:no-gate. {retrieval(out)}")
 
 
 def maps(out):

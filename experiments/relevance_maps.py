@@ -11,19 +11,20 @@ Small:  python -m experiments.relevance_maps --ckpt out/ckpt.pt
 
 A row of the grid is a layer, a column the n-th tile of each. In a map, queries i go down and keys j
 to the right. Dark gray: outside the window, or in the future. White: inside it, and exactly 0. Pr
-is the share of the pairs inside the window with alpha_d > 0. The paper prints no numbers for its
-figure. It says: many maps have a substantial number of zeros, more in some tiles.
+is the share of the pairs inside the window with alpha_d > 0. Most windows are short: so
+relevance_by_distance.png has i down and the distance i - j to the right, up to the window, and one
+map with its characters. The paper prints no numbers for its figure. It says: many maps have a
+substantial number of zeros, more in some tiles.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.relevance_maps in the folder above")
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from experiments.common import pyplot, report, save_figure
-from experiments.style import WIDTH
+from experiments.maps import alive, draw_distances, draw_maps
 from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, check_writable, cli
@@ -43,26 +44,6 @@ TEXT = (
     "does not blur what was seen before.\n"
 )
 COLUMNS = ["layer", "tile", "w", "r", "alive"]
-OUTSIDE = (0.3, 0.3, 0.3, 1.0)                         # dark gray
-
-
-def inside(T, w):
-    """Which pairs (i, j) of T positions are in the past and nearer than w. (T, T) booleans"""
-    d = np.arange(T) - np.arange(T)[:, None]
-    return (-w < d) & (d <= 0)
-
-
-def alive(alpha_d, w):
-    """Pr(alpha_d > 0) among the pairs inside the window w. alpha_d: (T, T)"""
-    return float((alpha_d > 0)[inside(len(alpha_d), w)].mean())
-
-
-def paint(alpha_d, w, shade):
-    """A map as a picture: shade(alpha_d), white where it is exactly 0. (T, T) -> (T, T, 4)"""
-    image = np.array(shade(alpha_d), dtype=float)
-    image[alpha_d == 0] = 1.0
-    image[~inside(len(alpha_d), w)] = OUTSIDE
-    return image
 
 
 @torch.no_grad()
@@ -75,49 +56,6 @@ def get_maps(model, tokens):
         for m, (w, r) in enumerate(widths):
             rows.append([n + 1, m + 1, w, r, alive(maps[n, m], w)])
     return maps, rows
-
-
-def short_width(w):
-    """A window in four characters: 8.2, 150, 2.1k, 153k."""
-    if w < 1000:
-        return f"{w:.2g}" if w < 10 else f"{w:.0f}"
-    return f"{w / 1000:.1f}k" if w < 10_000 else f"{w / 1000:.0f}k"
-
-
-def draw_maps(plt, maps, rows):
-    """The grid of all maps, (N_L, N_H, T, T), with w, r and Pr of each; one colour scale for all.
-
-    8 tiles a layer fit the width of a page. More make the figure wider.
-    """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import PowerNorm
-    from matplotlib.patches import Patch
-
-    N_L, N_H = maps.shape[:2]
-    colors = ScalarMappable(PowerNorm(0.5, 0, max(float(maps.max()), 1e-6)), "plasma_r")
-    fig, axes = plt.subplots(N_L, N_H, figsize=(max(WIDTH, N_H), 1.3 * N_L + 1.5), squeeze=False,
-                             layout="constrained")
-    for ax, alpha_d, row in zip(axes.flat, maps.reshape(-1, *maps.shape[2:]), rows):
-        _, _, w, r, share = row
-        ax.imshow(paint(alpha_d, w, lambda x: colors.cmap(colors.norm(x))))
-        title = f"w {short_width(w)} r {r:.2f}\nPr {share:.2f}"
-        ax.set_title(title.replace(" 0.", " ."), fontsize=9, pad=2)
-        ax.set(xticks=[], yticks=[])
-    for n, ax in enumerate(axes[:, 0], 1):
-        ax.set_ylabel(f"layer {n}", fontsize=9)
-    for n, ax in enumerate(axes[-1], 1):
-        ax.set_xlabel(f"tile {n}", fontsize=9)
-
-    fig.colorbar(colors, ax=axes, location="bottom", shrink=0.6, fraction=0.02, pad=0.01,
-                 label=r"distance-aware relevance $\alpha^\mathrm{d}$")
-    outside = "outside the window, or in the future"
-    fig.legend(handles=[Patch(facecolor="white", edgecolor="black", label="inside, exactly 0"),
-                        Patch(facecolor=OUTSIDE, label=outside)],
-               loc="outside upper center", ncols=2, frameon=False)
-    last = maps.shape[-1] - 1
-    fig.supxlabel(f"in a map: query i = 0 .. {last} down, key j = 0 .. {last} to the right",
-                  fontsize=10)
-    return fig
 
 
 def main():
@@ -143,6 +81,9 @@ def main():
            f"{ckpt['model']} after {ckpt['step']} steps")
     if plt := pyplot():
         save_figure(draw_maps(plt, maps, rows), table.with_suffix(".png"))
+        characters = [tokenizer.decode([token]).replace("\n", "\u21b5") for token in shown]
+        save_figure(draw_distances(plt, maps, rows, characters),
+                    table.with_name("relevance_by_distance.png"))
 
 
 if __name__ == "__main__":

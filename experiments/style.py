@@ -77,8 +77,8 @@ def label_models(models):
 
 
 def short_number(n):
-    """0.48M, 28M, 1.3B."""
-    unit, letter = (1e9, "B") if n >= 1e9 else (1e6, "M")
+    """4.6K, 0.48M, 28M, 1.3B."""
+    unit, letter = (1e9, "B") if n >= 1e9 else (1e6, "M") if n >= 1e5 else (1e3, "K")
     return f"{n / unit:.0f}{letter}" if n >= 10 * unit else f"{n / unit:.2g}{letter}"
 
 

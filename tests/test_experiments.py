@@ -25,6 +25,7 @@ from experiments import (
     latency,
     long_context,
     lr_sweep,
+    maps,
     models,
     passkey,
     perplexity,
@@ -548,6 +549,9 @@ def test_panels_are_in_the_papers_order():
              model("--model multiscreen:rope --psi 2"), model("--model transformer:2,2,8")]
     sizes, ablations = grids.arrange(found)
     assert {row: [values for _, values in panels] for row, panels in sizes.items()} == {
+        "Multiscreen": [found[0]], "Transformer": [found[5]]}
+    sizes, _ = grids.arrange([found[0], found[2], found[3], found[5]])
+    assert {row: [values for _, values in panels] for row, panels in sizes.items()} == {
         "Multiscreen": [found[2], found[0]], "Multiscreen + SWE": [found[3]],
         "Transformer": [found[5]]}
     assert [title for title, _ in ablations["Multiscreen"]] == [
@@ -581,12 +585,22 @@ def test_a_model_without_windows_is_refused(call, checkpoints, script):
 
 
 def test_live_pairs_are_counted_inside_the_window():
-    assert relevance_maps.inside(3, 1.5).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    assert relevance_maps.inside(3, 2.0).tolist() == relevance_maps.inside(3, 1.5).tolist()
-    assert relevance_maps.inside(4, INF).sum() == 10
+    assert maps.inside(3, 1.5).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert maps.inside(3, 2.0).tolist() == maps.inside(3, 1.5).tolist()
+    assert maps.inside(4, INF).sum() == 10
     alpha_d = np.array([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
-    assert relevance_maps.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
-    assert relevance_maps.alive(alpha_d, INF) == pytest.approx(3 / 6)
+    assert maps.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
+    assert maps.alive(alpha_d, INF) == pytest.approx(3 / 6)
+
+
+def test_a_map_by_distance_is_cropped_to_the_window():
+    alpha_d = np.arange(9.0).reshape(3, 3)
+    found = maps.by_distance(alpha_d, 1.5)
+    np.testing.assert_array_equal(found, [[0, NAN], [4, 3], [8, 7]])
+    assert maps.by_distance(alpha_d, 2.0).shape == (3, 2)    # d = 2 is outside, as d >= w
+    assert maps.by_distance(alpha_d, INF).shape == (3, 3)
+    inside = maps.inside(3, 1.5)
+    assert np.isnan(found).sum() == found.size - inside.sum()
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints):
