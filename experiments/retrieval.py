@@ -1,4 +1,4 @@
-"""Retrieval as figures: accuracy by context length and depth, a panel for each model.
+"""Retrieval as figures: by context length and depth, a panel for each model, and by length alone.
 
 Section "Retrieval Ability", appendices "ABCDigits" and "Passkey Retrieval Results", and the
 retrieval of "Architectural Ablations". Rows: Transformer, Multiscreen, Multiscreen + SWE; columns:
@@ -19,10 +19,10 @@ if not __package__:
 
 from pathlib import Path
 
-from experiments.common import mean_and_std, pyplot, report
+from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.grids import draw_grids
 from experiments.models import model_of
-from experiments.style import label_models
+from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
 from support.results import Results, flag
 from support.retrieval import by_model, get_cells, mean_by_length
@@ -30,13 +30,19 @@ from support.retrieval import by_model, get_cells, mean_by_length
 COLUMNS = ["task", "model", "length", "x_training", "seeds", "mean", "std", "worst_depth"]
 
 
+def with_names(models):
+    """Yield (name, one of the keys, cells) of each model; "+ SWE" is part of the name."""
+    names = label_models(model_of(key.run)[:2] for values in models for key in values)
+    for values in models:
+        key = next(iter(values))
+        name = names[model_of(key.run)[:2]] + (" + SWE" if key.swe else "")
+        yield name, key, get_cells(values)
+
+
 def get_rows(models):
     """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds."""
-    names = label_models(model_of(key.run)[:2] for values in models for key in values)
     rows = []
-    for values in models:
-        key, cells = next(iter(values)), get_cells(values)
-        name = names[model_of(key.run)[:2]] + (" + SWE" if key.swe else "")
+    for name, key, cells in with_names(models):
         for length, by_seed in mean_by_length(cells).items():
             mean, std, _ = mean_and_std(by_seed.values())
             worst = min(cell.mean for (n, _), cell in cells.items() if n == length)
@@ -44,6 +50,26 @@ def get_rows(models):
                          len(by_seed), f"{mean:.1%}",
                          f"{std:.1%}" if len(by_seed) > 1 else None, f"{worst:.1%}"])
     return rows
+
+
+def draw_by_length(plt, models, path):
+    """The means over the depths as curves by length, with a band of one std over the seeds."""
+    fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
+    lengths = set()
+    for n, (name, key, cells) in enumerate(with_names(models)):
+        found = mean_by_length(cells)
+        stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
+        means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
+        plot_with_band(ax, list(found), means, stds, label=name, **look(n))
+        lengths |= found.keys()
+        trained = int(flag(key.run, "--seq-len"))
+        ax.axvline(trained, color="0.5", lw=1, ls=":")
+    ax.annotate("training length", (trained, 50), (4, 0), textcoords="offset points", color="0.4")
+    ax.set(xscale="log", ylim=(-3, 103), xlabel="context (tokens)", ylabel="needles found (%)")
+    ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
+    ax.minorticks_off()
+    legend_below(fig, ax, 3)
+    save_figure(fig, path)
 
 
 def main():
@@ -70,6 +96,7 @@ def main():
         for name, models in found.items():
             if models:
                 draw_grids(plt, models, out / f"{name}.png")
+                draw_by_length(plt, models, out / f"{name}_by_length.png")
 
 
 if __name__ == "__main__":
