@@ -83,11 +83,11 @@ SMALL = Scale(
     },
     models=with_ablations(SMALL_ABC) | {
         "abcdigits_transformer": "--model transformer:4,4,96 --data abcdigits --digits 2 "
-                                 "--lr 0.00390625",
+                                 "--lr 0.001953125",
         "text_multiscreen": "--psi 8",
         "text_transformer": "--model transformer:8M"},
     seeds=3,
-    steps={"": 2400, "abcdigits_transformer": 18000, "text_multiscreen": 620,
+    steps={"": 2400, "abcdigits_transformer": 3000, "text_multiscreen": 620,
            "text_transformer": 620},
     measure={
         "perplexity": [
@@ -99,14 +99,12 @@ SMALL = Scale(
              ["abcdigits_multiscreen"], None),
             ("abcdigits.py --lengths 256 512 1024 2048 4096 --trials 40 --swe",
              ["abcdigits_multiscreen"], None),
-            ("abcdigits.py --lengths 8192 16384 32768 --trials 20", ["abcdigits_multiscreen"],
-             None),
+            ("abcdigits.py --lengths 8192 --trials 40", ["abcdigits_multiscreen"], None),
+            ("abcdigits.py --lengths 16384 32768 --trials 20", ["abcdigits_multiscreen"], None),
             ("abcdigits.py --lengths 8192 --trials 20 --swe", ["abcdigits_multiscreen"], None),
             ("abcdigits.py --lengths 16384 32768 --trials 20 --swe", ["abcdigits_multiscreen"], 1),
-            ("abcdigits.py --lengths 256 512 1024 2048 4096 --trials 40 --rope-scale 1 4 16",
-             ["abcdigits_transformer"], None),
-            ("abcdigits.py --lengths 8192 16384 32768 --trials 20 --rope-scale 1 4 16",
-             ["abcdigits_transformer"], 1)],
+            ("abcdigits.py --lengths 256 512 1024 2048 --trials 20 --rope-scale 1 2 4",
+             ["abcdigits_transformer"], None)],
         "passkey": [("experiments.passkey --lengths 512 1024 2048 --trials 20",
                      ["text_multiscreen"], None)],
         "ablations": [
