@@ -156,7 +156,8 @@ def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
         scale_rope(model, factor)
 
     weights = weights_hash(ckpt)
-    keys = get_keys(key_of(ckpt["args"], ckpt["step"], task), args, lengths, trials)
+    key = key_of(ckpt["args"], ckpt["step"], task, ckpt.get("files"))
+    keys = get_keys(key, args, lengths, trials)
     begin(results, keys, weights)
     missing = [key for key in keys if not results.has(key, weights)]
     started, done = time.perf_counter(), 0
@@ -186,7 +187,10 @@ def evaluate(args, name, get_task):
         model, tokenizer, ckpt = load_for_evaluation(path, args.device, args.swe)
         keys += measure(args, results, model, tokenizer, ckpt, *get_task(tokenizer, ckpt))
     shown = {key: results.values[key] for key in keys} if paths else results.values
-    for values in by_model(shown, name):
+    models = by_model(shown, name)
+    if not models:
+        raise UsageError(f"{results.path} holds no {name}: --ckpt names what to measure")
+    for values in models:
         first, seeds = next(iter(values)), len({key.seed for key in values})
         trials = sorted({int(key.trials) for key in values})
         print(f"{first.task}{', expanded windows' if first.swe else ''}, "
@@ -205,6 +209,8 @@ def main():
 
     def get_task(tokenizer, ckpt):
         digits = ckpt["args"]["digits"] if args.digits is None else args.digits
+        if ckpt["args"]["data"] != ["abcdigits"]:
+            print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
 
         def count_tokens(line):
             return len(tokenizer.encode_ordinary(line))

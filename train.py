@@ -349,7 +349,8 @@ def main(argv=None):
         if rank() == 0:
             if not args.resume and not args.force:
                 refuse_other_run(out)                  # another may have begun and ended meanwhile
-            path, log = open_run(out, ckpt if args.resume else None, COLUMNS, args)
+            path, log = open_run(out, ckpt if args.resume else None, COLUMNS, args,
+                                 fingerprints)
         started = time.perf_counter()
         first, stopping = step, 0
         while step < args.steps and not stopping:

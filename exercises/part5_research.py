@@ -85,6 +85,10 @@ def build(variant, seed):
         return Untied(ms.Config(**SIZES))
     model = build_model(ABLATIONS.get(variant, "multiscreen"), SIZES)
     model.screen = SCREENS.get(variant, ms.screen)
+    try:
+        model(torch.zeros(1, 2, dtype=torch.int64))    # what cannot run shows before training
+    except NotImplementedError as e:
+        raise UsageError(f"{e}: write it, exercises/part5_research.py, `{variant}`") from None
     return model
 
 
@@ -133,7 +137,7 @@ def describe(model, rows, val, long):
     inside = sum(((near >= 0) & (near < w_n)).sum() for w_n in w)
     return [f"{mean_of_last(rows, 0):.4f}", f"{loss(val, 32):.4f}", f"{loss(long, 4):.4f}",
             f"{mean_of_last(rows, 1):.3f}", f"{w.min():.1f}, {w.median():.1f}, {w.max():.0f}",
-            f"{100 * alive / inside:.1f} %",
+            f"{100 * alive / inside:.1f} %" if model.screen is ms.screen else "-",
             f"{statistics.median(row[2] for row in rows):.0f}"]
 
 
@@ -165,8 +169,8 @@ def main(argv=None):
     data, val = get_data(flags, tokenizer, files)
 
     columns = []
-    for name in ("base", args.variant):
-        model = build(name, args.seed)
+    models = {name: build(name, args.seed) for name in ("base", args.variant)}
+    for name, model in models.items():
         rows = train(name, model, data, args)
         columns.append([name, *describe(model, rows, val, long)])
     print(f"\n{args.steps} steps of 8 x 128 tokens, seed {args.seed}")

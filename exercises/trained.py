@@ -4,8 +4,8 @@
                                                         model after 200 steps on this text
     python -m exercises.trained --ckpt out/ckpt.pt      a model that you trained with train.py
 
-Loads its weights into your Multiscreen and compares the logits. Then both train 200 steps from the
-same initial weights: the losses should agree.
+Trains your Multiscreen and the repository's 200 steps from the same initial weights: the losses
+should agree. Then it loads a trained model's weights into yours, and compares the logits.
 """
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import enliven, random
 from support.checkpoint import load_checkpoint, require_windows
-from support.cli import Parser, cli
+from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent
 TRAINED = ROOT / "models/retrieval.pt"
@@ -65,6 +65,13 @@ def fit(model, text, steps, T=32, B=4, seed=0):
 
 
 def main(argv=None):
+    try:
+        compare(argv)
+    except NotImplementedError as e:
+        raise UsageError(f"still to do: {e}: pytest exercises -k part2") from None
+
+
+def compare(argv):
     parser = Parser(__doc__)
     parser.add_argument("--ckpt", help="a checkpoint of train.py [models/retrieval.pt]")
     parser.add_argument("--steps", type=int, default=200, help="[200]")

@@ -15,10 +15,9 @@ The models are in baselines/ablations.py. Every flag that is not listed below go
 if not __package__:
     raise SystemExit("error: run python -m experiments.ablations in the folder above")
 
-import math
 from pathlib import Path
 
-from experiments.common import mean_and_std, pyplot, report, save_figure
+from experiments.common import mean_and_std, pyplot, report, save_figure, signed
 from experiments.models import parameters_of
 from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.style import ABLATIONS, COLORS, legend_below
@@ -56,11 +55,6 @@ def draw_ablations(plt, rows, path):
     ax.set_xlabel("change of the validation loss (nats per token); above 0 is worse")
     legend_below(fig, ax)
     save_figure(fig, path)
-
-
-def signed(x):
-    """A cell of the table, NaN as it is."""
-    return x if math.isnan(x) else f"{x:+.4f}"
 
 
 def read_flags(argv=None):

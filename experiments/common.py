@@ -34,6 +34,11 @@ def mean_and_std(losses):
     return mean, std, len(losses) - len(good)
 
 
+def signed(x):
+    """A difference as a cell of a table, NaN as it is."""
+    return x if math.isnan(x) else f"{x:+.4f}"
+
+
 def pyplot():
     """matplotlib.pyplot without a window, or None after one line that says how to get it."""
     try:

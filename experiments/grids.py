@@ -2,7 +2,7 @@
 import math
 
 from experiments.common import save_figure
-from experiments.models import is_variant_of, model_of
+from experiments.models import is_variant_of, model_of, tell_apart
 from experiments.style import ABLATIONS, WIDTH, count_of, short_number
 from support.results import flag
 from support.retrieval import get_cells
@@ -16,6 +16,7 @@ def arrange(models):
     models: as `by_model` gives them. An ablation's original has the same flags but for --model.
     """
     sizes, ablations, order = {}, {}, ["", *ABLATIONS]
+    words = tell_apart([key for values in models for key in values])
     models = sorted(((next(iter(values)), values) for values in models),
                     key=lambda pair: model_of(pair[0].run).parameters)
     ablated = [key.run for key, _ in models if model_of(key.run).variant in ABLATIONS]
@@ -25,7 +26,7 @@ def arrange(models):
     for key, values in models:
         model = model_of(key.run)
         row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
-        seeds = count_of(len({k.seed for k in values}), "seed")
+        seeds = count_of(len({k.seed for k in values}), "seed") + words(key)
         if key.run in plain or model.family == "transformer":
             title = f"{short_number(model.parameters)}, {seeds}"
             sizes.setdefault(row, []).append((title, values))

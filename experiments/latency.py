@@ -43,7 +43,7 @@ from experiments.models import model_of
 from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
 from experiments.timing import BACKENDS, get_cells, ratios, time_cell
 from support.cli import Parser, UsageError, cli, get_device
-from support.results import Results, begin
+from support.results import Results, begin, flag, short_hash
 
 COLUMNS = ("model", "parameters", "setting", "length", "ms", "std_ms", "seeds", "x_flash",
            "x_fastest", "fastest")
@@ -82,12 +82,18 @@ def read_flags():
     return args, device
 
 
+ROOT = Path(__file__).parent.parent
+
+
 def machine_of(args, device):
-    """What the times depend on, beside the model."""
+    """What the times depend on, beside the model: the machine, and the code that is timed."""
     machine = f"CPU, {torch.get_num_threads()} threads, float32"
     if device.type == "cuda":
         machine = f"{torch.cuda.get_device_name(device)}, bfloat16"
-    return machine + (", compiled" if args.compile else "")
+    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("baselines/*.py")])
+    code = short_hash(b"".join(path.read_bytes() for path in files))
+    return (f"{machine}{', compiled' if args.compile else ''}, torch {torch.__version__}, "
+            f"code {code}")
 
 
 def measure(cells, results, machine, device, repeats):
@@ -95,7 +101,7 @@ def measure(cells, results, machine, device, repeats):
     keys = {}
     for cell in cells:
         key = cell.key.at(length=cell.length, swe=cell.setting.endswith("SWE"), trials=repeats,
-                          item=f"{cell.setting}; {machine}")
+                          item="; ".join(filter(None, [cell.setting, machine, cell.key.item])))
         keys[key] = cell
     begin(results, keys, "")
     missing = [key for key in keys if not results.has(key)]
@@ -114,17 +120,17 @@ def get_rows(keys, results):
     """Rows of COLUMNS: mean and deviation over the seeds of a model, the Transformers' first."""
     groups, transformer = {}, {}
     for key, cell in keys.items():
-        group = groups.setdefault((key.run, cell.setting, cell.length), (cell, []))
+        group = groups.setdefault((key.run, key.step, cell.setting, cell.length), (cell, []))
         group[1].extend(results.values.get(key, []))
     rows = []
-    for (run, setting, length), (cell, times) in groups.items():
+    for (run, _, setting, length), (cell, times) in groups.items():
         ms, std, _ = mean_and_std(times)
         by_backend = transformer.setdefault((cell.baseline, length), {})
         if setting in BACKENDS and times:
             by_backend[setting] = ms
         is_screening = setting not in BACKENDS and times
         model = model_of(run)
-        psi = run.partition("--psi ")[2].partition(" ")[0]
+        psi = flag(run, "--psi")
         rows.append([f"Psi = {psi}" if psi else model.name, model.parameters, setting, length,
                      ms if times else None, std if len(times) > 1 else None, len(times) or None,
                      *ratios(ms if is_screening else None, by_backend)])

@@ -123,7 +123,7 @@ def main():
     # The table: a row for each rate.
     columns = ["exponent", "rate"]
     for name, by_rate in results.items():
-        columns += [name, "std"] if len(by_rate[exponents[0]]) > 1 else [name]
+        columns += [name, f"{name} std"] if len(by_rate[exponents[0]]) > 1 else [name]
     rows = []
     for e in exponents:
         rows.append([e, 2.0**e])

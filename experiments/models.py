@@ -43,6 +43,22 @@ def is_variant_of(run, others):
     return "--psi" in run and rest(run) in map(rest, others)
 
 
+def tell_apart(keys):
+    """A function: Key -> the variant of its task and its step, in words, where these keys differ.
+
+    A step is said where the same flags were measured after several.
+    """
+    tasks, steps = {key.task for key in keys}, {}
+    for key in keys:
+        steps.setdefault(key.run, set()).add(key.step)
+
+    def words(key):
+        variant = f", {key.task.partition(', ')[2]}" if len(tasks) > 1 else ""
+        return variant + (f", step {key.step}" if len(steps[key.run]) > 1 else "")
+
+    return words
+
+
 def parameters_of(*flags):
     """(total, non-embedding) parameters of the model that `train.py FLAGS` builds."""
     args, _ = train.get_args([str(f) for f in flags])

@@ -95,12 +95,12 @@ def show(name, steps, results):
 def main():
     p = Parser(__doc__)
     p.add_argument("--scale", choices=SCALES, required=True, help="how large")
-    p.add_argument("--out", default="out/paper", help="folder of all [out/paper]")
+    p.add_argument("--out", help="folder of all [out/paper-SCALE]")
     p.add_argument("--only", nargs="+", choices=FIGURES, metavar="FIGURE", default=[*FIGURES],
                    help=f"some of: {' '.join(FIGURES)} [all]")
     p.add_argument("--list", action="store_true", help="show the commands and what is missing")
     args = p.parse_args()
-    scale, out = SCALES[args.scale], Path(args.out)
+    scale, out = SCALES[args.scale], Path(args.out or f"out/paper-{args.scale}")
     if args.scale == "paper":
         if not args.list:
             raise UsageError("--scale paper is for --list: its runs take 60,000 GPU hours")

@@ -164,55 +164,70 @@ SCALES = {"tiny": TINY, "small": SMALL, "paper": PAPER}
 
 
 class Figure(NamedTuple):
-    """A figure or table. paper: what the paper states; scripts: that train and draw it."""
+    """A figure or table. paper: what the paper states; scripts: that train and draw it.
+
+    source: the table that is there once it was measured, in OUT or in a folder of it.
+    """
     title: str
     paper: str
     scripts: tuple = ()
     draw: tuple = ()
     table: str = ""
     images: tuple = ()
+    source: str = ""
 
 
 FIGURES = {
     "scaling": Figure(
         "Scaling efficiency", "Multiscreen needs roughly 30 % fewer parameters at similar "
         "validation loss; the 4B model, undertrained, lies off the line.",
-        ("scaling",), (), "fits.tsv", ("scaling.png",)),
+        ("scaling",), (), "fits.tsv", ("scaling.png",),
+        source="fits.tsv"),
     "lr_sweep": Figure(
         "Learning-rate stability, QKNorm, loss curves", "The Transformer diverges from 2^-4 on, "
         "with QKNorm and without; Multiscreen trains at 1.",
         ("lr_sweep",), ("experiments.training_curves",), "lr_sweep.tsv",
-        ("lr_sweep.png", "training_curves.png")),
+        ("lr_sweep.png", "training_curves.png"),
+        source="lr_sweep.tsv"),
     "sanity": Figure(
         "Gradient norms, weight decay, clipping", "Without weight decay the Transformer's loss is "
         "about 0.02 lower and its gradient norm larger; without clipping both stay; Multiscreen's "
         "gradient norm is much smaller.",
-        ("sanity",), (), "sanity.tsv", ("sanity_curves.png",)),
+        ("sanity",), (), "sanity.tsv", ("sanity_curves.png",),
+        source="sanity.tsv"),
     "perplexity": Figure(
         "Long-context perplexity", "Multiscreen's stays stable beyond the training length, the "
         "Transformer's rises sharply; RoPE scaling delays that and costs perplexity.",
-        (), ("experiments.long_context",), "", ("long_context.png",)),
+        (), ("experiments.long_context",), "", ("long_context.png",),
+        source="long_context.tsv"),
     "retrieval": Figure(
         "ABCDigits", "At 4,096 tokens, the training length: 286M Multiscreen 99.18 %, 1.3B "
         "Transformer 95.98 %. Multiscreen hardly degrades up to 131,072 tokens, the Transformer "
         "finds nothing there; SWE helps small models.",
-        (), ("experiments.retrieval",), "retrieval.tsv", ("abcdigits.png",)),
+        (), ("experiments.retrieval",), "retrieval.tsv",
+        ("abcdigits_by_length.png", "abcdigits.png"),
+        source="retrieval.tsv"),
     "passkey": Figure(
         "Passkey retrieval", "With SWE the 28M Multiscreen is above 99.5 % in each cell, 286M and "
-        "1.3B have 100 %.", (), ("experiments.retrieval",), "", ("passkey.png",)),
+        "1.3B have 100 %.", (), ("experiments.retrieval",), "", ("passkey.png",),
+        source="retrieval.tsv"),
     "latency": Figure(
         "Latency", "Multiscreen is faster at each size and length, the more so the longer the "
         "context; SWE lies between it and the Transformer.",
-        (), (), "latency.tsv", ("latency.png",)),
+        (), (), "latency.tsv", ("latency.png",),
+        source="latency.tsv"),
     "ablations": Figure(
         "Ablations", "Each costs validation loss, no gate most. Retrieval: RoPE degrades it "
         "severely, no TanhNorm and r = 1 too, no gate hardly. Perplexity: r = 1 rises sharply.",
         ("ablations",), ("experiments.long_context", "experiments.retrieval"), "ablations.tsv",
-        ("ablations.png", "long_context_ablations.png", "abcdigits_ablations.png")),
+        ("ablations.png", "long_context_ablations.png", "abcdigits_ablations.png"),
+        source="ablations.tsv"),
     "maps": Figure(
         "Relevance maps", "Many maps have a substantial number of zeros, more in some tiles.",
-        images=("relevance_by_distance.png", "relevance_maps.png")),
+        images=("relevance_by_distance.png", "relevance_maps.png"),
+        source="*/relevance_maps.tsv"),
     "windows": Figure(
         "Learned windows", "Most windows are local or medium-range, a few exceed the training "
-        "length; r is often close to 1.", table="windows.tsv", images=("windows.png",)),
+        "length; r is often close to 1.", table="windows.tsv", images=("windows.png",),
+        source="*/windows.tsv"),
 }

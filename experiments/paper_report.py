@@ -140,11 +140,9 @@ def write_report(name, out, commands, failed):
         images = [path for image in figure.images
                   for path in [out / image, *sorted(out.glob(f"*/{image}"))] if path.exists()]
         text.append(f"## {figure.title}\n\nThe paper: {figure.paper}\n")
-        try:
-            text.append(f"{SENTENCES[key](out)}\n")
-        except (LookupError, ValueError):
-            text.append("Not run.\n")
-        text += [f"![{figure.title}]({path.relative_to(out)})\n" for path in images]
+        measured = next(out.glob(figure.source), None)
+        text.append(f"{SENTENCES[key](out)}\n" if measured else "Not run.\n")
+        text += [f"![{figure.title}]({path.relative_to(out).as_posix()})\n" for path in images]
         rows = read(out / figure.table) if figure.table else []
         text.append(markdown(rows[:60]))
         text.append("```sh\n" + "\n".join(commands[key]) + "\n```\n")

@@ -1,9 +1,7 @@
 """What long_context.py measures: documents, windows around positions, perplexity."""
 import hashlib
 import itertools
-import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +10,7 @@ from experiments.common import Progress, mean_and_std
 from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
 from support.cli import UsageError
 from support.files import files_of, read_text, standard_library
-from support.results import begin, key_of, weights_hash
+from support.results import begin, key_of, name_data, weights_hash
 from support.run import absolute
 
 
@@ -87,7 +85,7 @@ def setting_of(key):
 
 def get_keys(base, args, L, items, has_rope, has_windows):
     """The Keys of all documents in each setting; base: that of the checkpoint. SWE comes last."""
-    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
+    data = name_data(list(args.data or ["stdlib"]))
     task = f"perplexity, {data}, +-{args.window:.0%}"
     factors = args.rope_scale if args.rope_scale and has_rope else [None]
     expanded = [False, True] if args.swe and has_windows else [False]
@@ -105,7 +103,7 @@ def measure(path, args, results):
     documents, short = get_documents(args.data, tokenizer, L, args.documents)
     if args.rope_scale and len(args.ckpt) == 1:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
-    base = key_of(ckpt["args"], ckpt["step"])
+    base = key_of(ckpt["args"], ckpt["step"], files=ckpt.get("files"))
     keys = get_keys(base, args, L, documents, has_rope(model), has_windows(model))
     weights = weights_hash(ckpt)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
@@ -148,5 +146,5 @@ def get_curves(values):
 def summarize(seeds):
     """(perplexity, its deviation over the seeds, nats) at each position, of {seed: [nats]}."""
     columns = list(zip(*seeds.values()))
-    perplexity = [mean_and_std([math.exp(x) for x in column])[:2] for column in columns]
+    perplexity = [mean_and_std([float(np.exp(x)) for x in column])[:2] for column in columns]
     return [(*pair, statistics.mean(column)) for pair, column in zip(perplexity, columns)]

@@ -60,11 +60,13 @@ def round_similarities(s, r):
 def choose_tile(maps, needle):
     """The tile to begin with. maps: (tiles, T, T); needle: positions, or None.
 
-    With a needle, the tile whose last query gives its line the largest relevance. Without one, the
-    tile that looks back farthest: the largest sum of alpha_d times the distance.
+    With a needle, the tile whose last query finds its line and little else: the line's relevance
+    times its share of all that the query gives is the largest. Without one, the tile that looks
+    back farthest: the largest sum of alpha_d times the distance.
     """
     if needle:
-        return int(maps[:, -1, needle].sum(1).argmax())
+        found = maps[:, -1, needle].sum(1)
+        return int((found**2 / np.maximum(maps[:, -1].sum(1), 1e-6)).argmax())
     i = np.arange(maps.shape[1])
     return int((maps * (i[:, None] - i)).sum((1, 2)).argmax())
 

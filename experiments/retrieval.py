@@ -21,7 +21,7 @@ from pathlib import Path
 
 from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.grids import draw_grids
-from experiments.models import model_of
+from experiments.models import model_of, tell_apart
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
 from support.results import Results, flag
@@ -32,10 +32,11 @@ COLUMNS = ["task", "model", "length", "x_training", "seeds", "mean", "std", "wor
 
 def with_names(models):
     """Yield (name, one of the keys, cells) of each model; "+ SWE" is part of the name."""
-    names = label_models(model_of(key.run)[:2] for values in models for key in values)
+    keys = [key for values in models for key in values]
+    names, words = label_models(model_of(key.run)[:2] for key in keys), tell_apart(keys)
     for values in models:
         key = next(iter(values))
-        name = names[model_of(key.run)[:2]] + (" + SWE" if key.swe else "")
+        name = names[model_of(key.run)[:2]] + (" + SWE" if key.swe else "") + words(key)
         yield name, key, get_cells(values)
 
 
@@ -64,7 +65,8 @@ def draw_by_length(plt, models, path):
         lengths |= found.keys()
         trained = int(flag(key.run, "--seq-len"))
         ax.axvline(trained, color="0.5", lw=1, ls=":")
-    ax.annotate("training length", (trained, 50), (4, 0), textcoords="offset points", color="0.4")
+    ax.annotate("training length", (trained, 50), (-5, 0), textcoords="offset points",
+                color="0.4", rotation=90, ha="right", va="center")
     ax.set(xscale="log", ylim=(-3, 103), xlabel="context (tokens)", ylabel="needles found (%)")
     ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
     ax.minorticks_off()
@@ -74,7 +76,8 @@ def draw_by_length(plt, models, path):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("tables", nargs="+", help="tables of abcdigits.py and experiments.passkey")
+    p.add_argument("tables", nargs="+", metavar="results.tsv",
+                   help="tables of abcdigits.py and experiments.passkey")
     p.add_argument("--out", help="folder of the figures [that of the first table]")
     args = p.parse_args()
     values = {}

@@ -71,11 +71,15 @@ class Run(NamedTuple):
     def checkpoint(self, out):
         """The path of its checkpoint. It is trained again if only its log is left."""
         folder = self.folder(out)
-        if not (folder / "ckpt.pt").exists():
+        path = folder / "ckpt.pt"
+        if not path.exists() and not (folder / "diverged.txt").exists():
             with Lock(folder, "run.lock"):
-                if not (folder / "ckpt.pt").exists():
+                if not path.exists():
                     self.train(folder)
-        return folder / "ckpt.pt"
+        if not path.exists():
+            raise UsageError(f"{folder} diverged before its first checkpoint: there is nothing to "
+                             "measure")
+        return path
 
     def folder(self, out):
         """Where it is finished, in any folder of OUT; else OUT/NAME-SEED."""

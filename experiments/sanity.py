@@ -22,7 +22,7 @@ if not __package__:
 
 from pathlib import Path
 
-from experiments.common import mean_and_std, report
+from experiments.common import mean_and_std, report, signed
 from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.training_curves import show
 from support.cli import Parser, cli
@@ -64,7 +64,7 @@ def main():
     for name, found in runs.items():
         mean, std, diverged = mean_and_std([losses[run] for run in found])
         rows.append([name, len(found), mean, std, diverged,
-                     f"{mean - rows[0][2] if rows else 0:+.4f}", papers.get(name)])
+                     signed(mean - rows[0][2] if rows else 0.0), papers.get(name)])
     report(Path(args.out) / "sanity.tsv", COLUMNS, rows,
            f"Validation loss, nats per token, after {args.steps} steps")
     folders = [found[0].folder(args.out) for found in runs.values()]

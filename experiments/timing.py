@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from support.checkpoint import build_model, has_windows, load_for_evaluation, require_windows
 from support.kernel import compile_layers, get_screen
-from support.results import Key, key_of
+from support.results import Key, key_of, weights_hash
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
@@ -50,7 +50,8 @@ def get_multiscreens(args, device, vocab):
     for path in args.ckpt:
         model, _, ckpt = load_for_evaluation(path, device)
         require_windows(model, path, ckpt["model"])
-        key = key_of(ckpt["args"], ckpt["step"], "latency")
+        key = key_of(ckpt["args"], ckpt["step"], "latency", ckpt.get("files"))
+        key = key.at(item=f"weights {weights_hash(ckpt)}")
         seed = path, model, ckpt["args"]["seq_len"], key
         sizes.setdefault((key.run, key.step), []).append(seed)
     return list(sizes.values())

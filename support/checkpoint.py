@@ -88,9 +88,8 @@ def read_checkpoint(path, device="cpu"):
             missing = KEYS.keys() - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except OSError:
             raise
-        except Exception as e:
-            raise UsageError(f"{path} is truncated, or not a checkpoint of train.py "
-                             f"({type(e).__name__})") from None
+        except Exception:
+            raise UsageError(f"{path} is truncated, or not a checkpoint of train.py") from None
     if damaged:
         raise UsageError(f"{path} is damaged: the checksum of {damaged} is wrong")
     if missing:

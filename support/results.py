@@ -1,10 +1,13 @@
 """Measurements that are kept: one table that only grows, a row for each, shared by all scripts.
 
-A row is found by what can be known without the checkpoint. So nothing is measured twice, an
-evaluation that was stopped goes on, and several processes can fill one table.
+A row is found by what can be known without the checkpoint: what was trained, what is asked. So
+nothing is measured twice, an evaluation that was stopped goes on, and several processes can fill
+one table. A row counts as long as the equations are those that it was measured with, and, where a
+checkpoint is at hand, its weights.
 """
 import functools
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -14,9 +17,13 @@ from typing import NamedTuple
 import filelock
 import torch
 
+import multiscreen
+from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
+from support.files import files_of, fingerprint
 
-# Raise the number of a task when its values get another meaning: older rows are not read then.
+# Raise the number of a task when its values get another meaning: older rows are not read then. The
+# equations have their own number, which is computed.
 PROTOCOLS = {"abcdigits": 1, "passkey": 1, "perplexity": 1, "latency": 1, "validation loss": 1}
 
 # The flags of train.py that make another model. The seed and the step are columns of their own.
@@ -56,7 +63,7 @@ class Results:
 
     def __init__(self, path):
         self.path, self.position = Path(path), 0
-        self.values, self.weights = {}, {}
+        self.values, self.weights, self.begun = {}, {}, {}
         self.lock = filelock.FileLock(f"{path}.lock")
         self.refresh()
 
@@ -85,7 +92,7 @@ class Results:
         except ValueError:
             return
         key = Key(*cells[:n])
-        if numbers and protocol == protocol_of(key.task):
+        if numbers and protocol == protocol_of(key):
             self.values[key], self.weights[key] = numbers, weights
 
     def has(self, key, weights=""):
@@ -95,7 +102,7 @@ class Results:
     def add(self, key, numbers, weights=""):
         """Append a row, unless another process was faster."""
         value = " ".join(f"{x:.6g}" for x in numbers)
-        row = (*key, protocol_of(key.task), value, weights, commit(),
+        row = (*key, protocol_of(key), value, weights, commit(),
                time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock, open(self.path, "ab") as file:
@@ -122,17 +129,66 @@ def text(x):
     return "yes" if x is True else x if isinstance(x, str) else f"{x:.12g}"
 
 
-def protocol_of(task):
-    """The protocol's number, as text. What follows a comma is a variant: "abcdigits, 2 digits"."""
-    return str(PROTOCOLS[task.partition(",")[0]])
+def protocol_of(key):
+    """The numbers of the protocol and of the equations, as text.
+
+    Of a task, what follows a comma is a variant: "abcdigits, 2 digits".
+    """
+    number = PROTOCOLS.get(key.task.partition(",")[0], 0)
+    return f"{number}-{equations(flag(key.run, '--model'))}"
+
+
+@functools.cache
+@torch.no_grad()
+def equations(name):
+    """Eight digits that change with the equations of the model of that name: a hash of its logits.
+
+    A small one, in float64, with queries and keys alike, so that many pairs pass Trim.
+    """
+    family, _, variant = (name or "").partition(":")
+    sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
+    if family == "transformer":
+        name = "transformer:2,2,16" + ":qknorm" * variant.endswith("qknorm")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build_model(name or "", sizes).double()
+    except UsageError:                                 # a table of another version of the code
+        return ""
+    if has_windows(model):
+        model.screen = multiscreen.screen
+        for tile in model.layers:
+            tile.W_K.copy_(tile.W_Q)
+    z = model(torch.arange(60)[None] % 7)
+    return short_hash((z / z.abs().max() * 1e6).round().long().numpy().tobytes())[:8]
+
+
+def short_hash(content):
+    """Twelve digits that differ for other bytes."""
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------ what a run is
 
-def run_of(args):
+def name_data(names, files=None):
+    """--data wherever it lies: the last parts of paths, and a hash of what the files hold.
+
+    files: their fingerprint, if it is known. Without it, and without the files, there is no hash.
+    """
+    words = " ".join(Path(name).name for name in names)
+    if names in (["stdlib"], ["abcdigits"]):
+        return words
+    try:
+        files = fingerprint(files_of(names)) if files is None else files
+    except (UsageError, OSError):
+        return words
+    return f"{words}#{short_hash(repr(sorted(x[1:] for x in files)).encode())[:8]}"
+
+
+def run_of(args, files=None):
     """The flags of train.py that make a model what it is. args: a dict of all, or a checkpoint's.
 
-    Of paths the last part counts, so that a run is known wherever its data and its folder are.
+    A run is known wherever its data and its folder are. files: as in name_data.
     """
     found = {name: args.get(name) for name in FLAGS}
     if not found["batch_tokens"] and args.get("batch_size"):           # an older checkpoint
@@ -147,9 +203,9 @@ def run_of(args):
     words = []
     for name, x in found.items():
         if name == "data" and x:
-            x = " ".join(Path(path).name for path in x)
+            x = name_data(list(x), files)
         elif name == "init" and x:
-            x = "/".join(Path(x).parts[-2:])
+            x = os.path.abspath(x)
         if x is not None:
             words.append(f"--{name.replace('_', '-')} {x}")
     return " ".join(words)
@@ -161,9 +217,9 @@ def flag(run, name):
     return words[words.index(name) + 1] if name in words else None
 
 
-def key_of(args, step, task=""):
-    """The Key of a run after that step. args: all flags as a dict, those of a checkpoint for it."""
-    return Key(task, run_of(args), text(args["seed"] or 0), text(step))
+def key_of(args, step, task="", files=None):
+    """The Key of a run after that step. args, files: all flags as a dict; a checkpoint has both."""
+    return Key(task, run_of(args, files), text(args["seed"] or 0), text(step))
 
 
 def describe(key):
@@ -213,11 +269,17 @@ def open_results(args):
 
 
 def begin(results, keys, weights):
-    """Say how many of the measurements are there. Raises OSError if the others cannot be added."""
+    """Say how many of the measurements are there.
+
+    Raises OSError if the others cannot be added, and UsageError for a second model of that name.
+    """
+    if any(results.begun.setdefault(key, weights) != weights for key in keys):
+        raise UsageError("two of the checkpoints have the same flags, seed and step, but not the "
+                         "same weights: measure each by itself, with a --results of its own")
     known = sum(results.has(key, weights) for key in keys)
     if known:
-        print(f"{known} of {len(keys)} measurements are in {results.path}; with another --results "
-              "they are made again", file=sys.stderr)
+        print(f"{known} of {len(keys)} measurements are in {results.path} and not made again",
+              file=sys.stderr)
     if known < len(keys):
         with results.lock:
             pass

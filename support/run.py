@@ -11,7 +11,9 @@ from support.files import replacing
 from support.results import describe, key_of
 
 # The tables and figures that scripts write beside a checkpoint.
-MEASURED = ("abcdigits", "passkey", "retrieval", "long_context", "windows", "relevance_maps")
+MEASURED = ("abcdigits", "abcdigits_ablations", "abcdigits_by_length", "long_context",
+            "long_context_ablations", "passkey", "passkey_ablations", "passkey_by_length",
+            "relevance_by_distance", "relevance_maps", "retrieval", "windows")
 
 
 def take_flags(parser, argv, ckpt, path, names):
@@ -147,11 +149,12 @@ def read_rows(text):
     return rows, bad
 
 
-def open_run(out, ckpt, columns, args):
+def open_run(out, ckpt, columns, args, files):
     """(path of the checkpoint, Log) of a run in the folder `out`, which must be locked.
 
     A resumed run's log is made again from its checkpoint `ckpt`. For a new run, an older run is
-    deleted, and the tables and figures that were made from it. flags.txt tells what the run is.
+    deleted, and the tables and figures that were made from it, but not its measurements in
+    results.tsv. flags.txt tells what the run is. files: the fingerprint of its data.
     """
     path, rows = out / "log.tsv", []
     if ckpt and "log" in ckpt:
@@ -169,6 +172,6 @@ def open_run(out, ckpt, columns, args):
         made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
         for name in ("ckpt.pt", "diverged.txt", *made):
             (out / name).unlink(missing_ok=True)
-    key = key_of(vars(args), args.steps)
+    key = key_of(vars(args), args.steps, files=files)
     (out / "flags.txt").write_text(f"{describe(key)}\n")
     return out / "ckpt.pt", Log(path, columns, rows)

@@ -274,7 +274,7 @@ def test_a_sweep_of_learning_rates_then_its_curves(call, data, tmp_path, monkeyp
               for seed in (0, 1)]
     mean = (finals[0]["val_loss"] + finals[1]["val_loss"]) / 2
     assert float(rows[0]["multiscreen"]) == pytest.approx(mean, rel=1e-4)
-    assert float(rows[0]["std"]) > 0
+    assert float(rows[0]["multiscreen std"]) > 0
     assert rows[1]["transformer:1,1,4:qknorm"] == "diverged"
 
     # Finished runs are not run again.

@@ -1,16 +1,20 @@
 """The table of measurements: nothing is lost, doubled or taken for something else."""
 import multiprocessing
+import shutil
 
 import pytest
 import torch
 
+import multiscreen
 import train
 from support.cli import UsageError
 from support.results import (
     COLUMNS,
     Key,
     Results,
+    begin,
     describe,
+    equations,
     flag,
     key_of,
     protocol_of,
@@ -32,7 +36,7 @@ def test_a_measurement_is_found_again_by_another_process(tmp_path):
     results.refresh()
     assert results.values[KEY.at(swe=True)] == [1]
     row = read_table(path)[0]
-    assert (row["value"], row["weights"], row["protocol"]) == ("0.25 3", "abc", "1")
+    assert (row["value"], row["weights"], row["protocol"]) == ("0.25 3", "abc", protocol_of(KEY))
 
 
 def test_other_weights_are_measured_anew_and_the_last_row_counts(tmp_path):
@@ -92,14 +96,50 @@ def test_processes_that_fill_one_table_lose_and_double_no_row(tmp_path):
     assert path.read_text().count("\t".join(COLUMNS)) == 1
 
 
+def test_rows_of_other_equations_are_not_read(tmp_path, monkeypatch):
+    """What was measured with an edited Trim does not count once it is undone."""
+    path = tmp_path / "results.tsv"
+    right = multiscreen.trim
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: right(s, r).sqrt())
+    equations.cache_clear()
+    Results(path).add(KEY, [1], "abc")
+    monkeypatch.undo()
+    equations.cache_clear()
+    results = Results(path)
+    assert not results.has(KEY, "abc")
+    results.add(KEY, [2], "abc")
+    assert Results(path).values[KEY] == [2]
+    assert len(read_table(path)) == 2
+
+
+@pytest.mark.parametrize("name", ["multiscreen:nope", "transformer:8M", "transformer:8M:qknorm"])
+def test_each_model_has_equations_of_its_own(name):
+    assert len({equations(name), equations("multiscreen"), equations("transformer:45M")}) == (
+        2 if name == "transformer:8M" else 3)
+    assert equations("nonsense") == ""
+
+
+def test_two_models_of_one_name_are_refused(tmp_path):
+    results = Results(tmp_path / "results.tsv")
+    begin(results, [KEY], "abc")
+    begin(results, [KEY], "abc")
+    with pytest.raises(UsageError, match="same flags, seed and step"):
+        begin(results, [KEY], "xyz")
+
+
 def test_a_run_is_known_by_its_flags_wherever_it_is(tmp_path):
     """A checkpoint says what the flags said, whatever folder, device and data folder it had."""
     ckpt = fit(tmp_path / "a", "--steps", "2", "--seed", "3")
     flags = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--data",
-             "elsewhere/text.txt", "--seed", "3", "--steps", "2", "--out", "b", "--log-every", "1"]
+             str(tmp_path / "elsewhere/text.txt"), "--seed", "3", "--steps", "2", "--out", "b",
+             "--log-every", "1"]
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "text.txt", tmp_path / "elsewhere")
     args, _ = train.get_args(flags)
     key = key_of(vars(args), args.steps)
-    assert key == key_of(ckpt["args"], ckpt["step"])
+    assert key == key_of(ckpt["args"], ckpt["step"], files=ckpt["files"])
+    (tmp_path / "elsewhere/text.txt").write_text("another text of that name" * 99)
+    assert key != key_of(vars(args), args.steps)
     assert (tmp_path / "a/flags.txt").read_text() == f"{describe(key)}\n"
     assert str(tmp_path) not in key.run
     again, _ = train.get_args([*key.run.split(), "--batch-size", "4"])
