@@ -82,6 +82,9 @@ def draw(name, commands):
 def show(name, steps, results):
     """Print a figure's commands, what is there, how long the rest takes; returns the rest."""
     keys = {key for step in steps for key in step.keys}
+    if not keys:
+        print(f"\n{name}: {FIGURES[name].title}. Measured each time that it is drawn")
+        return set()
     left = [key for key in keys if not results.has(key)]
     time_left = f", about {clock(sum(map(seconds, left)))} of one core left" if left else ""
     print(f"\n{name}: {FIGURES[name].title}. {len(keys) - len(left)} of {len(keys)} rows are there"

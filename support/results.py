@@ -72,6 +72,9 @@ class Results:
         if not self.path.exists():
             return
         with open(self.path, "rb") as file:
+            if self.position > os.fstat(file.fileno()).st_size:        # deleted, and begun anew
+                self.position = 0
+                self.values, self.weights = {}, {}
             file.seek(self.position)
             for line in file:
                 if not line.endswith(b"\n"):           # its writer was killed, or still writes
@@ -262,6 +265,10 @@ def open_results(args):
     """(Results, paths of the checkpoints to measure) by the flags of add_flags."""
     if not args.ckpt and not args.results:
         args.ckpt = ["out/ckpt.pt"]
+    for name in args.ckpt or []:
+        if not Path(name).exists():
+            raise UsageError(f"{name} does not exist: train a model first, README.md has the "
+                             "commands")
     path = Path(args.results or Path(args.ckpt[0]).with_name("results.tsv"))
     if not args.ckpt and not path.exists():
         raise UsageError(f"{path} does not exist: --ckpt names the checkpoints to measure")
