@@ -64,7 +64,7 @@ def draw_sweep(plt, results, n_vocab, path):
         plot_with_band(ax, list(points), means, stds, label=label, **look(n))
         diverged = [e for e, (_, _, n_diverged) in points.items() if n_diverged]
         ax.plot(diverged, [1.03 + 0.045 * n] * len(diverged), "x", color=look(n)["color"], ms=7,
-                mew=2, transform=ax.get_xaxis_transform(), clip_on=False)
+                mew=2, transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
     ax.axhline(math.log(n_vocab), color="gray", lw=1, ls=(0, (1, 3)), label="uniform guess")
     ax.plot([], [], "x", color="black", ms=7, mew=2, label="at least one seed diverged")
 
