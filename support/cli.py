@@ -104,8 +104,8 @@ def get_device(name):
 def keep_freed_memory():
     """Let glibc keep the memory of freed tensors for the next ones.
 
-    Otherwise it gives them back to the system after each step and takes new ones, and a tenth of a
-    training step on a CPU is spent on page faults. Elsewhere this does nothing.
+    Otherwise it gives it back to the system after each step and takes it anew, and about 8 % of a
+    training step on a CPU are spent on page faults. Elsewhere this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
