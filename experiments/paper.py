@@ -12,12 +12,12 @@ what is in it is not made again, where the checkpoints are gone, too.
 if not __package__:
     raise SystemExit("error: run python -m experiments.paper in the folder above")
 
-import time
 from pathlib import Path
 
 from experiments.paper_plan import FIGURES, SCALES
 from experiments.paper_report import write_report
 from experiments.paper_steps import call, get_runs, get_steps, seconds, show_paper
+from experiments.runs import do_all
 from support.cli import Parser, UsageError, cli, clock
 from support.results import Results
 from support.run import InUse
@@ -28,22 +28,20 @@ def work(steps, results):
 
     Returns {command: message} of the steps that cannot be done.
     """
-    failed, waiting = {}, steps
-    while waiting:
-        busy = []
-        for step in waiting:
-            results.refresh()
-            try:
-                if step.missing(results):
-                    step.do()
-            except InUse:
-                busy.append(step)
-            except UsageError as e:
-                failed[step.command] = str(e)
-                print(f"not run: {step.command}: {e}", flush=True)
-        if len(busy) == len(waiting):
-            time.sleep(10)
-        waiting = busy
+    failed = {}
+
+    def do(step):
+        results.refresh()
+        try:
+            if step.missing(results):
+                step.do()
+        except InUse:
+            raise
+        except UsageError as e:
+            failed[step.command] = str(e)
+            print(f"not run: {step.command}: {e}", flush=True)
+
+    do_all(steps, do)
     return failed
 
 

@@ -176,6 +176,21 @@ def flat(runs):
     return [run for found in runs.values() for run in found]
 
 
+def do_all(things, do):
+    """do(thing) for each. What another process works on (InUse) is tried again after the others."""
+    waiting = list(things)
+    while waiting:
+        busy = []
+        for thing in waiting:
+            try:
+                do(thing)
+            except InUse:
+                busy.append(thing)
+        if len(busy) == len(waiting):
+            time.sleep(10)
+        waiting = busy
+
+
 def train_missing(runs, out, weight=lambda run: 1):
     """{Run: final validation loss, NaN if it diverged}: from OUT/results.tsv, or after training.
 
@@ -185,21 +200,18 @@ def train_missing(runs, out, weight=lambda run: 1):
     results = Results(Path(out) / "results.tsv")
     waiting = [run for run in runs if not results.has(run.key)]
     progress = Progress(sum(map(weight, waiting)))
-    while waiting:
-        busy = []
-        for run in waiting:
-            results.refresh()
-            try:
-                if not results.has(run.key):
-                    results.add(run.key, [final_loss(*run.finish(out))])
-            except InUse as e:
-                busy.append(run)
-                print(f"{e}", flush=True)
-                continue
-            loss, = results.values[run.key]
-            shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
-            progress.add(weight(run), f"\n{run.folder(out)}: {shown}")
-        if len(busy) == len(waiting):
-            time.sleep(10)
-        waiting = busy
+
+    def finish(run):
+        results.refresh()
+        try:
+            if not results.has(run.key):
+                results.add(run.key, [final_loss(*run.finish(out))])
+        except InUse as e:
+            print(f"{e}", flush=True)
+            raise
+        loss, = results.values[run.key]
+        shown = "diverged" if math.isnan(loss) else f"validation loss {loss:.4f}"
+        progress.add(weight(run), f"\n{run.folder(out)}: {shown}")
+
+    do_all(waiting, finish)
     return {run: results.values[run.key][0] for run in runs}

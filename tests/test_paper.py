@@ -6,7 +6,7 @@ import pytest
 
 import abcdigits
 import train
-from experiments import paper, paper_plan, paper_steps, perplexity, plan
+from experiments import paper, paper_plan, paper_steps, perplexity, plan, runs
 from support.cli import UsageError
 from support.results import Results
 from support.run import InUse
@@ -64,7 +64,7 @@ def test_what_is_missing_is_made_and_what_is_there_is_not(call, tmp_path, monkey
 
 def test_what_another_process_does_is_waited_for_and_an_error_costs_one_step(tmp_path, monkeypatch):
     results, order = Results(tmp_path / "results.tsv"), []
-    monkeypatch.setattr(paper.time, "sleep", lambda seconds: order.append("sleep"))
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: order.append("sleep"))
     keys = [paper_steps.Key("passkey", "run", str(n), "0") for n in range(3)]
 
     def busy_twice():
