@@ -167,18 +167,14 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     if not q.numel() or not v.numel():
         return screen(q, k, v, w, r, i0)
     B, _, T, _ = q.shape
-    dtype = torch.promote_types(q.dtype, torch.float32)
     largest = max(i0 + T - 1, 0)                       # distance of a query from the first key
     reaches = (w.detach().ceil() - 1).clamp(max=largest).long().tolist()
+    if T <= 16:
+        return screen_few(q, k, v, w, r, i0, screen, reaches)
+    dtype = torch.promote_types(q.dtype, torch.float32)
     tiles = zip(*(x.to(dtype).unbind(1) for x in (q, k, v)), w.split(1), r.split(1), reaches)
     h = []
     for q_n, k_n, v_n, w_n, r_n, reach in tiles:
-        # Decoding: all keys in sight at once.
-        if T <= 16:
-            seen = slice(max(i0 - reach, 0), max(i0 + T, 0))
-            inputs = (x.unsqueeze(1) for x in (q_n, k_n[:, seen], v_n[:, seen]))
-            h.append(screen(*inputs, w_n, r_n, i0 - seen.start).squeeze(1))
-            continue
         C = min(max(2 ** (reach - 1).bit_length(), 8), 64)     # rows of a block, few if narrow
         front = -i0 % C                                # so that keys and queries share their cuts
         q_n, k_n, v_n = blocks(q_n, 0, C), blocks(k_n, front, C), blocks(v_n, front, C)
@@ -190,6 +186,20 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
 
 
 screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
+
+
+def screen_few(q, k, v, w, r, i0, screen, reaches):
+    """`screen_windowed` for few queries, as in decoding: tiles that see few keys share a call."""
+    groups = [(slice(n, n + 1), reach) for n, reach in enumerate(reaches) if reach > 256]
+    near = [n for n, reach in enumerate(reaches) if reach <= 256]
+    if near:
+        groups.append((near if groups else slice(None), max(reaches[n] for n in near)))
+    h = v.new_empty(*q.shape[:3], v.shape[3])
+    for tiles, reach in groups:
+        seen = slice(max(i0 - reach, 0), max(i0 + q.shape[2], 0))
+        h[:, tiles] = screen(q[:, tiles], k[:, tiles, seen], v[:, tiles, seen], w[tiles], r[tiles],
+                             i0 - seen.start)
+    return h
 
 
 def blocks(x, front, C):

@@ -325,19 +325,25 @@ def some_inputs(T):
     return q, k, v, w, r
 
 
-def test_decoding_calls_the_definition_once_a_tile():
-    """However many keys are in sight."""
-    calls = []
+@given(seed=seeds, T=st.integers(1, 16))
+def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(seed, T):
+    """Near: no key is more than 256 back. Whatever the order of the tiles."""
+    seen = []
 
     def screen(*inputs):
-        calls.append(inputs)
+        seen.append(inputs)
         return ms.screen(*inputs)
 
-    q, k, v = correlated(0, 1, 2, 1, 300, V=8)
-    w, r = torch.tensor([300.0, 5.0]).double(), torch.tensor([0.5, 0.9]).double()
-    h = ms.screen_windowed(q, k, v, w, r, 299, screen)
-    torch.testing.assert_close(h, ms.screen(q, k, v, w, r, 299))
-    assert len(calls) == 2
+    q, k, v = correlated(seed, 1, 6, T, 400, V=8)
+    order = torch.randperm(6, generator=random(seed))
+    w = torch.tensor([3.0, 256.0, 257.0, 257.5, 258.0, INF]).double()[order]
+    r = torch.tensor([0.5, 0.9, 1.0]).double().repeat(2)
+    dense = with_gradients(ms.screen, q, k, v, w, r, 400 - T, seed)
+    windowed = functools.partial(ms.screen_windowed, screen=screen)
+    few = with_gradients(windowed, q, k, v, w, r, 400 - T, seed)
+    for a, b in zip(few, dense):
+        torch.testing.assert_close(a, b)
+    assert len(seen) == 1 + 3
 
 
 def test_a_second_derivative_of_screen_windowed_is_refused():
