@@ -25,9 +25,10 @@ import signal
 import threading
 import time
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -96,22 +97,67 @@ def is_held_out(content, one_in):
     return one_in > 0 and number % one_in == 0
 
 
-def start_worker():
-    """Leave Ctrl-C to the parent. End when the parent has gone, however it went."""
+def serve(connection, args):
+    """A process of its own: encode what comes. Ends when the parent has gone, however it went."""
     def follow_parent():
         multiprocessing.parent_process().join()
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)       # Ctrl-C is for the parent
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=follow_parent, daemon=True).start()
+    while True:
+        batch = connection.recv()
+        try:
+            answer = encode(args, *batch)
+        except Exception as e:
+            answer = e
+        connection.send(answer)
 
 
-def in_order(pool, args, state):
+class Killed(UsageError):
+    """A process of `processes` has gone."""
+
+
+@contextmanager
+def processes(args):
+    """Start them. Yields a function that has a batch encoded by one that is free: a Future.
+
+    A thread waits for each process. (A pool of the library can wait for ever for one that is gone.)
+    """
+    free = SimpleQueue()
+    for _ in range(args.processes):
+        ours, theirs = multiprocessing.Pipe()
+        multiprocessing.Process(target=serve, args=(theirs, args), daemon=True).start()
+        theirs.close()
+        free.put(ours)
+
+    def ask(batch):
+        connection = free.get()
+        try:
+            connection.send(batch)
+            answer = connection.recv()
+        except (EOFError, OSError):
+            raise Killed("a process was killed: the same command continues, with fewer "
+                         "--processes if memory ran out") from None
+        finally:
+            free.put(connection)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    threads = ThreadPoolExecutor(args.processes)
+    try:
+        yield lambda *batch: threads.submit(ask, batch)
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def in_order(encoded, args, state):
     """Yield (what to read next, what `encode` made) of each batch; the processes work ahead."""
     waiting = deque()
     for *batch, after in batches(state, args.field):
-        waiting.append((after, pool.submit(encode, args, *batch)))
+        waiting.append((after, encoded(*batch)))
         if len(waiting) > 4 * args.processes:
             after, future = waiting.popleft()
             yield after, future.result()
@@ -123,10 +169,9 @@ def run(args, state):
     """Work until all files are read, or until Ctrl-C. `state` changes after each whole batch."""
     out, size, start = Path(args.out), args.shard_tokens, dict(state)
     began = saved = time.perf_counter()
-    with stop_requests() as stop, ProcessPoolExecutor(args.processes, None, start_worker) as pool:
-        pool.submit(os.getpid)                         # start them before pyarrow starts threads
+    with stop_requests() as stop, processes(args) as encoded:      # before pyarrow starts threads
         try:
-            for after, (parts, books, count) in in_order(pool, args, state):
+            for after, (parts, books, count) in in_order(encoded, args, state):
                 new = {part: append(out, part, state[part], parts[part], size) for part in parts}
                 for n, book in enumerate(books, state["books"]):
                     with replacing(out / f"book_{n:06}.txt") as file:
@@ -140,12 +185,10 @@ def run(args, state):
                     save(out, state)
                     saved = time.perf_counter()
                     report(start, state, saved - began)
-        except BrokenProcessPool:
+        except Killed:
             if not stop:
-                raise UsageError("a process was killed: the same command continues, with fewer "
-                                 "--processes if memory ran out") from None
+                raise
         finally:
-            pool.shutdown(cancel_futures=True)
             save(out, state)
     if stop and not is_finished(state):
         raise KeyboardInterrupt(f"stopped at {state['tokens']:,} tokens: the same command goes on")
