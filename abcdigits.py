@@ -158,7 +158,7 @@ def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
     weights = weights_hash(ckpt)
     key = key_of(ckpt["args"], ckpt["step"], task, ckpt.get("files"))
     keys = get_keys(key, args, lengths, trials)
-    begin(results, keys, weights)
+    begin(results, [(key, weights) for key in keys])
     missing = [key for key in keys if not results.has(key, weights)]
     started, done = time.perf_counter(), 0
     for key in missing:

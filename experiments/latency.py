@@ -98,22 +98,21 @@ def machine_of(args, device):
 
 def measure(cells, results, machine, device, repeats):
     """Time what is missing; returns {Key: cell}."""
-    keys = {}
+    found = []
     for cell in cells:
         key = cell.key.at(length=cell.length, swe=cell.setting.endswith("SWE"), trials=repeats,
-                          item="; ".join(filter(None, [cell.setting, machine, cell.key.item])))
-        keys[key] = cell
-    begin(results, keys, "")
-    missing = [key for key in keys if not results.has(key)]
-    progress = Progress(sum(int(key.length) for key in missing))
-    for key in missing:
-        times, why = time_cell(keys[key], device, repeats)
-        found = f"{statistics.mean(times):.4g} ms" if times else f"- ({why})"
+                          item=f"{cell.setting}; {machine}")
+        found.append((key, cell))
+    begin(results, [(key, cell.weights) for key, cell in found])
+    missing = [(key, cell) for key, cell in found if not results.has(key, cell.weights)]
+    progress = Progress(sum(cell.length for _, cell in missing))
+    for key, cell in missing:
+        times, why = time_cell(cell, device, repeats)
+        took = f"{statistics.mean(times):.4g} ms" if times else f"- ({why})"
         if times:
-            results.add(key, [statistics.mean(times)])
-        progress.add(int(key.length), f"{keys[key].label}, {keys[key].setting}, {key.length} "
-                     f"tokens: {found}")
-    return keys
+            results.add(key, [statistics.mean(times)], cell.weights)
+        progress.add(cell.length, f"{cell.label}, {cell.setting}, {cell.length} tokens: {took}")
+    return dict(found)
 
 
 def get_rows(keys, results):

@@ -111,7 +111,7 @@ def measure(path, args, results):
               "texts it has not seen")
     print(f"{path}: {len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were "
           "too short")
-    begin(results, keys, weights)
+    begin(results, [(key, weights) for key in keys])
     missing = [key for key in keys if not results.has(key, weights)]
     progress = Progress(len(missing))
     for key in missing:

@@ -25,6 +25,7 @@ class Cell:
     baseline: str = None
     T_train: int = None
     key: Key = None
+    weights: str = ""
 
 
 def random_model(name, config, device):
@@ -38,21 +39,20 @@ def random_model(name, config, device):
 
 
 def get_multiscreens(args, device, vocab):
-    """[[(label, model, T_train, Key) of each seed] of each size]: trained ones, or random."""
+    """[[(label, model, T_train, Key, weights) of each seed] of each size]: trained, or random."""
     if not args.ckpt:
         sizes = []
         for psi in args.psi:
             model = random_model("multiscreen", {"psi": psi} | vocab, device)
             key = untrained(f"multiscreen --psi {psi}", vocab)
-            sizes.append([(f"Psi = {psi}", model, 2**12, key)])
+            sizes.append([(f"Psi = {psi}", model, 2**12, key, "")])
         return sizes
     sizes = {}
     for path in args.ckpt:
         model, _, ckpt = load_for_evaluation(path, device)
         require_windows(model, path, ckpt["model"])
         key = key_of(ckpt["args"], ckpt["step"], "latency", ckpt.get("files"))
-        key = key.at(item=f"weights {weights_hash(ckpt)}")
-        seed = path, model, ckpt["args"]["seq_len"], key
+        seed = path, model, ckpt["args"]["seq_len"], key, weights_hash(ckpt)
         sizes.setdefault((key.run, key.step), []).append(seed)
     return list(sizes.values())
 
@@ -91,13 +91,14 @@ def get_cells(args, device):
                     if backend != "math" or T <= 2**12:
                         cells.append(Cell(baseline, model, backend, T, baseline,
                                           key=untrained(baseline, vocab)))
-        for label, model, T_train, key in seeds or []:
+        for label, model, T_train, key, weights in seeds or []:
             screening = f"{model.screen.__module__}.{model.screen.__name__}"
             if args.compile:
                 compile_layers(model)
             for setting in settings:
                 for T in used:
-                    cells.append(Cell(label, model, setting, T, baseline, T_train, key))
+                    cells.append(Cell(label, model, setting, T, baseline, T_train, key,
+                                      weights))
     return cells, screening
 
 

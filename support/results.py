@@ -275,18 +275,18 @@ def open_results(args):
     return Results(path), args.ckpt or []
 
 
-def begin(results, keys, weights):
-    """Say how many of the measurements are there.
+def begin(results, wanted):
+    """Say how many of the measurements are there. wanted: [(Key, hash of the weights or "")].
 
     Raises OSError if the others cannot be added, and UsageError for a second model of that name.
     """
-    if any(results.begun.setdefault(key, weights) != weights for key in keys):
+    if any(results.begun.setdefault(key, weights) != weights for key, weights in wanted):
         raise UsageError("two of the checkpoints have the same flags, seed and step, but not the "
                          "same weights: measure each by itself, with a --results of its own")
-    known = sum(results.has(key, weights) for key in keys)
+    known = sum(results.has(key, weights) for key, weights in wanted)
     if known:
-        print(f"{known} of {len(keys)} measurements are in {results.path} and not made again",
+        print(f"{known} of {len(wanted)} measurements are in {results.path} and not made again",
               file=sys.stderr)
-    if known < len(keys):
+    if known < len(wanted):
         with results.lock:
             pass

@@ -711,6 +711,12 @@ def test_latency_of_checkpoints_is_a_mean_over_seeds_and_not_timed_again(
         ("trained + SWE", "3", "2")]
     assert float(rows[2]["std_ms"]) == pytest.approx(5 / math.sqrt(2), rel=1e-4)
 
+    other = {name: W + 1 for name, W in ckpt["weights"].items()}
+    save_checkpoint(tmp_path / "seed1b.pt", ckpt | {"args": ckpt["args"] | {"seed": 1},
+                                                    "weights": other})
+    with pytest.raises(UsageError, match="the same flags, seed and step"):
+        call(latency, *flags[:3], tmp_path / "seed1b.pt", *flags[3:])
+
 
 def test_ratios():
     found = timing.ratios(50, {"flash": 400, "cudnn": 250, "math": 900})

@@ -121,10 +121,10 @@ def test_each_model_has_equations_of_its_own(name):
 
 def test_two_models_of_one_name_are_refused(tmp_path):
     results = Results(tmp_path / "results.tsv")
-    begin(results, [KEY], "abc")
-    begin(results, [KEY], "abc")
+    begin(results, [(KEY, "abc")])
+    begin(results, [(KEY, "abc")])
     with pytest.raises(UsageError, match="same flags, seed and step"):
-        begin(results, [KEY], "xyz")
+        begin(results, [(KEY, "xyz")])
 
 
 def test_a_run_is_known_by_its_flags_wherever_it_is(tmp_path):
