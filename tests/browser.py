@@ -110,9 +110,10 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
-    def screenshot(self, path, whole=True):
-        """Write the page as PNG, or what the window shows of it."""
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+    def screenshot(self, path, **options):
+        """Write the page as PNG. options: of Page.captureScreenshot, such as `clip`."""
+        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True,
+                         **options)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self):

@@ -1,0 +1,49 @@
+"""The README's two pictures of the playground's page, taken in a Chromium.
+
+    python -m tests.pictures
+"""
+import sys
+import tempfile
+from pathlib import Path
+
+from experiments import playground
+from tests.browser import CHROMIUM, Browser
+
+FIGURES = Path(__file__).parent.parent / "experiments/figures"
+WIDTH = 1000
+
+
+def take(page, path, first, height):
+    """The page from the top of the element `first` on, as wide as the window."""
+    y = page.evaluate(f"document.querySelector('{first}').getBoundingClientRect().y + scrollY - 16")
+    page.screenshot(path, clip={"x": 0, "y": max(y, 0), "width": WIDTH, "height": height,
+                                "scale": 1})
+
+
+def main():
+    if not CHROMIUM:
+        raise SystemExit("error: these pictures need Debian's package chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        html = Path(folder) / "playground.html"
+        sys.argv = ["playground", "--out", str(html)]
+        playground.main()
+        page = Browser(folder)
+        page.look(WIDTH, 900, "light")
+        page.open(html)
+        take(page, FIGURES / "playground.png", "h1",
+             page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
+
+        # Five copies of the fourth key, none of the fifth.
+        page.look(WIDTH, 900, "dark")
+        for _ in range(4):
+            page.point("#competition tbody tr:nth-child(4) .copies button:last-child", click=True)
+        page.point("#competition tbody tr:nth-child(5) .key button", click=True)
+        page.point("h1")
+        take(page, FIGURES / "playground_competition.png", "#competition-head", 770)
+        for name in ("needle-line", "reading", "screening-numbers", "softmax-numbers"):
+            print(page.evaluate(f"document.getElementById('{name}').textContent"))
+        page.close()
+
+
+if __name__ == "__main__":
+    main()
