@@ -64,17 +64,17 @@ def drawing(name, scale, found, out, results):
         program = {"maps": "relevance_maps", "windows": "windows"}[name]
         run = runs[scale.shown][0]
         commands.append([f"experiments.{program}", "--ckpt", run.folder(out) / "ckpt.pt"])
-        if not (run.folder(out) / f"{program}.tsv").exists():
-            run.checkpoint(out)
     return commands
 
 
-def draw(name, commands):
-    """Run the commands of `drawing`. Maps and windows that are there stay."""
+def draw(name, commands, shown, out):
+    """Run the commands of `drawing`. Maps and windows of the run `shown` that are there stay."""
     for program, *flags in commands:
-        table = Path(flags[-1]).with_name(f"{program.partition('.')[2]}.tsv")
-        if name not in ("maps", "windows") or not table.exists():
-            call(program, *flags)
+        if name in ("maps", "windows"):
+            if (shown.folder(out) / f"{program.partition('.')[2]}.tsv").exists():
+                continue
+            shown.checkpoint(out)                      # trained again where it is gone
+        call(program, *flags)
 
 
 def show(name, steps, results):
@@ -113,19 +113,19 @@ def main():
         print(f"\n{len(left)} rows in all, about {clock(sum(map(seconds, left)))} of one core")
         return
 
-    failed, drawn = {}, {}
+    failed = {}
     for name in args.only:
         failed |= work(steps[name], results)
         try:
-            drawn[name] = drawing(name, scale, found, out, results)
-            draw(name, drawn[name])
+            draw(name, drawing(name, scale, found, out, results), found[1][scale.shown][0], out)
         except UsageError as e:
             failed[name] = str(e)
             print(f"not drawn: {name}: {e}", flush=True)
     commands = {}
     for name in FIGURES:
         words = [step.command for step in steps[name]]
-        words += [f"-m {' '.join(map(str, command))}" for command in drawn.get(name, [])]
+        words += [f"-m {' '.join(map(str, command))}"
+                  for command in drawing(name, scale, found, out, results)]
         commands[name] = [f"python {line}" for line in dict.fromkeys(words)]
     write_report(args.scale, out, commands, failed)
 
