@@ -35,5 +35,6 @@ def test_the_readme_has_the_means_of_the_report(tmp_path):
     for shown, model in (("Multiscreen", "Multiscreen"), ("with `--swe`", "Multiscreen + SWE"),
                          ("Transformer", "Transformer")):
         line, = re.findall(rf"^\| {re.escape(shown)} \|(.* %.*)$", readme, re.MULTILINE)
-        means = [float(row["mean"].rstrip("%")) for row in rows if row["model"] == model]
+        means = [float(row["mean"].rstrip("%")) for row in rows
+                 if row["model"] == model and row["task"].startswith("abcdigits")]
         assert [float(x) for x in re.findall(r"([\d.]+) %", line)] == means
