@@ -76,8 +76,8 @@ SMALL_ABC = "--data abcdigits --digits 2 --layers 4 --lr 0.015625"
 SMALL = Scale(
     scripts={
         "scaling": "--seeds 3 --steps 2000 --log-every 1",
-        "lr_sweep": "--psi 5 --layers 8 --seeds 3 --steps 1000 --models multiscreen "
-                    "transformer:8,4,48 transformer:8,4,48:qknorm",
+        "lr_sweep": "--psi 5 --exponents -10 -8 -6 -4 -2 0 --seeds 3 --steps 1000 --models "
+                    "multiscreen transformer:8,4,48 transformer:8,4,48:qknorm",
         "sanity": "--seeds 3 --steps 2000 --window 64",
         "ablations": "--seeds 3 --steps 1000 --warmup 250",
     },
