@@ -85,7 +85,7 @@ def rank():
 def get_device(name):
     """The torch.device of that name, after checking that it works. A GPU becomes the current one.
 
-    Triton and FSDP2 run on the current GPU, wherever the tensors are.
+    Triton and FSDP2 run on the current GPU, wherever the tensors are. For a CPU: keep_freed_memory.
     """
     try:
         x = torch.zeros(1, dtype=torch.float64, device=name)           # angles are float64
