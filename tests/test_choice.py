@@ -13,7 +13,7 @@ import support.kernel
 import train
 from multiscreen import Config
 from support.cli import UsageError
-from support.kernel import CASES, NEARBY, get_screen
+from support.kernel import CASES, NEARBY, difference, get_screen, with_gradients
 from tests import DEVICE
 from tests.helpers import CPU, ROOT, SMALL, TEXT, run
 
@@ -273,6 +273,16 @@ def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, a
                         r"largest value \(a changed equation\?\): using screen_windowed", line)
     with pytest.raises(UsageError, match="--kernel triton: .*screening_triton.screen differ"):
         get_screen("triton", as_on_a_gpu, Config(4), dtype)
+
+
+@kernel
+@pytest.mark.parametrize("case", CASES[1:])
+def test_the_kernel_is_far_below_the_limit_with_every_window_and_acceptance_width(case):
+    """On a GPU its cosine is 2^-20.5 off: what is near the limit here would be refused there."""
+    T, S, i0, windows = case
+    inputs = revealing_inputs(T, S, windows, Config(5), torch.device(DEVICE))
+    found, wanted = (with_gradients(screen, inputs, i0) for screen in (fused.screen, ms.screen))
+    assert difference(found, wanted) < (5e-5 if DEVICE == "cuda" else 1e-5)
 
 
 @kernel
