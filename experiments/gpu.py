@@ -5,7 +5,8 @@
 
 OUT/report.md grows while it is measured: the machine, the versions, the commit, every table beside
 its target, and what did not fit into the time. Each part runs in a process of its own, so that one
-that crashes or hangs does not take the others along.
+that crashes or hangs does not take the others along. OUT/errors.txt has the tracebacks, and all
+else that goes to stderr.
 
 check    the kernel against float64 at up to 2^17 positions, the same bits twice, compute-sanitizer
          where it is there, all tests of the kernel. If its numbers are wrong nothing is timed.
@@ -18,7 +19,9 @@ if not __package__:
     raise SystemExit("error: run python -m experiments.gpu in the folder above")
 
 import multiprocessing
+import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -71,9 +74,15 @@ def describe():
             ("SHA-256 of multiscreen.py and screening_triton.py", code[:16])]
 
 
-def run_part(part, path, seconds, pipe):
-    """One part, in a process of its own. pipe: where the names go of what is not done yet."""
-    report = Report(path, seconds)
+def run_part(part, path, end, pipe):
+    """One part, in a process of its own, until time.monotonic() is `end`.
+
+    pipe: where the names go of what is not done yet.
+    """
+    os.setpgrp()                                       # what it starts can be killed with it
+    with open(path.with_name("errors.txt"), "a") as file:
+        os.dup2(file.fileno(), 2)
+    report = Report(path, end - time.monotonic())
     try:
         part(report, pipe.send)
     except UsageError as e:
@@ -82,18 +91,23 @@ def run_part(part, path, seconds, pipe):
 
 
 def follow(process, pipe, seconds):
-    """(the last message of a process, or None; whether it had to be killed). Waits for its end."""
+    """(the last message of a process, or None; whether it still runs). Waits for its end."""
     last, end = None, time.monotonic() + seconds
     try:
         while pipe.poll(max(end - time.monotonic(), 0)):
             last = pipe.recv()
     except (EOFError, OSError):                        # it has ended: nobody else holds the pipe
         process.join(10)
-    killed = process.is_alive()
-    if killed:
+    return last, process.is_alive()
+
+
+def end_group(process):
+    """Kill a part, if it still runs, and what it has left running: it would be timed, too."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:                                    # nobody is left, or it has just begun
         process.kill()
-        process.join()
-    return last, killed
+    process.join()
 
 
 def run_parts(names, path, seconds):
@@ -105,10 +119,14 @@ def run_parts(names, path, seconds):
         part, share = PARTS[name]
         limit = left * share / sum(PARTS[other][1] for other in names[n:])
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=run_part, args=(part, path, 0.85 * limit, theirs))
+        process = context.Process(
+            target=run_part, args=(part, path, time.monotonic() + 0.85 * limit, theirs))
         process.start()
         theirs.close()
-        missing, killed = follow(process, ours, limit)
+        try:
+            missing, killed = follow(process, ours, limit)
+        finally:
+            end_group(process)
         missing = [name] if missing is None else missing
 
         # What this process could not say itself.

@@ -1,6 +1,7 @@
 """A report that grows while it is measured, and the steps that fill it until the time is over."""
 import math
 import time
+import traceback
 
 from support.cli import UsageError
 from support.files import replacing
@@ -80,8 +81,9 @@ def cell(x):
 
 
 def first_line(e):
-    """An exception in one line."""
-    return f"{type(e).__name__}: {(str(e).strip() or 'no message').splitlines()[0][:200]}"
+    """An exception in one line. A compiler's says at the top only that it comes from there."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()] or ["no message"]
+    return f"{type(e).__name__}: {' / '.join(lines[:3])[:300]}"
 
 
 def run_steps(steps, report, tell=lambda missing: None):
@@ -100,6 +102,7 @@ def run_steps(steps, report, tell=lambda missing: None):
         except UsageError:
             raise
         except Exception as e:
+            traceback.print_exc()
             report.note(f"{name} failed ({first_line(e)})")
         missing.remove(name)
     tell(missing)

@@ -22,10 +22,12 @@ if not __package__:
 
 import math
 import time
+import traceback
 
 import torch
 
 from experiments.gpu_peers import attentions
+from experiments.gpu_report import first_line
 from experiments.kernel_check import check_kernel, draw_inputs, randn, require_gpu
 from experiments.kernel_work import (
     HEAD,
@@ -64,7 +66,8 @@ def attempt(f, *args, say=lambda line: print(f"{'':9}{line}")):
     try:
         return f(*args)
     except Exception as e:                             # a compiler's errors have many types
-        say(f"not run: {(str(e) or type(e).__name__).splitlines()[0]}")
+        traceback.print_exc()
+        say(f"not run: {first_line(e)}")
         torch.cuda.empty_cache()
         return math.nan
 

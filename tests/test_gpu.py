@@ -7,6 +7,7 @@ from tests import DEVICE
 # isort: split
 import os
 import re
+import subprocess
 import sys
 import time
 
@@ -318,7 +319,7 @@ def test_steps_that_fail_or_do_not_fit_are_named(tmp_path):
     run_steps(steps, report)
     assert report.path.read_text() == (
         "## a part\n\nSquares:\n\n| x | x^2 |\n| --- | --- |\n| 1 | - |\n| 2 | 4 |\n\n"
-        "* short failed (ValueError: no luck)\n\n* Did not fit into the time: long.\n\n")
+        "* short failed (ValueError: no luck / at all)\n\n* Did not fit into the time: long.\n\n")
     with pytest.raises(ValueError, match="3 cells"):
         table.add(1, 2, 3)
     again = Report(report.path)
@@ -339,10 +340,17 @@ def crashes(report, tell):
     os._exit(9)
 
 
+def fails(report, tell):
+    report.section("fails")
+    sys.stderr = sys.__stderr__                        # pytest's own goes past file descriptor 2
+    run_steps([("f", 0, lambda report: 1 / 0)], report, tell)
+
+
 def hangs(report, tell):
     report.section("hangs")
     tell(["d"])
-    time.sleep(60)
+    later = "import pathlib, sys, time; time.sleep(3); pathlib.Path(sys.argv[1]).touch()"
+    subprocess.run([sys.executable, "-c", later, str(report.path.with_name("later"))])
 
 
 def wrong(report, tell):
@@ -352,18 +360,23 @@ def wrong(report, tell):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked here, to be quick")
 def test_a_part_that_crashes_or_hangs_leaves_the_others_their_time(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "PARTS", {"crashes": (crashes, 1), "hangs": (hangs, 1),
-                                       "good": (good, 9), "wrong": (wrong, 9), "last": (good, 9)})
+    parts = {"crashes": (crashes, 1), "hangs": (hangs, 1), "fails": (fails, 9), "good": (good, 9),
+             "wrong": (wrong, 9), "last": (good, 9)}
+    monkeypatch.setattr(gpu, "PARTS", parts)
     monkeypatch.setattr(gpu, "START", "fork")
     path = tmp_path / "report.md"
     with pytest.raises(UsageError, match="the kernel is wrong: see"):
-        gpu.run_parts([*gpu.PARTS], path, 30)
+        gpu.run_parts([*gpu.PARTS], path, 40)
     notes = re.findall(r"^(?:##|\*) (.*)$", path.read_text(), re.M)
     assert notes == [
         "crashes", "crashes ended with exit code 9.", "Did not fit into the time: b; c.",
-        "hangs", "hangs was stopped after 1 s.", "Did not fit into the time: d.", "good", "done",
+        "hangs", "hangs was stopped after 1 s.", "Did not fit into the time: d.",
+        "fails", "f failed (ZeroDivisionError: division by zero)", "good", "done",
         "Stopped: the kernel is wrong by more than 1", "Did not fit into the time: e.",
         "Not run, because of the kernel: last."]
+    assert "1 / 0" in (tmp_path / "errors.txt").read_text()
+    time.sleep(3)
+    assert not (tmp_path / "later").exists()           # what a part started has ended with it
 
 
 def test_the_command_writes_the_machine_and_the_parts_in_processes_of_their_own(
