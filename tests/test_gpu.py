@@ -106,11 +106,12 @@ def test_check_compares_runs_the_tests_and_the_sanitizer(small):
 
 @interpreted
 def test_check_stops_at_a_wrong_kernel_and_at_a_command_that_hangs(small, monkeypatch):
-    monkeypatch.setattr(gpu_check, "TESTS", [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(gpu_check, "TESTS", [sys.executable, "-c", "import time; "
+                                             "print('1 passed', flush=True); time.sleep(60)"])
     monkeypatch.setattr(gpu_check, "SANITIZER", ("no-such-program",))
-    small.deadline = time.monotonic() + 0.1
+    small.deadline = time.monotonic() + 2
     gpu_check.command_step("the tests", gpu_check.TESTS)(small)
-    assert "the tests: did not end in the time" in small.path.read_text()
+    assert "the tests: did not end in the time that was left: 1 passed" in small.path.read_text()
     small.deadline = INF
     right = kernel_check.screen
     monkeypatch.setattr(kernel_check, "screen", lambda q, k, v, w, r: right(q, k, v, 1.01 * w, r))
@@ -118,6 +119,16 @@ def test_check_stops_at_a_wrong_kernel_and_at_a_command_that_hangs(small, monkey
         gpu_check.check(small, lambda missing: None)
     assert "compute-sanitizer is not here" in small.path.read_text()
     assert len(read_tables(small)) == 1
+
+
+@interpreted
+def test_check_stops_at_a_kernel_that_does_not_compile(small, monkeypatch):
+    def screen(*inputs):
+        raise RuntimeError("backend='inductor' raised:\n\nptxas: no such register")
+
+    monkeypatch.setattr(kernel_check, "screen", screen)
+    with pytest.raises(UsageError, match="T = 20, .* raised: / ptxas: no such register"):
+        gpu_check.check(small, lambda missing: None)
 
 
 @interpreted
