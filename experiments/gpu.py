@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from hashlib import sha256
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def run_part(part, path, end, pipe):
     try:
         part(report, pipe.send)
     except UsageError as e:
+        traceback.print_exc()
         report.note(f"Stopped: {e}")
         sys.exit(WRONG)
 
