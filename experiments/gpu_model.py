@@ -2,6 +2,7 @@
 
 What is timed, and how, is that of experiments.latency.
 """
+import gc
 import statistics
 from types import SimpleNamespace
 
@@ -58,6 +59,7 @@ class Measure:
         """A step that makes two models, in place of the ones before."""
         def step(report):
             self.cells.clear()
+            gc.collect()                               # a compiled model refers to itself
             device = torch.device(kernel_check.DEVICE)
             args = SimpleNamespace(ckpt=None, psi=[psi], transformer=[size], compile=True,
                                    lengths=lengths)

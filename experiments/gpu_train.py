@@ -1,4 +1,5 @@
 """The part `train` of experiments.gpu: tokens per second, utilisation and memory of training."""
+import gc
 import statistics
 
 import torch
@@ -8,7 +9,7 @@ from experiments import kernel_benchmark as bench
 from experiments import kernel_check
 from experiments.gpu_report import run_steps
 from experiments.kernel_work import pairs_inside
-from experiments.timing import random_model
+from experiments.timing import name_of, random_model
 from experiments.training_step import get_step
 from multiscreen import window
 from support.checkpoint import has_windows
@@ -45,9 +46,12 @@ class Measure:
     def train(self, name, config, batch):
         """A step of the report: time steps of training of one model, 3 more that do not count."""
         def run(report):
-            cuda = kernel_check.DEVICE == "cuda"
+            cuda, label = kernel_check.DEVICE == "cuda", f"{name} {config or ''}".strip()
+            gc.collect()                               # a compiled model refers to itself
             model = random_model(name, config | {"vocab_size": VOCABULARY},
                                  torch.device(kernel_check.DEVICE))
+            if has_windows(model):
+                report.note(f"{label}: screening by {name_of(model.screen)}")
             compile_layers(model)
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
@@ -56,7 +60,6 @@ class Measure:
             memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
             rate = self.rates[name, batch] = batch * LENGTH / seconds
             use = operations(model, LENGTH) * rate / (1e3 * self.operations)
-            label = f"{name} {config or ''}".strip()
             self.table.add(label, count_parameters(model)[0], batch, 1e3 * seconds, rate, use,
                            memory)
 

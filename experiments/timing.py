@@ -34,8 +34,14 @@ def random_model(name, config, device):
     with device:
         model = build_model(name, config, dtype)
     if has_windows(model):
-        model.screen, *_ = get_screen("auto", device, model.config, dtype)
+        model.screen, line, as_expected = get_screen("auto", device, model.config, dtype)
+        if not as_expected:
+            print(line, flush=True)
     return model
+
+
+def name_of(screen):
+    return f"{screen.__module__}.{screen.__name__}"
 
 
 def get_multiscreens(args, device, vocab):
@@ -92,7 +98,7 @@ def get_cells(args, device):
                         cells.append(Cell(baseline, model, backend, T, baseline,
                                           key=untrained(baseline, vocab)))
         for label, model, T_train, key, weights in seeds or []:
-            screening = f"{model.screen.__module__}.{model.screen.__name__}"
+            screening = name_of(model.screen)
             if args.compile:
                 compile_layers(model)
             for setting in settings:
