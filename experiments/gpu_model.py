@@ -38,7 +38,7 @@ def model(report, tell):
                       measure.build(psi, size, lengths)))
         late = [T for T in lengths if largest and T > LONG]
         for T in lengths:
-            steps.append((f"psi = {psi}, T = {T:,}", 30 if T in late else 3,
+            steps.append((f"psi = {psi}, T = {T:,}", 30 if T > LONG else 8,
                           measure.time(psi, T, lambda name, T=T, late=late:
                                        T not in late or name not in BACKENDS or name in SOON)))
         steps += [(f"psi = {psi}, T = {T:,}: the other backends", 30,
