@@ -597,6 +597,18 @@ class Uncached(ms.Multiscreen):
         return tokens[:, -n:]
 
 
+@mutant("generate", "the caches are empty at each step")
+class FreshCaches(ms.Multiscreen):
+    def hidden(self, tokens, caches=None):
+        return super().hidden(tokens, caches and [ms.KeyCache() for _ in caches])
+
+
+@mutant("generate", "the layers share one cache")
+class OneCache(ms.Multiscreen):
+    def hidden(self, tokens, caches=None):
+        return super().hidden(tokens, caches and caches[:1] * len(caches))
+
+
 @mutant("model", "the model sees the future")
 class Unmasked(ms.Multiscreen):
     def forward(self, tokens, caches=None):

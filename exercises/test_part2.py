@@ -230,12 +230,25 @@ def test_cache():
           "the cache must return the keys from position `first` to the newest, oldest first")
 
 
+def greedy(model, tokens, n, caches=None):
+    """The n next tokens, each of the last one alone once there are caches. caches: of each step."""
+    for m in range(n):
+        x = tokens[:, -1:] if caches and m else tokens
+        z = model(x, caches and caches(m))
+        tokens = torch.cat((tokens, z[:, -1].argmax(-1, keepdim=True)), 1)
+    return tokens
+
+
 def test_generate():
     yours, theirs = a_model()
+    with torch.no_grad():
+        for layer in theirs.layers:
+            layer.s_O.add_(3)                          # or the last token alone says what follows
+    load_into(yours, theirs)
     t, lengths = some_tokens(2, 6), []
-    greedy = t
-    for _ in range(7):
-        greedy = torch.cat((greedy, theirs(greedy)[:, -1].argmax(-1, keepdim=True)), 1)
+    right, one = greedy(theirs, t, 7), ms.KeyCache()
+    fresh = greedy(theirs, t, 7, lambda m: [ms.KeyCache() for _ in theirs.layers])
+    shared = greedy(theirs, t, 7, lambda m: [one] * len(theirs.layers))
 
     def count(q, *inputs):
         lengths.append(q.shape[2])
@@ -243,9 +256,11 @@ def test_generate():
 
     yours.screen = count
     found = yours.generate(t, 7)
-    check(found.shape != greedy.shape, "generate returned the prompt too: return the n new tokens")
-    expect(found, greedy[:, 6:], "the 7 tokens after the prompt",
-           [(greedy[:, 5:12], "the last token of the prompt came first: return the new ones only")])
+    check(found.shape != right.shape, "generate returned the prompt too: return the n new tokens")
+    expect(found, right[:, 6:], "the 7 tokens after the prompt",
+           [(right[:, 5:12], "the last token of the prompt came first: return the new ones only"),
+            (fresh[:, 6:], "the caches are empty at each step: make them once, before the first"),
+            (shared[:, 6:], "the layers share one cache: each has keys of its own")])
     check(max(lengths[len(yours.layers) :]) == 1, "all tokens go through the layers again at each "
           "step: hand on only the new one, the caches know the others")
 
