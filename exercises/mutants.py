@@ -32,8 +32,10 @@ def correct(exercise):
 
 
 def place(exercise, f):
-    """The name in adapters.py that f stands in for: its exercise's, or that of the base class."""
-    return f.__bases__[0].__name__ if isinstance(f, type) else exercise
+    """The name in adapters.py that f stands in for: its exercise's, or that of multiscreen.py."""
+    if not isinstance(f, type):
+        return exercise
+    return next(c.__name__ for c in f.__mro__ if c.__module__ == "multiscreen")
 
 
 # ------------------------------------------------------------------------ windows and widths
@@ -478,6 +480,76 @@ class AlwaysFromZero(ms.GatedScreeningTiles):
 class Forgetful(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         return super().screening(x, screen)
+
+
+@mutant("cache", "i0 is not handed to screen")
+class WithoutI0(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        return super().screening(x, lambda *inputs: screen(*inputs[:5], 0), cache)
+
+
+@mutant("cache", "cache.end was read after append")
+class EndAfterAppend(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        def later(q, k, v, w, r, i0):
+            return screen(q, k, v, w, r, i0 + q.shape[2] if cache else i0)
+
+        return super().screening(x, later, cache)
+
+
+@mutant("cache", "i0 counts from the first key that append returns")
+class FirstForgotten(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        start = cache.end if cache else 0
+        return super().screening(x, lambda *inputs: screen(*inputs[:5], start), cache)
+
+
+class Appended(ms.KeyCache):
+    """A cache of tensors: what to keep is `reach` keys before the new ones."""
+
+    def append(self, k, v, w):
+        T = k.shape[2]
+        if self.k is not None:
+            k, v = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)
+        kept = k.shape[2] if w.max() == math.inf else min(T + self.reach(w, T), k.shape[2])
+        self.k, self.v = k[:, :, -kept:], v[:, :, -kept:]
+        self.end += T
+        self.first = self.end - kept
+        return self.k, self.v, self.first
+
+    def reach(self, w, T):
+        return math.ceil(w.max().item()) - 1
+
+
+@mutant("cache", "sees key 16 with w = 4.5")
+class ForTheLastQuery(Appended):
+    def reach(self, w, T):
+        return math.ceil(w.max().item()) - T
+
+
+@mutant("cache", "sees key 16 with w = 4.5")
+class OneTooFew(Appended):
+    def reach(self, w, T):
+        return math.floor(w.max().item()) - 1
+
+
+@mutant("cache", "append returned only the new keys")
+class Overwritten(Appended):
+    def reach(self, w, T):
+        return 0
+
+
+@mutant("cache", "append moves it on")
+class WithoutEnd(Appended):
+    def append(self, k, v, w):
+        out = super().append(k, v, w)
+        self.end = 0
+        return out
+
+
+@correct("cache")
+class NoMoreThanNeeded(Appended):
+    pass
 
 
 @correct("cache")

@@ -75,11 +75,12 @@ def test_gate():
             (torch.tanh(F.gelu(g)), "this is GELU: the paper has SiLU")])
 
 
-def parts_of(layer, x):
-    """q_bar, k_bar, v (not unit), the angle, w, r: what screening is made of."""
+def parts_of(layer, x, start=0):
+    """q_bar, k_bar, v (not unit), the angle, w, r: what screening of x, from `start` on, has."""
     q, k, v = (layer.project(x, W) for W in (layer.W_Q, layer.W_K, layer.W_V))
     w, r = ms.window(layer.s_w), ms.acceptance(layer.s_r)
-    return ms.unit(q), ms.unit(k), v, ms.mipe_angle(torch.arange(x.shape[1]), w, layer.w_th), w, r
+    angle = ms.mipe_angle(start + torch.arange(x.shape[1]), w, layer.w_th)
+    return ms.unit(q), ms.unit(k), v, angle, w, r
 
 
 def test_screening():
@@ -201,33 +202,75 @@ def test_loss():
             (nats.mean(), "targets of -100 count")])
 
 
-def test_cache():
-    yours, theirs = a_layer()
-    cache, x = mine.KeyCache(), draw(2, 12, 24)
-    whole = theirs(x, ms.screen)
-    pieces = torch.split(x, [5, 1, 1, 4, 1], 1)
-    alone = torch.cat([theirs(piece, ms.screen) for piece in pieces], 1)
-    found = torch.cat([yours(piece, ms.screen, cache) for piece in pieces], 1)
-    # The mistake of counting positions from 0 in each piece, while i0 is right.
-    wrong_cache, wrong = ms.KeyCache(), []
-    for piece in pieces:
-        q, k, v, angle, w, r = parts_of(theirs, piece)
-        start = wrong_cache.end
-        k, v, first = wrong_cache.append(ms.mipe(k, angle), ms.unit(v), w)
-        u = ms.tanh_norm(ms.screen(ms.mipe(q, angle), k, v, w, r, start - first))
-        W_O = theirs.s_O.exp()[:, None, None] * theirs.W_O
-        wrong.append(piece + torch.einsum("bhtv,hve->bte", u * theirs.gate(piece), W_O))
-    expect(found, whole, "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
-           [(alone, "the cache does not act: each piece sees itself only"),
-            (torch.cat(wrong, 1), "MiPE counts from 0 in each piece: positions go on at "
-             "cache.end")], tolerance=1e-4)
-    check(cache.end == 12, f"after 12 tokens cache.end is {cache.end}")
-    k, v, _ = correlated(0, 1, 2, 6, 6)
-    w, cache = torch.tensor([3.0, 5.0]).double(), mine.KeyCache()
-    cache.append(k[:, :, :4], v[:, :, :4], w)
-    k_all, v_all, first = cache.append(k[:, :, 4:], v[:, :, 4:], w)
-    check(k_all.shape[2] == v_all.shape[2] == 6 - first and torch.equal(k_all, k[:, :, first:]),
+class TightCache:
+    """Returns no key that every window has passed: `first` moves on."""
+
+    def __init__(self):
+        self.whole, self.end = ms.KeyCache(), 0
+
+    def append(self, k, v, w):
+        reach = math.ceil(min(w.max().item(), 2**30)) - 1
+        first = max(self.end - reach, 0)
+        k, v, _ = self.whole.append(k, v, w)
+        self.end = self.whole.end
+        return k[:, :, first:], v[:, :, first:], first
+
+
+def check_append():
+    """What append returns, and where the positions are."""
+    k, v, _ = correlated(0, 1, 2, 24, 24)
+    w, cache = torch.tensor([3.0, 4.5]).double(), mine.KeyCache()
+    kept, _, first = cache.append(k[:, :, :20], v[:, :, :20], w)
+    check(cache.end == 20, f"after 20 tokens cache.end is {cache.end}: append moves it on")
+    kept, values, first = cache.append(k[:, :, 20:], v[:, :, 20:], w)
+    check(cache.end == 24, f"after 20 and 4 tokens cache.end is {cache.end}: append adds the "
+          "number of new tokens")
+    check(kept.shape[2] > 4, "append returned only the new keys: return all that are kept")
+    check(kept.shape[2] == values.shape[2] == 24 - first, f"of positions 0 to 23 append returned "
+          f"{kept.shape[2]} keys, the first at {first}: it must be the oldest key's position")
+    check(torch.equal(kept, k[:, :, first:]) and torch.equal(values, v[:, :, first:]),
           "the cache must return the keys from position `first` to the newest, oldest first")
+    check(first <= 16, f"the first of the new tokens, at 20, sees key 16 with w = 4.5: the cache "
+          f"kept those from {first} on")
+
+
+@torch.no_grad()
+def test_cache():
+    check_append()
+    yours, theirs = a_layer()
+    x = draw(2, 12, 24)
+    pieces = torch.split(x, [5, 1, 1, 4, 1], 1)
+
+    def wrong(from_0=False, i0=lambda start, first, end: start - first):
+        """x^(1) with positions of MiPE from 0 in each piece, or with another i0."""
+        cache, out = TightCache(), []
+        W_O = theirs.s_O.exp()[:, None, None] * theirs.W_O
+        for piece in pieces:
+            start = cache.end
+            q, k, v, angle, w, r = parts_of(theirs, piece, 0 if from_0 else start)
+            k, v, first = cache.append(ms.mipe(k, angle), ms.unit(v), w)
+            h = ms.screen(ms.mipe(q, angle), k, v, w, r, i0(start, first, cache.end))
+            y = ms.tanh_norm(h) * theirs.gate(piece)
+            out.append(piece + torch.einsum("bhtv,hve->bte", y, W_O))
+        return torch.cat(out, 1)
+
+    for s_w, cache in ((theirs.s_w.tolist(), mine.KeyCache()), ([1.0, 0.0, 1.2], TightCache()),
+                       ([1.0, 0.0, 1.2], mine.KeyCache())):
+        theirs.s_w.copy_(torch.tensor(s_w))
+        load_into(yours, theirs)
+        found = torch.cat([yours(piece, ms.screen, cache) for piece in pieces], 1)
+        expect(found, theirs(x, ms.screen),
+               "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
+               [(torch.cat([theirs(piece, ms.screen) for piece in pieces], 1),
+                 "the cache does not act: each piece sees itself only"),
+                (wrong(from_0=True), "MiPE counts from 0 in each piece: positions go on at "
+                 "cache.end"),
+                (wrong(i0=lambda start, first, end: 0), "i0 is not handed to screen: the queries "
+                 "begin after the keys in the cache"),
+                (wrong(i0=lambda start, first, end: end - first), "cache.end was read after "
+                 "append: the queries begin where it was before"),
+                (wrong(i0=lambda start, first, end: start), "the cache dropped old keys: i0 counts "
+                 "from the first key that append returns")], tolerance=1e-4)
 
 
 def greedy(model, tokens, n, caches=None):
