@@ -381,6 +381,13 @@ class Untransposed(ms.GatedScreeningTiles):
         return torch.einsum("bte,ehd->bthd", x, W)
 
 
+@mutant("project", "tiles and dimensions are mixed up")
+class Interleaved(ms.GatedScreeningTiles):
+    def project(self, x, W):
+        _, H, D = W.shape
+        return (x @ W.flatten(1)).unflatten(-1, (D, H)).permute(0, 3, 1, 2)
+
+
 @correct("project")
 class ProjectedByEinsum(ms.GatedScreeningTiles):
     def project(self, x, W):
@@ -405,6 +412,18 @@ class GateOfGLU(ms.GatedScreeningTiles):
         return torch.sigmoid(self.project(x, self.W_G))
 
 
+@mutant("gate", "here W_G")
+class GateOfTheValues(ms.GatedScreeningTiles):
+    def gate(self, x):
+        return torch.tanh(F.silu(self.project(x, self.W_V)))
+
+
+@mutant("gate", "g must not be of unit length")
+class UnitGate(ms.GatedScreeningTiles):
+    def gate(self, x):
+        return torch.tanh(F.silu(ms.unit(self.project(x, self.W_G))))
+
+
 @correct("gate")
 class GateByHand(ms.GatedScreeningTiles):
     def gate(self, x):
@@ -425,6 +444,37 @@ class LongValues(ms.GatedScreeningTiles):
             return screen(q, k, self.project(x, self.W_V), w, r, i0)
 
         return super().screening(x, longer, cache)
+
+
+@mutant("screening", "the keys are not of unit length")
+class LongKeys(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        def longer(q, k, v, w, r, i0):
+            k = self.encode(self.project(x, self.W_K), torch.arange(x.shape[1]), w)
+            return screen(q, k, v, w, r, i0)
+
+        return super().screening(x, longer, cache)
+
+
+@mutant("screening", "w_th is self.w_th")
+class ThresholdOf256(ms.GatedScreeningTiles):
+    def encode(self, x_bar, i, w):
+        return ms.mipe(x_bar, ms.mipe_angle(i, w, 256.0))
+
+
+@mutant("screening", "TanhNorm scales the whole vector")
+class TanhOfEach(ms.GatedScreeningTiles):
+    def bound(self, h):
+        return torch.tanh(h)
+
+
+@mutant("screening", "w and r were swapped")
+class WidthForWindow(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        def swapped(q, k, v, w, r, i0):
+            return screen(q, k, v, r, w, i0)
+
+        return super().screening(x, swapped, cache)
 
 
 @mutant("screening", "MiPE is missing")
@@ -612,6 +662,30 @@ def a_loud_head(model, c):
     model.s_F.fill_(math.sqrt(c.d_E))
 
 
+@restarted("divided by the dimension: by its root")
+def no_root(model, c):
+    for layer in model.layers:
+        layer.W_Q.div_(math.sqrt(c.d_K))
+
+
+@restarted("W_V has no initial values")
+def values_forgotten(model, c):
+    for layer in model.layers:
+        layer.W_V.zero_()
+
+
+@restarted("w_th is config.w_th")
+def always_256(model, c):
+    for layer in model.layers:
+        layer.s_w.copy_(torch.linspace(0, math.log(256), c.N_H))
+
+
+@restarted("N_H values are N_H - 1 steps")
+def a_step_too_many(model, c):
+    for layer in model.layers:
+        layer.s_w.copy_(torch.arange(c.N_H) / c.N_H * math.log(c.w_th))
+
+
 @mutant("embed", "the embedding is not of unit length")
 class LongEmbedding(ms.Multiscreen):
     def embed(self, tokens):
@@ -636,6 +710,18 @@ class NormBeforeTheHead(ms.Multiscreen):
         return super().logits(ms.unit(x))
 
 
+@mutant("logits", "the scale is e^s_F, not s_F")
+class LinearScaleOfTheHead(ms.Multiscreen):
+    def logits(self, x):
+        return self.s_F * x @ ms.unit(self.W_E).T
+
+
+@mutant("logits", "these are probabilities")
+class Probabilities(ms.Multiscreen):
+    def logits(self, x):
+        return super().logits(x).softmax(-1)
+
+
 @mutant("loss", "the targets are shifted twice")
 class ShiftedTwice(ms.Multiscreen):
     def loss(self, tokens, targets):
@@ -647,6 +733,19 @@ class LossOverAll(ms.Multiscreen):
     def loss(self, tokens, targets):
         z = self(tokens).transpose(1, 2)
         return F.cross_entropy(z, targets, reduction="none").mean()
+
+
+@mutant("loss", "softmax was taken twice")
+class SoftmaxTwice(ms.Multiscreen):
+    def loss(self, tokens, targets):
+        return F.cross_entropy(self(tokens).softmax(-1).flatten(0, 1), targets.flatten())
+
+
+@mutant("loss", "the mean of each sequence's mean")
+class MeanOfMeans(ms.Multiscreen):
+    def loss(self, tokens, targets):
+        rows = zip(self(tokens), targets)
+        return torch.stack([F.cross_entropy(z, t) for z, t in rows]).mean()
 
 
 @correct("loss")

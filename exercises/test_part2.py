@@ -9,7 +9,7 @@ from exercises.adapters import mine
 from exercises.checks import check, correlated, enliven, expect, random
 from exercises.trained import blank, fit, load_into, trained_model
 
-SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24}
+SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
 
 
 def a_layer():
@@ -58,7 +58,9 @@ def test_project():
            [([[[[1.2], [20], [0.3]], [[15], [1], [10]]]], "tiles and positions are mixed up: the "
              "product is (B, T, H, D). Transpose it, a reshape only renames the axes")])
     x, W = draw(2, 5, 24), draw(24, 3, 7)
-    expect(yours.project(x, W), torch.einsum("bte,ehd->bhtd", x, W), "x W")
+    expect(yours.project(x, W), torch.einsum("bte,ehd->bhtd", x, W), "x W",
+           [((x @ W.flatten(1)).unflatten(-1, (7, 3)).permute(0, 3, 1, 2), "tiles and dimensions "
+             "are mixed up: unflatten(-1, (H, D)), in the order of W's axes")])
 
 
 def test_gate():
@@ -72,7 +74,11 @@ def test_gate():
             (torch.sigmoid(g), "this is a sigmoid: the gate is tanh(SiLU(g))"),
             (torch.tanh(torch.sigmoid(g)), "SiLU(g) is g times sigmoid(g), not sigmoid(g)"),
             (theirs.gate(F.normalize(x, dim=-1)), "x must not be normalised before the projection"),
-            (torch.tanh(F.gelu(g)), "this is GELU: the paper has SiLU")])
+            (torch.tanh(F.gelu(g)), "this is GELU: the paper has SiLU"),
+            (torch.tanh(F.relu(g)), "this is ReLU: the paper has SiLU"),
+            (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: here W_G"),
+            (torch.tanh(F.silu(ms.unit(g))), "g must not be of unit length: Eq. 5 is for q, k and "
+             "v")])
 
 
 def parts_of(layer, x, start=0):
@@ -89,11 +95,25 @@ def test_screening():
     q, k, v, angle, w, r = parts_of(theirs, x)
     q_tilde, k_tilde, v_bar = ms.mipe(q, angle), ms.mipe(k, angle), ms.unit(v)
     h = ms.screen(q_tilde, k_tilde, v_bar, w, r)
+    q_long, k_long = theirs.project(x, theirs.W_Q), theirs.project(x, theirs.W_K)
+    of_256 = ms.mipe_angle(torch.arange(9), w, 256.0)
     found = yours.screening(x, ms.screen)
     expect(found, ms.tanh_norm(h), "u",
            [(h, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
             (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v, w, r)),
              "the values are not of unit length: Eq. 5 is for q, k and v"),
+            (ms.tanh_norm(ms.screen(ms.mipe(q_long, angle), k_tilde, v_bar, w, r)),
+             "the queries are not of unit length: Eq. 5 is for q, k and v"),
+            (ms.tanh_norm(ms.screen(q_tilde, ms.mipe(k_long, angle), v_bar, w, r)),
+             "the keys are not of unit length: Eq. 5 is for q, k and v"),
+            (ms.tanh_norm(ms.screen(ms.mipe(q, of_256), ms.mipe(k, of_256), v_bar, w, r)),
+             "w_th is self.w_th, here 100, not 256"),
+            (torch.tanh(h), "tanh of each number changes the direction: TanhNorm scales the "
+             "whole vector"),
+            (ms.unit(h), "u has length 1 whatever h is: TanhNorm's length is tanh |h|"),
+            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, w, theirs.s_r)),
+             "s_r is not yet r: `acceptance` comes between"),
+            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, r, w)), "w and r were swapped"),
             (ms.tanh_norm(ms.screen(q, k, v_bar, w, r)),
              "queries and keys have no positions: MiPE is missing"),
             (ms.tanh_norm(ms.screen(q_tilde, k, v_bar, w, r)),
@@ -122,7 +142,7 @@ def test_forward():
 
 
 def test_initialize():
-    sizes = {"vocab_size": 400, "N_L": 3, "N_H": 5, "d_E": 100}
+    sizes = {"vocab_size": 1000, "N_L": 3, "N_H": 5, "d_E": 100, "w_th": 100.0}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = mine.Multiscreen(ms.Config(**sizes))
@@ -136,17 +156,25 @@ def test_initialize():
     rows = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
     for name, right in rows.items():
         causes = [(math.sqrt(right), "N(0, x) in the table is the deviation x, not the variance"),
-                  (0.1 / 10, dimension), (0.1 / 8, dimension), (0.1 / 20, dimension),
                   (10 * right, "the scale 0.1 is missing")]
+        causes += [(0.1 / n**0.5, dimension) for n in (16, 64, 100, 1000)]
+        causes += [(0.1 / n, "divided by the dimension: by its root") for n in (16, 64, 100, 1000)]
         if name == "W_G":
             causes = [(0.1 / 8, "W_G has the fixed scale 0.1, whatever its dimensions"), *causes]
+        check(1e-4 < std(name) < 10, f"{name} has no initial values: torch.empty "
+              "leaves what was in memory")
         expect(std(name), right, f"the standard deviation of {name}", causes,
                tolerance=0.05 * right)
     for layer in model.layers:
-        expect(layer.s_w, [math.log(256) * n / 4 for n in range(5)], "s_w of a layer",
+        s_w = torch.linspace(0, math.log(100), 5)
+        expect(layer.s_w, s_w, "s_w of a layer",
                [(torch.zeros(5), "s_w is spread over the tiles of a layer, not 0 for all"),
-                (torch.linspace(0, 256, 5), "s_w goes up to log w_th, not w_th"),
-                (torch.linspace(1, 256, 5).log(), "s_w itself is evenly spaced, not the window")])
+                (torch.linspace(0, 100, 5), "s_w goes up to log w_th, not w_th"),
+                (torch.linspace(0, math.log(256), 5), "w_th is config.w_th, here 100, not 256"),
+                (torch.linspace(0, math.log(99), 5), "s_w goes up to log w_th: w is 1 more then"),
+                (0.8 * s_w, "the last tile has s_w = log w_th: N_H values are N_H - 1 steps"),
+                (s_w.flip(0), "the first tile has the narrowest window"),
+                (torch.linspace(1, 100, 5).log(), "s_w itself is evenly spaced, not the window")])
         expect(layer.s_r, torch.zeros(5), "s_r", [(0.5 * torch.ones(5), "r is 1/2: s_r is 0")])
         expect(layer.s_O, -math.log(15) / 2 * torch.ones(5), "s_O",
                [(-math.log(15) * torch.ones(5), "the root is missing: log(1 / sqrt(N_H N_L))"),
@@ -177,6 +205,11 @@ def test_logits():
     expect(yours.logits(x), theirs.logits(x), "the logits",
            [(theirs.s_F.exp() * x @ theirs.W_E.T, "the rows of W_E are not of unit length here"),
             (x @ E_bar.T, "the scale e^s_F is missing"),
+            (theirs.s_F * x @ E_bar.T, "the scale is e^s_F, not s_F"),
+            (theirs.logits(x).softmax(-1), "these are probabilities: the softmax belongs to the "
+             "loss"),
+            (theirs.logits(x).log_softmax(-1), "these are log-probabilities: the softmax belongs "
+             "to the loss"),
             (theirs.s_E.exp() * x @ E_bar.T, "s_E is for the embedding: here s_F"),
             (theirs.logits(F.normalize(x, dim=-1)), "x must not be normalised: no norm before the "
              "head")], tolerance=1e-4)
@@ -193,12 +226,16 @@ def test_loss():
              "the targets are shifted twice: they are the next tokens already"),
             (F.cross_entropy(z.transpose(1, 2), inputs), "the inputs were taken for the targets"),
             (nats.mean() / math.log(2), "these are bits: divide by nothing, nats are asked for"),
+            (F.cross_entropy(z.softmax(-1).transpose(1, 2), targets), "softmax was taken twice: "
+             "cross_entropy begins with one"),
             (nats.sum(), "the sum over all tokens: the mean is asked for"),
             (nats.sum(1).mean(), "the mean over sequences only: it is over tokens")])
     targets[0, 3:] = -100
     seen = targets != -100
     expect(yours.loss(inputs, targets), nats[seen].mean(), "the loss with targets of -100",
-           [((nats * seen).mean(), "targets of -100 count in the denominator"),
+           [((nats * seen).sum(1).div(seen.sum(1)).mean(), "the mean of each sequence's mean: it "
+             "is over all tokens that count"),
+            ((nats * seen).mean(), "targets of -100 count in the denominator"),
             (nats.mean(), "targets of -100 count")])
 
 
