@@ -819,9 +819,31 @@ def pairs_squared(q, k, w, r, i, j):
     return z.square(), c, d
 
 
+@mutant("pairs", "not multiplied by it")
+def pairs_multiplied(q, k, w, r, i, j):
+    _, c, d = solved.pairs(q, k, w, r, i, j)
+    return (1 - (1 - q @ k.T) * r).relu(), c, d
+
+
+@mutant("pairs", "a query sees its own key")
+def pairs_of_the_strict_past(q, k, w, r, i, j):
+    z, c, d = solved.pairs(q, k, w, r, i, j)
+    return z, c * (d > 0), d
+
+
 @mutant("dv_block", "the square is missing")
 def dv_without_square(z, c, dh):
     return (z * c).T @ dh
+
+
+@mutant("dv_block", "c is squared too")
+def dv_with_one_c(z, c, dh):
+    return (z.square() * c).T @ dh
+
+
+@mutant("dz_block", "this is dL/dc")
+def dz_for_c(z, c, v, dh):
+    return 2 * z.square() * c * (dh @ v.T)
 
 
 @mutant("dz_block", "one factor c is missing")
@@ -849,6 +871,16 @@ def dk_not_transposed(dz, q, r):
     return dz @ q / r
 
 
+@mutant("dk_block", "the sign")
+def dk_with_the_other_sign(dz, q, r):
+    return -dz.T @ q / r
+
+
+@mutant("dr_block", "the mean over the pairs")
+def dr_as_a_mean(dz, z, r):
+    return (dz * (1 - z)).mean() / r
+
+
 @mutant("dr_block", "1 - z has one r in it already")
 def dr_divided_twice(dz, z, r):
     return (dz * (1 - z)).sum() / r**2
@@ -867,6 +899,11 @@ def dw_with_the_other_sign(z, c, d, v, dh, w):
 @mutant("dw_block", "a 1/w is missing")
 def dw_for_theta(z, c, d, v, dh, w):
     return solved.dw_block(z, c, d, v, dh, w) * w
+
+
+@mutant("dw_block", "one factor c is too many")
+def dw_with_c_twice(z, c, d, v, dh, w):
+    return solved.dw_block(z * c.sqrt(), c, d, v, dh, w)
 
 
 @mutant("dw_block", "for w = inf")
@@ -895,6 +932,35 @@ def gradients_without_i0(q, k, v, w, r, dh, i0=0, size=16):
 def gradients_of_all_blocks(q, k, v, w, r, dh, i0=0, size=16):
     return tuple(a + b for a, b in zip(solved.gradients(q, k, v, w, r, dh, i0),
                  solved.gradients(q, k, v, w * math.inf, r, 0 * dh, i0)))
+
+
+@mutant("gradients", "add up with +=")
+def gradients_with_the_last_dw(q, k, v, w, r, dh, i0=0, size=16):
+    dq, dk, dv, _, dr = solved.gradients(q, k, v, w, r, dh, i0)
+    t = (len(q) - 1) // size * size
+    dw = solved.gradients(q[t:], k, v, w, r, dh[t:], i0 + t)[3]
+    return dq, dk, dv, dw, dr
+
+
+@mutant("gradients", "a block is left out")
+def gradients_of_whole_blocks(q, k, v, w, r, dh, i0=0, size=16):
+    T = len(q) // size * size
+    dq, *others = solved.gradients(q[:T], k, v, w, r, dh[:T], i0)
+    return torch.cat((dq, torch.zeros_like(q[T:]))), *others
+
+
+@mutant("gradients", "they come in the order")
+def gradients_in_another_order(*inputs):
+    dq, dk, dv, dw, dr = solved.gradients(*inputs)
+    return dq, dk, dv, dr, dw
+
+
+@mutant("gradients", "blocks of later keys are visited")
+def gradients_of_the_future_too(q, k, v, w, r, dh, i0=0, size=16):
+    for i in range(0, len(q) - size, size):
+        here, later = slice(i, i + size), slice(i + size, None)
+        solved.gradients(q[here], k[later], v[later], w * math.inf, r, dh[here], len(k))
+    return solved.gradients(q, k, v, w, r, dh, i0)
 
 
 @correct("gradients")
