@@ -18,8 +18,8 @@ INF = math.inf
 
 
 def inputs(T, S, w, r=0.3):
-    """q (T, 16), k (S, 16), v (S, 16), w, r in float32, one tile."""
-    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, V=16, dtype=torch.float32))
+    """q (T, 16), k (S, 16), v (S, 32), w, r in float32, one tile."""
+    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, V=32, dtype=torch.float32))
     return q, k, v, torch.tensor([w]), torch.tensor([r])
 
 
@@ -69,15 +69,19 @@ def test_relevance_kernel():
 
 def test_bounds_kernel():
     cases = [(64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.0), (64, 64, 0, 17.5),
-             (50, 70, 20, 20.0), (40, 20, 0, 9.0), (16, 100, 84, 16.0), (16, 100, 84, 300.0)]
+             (33, 33, 0, 9.0), (50, 70, 20, 20.0), (40, 70, 1, 9.0), (40, 20, 0, INF),
+             (40, 20, 0, 9.0), (16, 100, 84, 16.0), (16, 100, 84, 300.0)]
     for T, S, i0, w in cases:
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0)
+        check((found != -(10**6)).all(), "a row of OUT is not filled: lo of block n is at "
+              "OUT + 2 n, hi behind it")
         for n, (lo, hi) in enumerate(found.tolist()):
             queries = range(i0 + 16 * n, i0 + min(16 * (n + 1), T))
             seen = [j for j in range(S) if any(0 <= i - j < w for i in queries)]
-            where = (f"block {n} of {T} queries and {S} keys, i0 = {i0}, w = {w}, sees the keys "
-                     + (f"{seen[0]} to {seen[-1]}" if seen else "of no block")
+            where = (f"block {n} of {T} queries and {S} keys, i0 = {i0}, w = {w}, sees "
+                     + (f"the keys {seen[0]} to {seen[-1]}" if seen else "no key")
                      + f", lo = {lo}, hi = {hi}")
+            check(lo <= hi or not seen, f"lo comes after hi: were they swapped? {where}")
             check(lo >= 0 and lo % 16 == 0, f"lo must be a multiple of BJ, not negative: {where}")
             blocks = set(range(lo // 16, -(-hi // 16)))
             needed = {j // 16 for j in seen}
@@ -85,57 +89,104 @@ def test_bounds_kernel():
                 cause = "a block at the window's edge is missing"
                 if w == INF and seen[-1] // 16 in blocks:
                     cause = "w = inf became a small integer: cut it to 2^30 before"
+                elif i0 == 0 and hi <= seen[-1]:
+                    cause = "hi is one more than the position of the last query"
                 elif i0 and seen[-1] // 16 not in blocks:
                     cause = "i0 does not act: query t is at position i0 + t"
                 check(False, f"{cause}: {where}")
+            check(seen or not blocks, f"nothing is seen, so lo = hi: {where}")
             first = needed and min(blocks) == min(needed)
             check(blocks == needed, ("blocks of the future, or past the last key, are visited: "
                                      if first else "blocks outside the window are visited: ")
                   + where)
 
 
+def pairs(q, k, w, r, i0):
+    """z, m before its window, whether a key is in the window, is past, in a block to be visited,
+    and in the last of them."""
+    T, S = len(q), len(k)
+    t, j = torch.arange(T)[:, None], torch.arange(S)
+    d = i0 + t - j
+    first = i0 + t // 16 * 16
+    last = i0 + (t // 16 * 16 + 15).clamp(max=T - 1)
+    reach = w.ceil().clamp(max=2**30) - 1
+    visited = (j // 16 <= last // 16) & (j // 16 >= (first - reach) // 16)
+    z, m = (1 - (1 - q @ k.T) / r).relu(), torch.cos(math.pi / 2 * (d / w)) ** 2
+    return z, m, d.abs() < w, d >= 0, visited, (j // 16 == last // 16)
+
+
 def test_forward_kernel():
-    screen = earlier("screen")
+    screen, relevance = earlier("screen"), earlier("relevance")
     for T, S, i0, w in ((16, 16, 0, INF), (50, 50, 0, 17.0), (21, 60, 39, 24.5), (40, 20, 0, 9.0)):
         q, k, v, w, r = inputs(T, S, w)
         h = launch.forward(mine.forward_kernel, q, k, v, w, r, i0)
         check_rows(h, "h")
+        right = screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
+        at_0 = relevance(q[None, None], k[None, None], w, r, 0)[0, 0]
+        z, m, near, past, visited, own = pairs(q, k, w, r, i0)
+        alpha_d = z * z * m * near * past
+        expect(h, right, f"h of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
+               [(at_0 @ v, "i0 does not act: query t is at position i0 + t"),
+                (at_0 * visited @ v, "i0 does not act in d: query t is at position i0 + t"),
+                (alpha_d * own @ v, "only the last block counts: add up, h += .."),
+                (z * z * m * near * visited @ v, "a later key must get 0: the future is seen"),
+                (z * z * visited @ v, "Softmask is missing: alpha_d = z^2 m"),
+                (z * z * past * visited @ v, "the window does not act: m of Softmask"),
+                (z * z * m * past * visited @ v, "beyond the window m is 0: the cosine comes back"),
+                (z * m * near * past @ v, "the square of Trim is missing"),
+                (alpha_d @ v.as_strided((S, 32), (16, 1)), "a row of V_ and of OUT has V numbers, "
+                 "not K"),
+                (alpha_d[:, :T] @ v[:T], "keys from T on are left out: there are S of them"),
+                (alpha_d / alpha_d.sum(1, keepdim=True) @ v, "relevances must not compete: nothing "
+                 "is divided by their sum")], tolerance=1e-4)
 
-        def right(i0=i0, q=q, k=k, v=v, w=w, r=r):
-            return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
+    def forward(q, k, v, w, r, i0):
+        return launch.forward(mine.forward_kernel, q, k, v, w, r, i0)
 
-        last = i0 + torch.arange(T) // 16 * 16
-        own = (torch.arange(S) // 16 * 16) == last[:, None]
-        relevance = earlier("relevance")(q[None, None], k[None, None], w, r, i0)[0, 0]
-        expect(h, right(), f"h of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
-               [(right(i0=0), "i0 does not act: query t is at position i0 + t"),
-                ((relevance * own) @ v, "only the last block counts: add up, h += ..")],
-               tolerance=1e-4)
-    check_visits(mine.forward_kernel)
+    check_visits(forward)
 
 
-def check_visits(kernel):
-    """Keys that no query sees are poisoned: a loop over all blocks meets NaN."""
-    q, k, v, w, r = inputs(64, 64, 9.0)
-    k[:32], v[:32] = torch.nan, torch.nan
-    h = launch.forward(kernel, q, k, v, w, r)[48:]
-    check(not h.isnan().any(), "blocks outside the window are visited: NaN in keys that queries 48 "
-          "to 63 do not see, w = 9, reached them")
+def check_visits(f):
+    """Keys that no query sees are poisoned: a loop over their blocks meets NaN."""
+    for part, what in ((slice(32), "blocks outside the window are visited: NaN in keys 0 to 31,"),
+                       (slice(64, None), "blocks of later keys are visited: NaN in keys from 64,")):
+        q, k, v, w, r = inputs(16, 96, 9.0)
+        k[part], v[part] = torch.nan, torch.nan
+        check(not f(q, k, v, w, r, 40).isnan().any(), f"{what} which the queries 40 "
+              "to 55 with w = 9 do not see, reached them")
 
 
 def test_dq_kernel():
     screen = earlier("screen")
-    for T, S, i0, w in ((16, 16, 0, INF), (50, 50, 0, 17.0), (21, 60, 39, 24.5)):
+
+    def dq(q, k, v, w, r, i0):
+        dh = torch.randn(len(q), 32, generator=random(1))
+        return launch.dq(mine.dq_kernel, q, k, v, w, r, dh, i0)
+
+    for T, S, i0, w in ((16, 16, 0, INF), (50, 50, 0, 17.0), (21, 60, 39, 24.5), (40, 20, 0, 9.0)):
         q, k, v, w, r = inputs(T, S, w)
-        dh = torch.randn(T, 16, generator=random(1))
-        found = launch.dq(mine.dq_kernel, q, k, v, w, r, dh, i0)
+        dh = torch.randn(T, 32, generator=random(1))
+        found = dq(q, k, v, w, r, i0)
         check_rows(found, "dq")
 
         def h(q, k=k, v=v, w=w, r=r, i0=i0):
             return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
 
         right, = gradient(h, q, dh=dh)
+        z, m, near, past, visited, own = pairs(q, k, w, r, i0)
+        m, (_, m_0, near_0, past_0, *_) = m * near, pairs(q, k, w, r, 0)
+        slope = 2 * z * (dh @ v.T) * visited / r
         expect(found, right, f"dq of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
                [(right / 2, "the 2 of the square's derivative is missing"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
-                (right * r * r, "divide by r, dz/ds = 1/r; this multiplies")], tolerance=1e-4)
+                (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
+                (-right, "the sign: z grows with s"),
+                (slope * m * past * own @ k, "only the last block counts: add up, dq += .."),
+                (slope * m_0 * near_0 * past_0 @ k, "i0 does not act in d: query t is at i0 + t"),
+                (slope * z * m * past @ k, "one factor z is too many: (z^2)' = 2 z"),
+                (slope @ k, "Softmask is missing: dz = 2 z m (dh . v)"),
+                (slope * m * m * past @ k, "m is c^2 already: dz = 2 z m (dh . v)"),
+                (slope * m.sqrt() * past @ k, "one factor c is missing: dz = 2 z c^2 (dh . v)"),
+                (slope * m @ k, "a later key must get 0: this kernel sees the future")],
+               tolerance=1e-4)
+    check_visits(dq)
