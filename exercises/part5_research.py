@@ -6,8 +6,9 @@
     python -m exercises.part5_research nope --data abcdigits
 
 Both models begin with the same weights and see the same sequences: what differs is the change. One
-run is an anecdote, so take three seeds before you believe a difference. exercises/README.md says
-for each variant what to look for. There is no single right answer.
+run is an anecdote, so take three seeds before you believe a difference: each takes one to three
+minutes of one core. exercises/README.md says for each variant what to look for. Compare columns,
+not the two validation losses: their texts differ. There is no single right answer.
 """
 import statistics
 import time
@@ -121,6 +122,14 @@ def mean_of_last(rows, column, n=20):
     return statistics.mean(row[column] for row in rows[-n:])
 
 
+def windows(model):
+    return torch.cat([ms.window(tile.s_w.detach()) for tile in model.layers])
+
+
+def least_to_largest(w):
+    return f"{w.min():.1f}, {w.median():.1f}, {w.max():.0f}"
+
+
 @torch.no_grad()
 def describe(model, rows, val, long):
     """What the table shows of a model."""
@@ -128,7 +137,7 @@ def describe(model, rows, val, long):
         x = torch.from_numpy(np.stack([data[i] for i in data.spread(n)]))
         return model.loss(x[:, :-1], x[:, 1:]).item()
 
-    w = torch.cat([ms.window(tile.s_w) for tile in model.layers])
+    w = windows(model)
     x = torch.from_numpy(val[0])[None, :-1]
     alive = torch.cat([alpha_d.flatten(2).gt(0).sum(-1).flatten()
                        for alpha_d in model.relevance_maps(x)]).sum()
@@ -136,15 +145,16 @@ def describe(model, rows, val, long):
     near = torch.arange(T)[:, None] - torch.arange(T)
     inside = sum(((near >= 0) & (near < w_n)).sum() for w_n in w)
     return [f"{mean_of_last(rows, 0):.4f}", f"{loss(val, 32):.4f}", f"{loss(long, 4):.4f}",
-            f"{mean_of_last(rows, 1):.3f}", f"{w.min():.1f}, {w.median():.1f}, {w.max():.0f}",
+            f"{mean_of_last(rows, 1):.3f}", least_to_largest(w),
             f"{100 * alive / inside:.1f} %" if model.screen is ms.screen else "-",
+            f"{sum(p.numel() for p in model.parameters()):,}",
             f"{statistics.median(row[2] for row in rows):.0f}"]
 
 
 LINES = ["training loss, last 20 steps", "validation loss, 128 tokens",
          "validation loss, 1,024 tokens", "gradient norm, last 20 steps",
          "windows: least, median, largest", "pairs in the windows that pass Trim",
-         "milliseconds a step"]
+         "parameters", "milliseconds a step"]
 
 
 def main(argv=None):
@@ -170,10 +180,11 @@ def main(argv=None):
 
     columns = []
     models = {name: build(name, args.seed) for name in ("base", args.variant)}
+    before = least_to_largest(windows(models["base"]))
     for name, model in models.items():
         rows = train(name, model, data, args)
         columns.append([name, *describe(model, rows, val, long)])
-    print(f"\n{args.steps} steps of 8 x 128 tokens, seed {args.seed}")
+    print(f"\n{args.steps} steps of 8 x 128 tokens, seed {args.seed}; windows before: {before}")
     for line, *cells in zip(["", *LINES], *columns):
         print(f"{line:36s}" + "".join(f"{cell:>18s}" for cell in cells))
 
