@@ -83,8 +83,9 @@ def build(variant, seed):
     """A model; `base` is the paper's. All have the same initial weights for one seed."""
     torch.manual_seed(seed)
     if variant == "untied":
-        return Untied(ms.Config(**SIZES))
-    model = build_model(ABLATIONS.get(variant, "multiscreen"), SIZES)
+        model = Untied(ms.Config(**SIZES))
+    else:
+        model = build_model(ABLATIONS.get(variant, "multiscreen"), SIZES)
     model.screen = SCREENS.get(variant, ms.screen)
     try:
         model(torch.zeros(1, 2, dtype=torch.int64))    # what cannot run shows before training
