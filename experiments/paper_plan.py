@@ -128,7 +128,6 @@ FACTORS = "--rope-scale 1 2 4 8 16 32 64"
 BOOKS = "experiments.long_context --data pg19 --documents 5747 --length 131072 --window 0.1"
 SIZES = [f"multiscreen_psi{n}" for n in (8, 16, 32, 48)]
 TRANSFORMERS = [f"transformer_{size}" for size in ("8M", "45M", "353M", "1.3B")]
-VARIANTS = ["multiscreen", *(f"multiscreen_{name}" for name in ABLATIONS)]
 PAPER = Scale(
     scripts={
         "scaling": "--psi 8 16 32 48 64 --transformers transformer:8M transformer:45M "
