@@ -123,7 +123,9 @@ def main():
             print(f"not drawn: {name}: {e}", flush=True)
     commands = {}
     for name in FIGURES:
-        words = [step.command for step in steps[name]]
+        missing = {step.command for step in steps[name] if step.missing(results)}
+        words = [f"{step.command}{'      # not finished' * (step.command in missing)}"
+                 for step in steps[name]]
         words += [f"-m {' '.join(map(str, command))}"
                   for command in drawing(name, scale, found, out, results)]
         commands[name] = [f"python {line}" for line in dict.fromkeys(words)]

@@ -64,12 +64,13 @@ def perplexity(out):
         ablated = any(name in row["model"] for name in ABLATIONS.values())
         if not ablated and float(row["x_training"]) >= 1:
             ends.setdefault((row["model"], row["curve"]), []).append(row)
-    found = [f"{model}{'' if curve == 'as trained' else ' ' + curve}: "
-             f"×{float(rows[-1]['perplexity']) / float(rows[0]['perplexity']):.2f}"
+    found = [f"{model}{'' if curve == 'as trained' else ' ' + curve} "
+             f"{float(rows[0]['perplexity']):.3g} and {float(rows[-1]['perplexity']):.3g}"
              for (model, curve), rows in ends.items()]
     x = max((float(rows[-1]["x_training"]) for rows in ends.values()), default=0)
-    return (f"Perplexity from the training length to {x:g} times it changes by {', '.join(found)}. "
-            "In the paper Multiscreen's is stable and the Transformer's rises sharply.")
+    return (f"Perplexity per token at the training length and at {x:g} times it: "
+            f"{'; '.join(found)}. In the paper Multiscreen's is stable and the Transformer's rises "
+            "sharply. Bands: one standard deviation.")
 
 
 def retrieval(out, task="abcdigits"):
@@ -78,7 +79,8 @@ def retrieval(out, task="abcdigits"):
         if row["task"].startswith(task):
             found.setdefault(row["model"], []).append(row)
     said = [f"{model} {rows[0]['mean']} at {rows[0]['length']} and {rows[-1]['mean']} at "
-            f"{rows[-1]['length']} tokens ({rows[-1]['seeds']} of {rows[0]['seeds']} seeds)"
+            f"{rows[-1]['length']} tokens (there measured for {rows[-1]['seeds']} of "
+            f"{rows[0]['seeds']} seeds)"
             for model, rows in found.items()]
     return f"Here: {'; '.join(said)}." if said else "Not measured."
 
@@ -107,8 +109,9 @@ def maps(out):
     for path in sorted(out.glob("*/relevance_maps.tsv")):
         shares = [float(row["alive"]) for row in read(path)]
         return (f"Here {1 - sum(shares) / len(shares):.0%} of the pairs inside the windows are "
-                f"zero, as a mean over {len(shares)} tiles; from {1 - max(shares):.0%} to "
-                f"{1 - min(shares):.0%} in one tile.")
+                f"zero, as a mean over the {len(shares)} tiles of seed 0, on one text; "
+                f"{shares.count(0)} tiles accept nothing there, the most open one rejects "
+                f"{1 - max(shares):.0%}.")
     return "Not drawn."
 
 
@@ -131,8 +134,9 @@ SENTENCES = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "perple
 def write_report(name, out, commands, failed):
     """Write OUT/report.md. commands: {figure: [command]}; failed: {command: why}."""
     text = [f"# The paper's evaluation, scale `{name}`\n",
-            f"`python -m experiments.paper --scale {name} --out {out}` made this; each measurement "
-            "is a row of [results.tsv](results.tsv).\n"]
+            f"`python -m experiments.paper --scale {name} --out {out}` draws this from the rows of "
+            "[results.tsv](results.tsv). Commands whose rows are not all there are marked; the "
+            "table may also have rows of other commands, with other seeds or fewer prompts.\n"]
     if name == "tiny":
         text.append("`tiny` is a check that everything runs. Nothing is learned: its numbers say "
                     "nothing of the paper.\n")
