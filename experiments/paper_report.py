@@ -145,7 +145,8 @@ def write_report(name, out, commands, failed):
                   for path in [out / image, *sorted(out.glob(f"*/{image}"))] if path.exists()]
         text.append(f"## {figure.title}\n\nThe paper: {figure.paper}\n")
         measured = next(out.glob(figure.source), None)
-        text.append(f"{SENTENCES[key](out)}\n" if measured else "Not run.\n")
+        unmeasured = "Not finished." if images else "Not run at this scale."
+        text.append(f"{SENTENCES[key](out) if measured else unmeasured}\n")
         text += [f"![{figure.title}]({path.relative_to(out).as_posix()})\n" for path in images]
         rows = read(out / figure.table) if figure.table else []
         text.append(markdown(rows[:60]))

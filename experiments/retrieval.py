@@ -22,7 +22,7 @@ from pathlib import Path
 from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.grids import draw_grids
 from experiments.models import model_of, tell_apart
-from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
+from experiments.style import ABLATIONS, WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
 from support.results import Results, flag
 from support.retrieval import by_model, get_cells, mean_by_length
@@ -54,10 +54,14 @@ def get_rows(models):
 
 
 def draw_by_length(plt, models, path):
-    """The means over the depths as curves by length, with a band of one std over the seeds."""
+    """The means over the depths as curves by length, with a band of one std over the seeds.
+
+    Ablations have figures of their own: they are left out where there are other models.
+    """
+    plain = [x for x in models if model_of(next(iter(x)).run).variant not in ABLATIONS] or models
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
     lengths = set()
-    for n, (name, key, cells) in enumerate(with_names(models)):
+    for n, (name, key, cells) in enumerate(with_names(plain)):
         found = mean_by_length(cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
