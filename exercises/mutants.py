@@ -191,6 +191,11 @@ def trim_multiplied(s, r):
     return (1 - (1 - s) * r).relu().square()
 
 
+@mutant("trim", "s = 1 must give 1 whatever r is")
+def trim_not_divided(s, r):
+    return (r - (1 - s)).relu().square()
+
+
 @mutant("trim", "the relevance rises again")
 def trim_without_max(s, r):
     return (1 - (1 - s) / r).square()

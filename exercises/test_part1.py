@@ -123,6 +123,7 @@ def test_trim():
             (z.square(), "below the threshold the relevance rises again: the max with 0 comes "
              "before the square"),
             (z.relu(), "the square is missing"),
+            ((r - 1 + s).relu().square(), "s = 1 must give 1 whatever r is: divide by r"),
             (1 - ((1 - s) / r).clamp(max=1).square(), "the square is of the whole: (1 - ..)^2"),
             (((s - r) / (1 - r)).relu().square(),
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
