@@ -149,8 +149,12 @@ def write_report(name, out, commands, failed):
         text.append(f"{SENTENCES[key](out) if measured else unmeasured}\n")
         text += [f"![{figure.title}]({path.relative_to(out).as_posix()})\n" for path in images]
         rows = read(out / figure.table) if figure.table else []
+        if figure.table == "retrieval.tsv":
+            rows = [row for row in rows if row["task"].startswith("passkey") == (key == "passkey")]
         text.append(markdown(rows[:60]))
-        text.append("```sh\n" + "\n".join(commands[key]) + "\n```\n")
+        lines = "\n".join(commands[key])
+        text.append("<details><summary>The commands</summary>\n\n"
+                    f"```sh\n{lines}\n```\n\n</details>\n")
     if failed:
         text.append("## Not run\n\n" + "\n".join(f"* `{x}`: {why}" for x, why in failed.items()))
     (out / "report.md").write_text("\n".join(text).replace("\n\n\n", "\n\n"))
