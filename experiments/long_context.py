@@ -13,9 +13,10 @@ Paper:  python -m experiments.long_context --data pg19/ --documents 5747 --lengt
         curve: their mean, and a band of one standard deviation.
 Small:  python -m experiments.long_context --ckpt out/ckpt.pt
         32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
-        2^17 tokens, books, and all but 15 documents; so windows are wider, +-30 %. Any length runs;
+        2^17 tokens, books, and all but 10 documents; so windows are wider, +-30 %. Any length runs;
         memory grows linearly. The documents are single files of the standard library, every 20th,
-        which train.py holds out. Train and measure with the same Python.
+        which train.py holds out, without the tables of code pages in encodings/. Train and measure
+        with the same Python.
 
 Each document is a row of the table of measurements: what was stopped goes on with the next one.
 The paper prints no numbers for its curves.

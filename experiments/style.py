@@ -1,6 +1,4 @@
 """How the figures look, and what they call a model: the paper's words, never a path."""
-from baselines.transformer import SIZES
-
 # Okabe and Ito's colours, made for colour-blind readers. Markers and lines serve in greyscale.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -58,21 +56,26 @@ def paper_name(model):
     family, _, variant = model.partition(":")
     if family == "multiscreen":
         return f"Multiscreen, {ABLATIONS[variant]}" if variant else "Multiscreen"
-    size, _, norm = variant.partition(":")
-    name = f"Transformer {size}" if size in SIZES else "Transformer"
-    return f"{name} + QKNorm" if norm else name
+    return "Transformer + QKNorm" if variant.endswith(":qknorm") else "Transformer"
 
 
 def label_models(models):
-    """{(name, parameters): label}; the size is added where two models have the same name."""
+    """{(name, parameters): label}.
+
+    The size is added where two models have the same name, and where models that are no ablations
+    differ in size by more than a tenth.
+    """
     models = set(models)
     names = [paper_name(name) for name, _ in models]
+    plain = {(name, n) for name, n in models if name.partition(":")[2] not in ABLATIONS}
+    sizes = [n for _, n in plain]
+    sized = plain if sizes and max(sizes) > 1.1 * min(sizes) else ()
     labels = {}
-    for name, parameters in models:
+    for name, n in models:
         label = paper_name(name)
-        labels[name, parameters] = label
-        if names.count(label) > 1:
-            labels[name, parameters] = f"{label}, {short_number(parameters)}"
+        if names.count(label) > 1 or (name, n) in sized:
+            label += f", {short_number(n)}"
+        labels[name, n] = label
     return labels
 
 

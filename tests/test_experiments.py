@@ -410,8 +410,9 @@ def test_default_documents_are_held_out_from_training():
                            list(files_of(["stdlib"])))
     assert isinstance(training, Sequences)
     seen = b"".join(bytes(a.astype(np.uint8)) for a in training.arrays)
-    segments, _ = perplexity.get_documents(None, tokenizer, 4096, 5)
-    assert len(segments) == 5
+    segments, _ = perplexity.get_documents(None, tokenizer, 4096, 16)
+    assert len(segments) == 16
+    assert not any(name.startswith("cp") for name in segments)          # tables of code pages
     assert not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments.values())
 
 
@@ -451,7 +452,7 @@ def test_long_context_has_a_curve_for_each_model_and_setting(call, checkpoints, 
     call(long_context, *flags, tmp_path / "text", tmp_path / "more")
     rows = read_table(tmp_path / "long_context.tsv")
     rows = [row for row in rows if row["position"] == "32"]
-    labels = ["Multiscreen", "Multiscreen, MiPE → RoPE", "Transformer"]
+    labels = ["Multiscreen, 0.93M", "Multiscreen, MiPE → RoPE", "Transformer, 3.6K"]
     assert [(row["model"], row["curve"]) for row in rows] == [
         (labels[0], "as trained"), (labels[0], "SWE"), (labels[1], "RoPE ×1"),
         (labels[1], "RoPE ×4"), (labels[1], "SWE RoPE ×1"), (labels[1], "SWE RoPE ×4"),
