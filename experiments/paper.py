@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments.paper_plan import FIGURES, SCALES
 from experiments.paper_report import write_report
-from experiments.paper_steps import call, get_runs, get_steps, seconds, show_paper
+from experiments.paper_steps import as_lines, call, get_runs, get_steps, seconds, show_paper
 from experiments.runs import do_all
 from support.cli import Parser, UsageError, cli, clock
 from support.results import Results
@@ -38,8 +38,8 @@ def work(steps, results):
         except InUse:
             raise
         except UsageError as e:
-            failed[step.command] = str(e)
-            print(f"not run: {step.command}: {e}", flush=True)
+            failed[step.alone] = str(e)
+            print(f"not run: {step.alone}: {e}", flush=True)
 
     do_all(steps, do)
     return failed
@@ -83,14 +83,14 @@ def show(name, steps, results):
     if not keys:
         print(f"\n{name}: {FIGURES[name].title}. Measured each time that it is drawn")
         return set()
-    left = [key for key in keys if not results.has(key)]
+    left = {key for step in steps for key in step.missing(results)}
     time_left = f", about {clock(sum(map(seconds, left)))} of one core left" if left else ""
     print(f"\n{name}: {FIGURES[name].title}. {len(keys) - len(left)} of {len(keys)} rows are there"
           f"{time_left}")
-    missing = {step.command for step in steps if step.missing(results)}
-    for command in dict.fromkeys(step.command for step in steps):
-        print(f"    {'missing' if command in missing else '  there'}: python {command}")
-    return set(left)
+    for command, n, missing in as_lines(steps, results):
+        state = f"{missing} of {n} missing" if missing else "there"
+        print(f"{state:>17}: {command}")
+    return left
 
 
 def main():
@@ -123,12 +123,11 @@ def main():
             print(f"not drawn: {name}: {e}", flush=True)
     commands = {}
     for name in FIGURES:
-        missing = {step.command for step in steps[name] if step.missing(results)}
-        words = [f"{step.command}{'      # not finished' * (step.command in missing)}"
-                 for step in steps[name]]
-        words += [f"-m {' '.join(map(str, command))}"
+        lines = [f"{command}{f'      # not finished: {missing} of {n}' * (missing > 0)}"
+                 for command, n, missing in as_lines(steps[name], results)]
+        lines += [f"python -m {' '.join(map(str, command))}"
                   for command in drawing(name, scale, found, out, results)]
-        commands[name] = [f"python {line}" for line in dict.fromkeys(words)]
+        commands[name] = [*dict.fromkeys(lines)]
     write_report(args.scale, out, commands, failed)
 
 

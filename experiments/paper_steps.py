@@ -19,13 +19,39 @@ SCRIPTS = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "ablation
 
 
 class Step(NamedTuple):
-    """A run, or the measurements of one model: its command, the rows it makes, how to make them."""
+    """A run, or the measurements of one model: its command, the rows it makes, how to make them.
+
+    $n in the command is the seed: steps that differ in their seed only have one command.
+    serves: the rows that a run is made for, if its own row is for nothing else.
+    """
     command: str
     keys: list[Key]
     do: Callable
+    serves: tuple = ()
 
     def missing(self, results):
+        """Its rows that are not there, unless all are that it serves."""
+        if self.serves and all(map(results.has, self.serves)):
+            return []
         return [key for key in self.keys if not results.has(key)]
+
+    @property
+    def alone(self):
+        return "python " + self.command.replace("$n", self.keys[0].seed)
+
+
+def as_lines(steps, results):
+    """[(command, how many steps it stands for, how many of them miss rows)]: seeds are a loop."""
+    same, lines = {}, []
+    for step in steps:
+        same.setdefault(step.command, []).append(step)
+    for command, found in same.items():
+        line = found[0].alone
+        if "$n" in command and len(found) > 1:
+            seeds = " ".join(step.keys[0].seed for step in found)
+            line = f"for n in {seeds}; do python {command}; done"
+        lines.append((line, len(found), sum(bool(step.missing(results)) for step in found)))
+    return lines
 
 
 def get_runs(scale, out):
@@ -41,17 +67,18 @@ def get_runs(scale, out):
     return by_script, runs
 
 
-def training(run, command, out, results):
+def training(run, command, out, results, serves=()):
     """The Step that trains a run, as the command does that it is part of."""
     def do():
         results.measure(run.key, "", lambda: [final_loss(*run.finish(out))])
 
-    return Step(command, [run.key], do)
+    return Step(command, [run.key], do, serves)
 
 
-def alone(run, out):
-    """The command that trains one run."""
-    return f"train.py {' '.join(run.command)} --out {out}/{run.name}-{run.seed}"
+def command_of(run, out):
+    """The command that trains a run; $n is the seed."""
+    words = " ".join(run.command).replace(f"--seed {run.seed} ", "--seed $n ")
+    return f"train.py {words} --out {out}/{run.name}-$n"
 
 
 def measuring(words, run, out, results):
@@ -62,7 +89,7 @@ def measuring(words, run, out, results):
         with Lock(Path(out), f"{run.name}-{run.seed}.{program.rpartition('.')[2]}.lock"):
             call(program, *flags, "--ckpt", run.checkpoint(out), "--results", results.path)
 
-    shown = f"{program_words(program)} {' '.join(flags)} --ckpt {out}/{run.name}-{run.seed}/ckpt.pt"
+    shown = f"{program_words(program)} {' '.join(flags)} --ckpt {out}/{run.name}-$n/ckpt.pt"
     return Step(f"{shown} --results {results.path}", keys_of(program, flags, run), do)
 
 
@@ -96,18 +123,19 @@ def get_steps(name, scale, found, out, results):
     for script in by_script.keys() & set(FIGURES[name].scripts):
         command = f"-m experiments.{script} {scale.scripts[script]} --out {out}"
         steps += [training(run, command, out, results) for run in by_script[script]]
-    known = {run.key for run in flat(by_script)}
-    wanted = [(words, runs[model][:n]) for words, models, n in scale.measure.get(name, ())
-              for model in models]
+    known = {run.key for run in flat(by_script)}       # by a script
+    measured = {}
+    for words, models, n in scale.measure.get(name, ()):
+        for run in flat({model: runs[model][:n] for model in models}):
+            measured.setdefault(run, []).append(measuring(words, run, out, results))
     if name in ("maps", "windows"):
-        wanted.append((None, runs[scale.shown][:1]))
-    for words, seeds in wanted:
-        for run in seeds:
-            if run.key not in known:                   # else a script trains it
-                steps.append(training(run, alone(run, out), out, results))
-            if words:
-                steps.append(measuring(words, run, out, results))
-    return list({(step.command, step.keys[0]): step for step in steps}.values())
+        measured[runs[scale.shown][0]] = []
+    for run, own in measured.items():
+        if run.key not in known:
+            serves = tuple(key for step in own for key in step.keys)
+            steps.append(training(run, command_of(run, out), out, results, serves))
+        steps += own
+    return steps
 
 
 def seconds(key):

@@ -62,6 +62,25 @@ def test_what_is_missing_is_made_and_what_is_there_is_not(call, tmp_path, monkey
     call("--only", "retrieval")
     assert read_table(path) == again
 
+    # Nor is a run made of which all is measured, but for its own validation loss.
+    head, loss, cell = path.read_text().splitlines(keepends=True)
+    assert loss.startswith("validation loss")
+    path.write_text(head + cell)
+    call("--only", "retrieval")
+    assert read_table(path) == again[1:]
+
+
+def test_steps_that_differ_in_their_seed_are_one_line(tmp_path):
+    results = Results(tmp_path / "results.tsv")
+    keys = [paper_steps.Key("passkey", "run", str(n), "0") for n in range(3)]
+    steps = [paper_steps.Step("train.py --seed $n", [key], None) for key in keys]
+    steps += [paper_steps.Step("lr_sweep", [key], None) for key in keys[:2]]
+    steps.append(paper_steps.Step("one.py --seed $n", [keys[1]], None))
+    results.add(keys[1], [1])
+    assert paper_steps.as_lines(steps, results) == [
+        ("for n in 0 1 2; do python train.py --seed $n; done", 3, 2),
+        ("python lr_sweep", 2, 1), ("python one.py --seed 1", 1, 0)]
+
 
 def test_what_another_process_does_is_waited_for_and_an_error_costs_one_step(tmp_path, monkeypatch):
     results, order = Results(tmp_path / "results.tsv"), []
@@ -83,7 +102,7 @@ def test_what_another_process_does_is_waited_for_and_an_error_costs_one_step(tmp
 
     steps = [paper_steps.Step(name, [key], do) for name, key, do in
              zip(("a", "b", "c"), keys, (busy_twice, wrong, right))]
-    assert paper.work(steps, results) == {"b": "too short"}
+    assert paper.work(steps, results) == {"python b": "too short"}
     assert order == ["busy", "right", "busy", "sleep", "busy"]
 
 
