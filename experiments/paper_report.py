@@ -111,7 +111,8 @@ def maps(out):
         return (f"Here {1 - sum(shares) / len(shares):.0%} of the pairs inside the windows are "
                 f"zero, as a mean over the {len(shares)} tiles of seed 0, on one text; "
                 f"{shares.count(0)} tiles accept nothing there, the most open one rejects "
-                f"{1 - max(shares):.0%}.")
+                f"{1 - max(shares):.0%}. Above a map stand the tile's window w, acceptance width "
+                "r, and Pr, the share of its pairs that are not zero.")
     return "Not drawn."
 
 

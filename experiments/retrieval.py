@@ -27,7 +27,8 @@ from support.cli import Parser, UsageError, cli
 from support.results import Results, flag
 from support.retrieval import by_model, get_cells, mean_by_length
 
-COLUMNS = ["task", "model", "length", "x_training", "seeds", "mean", "std", "worst_depth"]
+COLUMNS = ["task", "model", "length", "x_training", "seeds", "prompts", "mean", "std",
+           "worst_depth"]
 
 
 def with_names(models):
@@ -41,15 +42,21 @@ def with_names(models):
 
 
 def get_rows(models):
-    """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds."""
+    """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds.
+
+    prompts: in a cell of one seed, as a range where they differ.
+    """
     rows = []
     for name, key, cells in with_names(models):
         for length, by_seed in mean_by_length(cells).items():
             mean, std, _ = mean_and_std(by_seed.values())
-            worst = min(cell.mean for (n, _), cell in cells.items() if n == length)
+            column = [cell for (n, _), cell in cells.items() if n == length]
+            prompts = [n for cell in column for n in cell.prompts.values()]
+            least, most = min(prompts), max(prompts)
             rows.append([key.task, name, length, length / int(flag(key.run, "--seq-len")),
-                         len(by_seed), f"{mean:.1%}",
-                         f"{std:.1%}" if len(by_seed) > 1 else None, f"{worst:.1%}"])
+                         len(by_seed), most if least == most else f"{least}-{most}",
+                         f"{mean:.1%}", f"{std:.1%}" if len(by_seed) > 1 else None,
+                         f"{min(cell.mean for cell in column):.1%}"])
     return rows
 
 
@@ -65,13 +72,13 @@ def draw_by_length(plt, models, path):
         found = mean_by_length(cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
-        plot_with_band(ax, list(found), means, stds, label=name, **look(n))
+        plot_with_band(ax, list(found), means, stds, label=name, clip_on=False, **look(n))
         lengths |= found.keys()
         trained = int(flag(key.run, "--seq-len"))
         ax.axvline(trained, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (trained, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")
-    ax.set(xscale="log", ylim=(-3, 103), xlabel="context (tokens)", ylabel="needles found (%)")
+    ax.set(xscale="log", ylim=(0, 100), xlabel="context (tokens)", ylabel="needles found (%)")
     ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
     ax.minorticks_off()
     legend_below(fig, ax, 3)

@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """The share of right answers by seed, with the RoPE factor that counts, or None."""
+    """The share of right answers and the number of prompts by seed; the RoPE factor, or None."""
     shares: dict
+    prompts: dict
     factor: float = None
 
     @property
@@ -35,7 +36,8 @@ def get_cells(values):
     for key in sorted(values, key=lambda key: int(key.trials)):
         by_factor = found.setdefault((int(key.length), float(key.depth)), {})
         factor = float(key.factor) if key.factor else None
-        by_factor.setdefault(key.factor, Cell({}, factor)).shares[key.seed] = values[key][0]
+        cell = by_factor.setdefault(key.factor, Cell({}, {}, factor))
+        cell.shares[key.seed], cell.prompts[key.seed] = values[key][0], int(key.trials)
     cells = {}
     for place, by_factor in sorted(found.items()):
         candidates = sorted(by_factor.values(), key=lambda cell: cell.factor or 0)
