@@ -52,7 +52,8 @@ def drawing(name, scale, found, out, results):
         commands.append([f"experiments.{script}", *scale.scripts[script].split(), "--out", out])
     for program in FIGURES[name].draw:
         if program == "experiments.training_curves":
-            logs = [run.folder(out) / "log.tsv" for run in by_script.get("lr_sweep", [])]
+            logs = [run.folder(out) / "log.tsv" for run in by_script.get("lr_sweep", [])
+                    if run.seed == 0]
             commands.append([program, *filter(Path.exists, logs), "--out", out])
         elif program == "experiments.retrieval":
             commands.append([program, results.path])
@@ -123,11 +124,11 @@ def main():
             print(f"not drawn: {name}: {e}", flush=True)
     commands = {}
     for name in FIGURES:
-        lines = [f"{command}{f'      # not finished: {missing} of {n}' * (missing > 0)}"
-                 for command, n, missing in as_lines(steps[name], results)]
-        lines += [f"python -m {' '.join(map(str, command))}"
-                  for command in drawing(name, scale, found, out, results)]
-        commands[name] = [*dict.fromkeys(lines)]
+        marks = {command: f"      # not finished: {missing} of {n}" * (missing > 0)
+                 for command, n, missing in as_lines(steps[name], results)}
+        for command in drawing(name, scale, found, out, results):
+            marks.setdefault(f"python -m {' '.join(map(str, command))}", "")
+        commands[name] = [command + mark for command, mark in marks.items()]
     write_report(args.scale, out, commands, failed)
 
 
