@@ -42,6 +42,7 @@ def work(steps, results):
             print(f"not run: {step.alone}: {e}", flush=True)
 
     do_all(steps, do)
+    results.refresh()
     return failed
 
 

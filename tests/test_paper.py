@@ -42,6 +42,7 @@ def test_what_is_missing_is_made_and_what_is_there_is_not(call, tmp_path, monkey
     report = (tmp_path / "o/report.md").read_text()
     assert "## ABCDigits" in report
     assert "python abcdigits.py --lengths 256" in report
+    assert "not finished" not in report
     assert "python -m experiments.relevance_maps --ckpt" in report     # of a figure not asked for
 
     # A model whose checkpoint is gone is trained again to be measured.
