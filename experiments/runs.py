@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import train
 from experiments.common import Progress
+from support.checkpoint import read_checkpoint
 from support.cli import UsageError
 from support.results import Results, describe, key_of
 from support.run import InUse, Lock, read_rows
@@ -69,16 +70,19 @@ class Run(NamedTuple):
         return key_of_command(tuple(self.command))
 
     def checkpoint(self, out):
-        """The path of its checkpoint. It is trained again if only its log is left."""
+        """The path of its last checkpoint. It is trained on, or again, where that is not there.
+
+        Raises UsageError if the run diverged: an earlier checkpoint is another model.
+        """
+        _, message = self.finish(out)
         folder = self.folder(out)
+        if message:
+            raise UsageError(f"{folder} diverged: there is no model to measure")
         path = folder / "ckpt.pt"
-        if not path.exists() and not (folder / "diverged.txt").exists():
+        if not is_at(path, self.steps):
             with Lock(folder, "run.lock"):
-                if not path.exists():
+                if not is_at(path, self.steps):        # another may have ended meanwhile
                     self.train(folder)
-        if not path.exists():
-            raise UsageError(f"{folder} diverged before its first checkpoint: there is nothing to "
-                             "measure")
         return path
 
     def folder(self, out):
@@ -138,6 +142,11 @@ def is_finished(folder, key):
         return True
     rows = read_log(folder / "log.tsv") if (folder / "log.tsv").exists() else []
     return bool(rows) and rows[-1]["step"] >= int(key.step)
+
+
+def is_at(path, step):
+    """Whether the checkpoint `path` is there, and of that step: its last row is logged first."""
+    return path.exists() and read_checkpoint(path)["step"] >= step
 
 
 def read_log(path):

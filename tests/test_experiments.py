@@ -115,7 +115,11 @@ def test_a_finished_run_is_read_and_an_interrupted_one_continued(data, tmp_path,
     before = runs.read_log(tmp_path / "a-0/log.tsv")
     assert before[-1]["step"] == 2
     assert not runs.is_finished(tmp_path / "a-0", run.key)
+    path, half = tmp_path / "a-0/ckpt.pt", (tmp_path / "a-0/ckpt.pt").read_bytes()
     monkeypatch.setattr(train, "main", right)
+    assert load_checkpoint(run.checkpoint(tmp_path))[2]["step"] == 4
+    path.write_bytes(half)                             # killed between the last row and its save
+    assert load_checkpoint(run.checkpoint(tmp_path))[2]["step"] == 4
     rows, diverged = run.finish(tmp_path)
     assert rows[:2] == before                          # their milliseconds too: not run again
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -138,6 +142,8 @@ def test_a_diverged_run_is_noted_and_not_repeated(data, tmp_path, monkeypatch):
     assert rows[-1]["step"] < 3
     monkeypatch.setattr(train, "main", None)
     assert run.finish(tmp_path) == (rows, diverged)
+    with pytest.raises(UsageError, match="no model to measure"):
+        run.checkpoint(tmp_path)
 
 
 def test_an_error_is_no_divergence(tmp_path):
