@@ -55,7 +55,8 @@ def drawing(name, scale, found, out, results):
         if program == "experiments.training_curves":
             logs = [run.folder(out) / "log.tsv" for run in by_script.get("lr_sweep", [])
                     if run.seed == 0]
-            commands.append([program, *filter(Path.exists, logs), "--out", out])
+            if logs := [path for path in logs if path.exists()]:   # none: it would take others
+                commands.append([program, *logs, "--out", out])
         elif program == "experiments.retrieval":
             commands.append([program, results.path])
         else:
@@ -83,7 +84,7 @@ def show(name, steps, results):
     """Print a figure's commands, what is there, how long the rest takes; returns the rest."""
     keys = {key for step in steps for key in step.keys}
     if not keys:
-        print(f"\n{name}: {FIGURES[name].title}. Measured each time that it is drawn")
+        print(f"\n{name}: {FIGURES[name].title}. Measured where it is drawn")
         return set()
     left = {key for step in steps for key in step.missing(results)}
     time_left = f", about {clock(sum(map(seconds, left)))} of one core left" if left else ""
