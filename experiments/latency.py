@@ -90,8 +90,8 @@ def machine_of(args, device):
     machine = f"CPU, {torch.get_num_threads()} threads, float32"
     if device.type == "cuda":
         machine = f"{torch.cuda.get_device_name(device)}, bfloat16"
-    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("baselines/*.py")])
-    code = short_hash(b"".join(path.read_bytes() for path in files))
+    names = ("multiscreen", "screening_triton", "baselines/transformer", "experiments/timing")
+    code = short_hash(b"".join((ROOT / f"{name}.py").read_bytes() for name in names))
     return (f"{machine}{', compiled' if args.compile else ''}, torch {torch.__version__}, "
             f"code {code}")
 
