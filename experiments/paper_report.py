@@ -3,7 +3,7 @@
 The sentences are made from the tables, so they say what is there, whatever it is.
 """
 from experiments.paper_plan import FIGURES
-from experiments.style import ABLATIONS
+from experiments.style import ABLATIONS, paper_name
 
 
 def read(path):
@@ -37,52 +37,65 @@ def lr_sweep(out):
     rows = read(out / "lr_sweep.tsv")
     found = []
     for name in [c for c in rows[0] if c not in ("exponent", "rate") and "std" not in c]:
-        stable = [int(row["exponent"]) for row in rows if "diverged" not in row[name]]
         losses = {float(row[name]): row["exponent"] for row in rows if "diverged" not in row[name]}
-        found.append(f"{name} trains up to 2^{max(stable)} and is best at 2^{losses[min(losses)]}"
-                     if stable else f"{name} diverges at each rate")
+        bad = [f"2^{row['exponent']}" for row in rows if "diverged" in row[name]]
+        best = f"is best at 2^{losses[min(losses)]}" if losses else "trains at no rate"
+        end = f"at least one seed diverges at {', '.join(bad)}" if bad else "no seed diverges"
+        found.append(f"{paper_name(name)} {best}, {end}")
     return (f"Here {'; '.join(found)} (tried up to 2^{rows[-1]['exponent']}). In the paper the "
             "Transformer's limit is below 2^-4, Multiscreen's is not reached.")
 
 
 def sanity(out):
-    changes = [f"{row['run']}: {row['change']}" for row in read(out / "sanity.tsv")[1:]]
-    norms = {row["run"]: float(row["grad_median"]) for row in read(out / "sanity_curves.tsv")
-             if row["grad_median"] != "-"}
-    if not norms:
-        return f"Here the change of the loss is {', '.join(changes)}; the logs are not there."
-    *_, multiscreen = norms.values()
-    first = next(iter(norms.values()))
-    return (f"Here the change of the loss against the Transformer is {', '.join(changes)}. "
-            f"Multiscreen's median gradient norm is {multiscreen / first:.2g} times the "
+    rows = read(out / "sanity.tsv")
+    changes = [f"{row['run']}: {'diverged' if row['change'] == '-' else row['change']}"
+               for row in rows[1:]]
+    norms = [float(row["grad_median"]) for row in read(out / "sanity_curves.tsv")
+             if row["grad_median"] != "-"]
+    said = f"Here the change of the loss against the Transformer is {', '.join(changes)}. "
+    if len(norms) < len(rows):
+        return f"{said}The logs of their gradient norms are not all there."
+    return (f"{said}Multiscreen's median gradient norm is {norms[-1] / norms[0]:.2g} times the "
             "Transformer's before clipping; in the paper much smaller.")
 
 
-def perplexity(out):
-    ends = {}
+def is_ablated(row):
+    """Whether a row of a table is of an ablation."""
+    return any(name in row["model"] for name in ABLATIONS.values())
+
+
+def perplexities(out, ablated):
+    """What the curves begin and end with, those of the ablations or all others."""
+    curves = {}
     for row in read(out / "long_context.tsv"):
-        ablated = any(name in row["model"] for name in ABLATIONS.values())
-        if not ablated and float(row["x_training"]) >= 1:
-            ends.setdefault((row["model"], row["curve"]), []).append(row)
-    found = [f"{model}{'' if curve == 'as trained' else ' ' + curve} "
-             f"{float(rows[0]['perplexity']):.3g} and {float(rows[-1]['perplexity']):.3g}"
-             for (model, curve), rows in ends.items()]
-    x = max((float(rows[-1]["x_training"]) for rows in ends.values()), default=0)
-    return (f"Perplexity per token at the training length and at {x:g} times it: "
-            f"{'; '.join(found)}. In the paper Multiscreen's is stable and the Transformer's rises "
-            "sharply. Bands: one standard deviation.")
+        if is_ablated(row) == ablated and float(row["x_training"]) >= 1:
+            key = row["task"], row["model"], row["curve"].replace("as trained", "")
+            curves.setdefault(key, []).append(row)
+    found = [f"{' '.join(key[1:]).strip()} {float(rows[0]['perplexity']):.3g} and "
+             f"{float(rows[-1]['perplexity']):.3g} at {float(rows[-1]['x_training']):g} times it"
+             for key, rows in curves.items()]
+    return f"Perplexity per token at the training length: {'; '.join(found) or 'not measured'}."
 
 
-def retrieval(out, task="abcdigits"):
-    found = {}
-    for row in read(out / "retrieval.tsv"):
-        if row["task"].startswith(task):
-            found.setdefault(row["model"], []).append(row)
-    said = [f"{model} {rows[0]['mean']} at {rows[0]['length']} and {rows[-1]['mean']} at "
-            f"{rows[-1]['length']} tokens (there measured for {rows[-1]['seeds']} of "
-            f"{rows[0]['seeds']} seeds)"
-            for model, rows in found.items()]
-    return f"Here: {'; '.join(said)}." if said else "Not measured."
+def perplexity(out):
+    return (f"{perplexities(out, False)} In the paper Multiscreen's is stable and the "
+            "Transformer's rises sharply. Bands: one standard deviation.")
+
+
+def retrieved(out, task):
+    """The rows of a task in the table of retrieval, without those of ablations."""
+    return [row for row in read(out / "retrieval.tsv")
+            if row["task"].startswith(task) and not is_ablated(row)]
+
+
+def retrieval(rows):
+    models = {}
+    for row in rows:
+        models.setdefault(row["model"], []).append(row)
+    found = [f"{model} {rows[0]['mean']} at {rows[0]['length']} and {rows[-1]['mean']} at "
+             f"{rows[-1]['length']} tokens (seeds: {rows[0]['seeds']} and {rows[-1]['seeds']})"
+             for model, rows in models.items()]
+    return f"Needles found: {'; '.join(found) or 'not measured'}."
 
 
 def latency(out):
@@ -96,13 +109,15 @@ def latency(out):
 
 def ablations(out):
     rows = [row for row in read(out / "ablations.tsv")[1:] if row["change"] != "-"]
+    others = [row for row in read(out / "retrieval.tsv") if is_ablated(row)]
+    more = f"{retrieval(others)} {perplexities(out, True)}"
     if not rows:
-        return f"The original diverged here, so no loss can be compared. {retrieval(out)}"
+        return f"Here no validation loss can be compared: runs diverged. {more}"
     dearer = [row["model"].partition(":")[2] for row in rows if row["change"].startswith("+")]
     worst = max(rows, key=lambda row: float(row["val_loss"]))
-    return (f"{len(dearer)} of {len(rows)} ablations cost validation loss here "
-            f"({', '.join(dearer) or 'none'}), all 5 in the paper; the costliest is "
-            f"{worst['model']}, in the paper multiscreen:no-gate. {retrieval(out)}")
+    return (f"{len(dearer)} of {len(rows)} ablations that did not diverge cost validation loss "
+            f"here ({', '.join(dearer) or 'none'}), all 5 in the paper; the costliest is "
+            f"{worst['model']}, in the paper multiscreen:no-gate. {more}")
 
 
 def maps(out):
@@ -119,14 +134,15 @@ def maps(out):
 def windows(out):
     for path in sorted(out.glob("*/windows.tsv")):
         row = read(path)[-1]
-        return (f"Here the median window is {row['w_median']} tokens, {row['w>T_train']} of "
-                f"{row['tiles']} exceed the training length, and the median r is "
-                f"{row['r_median']}.")
+        return (f"Here the median window of seed 0 is {row['w_median']} tokens, "
+                f"{row['w>T_train']} of {row['tiles']} exceed the training length, and the median "
+                f"r is {row['r_median']}.")
     return "Not drawn."
 
 
 SENTENCES = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "perplexity": perplexity,
-             "retrieval": retrieval, "passkey": lambda out: retrieval(out, "passkey"),
+             "retrieval": lambda out: retrieval(retrieved(out, "abcdigits")),
+             "passkey": lambda out: retrieval(retrieved(out, "passkey")),
              "latency": latency, "ablations": ablations, "maps": maps, "windows": windows}
 
 
@@ -136,7 +152,8 @@ def write_report(name, out, commands, failed):
     """Write OUT/report.md. commands: {figure: [command]}; failed: {command: why}."""
     text = [f"# The paper's evaluation, scale `{name}`\n",
             f"`python -m experiments.paper --scale {name} --out {out}` draws this from the rows of "
-            "[results.tsv](results.tsv). Commands whose rows are not all there are marked; the "
+            "[results.tsv](results.tsv). What that table holds is not measured again: begin with "
+            f"a copy of it in {out}. Commands whose rows are not all there are marked; the "
             "table may also have rows of other commands, with other seeds or fewer prompts.\n"]
     if name == "tiny":
         text.append("`tiny` is a check that everything runs. Nothing is learned: its numbers say "
@@ -146,13 +163,12 @@ def write_report(name, out, commands, failed):
                   for path in [out / image, *sorted(out.glob(f"*/{image}"))] if path.exists()]
         text.append(f"## {figure.title}\n\nThe paper: {figure.paper}\n")
         measured = next(out.glob(figure.source), None)
-        unmeasured = "Not finished." if images else "Not run at this scale."
-        text.append(f"{SENTENCES[key](out) if measured else unmeasured}\n")
+        text.append(f"{SENTENCES[key](out) if measured else 'Not finished.'}\n")
         text += [f"![{figure.title}]({path.relative_to(out).as_posix()})\n" for path in images]
         rows = read(out / figure.table) if figure.table else []
         if figure.table == "retrieval.tsv":
-            rows = [row for row in rows if row["task"].startswith("passkey") == (key == "passkey")]
-        text.append(markdown(rows[:60]))
+            rows = retrieved(out, "passkey" if key == "passkey" else "abcdigits")
+        text.append(markdown(rows))
         lines = "\n".join(commands[key])
         text.append("<details><summary>The commands</summary>\n\n"
                     f"```sh\n{lines}\n```\n\n</details>\n")

@@ -6,7 +6,7 @@ import pytest
 
 import abcdigits
 import train
-from experiments import paper, paper_plan, paper_steps, perplexity, plan, runs
+from experiments import paper, paper_plan, paper_report, paper_steps, perplexity, plan, runs
 from support.cli import UsageError
 from support.results import Results
 from support.run import InUse
@@ -149,3 +149,40 @@ def test_the_papers_runs_are_commands_with_gpus(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["paper", "--scale", "paper"])
     with pytest.raises(UsageError, match="for --list"):
         paper.main()
+
+
+def test_the_sentences_say_what_the_tables_hold(tmp_path):
+    def say(name, table, *rows):
+        (tmp_path / table).write_text("".join(row.replace("|", "\t") + "\n" for row in rows))
+        return paper_report.SENTENCES[name](tmp_path)
+
+    said = say("lr_sweep", "lr_sweep.tsv", "exponent|rate|multiscreen|multiscreen std|"
+               "transformer:2,2,8:qknorm", "-4|0.0625|2.5|0.1|3", "-2|0.25|2.4|0.1|diverged",
+               "0|1|2.6 (1 of 3 diverged)|0.1|4")
+    assert "Multiscreen is best at 2^-2, at least one seed diverges at 2^0" in said
+    assert "Transformer + QKNorm is best at 2^-4, at least one seed diverges at 2^-2 (" in said
+
+    # Gradient norms are compared only where the logs of all runs are there.
+    say("sanity", "sanity_curves.tsv", "run|grad_median", "transformer-0|0.4", "multiscreen-0|0.1")
+    said = say("sanity", "sanity.tsv", "run|change", "Transformer|0", "w/o clipping|-",
+               "Multiscreen|+0.1")
+    assert "w/o clipping: diverged, Multiscreen: +0.1. The logs" in said
+    said = say("sanity", "sanity.tsv", "run|change", "Transformer|0", "Multiscreen|+0.1")
+    assert "gradient norm is 0.25 times" in said
+
+    # Ablations are told with the ablations only, and each curve has its own length.
+    head = "task|model|curve|x_training|perplexity"
+    rows = [f"p|{model}|as trained|{x}|{x + 3}" for model, x in (
+        ("Multiscreen", 0), ("Multiscreen", 1), ("Multiscreen", 32), ("Multiscreen, w/o Gate", 1),
+        ("Multiscreen, w/o Gate", 8))]
+    said = say("perplexity", "long_context.tsv", head, *rows)
+    assert ": Multiscreen 4 and 35 at 32 times it. In" in said
+    rows = ["abcdigits, 2 digits|Multiscreen|256|3|99%", "passkey|Multiscreen|512|3|1%",
+            "abcdigits, 2 digits|Multiscreen, w/o Gate|256|1|98%"]
+    said = say("retrieval", "retrieval.tsv", "task|model|length|seeds|mean", *rows)
+    assert said == "Needles found: Multiscreen 99% at 256 and 99% at 256 tokens (seeds: 3 and 3)."
+    said = say("ablations", "ablations.tsv", "model|val_loss|change", "multiscreen|2|+0",
+               "multiscreen:no-gate|2.5|+0.5", "multiscreen:rope|-|-")
+    assert "1 of 1 ablations that did not diverge cost" in said
+    assert "Needles found: Multiscreen, w/o Gate 98%" in said
+    assert "training length: Multiscreen, w/o Gate 4 and 11 at 8 times it." in said
