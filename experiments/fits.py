@@ -23,10 +23,22 @@ def size_at(loss, line):
     return math.exp((loss - a) / b)
 
 
-def saving(multiscreen, transformer):
-    """(loss, N_multiscreen, N_transformer, 1 - their ratio), in the middle of the common losses.
+def variance_at(loss, sizes, losses):
+    """The variance of ln(size_at(loss)) by the residuals of the line; NaN for two points."""
+    x, y = np.log(sizes), np.array(losses)
+    a, b = fit_line(sizes, losses)
+    if len(x) < 3:
+        return math.nan
+    residual = ((y - a - b * x) ** 2).sum() / (len(x) - 2)
+    offset = (loss - a) / b - x.mean()
+    return residual / b**2 * (1 / len(x) + offset**2 / ((x - x.mean()) ** 2).sum())
 
-    Each argument: (sizes, losses). None if no loss is common, or if a line does not fall.
+
+def saving(multiscreen, transformer):
+    """(loss, N_multiscreen, N_transformer, 1 - their ratio, its standard deviation).
+
+    In the middle of the common losses. Each argument: (sizes, losses). None if no loss is common,
+    or if a line does not fall. The deviation is that of the fits, to first order.
     """
     lines = fit_line(*multiscreen), fit_line(*transformer)
     if not all(line and line[1] < 0 for line in lines):
@@ -37,4 +49,5 @@ def saving(multiscreen, transformer):
         return None
     loss = (low + high) / 2
     N_m, N_t = (size_at(loss, line) for line in lines)
-    return loss, N_m, N_t, 1 - N_m / N_t
+    std = N_m / N_t * math.sqrt(variance_at(loss, *multiscreen) + variance_at(loss, *transformer))
+    return loss, N_m, N_t, 1 - N_m / N_t, std

@@ -17,7 +17,8 @@ Small:  python -m experiments.scaling
 Every flag that is not listed below goes to train.py. The warm-up is a sixteenth of the steps, as in
 the paper. A line, loss = a + b ln(size), is fitted to the mean losses of each family by least
 squares. Both families reach a common range of losses. At L in its middle, the saving is
-1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b).
+1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b). Its standard deviation is
+that of the fits, by the residuals of both lines.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.scaling in the folder above")
@@ -140,10 +141,11 @@ def main():
                              ("rest", "non_embedding", "preserved"), ("psi", "psi", None)):
         points = [select(models, family, key, only_fitted=True)[:2] for family in FAMILIES]
         slopes = [per_doubling(fit_line(*p)) for p in points]
-        loss, N_m, N_t, saved = saving(*points) or (None,) * 4
-        shown = None if saved is None else f"{saved:.0%}"
-        rows.append([name, *slopes, loss, N_m, N_t, shown, paper])
-    columns = ["size", *FAMILIES, "at_loss", "N_multiscreen", "N_transformer", "saving", "paper"]
+        loss, N_m, N_t, *saved = saving(*points) or (None,) * 3 + (math.nan,) * 2
+        shown = [None if math.isnan(x) else f"{x:.0%}" for x in saved]
+        rows.append([name, *slopes, loss, N_m, N_t, *shown, paper])
+    columns = ["size", *FAMILIES, "at_loss", "N_multiscreen", "N_transformer", "saving", "std",
+               "paper"]
     report(out / "fits.tsv", columns, rows,
            "Fitted lines: change of the loss when the size doubles; the sizes at an equal loss\n"
            "(-: no loss that both families reached, or a line that does not fall)")

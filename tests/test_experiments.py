@@ -342,15 +342,31 @@ def test_saving_at_equal_loss():
     """In the middle of the losses that both have reached."""
     sizes = [100, 200, 400]
     loss = [6 - math.log(n) for n in sizes]
-    at, N_m, N_t, saved = fits.saving((sizes, loss), ([n / 0.7 for n in sizes], loss))
+    at, N_m, N_t, saved, std = fits.saving((sizes, loss), ([n / 0.7 for n in sizes], loss))
     assert at == pytest.approx(6 - math.log(200))
     assert N_m == pytest.approx(200)
     assert N_t == pytest.approx(200 / 0.7)
     assert saved == pytest.approx(0.3)
+    assert std == pytest.approx(0, abs=1e-9)
     low = [x - 1 for x in loss]
-    at, _, _, saved = fits.saving((sizes, low), (sizes, loss))
+    at, _, _, saved, _ = fits.saving((sizes, low), (sizes, loss))
     assert at == pytest.approx((11 - math.log(40_000)) / 2)
     assert saved == pytest.approx(1 - 1 / math.e)
+
+
+def test_the_deviation_of_a_saving_is_that_of_the_fits():
+    """To first order, by NumPy's covariance of a line."""
+    sizes, losses = [100, 200, 400, 800], [4.0, 3.4, 2.7, 2.2]
+    line, covariance = np.polyfit(np.log(sizes), losses, 1, cov=True)
+    b, a = line
+    slope = np.array([-(3.0 - a) / b**2, -1 / b])      # of ln N = (3 - a)/b by b and a
+    expected = slope @ covariance @ slope
+    assert fits.variance_at(3.0, sizes, losses) == pytest.approx(expected)
+    *_, std = fits.saving((sizes, losses), (sizes, losses))
+    at = fits.variance_at(3.1, sizes, losses)
+    assert std == pytest.approx(math.sqrt(2 * at))
+    *_, std = fits.saving((sizes[:2], losses[:2]), (sizes, losses))
+    assert math.isnan(std)
 
 
 @pytest.mark.parametrize("other", [
