@@ -26,7 +26,9 @@ def arrange(models):
     for key, values in models:
         model = model_of(key.run)
         row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
-        seeds = count_of(len({k.seed for k in values}), "seed") + words(key)
+        counts = {len(cell.shares) for cell in get_cells(values).values()}
+        least = f"{min(counts)} to " if len(counts) > 1 else ""    # cells may have fewer
+        seeds = least + count_of(max(counts), "seed") + words(key)
         if key.run in plain or model.family == "transformer":
             title = f"{short_number(model.parameters)}, {seeds}"
             sizes.setdefault(row, []).append((title, values))

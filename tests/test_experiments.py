@@ -565,7 +565,7 @@ def test_panels_are_in_the_papers_order():
     """Rows of models, columns by size; an ablation stands beside the original of its flags."""
     def model(flags, swe=""):
         return {Key("abcdigits", f"{flags} --tokenizer bytes --lr 1", "0", "9", "16", "0.1",
-                    swe=swe): [1.0]}
+                    swe=swe, trials="1"): [1.0]}
 
     found = [model("--model multiscreen --psi 4"), model("--model multiscreen:no-gate --psi 2"),
              model("--model multiscreen --psi 2"), model("--model multiscreen --psi 2", "yes"),
@@ -580,6 +580,11 @@ def test_panels_are_in_the_papers_order():
     assert [title for title, _ in ablations["Multiscreen"]] == [
         "Original, 1 seed", "MiPE → RoPE, 1 seed", "w/o Gate, 1 seed"]
     assert [title for title, _ in ablations["Multiscreen + SWE"]] == ["Original, 1 seed"]
+
+    # A cell that one of two seeds has.
+    more = {key.at(seed="1", **at): x for key, x in found[2].items() for at in ({}, {"depth": 0.5})}
+    sizes, _ = grids.arrange([found[2] | more])
+    assert [title for title, _ in sizes["Multiscreen"]] == ["4.6K, 1 to 2 seeds"]
 
 
 # -------------------------------------------------------------- windows, relevance maps, samples
