@@ -156,9 +156,10 @@ def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds(tmp_path, monkeypat
         values |= grid(tmp_path, monkeypatch, *flags, seed=seed,
                        right=lambda model, least=least: model.layers[0].rope_scale >= least)
     one_seed = {key: x for key, x in values.items() if key.seed == "0"}
-    assert retrieval.get_cells(one_seed) == {(64, 0.5): ({"0": 1.0}, 2.0)}     # the first of them
+    assert retrieval.get_cells(one_seed) == {        # the first of them
+        (64, 0.5): ({"0": 1.0}, {"0": 2}, 2.0)}
     cells = retrieval.get_cells(values)
-    assert cells == {(64, 0.5): ({"0": 1.0, "1": 1.0}, 4.0)}
+    assert cells == {(64, 0.5): ({"0": 1.0, "1": 1.0}, {"0": 2, "1": 2}, 4.0)}
     assert "100.0% x4" in retrieval.table(cells, 64)
     assert retrieval.by_model(values, "passkey") == [values]
 
