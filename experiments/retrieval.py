@@ -51,7 +51,7 @@ def get_rows(models):
         for length, by_seed in mean_by_length(cells).items():
             mean, std, _ = mean_and_std(by_seed.values())
             column = [cell for (n, _), cell in cells.items() if n == length]
-            prompts = [n for cell in column for n in cell.prompts.values()]
+            prompts = [n for cell in column for seed, n in cell.prompts.items() if seed in by_seed]
             least, most = min(prompts), max(prompts)
             rows.append([key.task, name, length, length / int(flag(key.run, "--seq-len")),
                          len(by_seed), most if least == most else f"{least}-{most}",

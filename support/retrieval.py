@@ -46,12 +46,16 @@ def get_cells(values):
 
 
 def mean_by_length(cells):
-    """{length: {seed: mean share over the depths}}"""
+    """{length: {seed: mean share over the depths}}
+
+    Seeds that were measured at fewer depths than others are left out: their mean is of other cells.
+    """
     columns = {}
     for (length, _), cell in cells.items():
         for seed, share in cell.shares.items():
             columns.setdefault(length, {}).setdefault(seed, []).append(share)
-    return {length: {seed: statistics.mean(shares) for seed, shares in column.items()}
+    return {length: {seed: statistics.mean(shares) for seed, shares in column.items()
+                     if len(shares) == max(map(len, column.values()))}
             for length, column in columns.items()}
 
 

@@ -164,6 +164,14 @@ def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds(tmp_path, monkeypat
     assert retrieval.by_model(values, "passkey") == [values]
 
 
+def test_the_mean_over_the_depths_is_of_the_seeds_that_have_all_of_them(tmp_path, monkeypatch):
+    values = grid(tmp_path, monkeypatch, "--lengths", "64", "--depths", "0.1", "0.5")
+    values |= grid(tmp_path, monkeypatch, "--lengths", "64", "128", "--depths", "0.5", seed=1,
+                   right=lambda model: False)
+    means = retrieval.mean_by_length(retrieval.get_cells(values))
+    assert means == {64: {"0": 1.0}, 128: {"1": 0.0}}
+
+
 def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(tmp_path, monkeypatch):
     for flags in (["--lengths", "10"], ["--lengths", "64", "--rope-scale", "0"]):
         with pytest.raises(UsageError):
