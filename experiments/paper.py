@@ -74,9 +74,10 @@ def draw(name, commands, shown, out):
     """Run the commands of `drawing`. Maps and windows of the run `shown` that are there stay."""
     for program, *flags in commands:
         if name in ("maps", "windows"):
-            if (shown.folder(out) / f"{program.partition('.')[2]}.tsv").exists():
+            if all((shown.folder(out) / image).exists() for image in FIGURES[name].images):
                 continue
             shown.checkpoint(out)                      # trained again where it is gone
+            flags.append("--force")                    # its table may be of a killed process
         call(program, *flags)
 
 

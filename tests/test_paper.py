@@ -71,6 +71,16 @@ def test_what_is_missing_is_made_and_what_is_there_is_not(call, tmp_path, monkey
     assert read_table(path) == again[1:]
 
 
+def test_a_figure_of_a_killed_process_is_drawn_and_one_that_is_there_is_not(call, tmp_path,
+                                                                            monkeypatch):
+    (tmp_path / "o/a-0").mkdir(parents=True)
+    (tmp_path / "o/a-0/windows.tsv").touch()
+    call("--only", "windows")
+    assert "the median window of seed 0 is" in (tmp_path / "o/report.md").read_text()
+    monkeypatch.setattr(paper, "call", None)
+    call("--only", "windows")
+
+
 def test_steps_that_differ_in_their_seed_are_one_line(tmp_path):
     results = Results(tmp_path / "results.tsv")
     keys = [paper_steps.Key("passkey", "run", str(n), "0") for n in range(3)]
