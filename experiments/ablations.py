@@ -15,6 +15,7 @@ The models are in baselines/ablations.py. Every flag that is not listed below go
 if not __package__:
     raise SystemExit("error: run python -m experiments.ablations in the folder above")
 
+import math
 from pathlib import Path
 
 from experiments.common import mean_and_std, pyplot, report, save_figure, signed
@@ -48,6 +49,9 @@ def draw_ablations(plt, rows, path):
     ax.barh(there, paper_changes, xerr=[row["paper_std"] for row in rows], color=COLORS[4],
             hatch="//", label="paper, 28M", **bar)
     ax.axvline(0, color="black", lw=0.8)
+    for y, change in zip(here, changes):
+        if math.isnan(change):
+            ax.annotate("diverged", (0, y), (4, 0), textcoords="offset points", va="center")
 
     # From top to bottom in the table's order.
     ax.set_yticks(range(len(rows)), ["Original", *ABLATIONS.values()])

@@ -62,8 +62,9 @@ def draw_panels(plt, rows, path):
             key = next(iter(values))
             image = draw_cells(ax, get_cells(values), int(flag(key.run, "--seq-len")))
             ax.set_title(f"{name}, {title}" if n < 3 else f"{name}\n{title}")
-    task = key.task.partition(", ")[2]
-    fig.supxlabel(f"context (tokens; K = 1,024; dashed: training length){task and '; ' + task}\n"
+    task = key.task.partition(", ")[2]                 # titles have it where there are several
+    task = f"; {task}" if task and task not in title else ""
+    fig.supxlabel(f"context (tokens; K = 1,024; dashed: training length){task}\n"
                   "--: no needle found; white: not measured", fontsize=10)
     fig.supylabel("depth of the needle", fontsize=10)
     fig.colorbar(image, ax=axes, label="accuracy (%)")

@@ -55,8 +55,7 @@ def drawing(name, scale, found, out, results):
         if program == "experiments.training_curves":
             logs = [run.folder(out) / "log.tsv" for run in by_script.get("lr_sweep", [])
                     if run.seed == 0]
-            if logs := [path for path in logs if path.exists()]:   # none: it would take others
-                commands.append([program, *logs, "--out", out])
+            commands.append([program, *logs, "--out", out])
         elif program == "experiments.retrieval":
             commands.append([program, results.path])
         else:
@@ -71,8 +70,14 @@ def drawing(name, scale, found, out, results):
 
 
 def draw(name, commands, shown, out):
-    """Run the commands of `drawing`. Maps and windows of the run `shown` that are there stay."""
+    """Run the commands of `drawing`. What is there stays where its model or its logs are not.
+
+    Those are maps and windows, of the run `shown`, and the curves of training.
+    """
     for program, *flags in commands:
+        if program == "experiments.training_curves" and not all(map(Path.exists, flags[:-2])):
+            print("training curves are not drawn: some of the logs are gone")
+            continue
         if name in ("maps", "windows"):
             if all((shown.folder(out) / image).exists() for image in FIGURES[name].images):
                 continue

@@ -114,11 +114,9 @@ def ablations(out):
     more = f"{retrieval(others)} {perplexities(out, True)}"
     if not rows:
         return f"Here no validation loss can be compared: runs diverged. {more}"
-    dearer = [row["model"].partition(":")[2] for row in rows if row["change"].startswith("+")]
-    worst = max(rows, key=lambda row: float(row["val_loss"]))
-    return (f"{len(dearer)} of {len(rows)} ablations that did not diverge cost validation loss "
-            f"here ({', '.join(dearer) or 'none'}), all 5 in the paper; the costliest is "
-            f"{worst['model']}, in the paper multiscreen:no-gate. {more}")
+    changes = [f"{ABLATIONS[row['model'].partition(':')[2]]} {row['change']} "
+               f"({row['paper_change']})" for row in rows]
+    return f"Change of the validation loss here (in the paper): {', '.join(changes)}. {more}"
 
 
 def maps(out):

@@ -84,9 +84,10 @@ def command_of(run, out):
 def measuring(words, run, out, results):
     """The Step that measures a run's model."""
     program, *flags = words.split()
+    name = program.removesuffix(".py").rpartition(".")[2]
 
     def do():
-        with Lock(Path(out), f"{run.name}-{run.seed}.{program.rpartition('.')[2]}.lock"):
+        with Lock(Path(out), f"{run.name}-{run.seed}.{name}.lock"):
             call(program, *flags, "--ckpt", run.checkpoint(out), "--results", results.path)
 
     shown = f"{program_words(program)} {' '.join(flags)} --ckpt {out}/{run.name}-$n/ckpt.pt"

@@ -63,7 +63,8 @@ def get_rows(models):
 def draw_by_length(plt, models, path):
     """The means over the depths as curves by length, with a band of one std over the seeds.
 
-    Ablations have figures of their own: they are left out where there are other models.
+    A hollow marker is of fewer seeds than others of its curve. Ablations have figures of their own:
+    they are left out where there are other models.
     """
     plain = [x for x in models if model_of(next(iter(x)).run).variant not in ABLATIONS] or models
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
@@ -73,12 +74,17 @@ def draw_by_length(plt, models, path):
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
         plot_with_band(ax, list(found), means, stds, label=name, clip_on=False, **look(n))
+        most = max(map(len, found.values()))
+        fewer = {length: mean for length, mean in zip(found, means) if len(found[length]) < most}
+        ax.plot([*fewer], [*fewer.values()], clip_on=False, zorder=3, ms=5,
+                **look(n) | {"ls": "", "mfc": "white"})
         lengths |= found.keys()
         trained = int(flag(key.run, "--seq-len"))
         ax.axvline(trained, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (trained, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")
-    ax.set(xscale="log", ylim=(0, 100), xlabel="context (tokens)", ylabel="needles found (%)")
+    ax.set(xscale="log", ylim=(0, 100), ylabel="needles found (%)",
+           xlabel="context (tokens); a hollow marker is of fewer seeds")
     ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
     ax.minorticks_off()
     legend_below(fig, ax, 3)
@@ -110,7 +116,8 @@ def main():
         for name, models in found.items():
             if models:
                 draw_grids(plt, models, out / f"{name}.png")
-                draw_by_length(plt, models, out / f"{name}_by_length.png")
+        if found["abcdigits"]:
+            draw_by_length(plt, found["abcdigits"], out / "abcdigits_by_length.png")
 
 
 if __name__ == "__main__":

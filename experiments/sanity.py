@@ -68,8 +68,10 @@ def main():
     report(Path(args.out) / "sanity.tsv", COLUMNS, rows,
            f"Validation loss, nats per token, after {args.steps} steps")
     folders = [found[0].folder(args.out) for found in runs.values()]
-    show([folder for folder in folders if (folder / "log.tsv").exists()], args.window,
-         Path(args.out) / "sanity_curves.tsv")
+    if all((folder / "log.tsv").exists() for folder in folders):
+        show(folders, args.window, Path(args.out) / "sanity_curves.tsv")
+    else:
+        print("training curves are not drawn: some of the logs are gone")
 
 
 if __name__ == "__main__":
