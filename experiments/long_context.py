@@ -34,6 +34,7 @@ from experiments.style import (
     label_models,
     legend_below,
     look,
+    plain_axis,
     plot_with_band,
 )
 from support.cli import Parser, UsageError, cli
@@ -45,7 +46,7 @@ PANELS = {"positions": ("", "rope", "nope"),
           "TanhNorm, gate, acceptance width": ("", "no-tanhnorm", "no-gate", "fixed-r")}
 
 
-def draw_panel(ax, curves, labels):
+def draw_panel(plt, ax, curves, labels):
     """Perplexity by position: a curve for each key, the mean over its seeds, and a band."""
     for n, (key, seeds) in enumerate(curves.items()):
         mean, std, _ = zip(*summarize(seeds))
@@ -59,36 +60,53 @@ def draw_panel(ax, curves, labels):
         ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1, label=f"training length, {T:,} tokens")
     ax.set_xscale("log", base=2)
     ax.set(yscale="log", xlabel="position (tokens of context)")
-    ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    ax.yaxis.set_minor_formatter(lambda y, _: f"{y:g}")
+    plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
+
+
+def arrange(curves):
+    """(the curves of all models but ablations, those of the ablations and of their original).
+
+    The original is among the first, too, if no other Multiscreen is there.
+    """
+    ablated = [key.run for key in curves if model_of(key.run).variant in ABLATIONS]
+    same = {key: seeds for key, seeds in curves.items() if is_variant_of(key.run, ablated)}
+    plain = {key: seeds for key, seeds in curves.items() if key.run not in ablated}
+    others = {key: seeds for key, seeds in plain.items() if key not in same}
+    if any(model_of(key.run).family == "multiscreen" for key in others):
+        plain = others
+    return plain, same
+
+
+def name_runs(curves):
+    """{run: what a table calls its model}"""
+    labels = label_models(model_of(key.run)[:2] for key in curves)
+    plain, same = arrange(curves)
+    names = {key.run: labels[model_of(key.run)[:2]] for key in curves}
+    for key in same.keys() - plain.keys():
+        if model_of(key.run).variant not in ABLATIONS:
+            names[key.run] = "Multiscreen, Original"
+    return names
 
 
 def draw_perplexity(plt, curves, path):
     """The figure of all models but ablations, and one of the ablations, if there are any."""
-    labels = label_models(model_of(key.run)[:2] for key in curves)
-    labels = {key.run: labels[model_of(key.run)[:2]] for key in curves}
-    ablated = [key.run for key in curves if model_of(key.run).variant in ABLATIONS]
-    plain = {key: seeds for key, seeds in curves.items() if key.run not in ablated}
-    others = {key: x for key, x in plain.items() if not is_variant_of(key.run, ablated)}
-    if any(model_of(key.run).family == "multiscreen" for key in others):
-        plain = others                                 # the ablations' original has its own figure
+    plain, same = arrange(curves)
     if plain:
         fig, ax = plt.subplots(figsize=(WIDTH, 5.5), layout="constrained")
-        draw_panel(ax, plain, labels)
+        draw_panel(plt, ax, plain, name_runs(curves))
         ax.set_ylabel("perplexity per token")
         legend_below(fig, ax)
         save_figure(fig, path)
-    if not ablated:
+    if not same:
         return
 
-    fig, axes = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 5), sharey=True, layout="constrained")
-    same = {key: seeds for key, seeds in curves.items() if is_variant_of(key.run, ablated)}
+    fig, axes = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 5.5), sharey=True, layout="constrained")
     labels = {key.run: ABLATIONS.get(model_of(key.run).variant, "Original") for key in same}
     for ax, (title, variants) in zip(axes, PANELS.items()):
-        draw_panel(ax, {key: seeds for key, seeds in same.items()
-                        if model_of(key.run).variant in variants}, labels)
+        draw_panel(plt, ax, {key: seeds for key, seeds in same.items()
+                             if model_of(key.run).variant in variants}, labels)
         ax.set_title(title)
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     axes[0].set_ylabel("perplexity per token")
     save_figure(fig, path.with_name("long_context_ablations.png"))
 
@@ -127,10 +145,10 @@ def main():
     if not curves:
         raise UsageError(f"{results.path} holds no perplexity: --ckpt names what to measure")
 
-    labels, rows = label_models(model_of(key.run)[:2] for key in curves), []
+    names, rows = name_runs(curves), []
     for key, seeds in curves.items():
         for position, found in zip(positions(int(key.length)), summarize(seeds)):
-            rows.append([key.task, labels[model_of(key.run)[:2]], setting_of(key) or "as trained",
+            rows.append([key.task, names[key.run], setting_of(key) or "as trained",
                          len(seeds), position, position / int(flag(key.run, "--seq-len")), *found])
     report(results.path.with_name("long_context.tsv"), COLUMNS, rows,
            "Perplexity by position (tokens of context); the paper prints no numbers of its curves")

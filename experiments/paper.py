@@ -137,7 +137,7 @@ def main():
         for command in drawing(name, scale, found, out, results):
             marks.setdefault(f"python -m {' '.join(map(str, command))}", "")
         commands[name] = [command + mark for command, mark in marks.items()]
-    write_report(args.scale, out, commands, failed)
+    write_report(args.scale, scale.note, out, commands, failed)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class Scale(NamedTuple):
     measure: dict
     latency: str
     shown: str                                         # the model of maps and windows
+    note: str = ""                                     # for the report
 
 
 def with_ablations(flags):
@@ -69,7 +70,9 @@ TINY = Scale(
             ("abcdigits.py --lengths 256 512 --trials 2 --swe", ABLATED, None)],
     },
     latency="--psi 2 3 --transformer 2,2,24 --lengths 256 512 --repeats 1",
-    shown="multiscreen_psi3")
+    shown="multiscreen_psi3",
+    note="`tiny` is a check that everything runs. Nothing is learned: its numbers say nothing of "
+         "the paper.")
 
 # Two cores for a night. Retrieval needs ABCDigits to train on: small models of text find nothing.
 SMALL_ABC = "--data abcdigits --digits 2 --layers 4 --lr 0.015625"
@@ -118,7 +121,10 @@ SMALL = Scale(
             ("abcdigits.py --lengths 256 512 1024 2048 --trials 40 --swe", ABLATED, None)],
     },
     latency="",
-    shown="text_multiscreen")
+    shown="text_multiscreen",
+    note="Not part of this scale: models above 2M parameters, several sizes in retrieval and "
+         "perplexity, perplexity on books, passkey with expanded windows or beside a Transformer, "
+         "and anything on a GPU.")
 
 # The paper's. Nobody has run these commands here.
 PAPER_RUN = "--data slimpajama --tokenizer gpt2 --seq-len 4096 --batch-size 16 " \

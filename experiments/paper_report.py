@@ -62,7 +62,7 @@ def sanity(out):
 
 def is_ablated(row):
     """Whether a row of a table is of an ablation."""
-    return any(name in row["model"] for name in ABLATIONS.values())
+    return any(name in row["model"] for name in (*ABLATIONS.values(), "Original"))
 
 
 def perplexities(out, ablated):
@@ -111,12 +111,12 @@ def latency(out):
 def ablations(out):
     rows = [row for row in read(out / "ablations.tsv")[1:] if row["change"] != "-"]
     others = [row for row in read(out / "retrieval.tsv") if is_ablated(row)]
-    more = f"{retrieval(others)} {perplexities(out, True)}"
+    more = f"{perplexities(out, True)}\n\n{retrieval(others)}"
     if not rows:
         return f"Here no validation loss can be compared: runs diverged. {more}"
     changes = [f"{ABLATIONS[row['model'].partition(':')[2]]} {row['change']} "
                f"({row['paper_change']})" for row in rows]
-    return f"Change of the validation loss here (in the paper): {', '.join(changes)}. {more}"
+    return f"Change of the validation loss here (in the paper): {', '.join(changes)}.\n\n{more}"
 
 
 def maps(out):
@@ -147,16 +147,14 @@ SENTENCES = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "perple
 
 # --------------------------------------------------------------------------------- the file
 
-def write_report(name, out, commands, failed):
+def write_report(name, note, out, commands, failed):
     """Write OUT/report.md. commands: {figure: [command]}; failed: {command: why}."""
     text = [f"# The paper's evaluation, scale `{name}`\n",
             f"`python -m experiments.paper --scale {name} --out {out}` draws this from the rows of "
             "[results.tsv](results.tsv). What that table holds is not measured again: begin with "
             f"a copy of it in {out}. Commands whose rows are not all there are marked; the "
             "table may also have rows of other commands, with other seeds or fewer prompts.\n"]
-    if name == "tiny":
-        text.append("`tiny` is a check that everything runs. Nothing is learned: its numbers say "
-                    "nothing of the paper.\n")
+    text.append(f"{note}\n")
     for key, figure in FIGURES.items():
         images = [path for image in figure.images
                   for path in [out / image, *sorted(out.glob(f"*/{image}"))] if path.exists()]

@@ -76,7 +76,7 @@ def draw_by_length(plt, models, path):
         plot_with_band(ax, list(found), means, stds, label=name, clip_on=False, **look(n))
         most = max(map(len, found.values()))
         fewer = {length: mean for length, mean in zip(found, means) if len(found[length]) < most}
-        ax.plot([*fewer], [*fewer.values()], clip_on=False, zorder=3, ms=5,
+        ax.plot([*fewer], [*fewer.values()], clip_on=False, in_layout=False, zorder=3, ms=5,
                 **look(n) | {"ls": "", "mfc": "white"})
         lengths |= found.keys()
         trained = int(flag(key.run, "--seq-len"))

@@ -42,9 +42,9 @@ def millions_axis(plt, ax):
     ax.minorticks_off()
 
 
-def plain_axis(plt, axis):
-    """Ticks of a logarithmic axis at 1, 2 and 5 times a power of ten, as whole numbers."""
-    axis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+def plain_axis(plt, axis, at=(1, 2, 5)):
+    """Ticks of a logarithmic axis `at` times a power of ten, as whole numbers."""
+    axis.set_major_locator(plt.LogLocator(subs=at))
     axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}")
     axis.set_minor_locator(plt.NullLocator())
 

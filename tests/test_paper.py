@@ -193,6 +193,6 @@ def test_the_sentences_say_what_the_tables_hold(tmp_path):
     assert said == "Needles found: Multiscreen 99% at 256 and 99% at 256 tokens (seeds: 3 and 3)."
     said = say("ablations", "ablations.tsv", "model|change|paper_change", "multiscreen|+0|+0",
                "multiscreen:no-gate|+0.5|+0.06", "multiscreen:rope|-|+0.03")
-    assert "(in the paper): w/o Gate +0.5 (+0.06). Needles" in said
+    assert "(in the paper): w/o Gate +0.5 (+0.06).\n" in said
     assert "Needles found: Multiscreen, w/o Gate 98%" in said
     assert "training length: Multiscreen, w/o Gate 4 and 11 at 8 times it." in said
