@@ -112,7 +112,7 @@ def get_parser(doc):
     p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
                    help="where the needle is: 0 first, 1 last [.1 .3 .5 .7 .9]")
     p.add_argument("--trials", type=int,
-                   help="prompts in a cell (paper: 1000) [20 on a CPU, 1000 on a GPU]")
+                   help="prompts in a cell (paper: 1000) [10 on a CPU, 1000 on a GPU]")
     p.add_argument("--swe", action="store_true",
                    help="screening-window expansion: windows beyond the training length become "
                    "infinite")
@@ -143,7 +143,7 @@ def measure(args, results, model, tokenizer, ckpt, task, get_prompts):
 
     trials = args.trials
     if trials is None:
-        trials = 1000 if args.device.startswith("cuda") else 20
+        trials = 1000 if args.device.startswith("cuda") else 10
     T_train = ckpt["args"]["seq_len"]
     lengths = args.lengths or [T_train * 2**n for n in range(6) if possible(T_train * 2**n)]
 

@@ -8,7 +8,7 @@ Paper:  python -m experiments.passkey --ckpt out/scaling_paper/multiscreen_psi16
         The bottom row of the paper's figure: add --swe. The top row: a Transformer's checkpoint
         with --rope-scale 1 2 4 8 16 32 64.
 Small:  python -m experiments.passkey --ckpt out/ckpt.pt
-        20 prompts in a cell, 1 to 32 times the training length, 2 minutes on a CPU. What it leaves
+        10 prompts in a cell, 1 to 32 times the training length, 2 minutes on a CPU. What it leaves
         out: a model that has read enough English to understand the question. One trained on other
         text finds nothing.
 
