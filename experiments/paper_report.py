@@ -103,9 +103,14 @@ def latency(out):
     rows = [row for row in read(out / "latency.tsv") if row["x_flash"] != "-"]
     if not rows:
         return "Not measured."
-    return "The Transformer's time over Multiscreen's: " + "; ".join(
-        f"{row['model']}, {row['setting']}, {row['length']} tokens: {float(row['x_flash']):.2f}"
-        for row in rows) + ". The paper's is above 1 on a GPU; this is this machine."
+    curves = {}
+    for row in rows:
+        curves.setdefault(f"{row['model']}, {row['setting']}", []).append(
+            f"{float(row['x_flash']):.2f} at {row['length']} tokens")
+    found = [f"{name} {' and '.join(dict.fromkeys((said[0], said[-1])))}"
+             for name, said in curves.items()]
+    return ("The time of the Transformer beside it, with flash attention, over Multiscreen's: "
+            f"{'; '.join(found)}. In the paper it is above 1, on a GPU.")
 
 
 def ablations(out):

@@ -32,7 +32,7 @@ from experiments.common import mean_and_std, pyplot, report, save_figure
 from experiments.fits import fit_line, per_doubling, saving
 from experiments.models import parameters_of
 from experiments.runs import flat, make_runs, parse_flags, train_missing
-from experiments.style import WIDTH, look, millions_axis, plot_with_band
+from experiments.style import WIDTH, look, millions_axis
 from support.cli import Parser, UsageError, cli
 
 TRANSFORMERS = ["transformer:2,2,28", "transformer:2,2,48", "transformer:3,4,64",
@@ -64,7 +64,7 @@ def draw_scaling(plt, models, path):
             if not sizes:
                 continue
             name, style = family.capitalize(), look(n)
-            plot_with_band(ax, sizes, losses, stds, **style | {"ls": "none", "ms": 7})
+            ax.errorbar(sizes, losses, stds, capsize=4, ms=7, **style | {"ls": "none"})
             if line := fit_line(*select(models, family, key, only_fitted=True)[:2]):
                 ends = np.array([min(sizes), max(sizes)], dtype=float)
                 ax.plot(ends, line[0] + line[1] * np.log(ends), color=style["color"],
