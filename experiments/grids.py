@@ -13,31 +13,39 @@ ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
 def arrange(models):
     """({row: [(title, {Key: share})]} of all sizes, the same of the ablations), small ones first.
 
-    models: as `by_model` gives them. An ablation's original has the same flags but for --model.
+    models: as `by_model` gives them. An ablation's original has the same flags but for --model; it
+    stands beside them at their lengths.
     """
     sizes, ablations, order = {}, {}, ["", *ABLATIONS]
     words = tell_apart([key for values in models for key in values])
     models = sorted(((next(iter(values)), values) for values in models),
                     key=lambda pair: model_of(pair[0].run).parameters)
     ablated = [key.run for key, _ in models if model_of(key.run).variant in ABLATIONS]
+    lengths = {k.length for key, values in models if key.run in ablated for k in values}
     plain = [key.run for key, _ in models if model_of(key.run).variant not in ABLATIONS
              and model_of(key.run).family == "multiscreen"]
     plain = [run for run in plain if not is_variant_of(run, ablated)] or plain
     for key, values in models:
         model = model_of(key.run)
         row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
-        counts = {len(cell.shares) for cell in get_cells(values).values()}
-        least = f"{min(counts)} to " if len(counts) > 1 else ""    # cells may have fewer
-        seeds = least + count_of(max(counts), "seed") + words(key)
         if key.run in plain or model.family == "transformer":
-            title = f"{short_number(model.parameters)}, {seeds}"
+            title = f"{short_number(model.parameters)}, {count_seeds(values)}{words(key)}"
             sizes.setdefault(row, []).append((title, values))
-        if is_variant_of(key.run, ablated):
-            title = f"{ABLATIONS.get(model.variant, 'Original')}, {seeds}"
+        values = {k: x for k, x in values.items() if k.length in lengths}
+        if values and is_variant_of(key.run, ablated):
+            name = ABLATIONS.get(model.variant, "Original")
+            title = f"{name}, {count_seeds(values)}{words(key)}"
             ablations.setdefault(row, []).append((order.index(model.variant), title, values))
     for row, panels in ablations.items():
         ablations[row] = [panel[1:] for panel in sorted(panels, key=lambda panel: panel[0])]
     return sizes, ablations
+
+
+def count_seeds(values):
+    """"3 seeds", or "1 to 3 seeds" where some cells have fewer."""
+    counts = {len(cell.shares) for cell in get_cells(values).values()}
+    least = f"{min(counts)} to " if len(counts) > 1 else ""
+    return least + count_of(max(counts), "seed")
 
 
 def draw_grids(plt, models, path):

@@ -581,6 +581,11 @@ def test_panels_are_in_the_papers_order():
         "Original, 1 seed", "MiPE → RoPE, 1 seed", "w/o Gate, 1 seed"]
     assert [title for title, _ in ablations["Multiscreen + SWE"]] == ["Original, 1 seed"]
 
+    # The original stands there at the lengths of the ablations only.
+    longer = found[2] | {key.at(length=32): x for key, x in found[2].items()}
+    _, ablations = grids.arrange([longer, found[1]])
+    assert [values for _, values in ablations["Multiscreen"]] == [found[2], found[1]]
+
     # A cell that one of two seeds has.
     more = {key.at(seed="1", **at): x for key, x in found[2].items() for at in ({}, {"depth": 0.5})}
     sizes, _ = grids.arrange([found[2] | more])
