@@ -16,7 +16,7 @@ Small:  python -m experiments.training_curves
 --log-every 1. Gradient norms are measured before clipping. Their median, 90th percentile and
 maximum are taken over the second half of the steps. A spike is a row, of the loss or of the norm,
 more than 5 standard deviations above the mean of the WINDOW rows before it. The column `end` says
-"diverged" by lr_sweep's criterion. The figure draws norms above 1 as crosses at 1, like the paper.
+"diverged" by lr_sweep's criterion. The figure draws norms above its axis as crosses at its end.
 What a run is stands in flags.txt beside its log.
 """
 if not __package__:
@@ -52,12 +52,13 @@ def parse_folder(folder):
     if not line:
         return "", folder.name, 0
     rate, seed = float(flag(line, "--lr")), int(flag(line, "--seed"))
-    words = [] if math.log2(rate).is_integer() else [f"{rate:g}"]
-    model = model_of(line)
+    words, model = [], model_of(line)
     if model.family == "transformer":
-        words += [f"w/o {what}" for what, name in (("weight decay", "--weight-decay"),
-                                                   ("clipping", "--clip"))
-                  if not float(flag(line, name))]
+        words = [f"w/o {what}" for what, name in (("weight decay", "--weight-decay"),
+                                                  ("clipping", "--clip"))
+                 if not float(flag(line, name))]
+    if not words and not math.log2(rate).is_integer():
+        words = [f"{rate:g}"]
     size = f"{paper_name(model.name)}, {short_number(model.parameters)}"
     return size, ", ".join(words) or int(math.log2(rate)), seed
 
@@ -79,7 +80,8 @@ def draw_curves(plt, runs, window, path):
     """Losses above, gradient norms below, a column for each model. runs[folder]: step, loss, norm.
 
     Of several seeds only the first is drawn. The loss axis ends at 1.2 times the largest first row;
-    a title names the runs that stay above it.
+    a title names the runs that stay above it. The norms' axis ends at 1, like the paper's, or at
+    twice the norm of the middle run, in halves.
     """
     columns = {}
     for folder, run in runs.items():
@@ -88,6 +90,8 @@ def draw_curves(plt, runs, window, path):
     styles = get_styles(plt, {key for lines in columns.values() for key in lines})
     low = min(moving_average(loss, window).min() for _, loss, _ in runs.values())
     high = 1.2 * max(loss[0] for _, loss, _ in runs.values())
+    middle = np.median([np.median(norm) for *_, norm in runs.values()])
+    top = max(1, math.ceil(4 * middle) / 2)
 
     fig, axes = plt.subplots(2, len(columns), figsize=(WIDTH, 6.5), sharex="col", sharey="row",
                              squeeze=False, layout="constrained")
@@ -101,18 +105,24 @@ def draw_curves(plt, runs, window, path):
             marker = "." if len(smooth) == 1 else ""
             above.plot(step[len(step) - len(smooth) :], smooth, color=color, ls=line, lw=1.5,
                        marker=marker)
-            below.plot(step, np.minimum(norm, 1), color=color, ls=line, lw=1)
-            below.plot(step[norm > 1], np.ones((norm > 1).sum()), "x", color=color, ms=4)
+            shown = np.minimum(norm, top)
+            below.plot(step, shown, color=color, lw=0.5, alpha=0.3)
+            below.plot(step[len(step) - len(smooth) :], moving_average(shown, window), color=color,
+                       ls=line, lw=1.5)
+            below.plot(step[norm > top], shown[norm > top], "x", color=color, ms=4)
         title = [model] if model else []
         if outside:
             title.append(f"above the axis: {', '.join(outside)}")
         above.set(title="\n".join(title), ylim=(low - 0.05 * (high - low), high))
-        below.set(xlabel="optimizer step", ylim=(0, 1.05))
+        below.set(xlabel="optimizer step", ylim=(0, 1.05 * top))
     axes[0, 0].set_ylabel(f"training loss (nats per token),\nmean of {window} rows of the log")
-    axes[1, 0].set_ylabel("gradient norm before clipping\n(above 1: crosses)")
+    axes[1, 0].set_ylabel("gradient norm before clipping,\n"
+                          f"and its mean (above {top:g}: crosses)")
     handles = [plt.Line2D([], [], color=color, ls=line, label=label)
                for color, line, label in styles.values()]
     title, ncols = ("learning rate", 8) if any(columns) else (None, 2)
+    if any("w/o" in label for _, _, label in styles.values()):
+        title += ", or what is left out"
     fig.legend(handles=handles, title=title, loc="outside lower center", ncols=ncols, frameon=False)
     save_figure(fig, path)
 

@@ -309,7 +309,7 @@ def test_the_sanity_check_has_four_runs_and_their_curves(call, data, tmp_path):
     folders = ["transformer_1,1,4-0", "transformer_1,1,4_no_decay-0",
                "transformer_1,1,4_no_clipping-0", "multiscreen_psi1-0"]
     found = [training_curves.parse_folder(tmp_path / "out/sanity" / name)[1] for name in folders]
-    assert found == ["0.001", "0.001, w/o weight decay", "0.001, w/o clipping", -4]
+    assert found == ["0.001", "w/o weight decay", "w/o clipping", -4]
     rows = read_table(tmp_path / "out/sanity/sanity_curves.tsv")
     assert [row["run"] for row in rows] == folders
 
