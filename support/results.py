@@ -82,8 +82,8 @@ class Results:
                     break
                 cells = tuple(line.decode(errors="replace").rstrip("\n").split("\t"))
                 if not self.position and cells != COLUMNS:
-                    raise UsageError(f"{self.path} is not a table of measurements: name another "
-                                     "with --results")
+                    raise UsageError(f"{self.path} is not a table of measurements: move it away, "
+                                     "or name another")
                 self.position += len(line)
                 self.take(cells)
 
