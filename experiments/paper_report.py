@@ -44,7 +44,10 @@ def lr_sweep(out):
         end = f"at least one seed diverges at {', '.join(bad)}" if bad else "no seed diverges"
         found.append(f"{paper_name(name)} {best}, {end}")
     return (f"Here {'; '.join(found)} (tried up to 2^{rows[-1]['exponent']}). In the paper the "
-            "Transformer's limit is below 2^-4, Multiscreen's is not reached.")
+            "Transformer's limit is below 2^-4, Multiscreen's is not reached.\n\n"
+            "The table has validation losses in nats per token, means over the seeds that did not "
+            "diverge; a model without std has one seed. The curves of training are of one seed a "
+            "rate, and of the rates whose logs were there.")
 
 
 def sanity(out):
