@@ -76,7 +76,8 @@ def perplexities(out, ablated):
             key = row["task"], row["model"], row["curve"].replace("as trained", "")
             curves.setdefault(key, []).append(row)
     found = [f"{' '.join(key[1:]).strip()} {float(rows[0]['perplexity']):.3g} and "
-             f"{float(rows[-1]['perplexity']):.3g} at {float(rows[-1]['x_training']):g} times it"
+             f"{float(rows[-1]['perplexity']):.3g} at {float(rows[-1]['x_training']):g} times it "
+             f"(seeds: {rows[-1]['seeds']})"
              for key, rows in curves.items()]
     return f"Perplexity per token at the training length: {'; '.join(found) or 'not measured'}."
 

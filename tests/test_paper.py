@@ -181,12 +181,12 @@ def test_the_sentences_say_what_the_tables_hold(tmp_path):
     assert "gradient norm is 0.25 times" in said
 
     # Ablations are told with the ablations only, and each curve has its own length.
-    head = "task|model|curve|x_training|perplexity"
-    rows = [f"p|{model}|as trained|{x}|{x + 3}" for model, x in (
+    head = "task|model|curve|seeds|x_training|perplexity"
+    rows = [f"p|{model}|as trained|3|{x}|{x + 3}" for model, x in (
         ("Multiscreen", 0), ("Multiscreen", 1), ("Multiscreen", 32), ("Multiscreen, w/o Gate", 1),
         ("Multiscreen, w/o Gate", 8))]
     said = say("perplexity", "long_context.tsv", head, *rows)
-    assert ": Multiscreen 4 and 35 at 32 times it. In" in said
+    assert ": Multiscreen 4 and 35 at 32 times it (seeds: 3). In" in said
     rows = ["abcdigits, 2 digits|Multiscreen|256|3|99%", "passkey|Multiscreen|512|3|1%",
             "abcdigits, 2 digits|Multiscreen, w/o Gate|256|1|98%"]
     said = say("retrieval", "retrieval.tsv", "task|model|length|seeds|mean", *rows)
@@ -195,4 +195,4 @@ def test_the_sentences_say_what_the_tables_hold(tmp_path):
                "multiscreen:no-gate|+0.5|+0.06", "multiscreen:rope|-|+0.03")
     assert "(in the paper): w/o Gate +0.5 (+0.06).\n" in said
     assert "Needles found: Multiscreen, w/o Gate 98%" in said
-    assert "training length: Multiscreen, w/o Gate 4 and 11 at 8 times it." in said
+    assert "training length: Multiscreen, w/o Gate 4 and 11 at 8 times it (seeds: 3)." in said
