@@ -148,8 +148,10 @@ def windows(out):
     return "Not drawn."
 
 
+GRIDS = ("Bands: one standard deviation over the seeds. A Transformer has the best of its RoPE "
+         "scaling factors in each cell; in the second figure ×n names it.")
 SENTENCES = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "perplexity": perplexity,
-             "retrieval": lambda out: retrieval(retrieved(out, "abcdigits")),
+             "retrieval": lambda out: f"{retrieval(retrieved(out, 'abcdigits'))} {GRIDS}",
              "passkey": lambda out: retrieval(retrieved(out, "passkey")),
              "latency": latency, "ablations": ablations, "maps": maps, "windows": windows}
 
