@@ -120,7 +120,7 @@ def latency(out):
 def ablations(out):
     rows = [row for row in read(out / "ablations.tsv")[1:] if row["change"] != "-"]
     others = [row for row in read(out / "retrieval.tsv") if is_ablated(row)]
-    more = f"{perplexities(out, True)}\n\n{retrieval(others)}"
+    more = f"{perplexities(out, True)}\n\n{retrieval(others)} The original's are under ABCDigits."
     if not rows:
         return f"Here no validation loss can be compared: runs diverged. {more}"
     changes = [f"{ABLATIONS[row['model'].partition(':')[2]]} {row['change']} "
