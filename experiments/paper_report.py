@@ -114,7 +114,8 @@ def latency(out):
     found = [f"{name} {' and '.join(dict.fromkeys((said[0], said[-1])))}"
              for name, said in curves.items()]
     return ("The time of the Transformer beside it, with flash attention, over Multiscreen's: "
-            f"{'; '.join(found)}. In the paper it is above 1, on a GPU.")
+            f"{'; '.join(found)}. In the paper it is above 1, on a GPU. `initial` windows are "
+            "those before training, `trained-like` ones a guess at those after it.")
 
 
 def ablations(out):
