@@ -72,8 +72,10 @@ def draw_panels(plt, rows, path):
             ax.set_title(f"{name}, {title}" if n < 3 else f"{name}\n{title}")
     task = key.task.partition(", ")[2]                 # titles have it where there are several
     task = f"; {task}" if task and task not in title else ""
+    scaled = any(k.factor for panels in rows.values() for _, values in panels for k in values)
     fig.supxlabel(f"context (tokens; K = 1,024; dashed: training length){task}\n"
-                  "--: no needle found; white: not measured", fontsize=10)
+                  "--: no needle found; white: not measured"
+                  f"{'; ×n: the best RoPE scaling factor' * scaled}", fontsize=10)
     fig.supylabel("depth of the needle", fontsize=10)
     fig.colorbar(image, ax=axes, label="accuracy (%)")
     save_figure(fig, path)
