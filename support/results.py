@@ -64,9 +64,13 @@ class Results:
 
     def __init__(self, path):
         self.path, self.position = Path(path), 0
-        self.values, self.weights, self.begun = {}, {}, {}
+        self.values, self.weights, self.begun, self.others = {}, {}, {}, 0
         self.lock = filelock.FileLock(f"{path}.lock")
+        if self.path.is_dir() or self.path.parent.is_file():
+            raise UsageError(f"{self.path} cannot be a table: a folder stands there, or a file in "
+                             "place of its folder; name another")
         self.refresh()
+        say_others(self.path, self.others)
 
     def refresh(self):
         """Read the rows that were added since, by this process or another."""
@@ -75,7 +79,7 @@ class Results:
         with open(self.path, "rb") as file:
             if self.position > os.fstat(file.fileno()).st_size:        # deleted, and begun anew
                 self.position = 0
-                self.values, self.weights = {}, {}
+                self.values, self.weights, self.others = {}, {}, 0
             file.seek(self.position)
             for line in file:
                 if not line.endswith(b"\n"):           # its writer was killed, or still writes
@@ -98,6 +102,8 @@ class Results:
         key = Key(*cells[:n])
         if numbers and protocol == protocol_of(key):
             self.values[key], self.weights[key] = numbers, weights
+        elif numbers:
+            self.others += 1
 
     def has(self, key, weights=""):
         """Whether the table holds that measurement, of these weights if they are given."""
@@ -124,6 +130,14 @@ class Results:
         if not self.has(key, weights):
             self.add(key, function(), weights)
         return self.values[key]
+
+
+@functools.cache
+def say_others(path, n):
+    """Say once that n rows of a table do not count."""
+    if n:
+        print(f"{n} rows of {path} are of other equations (is multiscreen.py changed?) or of an "
+              "older protocol: they do not count", file=sys.stderr)
 
 
 def text(x):

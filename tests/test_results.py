@@ -49,13 +49,24 @@ def test_other_weights_are_measured_anew_and_the_last_row_counts(tmp_path):
     assert len(read_table(tmp_path / "results.tsv")) == 2
 
 
-def test_rows_of_an_older_protocol_are_kept_and_not_read(tmp_path, monkeypatch):
+def test_rows_of_an_older_protocol_are_kept_and_not_read(tmp_path, monkeypatch, capsys):
+    """And a line says so."""
     Results(tmp_path / "results.tsv").add(KEY, [1])
+    Results(tmp_path / "results.tsv")
+    assert not capsys.readouterr().err
     monkeypatch.setitem(protocol_of.__globals__["PROTOCOLS"], "passkey", 2)
     results = Results(tmp_path / "results.tsv")
+    assert capsys.readouterr().err.startswith("1 rows of ")
     assert not results.has(KEY)
     results.add(KEY, [2])
     assert [row["value"] for row in read_table(tmp_path / "results.tsv")] == ["1", "2"]
+
+
+def test_what_cannot_be_a_table_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file/results.tsv"):
+        with pytest.raises(UsageError, match="name another"):
+            Results(path)
 
 
 @pytest.mark.parametrize("torn", ["passkey\t--model mul", "passkey\trun\t0\t10" + "\t" * 7 + "1\t"])
