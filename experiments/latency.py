@@ -136,6 +136,11 @@ def get_rows(keys, results):
     return rows
 
 
+def kind_of(row):
+    """The family of a row's model."""
+    return "Transformer" if row["setting"] in BACKENDS else "Multiscreen"
+
+
 def draw_latency(plt, rows, T_train, path):
     """Latency by length for the largest pair, and by size at the longest length if more are there.
 
@@ -148,19 +153,21 @@ def draw_latency(plt, rows, T_train, path):
         panels.append(("parameters", f"parameters (millions), at {longest:,} tokens",
                        [row for row in rows if row["length"] == longest]))
     if all_lengths:
-        sizes = sorted({row["parameters"] for row in rows if row["model"] in all_lengths})
-        panels.append(("length", f"context (tokens), {' and '.join(map(short_number, sizes))}",
-                       [row for row in rows if row["model"] in all_lengths]))
+        shown = [row for row in rows if row["model"] in all_lengths]
+        sizes = {kind_of(row): short_number(row["parameters"]) for row in shown}
+        names = ", ".join(f"{kind} {size}" for kind, size in sizes.items())
+        panels.append(("length", f"context (tokens); {names}", shown))
     fig, axes = plt.subplots(1, max(len(panels), 1), figsize=(WIDTH, 4.8), sharey=True,
                              squeeze=False, layout="constrained")
     for ax, (x, xlabel, shown) in zip(axes[0], panels):
         for n, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
             line = [row for row in shown if row["setting"] == setting and row["ms"] is not None]
             if line:
-                kind, ls = ("Transformer", "--") if setting in BACKENDS else ("Multiscreen", "-")
+                kind, stds = kind_of(line[0]), [row["std_ms"] or 0 for row in line]
                 ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
-                            [row["std_ms"] or 0 for row in line], capsize=3, ms=5,
-                            label=f"{kind}, {setting}", **look(n) | {"ls": ls})
+                            stds if any(stds) else None, capsize=3, ms=5,
+                            label=f"{kind}, {setting}",
+                            **look(n) | {"ls": "--" if kind == "Transformer" else "-"})
         millions_axis(plt, ax)
         ax.set(xlabel=xlabel, yscale="log")
         plain_axis(plt, ax.yaxis)

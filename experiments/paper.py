@@ -119,8 +119,8 @@ def main():
     steps = {name: get_steps(name, scale, found, out, results) for name in FIGURES}
     if args.list:
         left = set().union(*(show(name, steps[name], results) for name in args.only))
-        print(f"\n{len(left)} rows are missing in all, about {clock(sum(map(seconds, left)))} of one "
-              "core")
+        time_left = clock(sum(map(seconds, left)))
+        print(f"\n{len(left)} rows are missing in all, about {time_left} of one core")
         return
 
     failed = {}

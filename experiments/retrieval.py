@@ -67,6 +67,7 @@ def draw_by_length(plt, models, path):
     they are left out where there are other models.
     """
     plain = [x for x in models if model_of(next(iter(x)).run).variant not in ABLATIONS] or models
+    plain = sorted(plain, key=lambda x: next((key.swe, key.run) for key in x))     # SWE last
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
     lengths = set()
     for n, (name, key, cells) in enumerate(with_names(plain)):
