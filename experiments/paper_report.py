@@ -2,8 +2,10 @@
 
 The sentences are made from the tables, so they say what is there, whatever it is.
 """
+import math
+
 from experiments.paper_plan import FIGURES
-from experiments.style import ABLATIONS, paper_name
+from experiments.style import ABLATIONS, count_of, paper_name
 
 
 def read(path):
@@ -21,6 +23,17 @@ def markdown(rows):
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(row.values()).replace(" |  |", " | |") + " |" for row in rows]
     return "\n".join(lines) + "\n\n"
+
+
+def spread(rows, name, column, value):
+    """A table in Markdown: a line for each name(row), value(row) in a column for each row[column].
+    """
+    lines = {}
+    for row in rows:
+        lines.setdefault(name(row), {})[row[column]] = value(row)
+    columns = sorted({x for line in lines.values() for x in line}, key=float)
+    return markdown([{"": name} | {x: line.get(x, "") for x in columns}
+                     for name, line in lines.items()])
 
 
 # ------------------------------------------------------------------------------ the sentences
@@ -69,22 +82,22 @@ def is_ablated(row):
 
 
 def perplexities(out, ablated):
-    """What the curves begin and end with, those of the ablations or all others."""
-    curves = {}
-    for row in read(out / "long_context.tsv"):
-        if is_ablated(row) == ablated and float(row["x_training"]) >= 1:
-            key = row["task"], row["model"], row["curve"].replace("as trained", "")
-            curves.setdefault(key, []).append(row)
-    found = [f"{' '.join(key[1:]).strip()} {float(rows[0]['perplexity']):.3g} and "
-             f"{float(rows[-1]['perplexity']):.3g} at {float(rows[-1]['x_training']):g} times it "
-             f"(seeds: {rows[-1]['seeds']})"
-             for key, rows in curves.items()]
-    return f"Perplexity per token at the training length: {'; '.join(found) or 'not measured'}."
+    """The curves at powers of two, those of the ablations or all others, as a table."""
+    rows = [row for row in read(out / "long_context.tsv") if is_ablated(row) == ablated
+            and float(row["x_training"]) >= 1 and math.log2(float(row["x_training"])).is_integer()]
+    tasks = len({row["task"] for row in rows})
+
+    def name(row):
+        words = [row["task"]] * (tasks > 1) + [row["model"], row["curve"]]
+        return f"{', '.join(words)} ({count_of(int(row['seeds']), 'seed')})"
+
+    table = spread(rows, name, "x_training", lambda row: f"{float(row['perplexity']):.3g}")
+    return f"Perplexity per token, by times the training length:\n\n{table or 'not measured'}"
 
 
 def perplexity(out):
-    return (f"{perplexities(out, False)} In the paper Multiscreen's is stable and the "
-            "Transformer's rises sharply. Bands: one standard deviation.")
+    return (f"{perplexities(out, False)}In the paper Multiscreen's is stable and the Transformer's "
+            "rises sharply. Bands: one standard deviation.")
 
 
 def retrieved(out, task):
@@ -121,7 +134,10 @@ def latency(out):
 def ablations(out):
     rows = [row for row in read(out / "ablations.tsv")[1:] if row["change"] != "-"]
     others = [row for row in read(out / "retrieval.tsv") if is_ablated(row)]
-    more = f"{perplexities(out, True)}\n\n{retrieval(others)} The original's are under ABCDigits."
+    table = spread(others, lambda row: f"{row['model']} ({count_of(int(row['seeds']), 'seed')})",
+                   "length", lambda row: row["mean"])
+    more = (f"{perplexities(out, True)}Needles found, by tokens of context; the original's are "
+            f"under ABCDigits:\n\n{table or 'not measured'}")
     if not rows:
         return f"Here no validation loss can be compared: runs diverged. {more}"
     changes = [f"{ABLATIONS[row['model'].partition(':')[2]]} {row['change']} "

@@ -186,7 +186,8 @@ def test_the_sentences_say_what_the_tables_hold(tmp_path):
         ("Multiscreen", 0), ("Multiscreen", 1), ("Multiscreen", 32), ("Multiscreen, w/o Gate", 1),
         ("Multiscreen, w/o Gate", 8))]
     said = say("perplexity", "long_context.tsv", head, *rows)
-    assert ": Multiscreen 4 and 35 at 32 times it (seeds: 3). In" in said
+    assert "\n|  | 1 | 32 |\n" in said
+    assert said.count("\n| Multiscreen, as trained (3 seeds) | 4 | 35 |\n\n") == 1
     rows = ["abcdigits, 2 digits|Multiscreen|256|3|99%", "passkey|Multiscreen|512|3|1%",
             "abcdigits, 2 digits|Multiscreen, w/o Gate|256|1|98%"]
     said = say("retrieval", "retrieval.tsv", "task|model|length|seeds|mean", *rows)
@@ -194,5 +195,5 @@ def test_the_sentences_say_what_the_tables_hold(tmp_path):
     said = say("ablations", "ablations.tsv", "model|change|paper_change", "multiscreen|+0|+0",
                "multiscreen:no-gate|+0.5|+0.06", "multiscreen:rope|-|+0.03")
     assert "(in the paper): w/o Gate +0.5 (+0.06).\n" in said
-    assert "Needles found: Multiscreen, w/o Gate 98%" in said
-    assert "training length: Multiscreen, w/o Gate 4 and 11 at 8 times it (seeds: 3)." in said
+    assert "\n|  | 256 |\n|---|---|\n| Multiscreen, w/o Gate (1 seed) | 98% |\n" in said
+    assert "\n| Multiscreen, w/o Gate, as trained (3 seeds) | 4 | 11 |\n" in said
