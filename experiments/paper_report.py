@@ -39,11 +39,14 @@ def spread(rows, name, column, value):
 # ------------------------------------------------------------------------------ the sentences
 
 def scaling(out):
+    seeds = sorted({row["seeds"] for row in read(out / "scaling.tsv")})
     for row in read(out / "fits.tsv"):
         if row["size"] == "total" and row["saving"] != "-":
             return (f"Here Multiscreen saves {row['saving']} of the parameters at the same loss "
                     f"({row['at_loss']}), with a standard deviation of {row['std']} by the fits; "
-                    "below 0 it needs more. The paper says roughly 30 %.")
+                    "below 0 it needs more. The paper says roughly 30 %. Seeds of a size: "
+                    f"{' or '.join(seeds)}. The Transformers' learning rate is the paper's, not "
+                    "the best one here.")
     return "Here the fitted lines have no loss in common, or do not fall: there is no saving."
 
 
