@@ -12,10 +12,11 @@ what is in it is not made again, where the checkpoints are gone, too.
 if not __package__:
     raise SystemExit("error: run python -m experiments.paper in the folder above")
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from experiments.paper_plan import FIGURES, SCALES
-from experiments.paper_report import write_report
+from experiments.paper_report import read, write_report
 from experiments.paper_steps import as_lines, call, get_runs, get_steps, seconds, show_paper
 from experiments.runs import do_all
 from support.cli import Parser, UsageError, cli, clock
@@ -79,7 +80,10 @@ def draw(name, commands, shown, out):
             print("training curves are not drawn: some of the logs are gone")
             continue
         if name in ("maps", "windows"):
-            if all((shown.folder(out) / image).exists() for image in FIGURES[name].images):
+            folder = shown.folder(out)
+            images = FIGURES[name].images if find_spec("matplotlib") else ()
+            if (read(folder / f"{program.partition('.')[2]}.tsv")
+                    and all((folder / image).exists() for image in images)):
                 continue
             shown.checkpoint(out)                      # trained again where it is gone
             flags.append("--force")                    # its table may be of a killed process

@@ -9,8 +9,8 @@ from experiments.style import ABLATIONS, count_of, paper_name
 
 
 def read(path):
-    """The rows of a table as dicts of text; [] if it is not there."""
-    if not path.exists():
+    """The rows of a table as dicts of text; [] if it is not there, or empty."""
+    if not path.exists() or not path.stat().st_size:
         return []
     head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
     return [dict(zip(head, row)) for row in rows]
