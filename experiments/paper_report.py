@@ -46,7 +46,7 @@ def scaling(out):
                     f"({row['at_loss']}), with a standard deviation of {row['std']} by the fits; "
                     "below 0 it needs more. The paper says roughly 30 %. Seeds of a size: "
                     f"{' or '.join(seeds)}. The Transformers' learning rate is the paper's, not "
-                    "the best one here.")
+                    "tuned for this scale.")
     return "Here the fitted lines have no loss in common, or do not fall: there is no saving."
 
 
