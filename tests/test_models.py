@@ -26,15 +26,28 @@ def test_it_retrieves_beyond_its_training_length():
 
 
 def test_the_readme_has_the_means_of_the_report(tmp_path):
-    """Its table of retrieval by length is what the command beside it prints."""
+    """Its tables of retrieval by length are what the command beside the first one prints."""
     said = run("-m", "experiments.retrieval", ROOT / "experiments/report/results.tsv", "--out",
                tmp_path)
     assert said.returncode == 0, said.stderr
     rows = read_table(tmp_path / "retrieval.tsv")
     readme = (ROOT / "README.md").read_text()
-    for shown, model in (("Multiscreen", "Multiscreen"), ("with `--swe`", "Multiscreen + SWE"),
-                         ("Transformer", "Transformer")):
-        line, = re.findall(rf"^\| {re.escape(shown)} \|(.* %.*)$", readme, re.MULTILINE)
-        means = [float(row["mean"].rstrip("%")) for row in rows
-                 if row["model"] == model and row["task"].startswith("abcdigits")]
-        assert [float(x) for x in re.findall(r"([\d.]+) %", line)] == means
+
+    def shown(name):
+        line, = re.findall(rf"^\| {re.escape(name)} \|(.* %.*)$", readme, re.MULTILINE)
+        return [float(x) for x in re.findall(r"([\d.]+) %", line)]
+
+    def means(model):
+        return {int(row["length"]): float(row["mean"].rstrip("%")) for row in rows
+                if row["model"] == model and row["task"].startswith("abcdigits")}
+
+    for name, model in (("Multiscreen", "Multiscreen"), ("with `--swe`", "Multiscreen + SWE"),
+                        ("Transformer", "Transformer")):
+        assert shown(name) == [*means(model).values()]
+    for name, variant in (("the original", ""), ("RoPE for MiPE", ", MiPE → RoPE"),
+                          ("NoPE for MiPE", ", MiPE → NoPE"), ("r = 1", ", Fixed r = 1"),
+                          ("without TanhNorm", ", w/o TanhNorm"),
+                          ("without the gate", ", w/o Gate")):
+        found = means(f"Multiscreen{variant}")
+        wide = means(f"Multiscreen{variant} + SWE")[2048]
+        assert shown(name) == [*(found[n] for n in (256, 512, 1024, 2048)), wide]
