@@ -2,7 +2,7 @@
 import math
 
 from experiments.common import save_figure
-from experiments.models import is_variant_of, model_of, tell_apart
+from experiments.models import model_of, split_runs, tell_apart
 from experiments.style import ABLATIONS, WIDTH, count_of, short_number
 from support.results import flag
 from support.retrieval import get_cells
@@ -20,19 +20,17 @@ def arrange(models):
     words = tell_apart([key for values in models for key in values])
     models = sorted(((next(iter(values)), values) for values in models),
                     key=lambda pair: model_of(pair[0].run).parameters)
-    ablated = [key.run for key, _ in models if model_of(key.run).variant in ABLATIONS]
-    lengths = {k.length for key, values in models if key.run in ablated for k in values}
-    plain = [key.run for key, _ in models if model_of(key.run).variant not in ABLATIONS
-             and model_of(key.run).family == "multiscreen"]
-    plain = [run for run in plain if not is_variant_of(run, ablated)] or plain
+    plain, same = split_runs([key.run for key, _ in models])
+    lengths = {k.length for key, values in models if model_of(key.run).variant in ABLATIONS
+               for k in values}
     for key, values in models:
         model = model_of(key.run)
         row = ROWS[0] if model.family == "transformer" else ROWS[2 if key.swe else 1]
-        if key.run in plain or model.family == "transformer":
+        if key.run in plain:
             title = f"{short_number(model.parameters)}, {count_seeds(values)}{words(key)}"
             sizes.setdefault(row, []).append((title, values))
         values = {k: x for k, x in values.items() if k.length in lengths}
-        if values and is_variant_of(key.run, ablated):
+        if values and key.run in same:
             name = ABLATIONS.get(model.variant, "Original")
             title = f"{name}, {count_seeds(values)}{words(key)}"
             ablations.setdefault(row, []).append((order.index(model.variant), title, values))

@@ -25,7 +25,7 @@ if not __package__:
     raise SystemExit("error: run python -m experiments.long_context in the folder above")
 
 from experiments.common import pyplot, report, save_figure
-from experiments.models import is_variant_of, model_of
+from experiments.models import model_of, split_runs
 from experiments.perplexity import get_curves, measure, positions, setting_of, summarize
 from experiments.style import (
     ABLATIONS,
@@ -63,34 +63,21 @@ def draw_panel(plt, ax, curves, labels):
     plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
 
 
-def arrange(curves):
-    """(the curves of all models but ablations, those of the ablations and of their original).
-
-    The original is among the first, too, if no other Multiscreen is there.
-    """
-    ablated = [key.run for key in curves if model_of(key.run).variant in ABLATIONS]
-    same = {key: seeds for key, seeds in curves.items() if is_variant_of(key.run, ablated)}
-    plain = {key: seeds for key, seeds in curves.items() if key.run not in ablated}
-    others = {key: seeds for key, seeds in plain.items() if key not in same}
-    if any(model_of(key.run).family == "multiscreen" for key in others):
-        plain = others
-    return plain, same
-
-
 def name_runs(curves):
     """{run: what a table calls its model}"""
     labels = label_models(model_of(key.run)[:2] for key in curves)
-    plain, same = arrange(curves)
+    plain, same = split_runs([key.run for key in curves])
     names = {key.run: labels[model_of(key.run)[:2]] for key in curves}
-    for key in same.keys() - plain.keys():
-        if model_of(key.run).variant not in ABLATIONS:
-            names[key.run] = "Multiscreen, Original"
+    for run in same:
+        if run not in plain and model_of(run).variant not in ABLATIONS:
+            names[run] = "Multiscreen, Original"
     return names
 
 
 def draw_perplexity(plt, curves, path):
     """The figure of all models but ablations, and one of the ablations, if there are any."""
-    plain, same = arrange(curves)
+    plain, same = ({key: seeds for key, seeds in curves.items() if key.run in runs}
+                   for runs in split_runs([key.run for key in curves]))
     if plain:
         fig, ax = plt.subplots(figsize=(WIDTH, 5.5), layout="constrained")
         draw_panel(plt, ax, plain, name_runs(curves))

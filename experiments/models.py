@@ -6,6 +6,7 @@ import torch
 
 import train
 from baselines import count_parameters
+from experiments.style import ABLATIONS
 from multiscreen import Config
 from support.checkpoint import build_model
 from support.results import flag
@@ -41,6 +42,20 @@ def is_variant_of(run, others):
         return run.replace(f"--model {flag(run, '--model')} ", "")
 
     return "--psi" in run and rest(run) in map(rest, others)
+
+
+def split_runs(runs):
+    """(the runs of all models but ablations, those of the ablations and of their original).
+
+    The original is among the first, too, if no other Multiscreen is there.
+    """
+    ablated = [run for run in runs if model_of(run).variant in ABLATIONS]
+    same = [run for run in runs if is_variant_of(run, ablated)]
+    plain = [run for run in runs if run not in ablated]
+    others = [run for run in plain if run not in same]
+    if any(model_of(run).family == "multiscreen" for run in others):
+        plain = others
+    return plain, same
 
 
 def tell_apart(keys):

@@ -19,6 +19,7 @@ from experiments.paper_plan import FIGURES, SCALES
 from experiments.paper_report import read, write_report
 from experiments.paper_steps import as_lines, call, get_runs, get_steps, seconds, show_paper
 from experiments.runs import do_all
+from experiments.training_curves import are_there
 from support.cli import Parser, UsageError, cli, clock
 from support.results import Results
 from support.run import InUse
@@ -76,8 +77,7 @@ def draw(name, commands, shown, out):
     Those are maps and windows, of the run `shown`, and the curves of training.
     """
     for program, *flags in commands:
-        if program == "experiments.training_curves" and not all(map(Path.exists, flags[:-2])):
-            print("training curves are not drawn: some of the logs are gone")
+        if program == "experiments.training_curves" and not are_there(flags[:-2]):
             continue
         if name in ("maps", "windows"):
             folder = shown.folder(out)

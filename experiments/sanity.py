@@ -24,7 +24,7 @@ from pathlib import Path
 
 from experiments.common import mean_and_std, report, signed
 from experiments.runs import flat, make_runs, parse_flags, train_missing
-from experiments.training_curves import show
+from experiments.training_curves import are_there, show
 from support.cli import Parser, cli
 
 COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
@@ -68,10 +68,8 @@ def main():
     report(Path(args.out) / "sanity.tsv", COLUMNS, rows,
            f"Validation loss, nats per token, after {args.steps} steps")
     folders = [found[0].folder(args.out) for found in runs.values()]
-    if all((folder / "log.tsv").exists() for folder in folders):
+    if are_there([folder / "log.tsv" for folder in folders]):
         show(folders, args.window, Path(args.out) / "sanity_curves.tsv")
-    else:
-        print("training curves are not drawn: some of the logs are gone")
 
 
 if __name__ == "__main__":

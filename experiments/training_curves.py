@@ -145,6 +145,14 @@ def main():
     show(folders, args.window, Path(args.out) / "training_curves.tsv")
 
 
+def are_there(logs):
+    """Whether all these log.tsv files are there; if not, a line says what that costs."""
+    found = all(path.exists() for path in logs)
+    if not found:
+        print("training curves are not drawn: some of the logs are gone")
+    return found
+
+
 def show(folders, window, table):
     """The table and the figure of the runs in some folders."""
     runs, rows = {}, []
