@@ -16,20 +16,21 @@
    counted from the block's first key: two multiply-adds per pair. An infinite window is theta = 0,
    not a special case.
 
-3. Gradients. Let dh = dL/dh, and t = y (dh_i . v_j) for each pair. Then
+3. Gradients. Let dh = dL/dh. For each pair
 
-       dz   = 2 t c
+       dy   = 2 y (dh_i . v_j)      dz   = dy c
        dq_i = sum_j dz k_j / r      dk_j = sum_i dz q_i / r      dv_j = sum_i y^2 dh_i
-       dr   = sum dz (1 - z) / r    dw   = (2 theta / w) sum t z d sin(theta d)
+       dr   = sum dz (1 - z) / r    dw   = (theta / w) sum dy z d sin(theta d)
 
    One kernel makes dq, dw and dr for a block of queries, the other dk and dv for a block of keys.
 
 4. Precision. With float32 values all products are float32, each made of three tf32 products. With
    16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
-   and the part of dL/dw that goes through MiPE is a small difference of large sums. So float32 q
-   and k are split into parts of v's dtype, q = q0 + q1 (16 bits in bfloat16, 22 in float16), and
-   s = q0 k0 + q0 k1 + q1 k0. Both backward kernels round dz to the same 16 bits and multiply it by
-   all of q and k (three parts in bfloat16), so the cancellation in dL/dw is preserved.
+   and r may be 1e-6. So float32 q and k are split into parts of v's dtype, q = q0 + q1 + q2 in
+   bfloat16 (24 bits) and q = q0 + q1 in float16 (22 bits), and s = q0 k0 + (q0 k1 + q1 k0) +
+   (q0 k2 + q1 k1 + q2 k0), in float16 without the last sum. The part of dL/dw that goes through
+   MiPE is a small difference of large sums: both backward kernels round dz to the same 16 bits and
+   multiply it by all parts of q and k, so the cancellation is preserved.
 
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
@@ -45,6 +46,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 try:
     import triton
@@ -174,42 +176,36 @@ def _cos_sin(x, w, FAR: tl.constexpr):
 
 
 @jit
-def _pairs(a, b, x, cos_b, sin_b, d, w, r_inv, reach, EDGE: tl.constexpr):
-    """Eqs. 8 to 11 for each row of a and each row of b, one the queries, the other the keys.
-
-    a, b: tuples of parts. x: the distance of each row of a from the first row of b. cos_b, sin_b:
-    of the rows of b, counted from the first. d = i - j. Returns z, c and d sin(theta d), where
-    alpha_d = (z c)^2. EDGE: pairs may lie in the future or outside the window; c is 0 there.
-    """
-    # In float32 the product starts at -1 and is s - 1 at no cost. 16 bits have lost more than that.
+def _trim_root(a, b, r_inv):
+    """z (Eqs. 8 and 9) for each row of a and each row of b: the queries and the keys, in parts."""
+    # In float32 the product starts at -1 and is s - 1 at no cost. With parts the small terms come
+    # first: they would be lost beside a 1.
     FROM: tl.constexpr = -1.0 if a[0].dtype == tl.float32 else 0.0
     s = tl.full([a[0].shape[0], b[0].shape[0]], FROM, tl.float32)
-    if len(a) > 1:
-        s = _dot(a[1], tl.trans(b[0]), s)
-        s = _dot(a[0], tl.trans(b[1]), s)
-    s = _dot(a[0], tl.trans(b[0]), s)
+    for order in tl.static_range(len(a) - 1, -1, -1):
+        for n in tl.static_range(order + 1):
+            s = _dot(a[n], tl.trans(b[order - n]), s)
     z = s * r_inv + (1 - r_inv * (1 + FROM))
-    z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
-
-    x = x.to(tl.float32)
-    cos_a, sin_a = _cos_sin(x, w, EDGE)
-    c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
-    if EDGE:
-        c = tl.where(d >= 0, c, 0.0)
-        c = tl.where(d <= reach, c, 0.0)
-
-    # Here the sign of d does not matter. Subtracting floats is cheaper than converting integers.
-    distance = x[:, None] - tl.arange(0, cos_b.shape[0]).to(tl.float32)[None, :]
-    sin_d = sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :]
-    return z, c, distance * sin_d
+    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
-def _dot_parts(a, parts, acc):
-    """acc + a (sum of parts)."""
-    for n in tl.static_range(len(parts)):
-        acc = _dot(a, parts[n], acc)
-    return acc
+def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
+    """c = cos(theta d) (Eq. 10) for the same pairs, and d sin(theta d).
+
+    x: the position of each row of a, counted from the first row of b. cos_b, sin_b: of the rows of
+    b, counted alike. Either sign of d will do. EDGE: c is 0 unless near <= d <= far.
+    """
+    n = tl.arange(0, cos_b.shape[0])
+    cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
+    c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
+    if EDGE:
+        c = tl.where(x[:, None] - n[None, :] >= near, c, 0.0)
+        c = tl.where(x[:, None] - n[None, :] <= far, c, 0.0)
+
+    # Subtracting floats is cheaper than converting integers.
+    d = x.to(tl.float32)[:, None] - n.to(tl.float32)[None, :]
+    return c, d * (sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :])
 
 
 @jit
@@ -232,31 +228,23 @@ def _program(ORDER, W, R, n, B):
 
 
 @jit
-def _cover(first, end, inner_first, inner_end, N: tl.constexpr):
-    """Cover first .. end - 1 with blocks of N. Returns lo, a, b, hi.
+def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
+    """The blocks of N rows n in sight of rows x .. x + X - 1: near <= x - n <= far for some pair.
 
-    The blocks that start in [a, b) lie inside inner_first .. inner_end - 1 and need no mask. Those
-    that start in [lo, a) and in [b, hi) do.
+    Rows end at x_end and n_end. Returns first, inner, inner_end, end and the gap inner_end - inner:
+    in blocks that start in [inner, inner_end) every pair is in sight, and no mask is needed. Those
+    at the edges start in [first, inner) and, past the gap, in [inner_end, end).
     """
-    lo = tl.maximum(first, 0) // N * N
-    hi = tl.maximum(tl.cdiv(tl.maximum(end, 0), N) * N, lo)
-    a = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(inner_first, 0), N) * N, lo), hi)
-    b = tl.minimum(tl.maximum(tl.maximum(inner_end, 0) // N * N, a), hi)
-    return lo, a, b, hi
+    end = tl.minimum(n_end, tl.minimum(x_end, x + X) - near)
+    inner = x + X - 1 - far
+    inner_end = tl.minimum(n_end, x - near + 1)
 
-
-@jit
-def _keys_in_sight(i, reach, T, S, i0, BI: tl.constexpr, BJ: tl.constexpr):
-    """The blocks of keys (`_cover`) that a block of queries sees, the first at position i."""
-    end = tl.minimum(S, tl.minimum(i0 + T, i + BI))
-    return _cover(i - reach, end, i + BI - 1 - reach, tl.minimum(S, i + 1), BJ)
-
-
-@jit
-def _queries_in_sight(j, reach, T, S, i0, BI: tl.constexpr, BJ: tl.constexpr):
-    """The blocks of queries (`_cover`) that see a block of keys, the first at position j."""
-    end = tl.minimum(T, tl.minimum(S, j + BJ) + reach - i0)
-    return _cover(j - i0, end, j + BJ - 1 - i0, tl.minimum(T, j + reach + 1 - i0), BI)
+    # From rows to whole blocks.
+    first = tl.maximum(x - far, 0) // N * N
+    end = tl.maximum(tl.cdiv(tl.maximum(end, 0), N) * N, first)
+    inner = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(inner, 0), N) * N, first), end)
+    inner_end = tl.minimum(tl.maximum(tl.maximum(inner_end, 0) // N * N, inner), end)
+    return first, inner, inner_end, end, inner_end - inner
 
 
 # ----------------------------------------------------------------------------------- the kernels
@@ -277,18 +265,17 @@ def _forward(Q, K, V, W, R, ORDER, OUT, v_b, v_h, v_t, i0, B, H, T, S,
     q = _load_parts(Q, t0, T, BI, D_K, PARTS, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
-    lo, first, end, hi = _keys_in_sight(i0 + t0, reach, T, S, i0, BI, BJ)
+    first, inner, inner_end, end, gap = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     acc = tl.zeros([BI, D_V], tl.float32)
 
-    # The blocks inside, which need no masks (EDGE = 0), then those at the edges of the window.
+    # The inner blocks, which need no masks (EDGE = 0), then those at the edges, past the gap.
     for EDGE in tl.static_range(2):
-        for n in range(lo if EDGE else first, hi - (end - first) if EDGE else end, BJ):
-            j0 = n + tl.where(n < first, 0, end - first) if EDGE else n
+        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
+            j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
             k = _load_parts(K, j0, S, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
-            x = i - j0
-            d = x[:, None] - tl.arange(0, BJ)[None, :]
-            z, c, _ = _pairs(q, k, x, cos, sin, d, w, r_inv, reach, EDGE)
+            z = _trim_root(q, k, r_inv)
+            c, _ = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
             y = z * c
             acc = _dot(_cast(y * y, v.dtype), v, acc)
 
@@ -312,24 +299,24 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, v_b, v_h, v_t, i0, B, H, 
     dh = _load(DH, t0, T, H * D_V, BI, D_V, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
-    lo, first, end, hi = _keys_in_sight(i0 + t0, reach, T, S, i0, BI, BJ)
+    first, inner, inner_end, end, gap = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     dq = tl.zeros([BI, D_K], tl.float32)
     dw = tl.zeros([BI], tl.float32)
     dr = tl.zeros([BI], tl.float32)
 
     for EDGE in tl.static_range(2):
-        for n in range(lo if EDGE else first, hi - (end - first) if EDGE else end, BJ):
-            j0 = n + tl.where(n < first, 0, end - first) if EDGE else n
+        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
+            j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
             k = _load_parts(K, j0, S, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
-            x = i - j0
-            d = x[:, None] - tl.arange(0, BJ)[None, :]
-            z, c, d_sin = _pairs(q, k, x, cos, sin, d, w, r_inv, reach, EDGE)
-            t = _dot(dh, tl.trans(v), tl.zeros([BI, BJ], tl.float32)) * (z * c)
-            half_dz = t * c
-            dw += tl.sum(t * z * d_sin, 1)
+            z = _trim_root(q, k, r_inv)
+            c, d_sin = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
+            half_dy = _dot(dh, tl.trans(v), tl.zeros([BI, BJ], tl.float32)) * (z * c)
+            half_dz = half_dy * c
+            dw += tl.sum(half_dy * z * d_sin, 1)
             dr += tl.sum(half_dz - half_dz * z, 1)
-            dq = _dot_parts(_cast(half_dz, k[0].dtype), k, dq)
+            for part in tl.static_range(PARTS):
+                dq = _dot(_cast(half_dz, k[0].dtype), k[part], dq)
 
     _store(DQ + (b * H + h) * T * D_K, dq * (2 * r_inv), t0, T, D_K, BI, D_K)
     t = t0 + tl.arange(0, BI)
@@ -354,22 +341,22 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
     v = _load(V, j0, S, v_t, BJ, D_V, True)
     j = j0 + tl.arange(0, BJ)
     cos, sin = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
-    lo, first, end, hi = _queries_in_sight(j0, reach, T, S, i0, BI, BJ)
+    first, inner, inner_end, end, gap = _in_sight(j0 - i0, S - i0, T, -reach, 0, BJ, BI)
     dk = tl.zeros([BJ, D_K], tl.float32)
     dv = tl.zeros([BJ, D_V], tl.float32)
 
     for EDGE in tl.static_range(2):
-        for n in range(lo if EDGE else first, hi - (end - first) if EDGE else end, BI):
-            t0 = tl.where(n < first, n, n + end - first) if EDGE else n
+        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BI):
+            t0 = n + tl.where(n < inner, 0, gap) if EDGE else n
             q = _load_parts(Q, t0, T, BI, D_K, PARTS, EDGE)
             dh = _load(DH, t0, T, H * D_V, BI, D_V, EDGE)
-            i = i0 + t0 + tl.arange(0, BI)
-            d = i[None, :] - j[:, None]
-            z, c, _ = _pairs(k, q, j - (i0 + t0), cos, sin, d, w, r_inv, reach, EDGE)
+            z = _trim_root(k, q, r_inv)
+            c, _ = _softmask_root(j - (i0 + t0), cos, sin, w, -reach, 0, EDGE)
             y = z * c
-            t = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
+            half_dy = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
             dv = _dot(_cast(y * y, v.dtype), dh, dv)
-            dk = _dot_parts(_cast(t * c, q[0].dtype), q, dk)
+            for part in tl.static_range(PARTS):
+                dk = _dot(_cast(half_dy * c, q[0].dtype), q[part], dk)
 
     _store(DK + (b * H + h) * S * D_K, dk * (2 * r_inv), j0, S, D_K, BJ, D_K)
     _store(DV + (b * S * H + h) * D_V, dv, j0, S, H * D_V, BJ, D_V)
@@ -379,31 +366,35 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
 
 KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
 
+# (BI, BJ, warps, stages) before compute capability 9.0 and from there on, by kernel and by whether
+# the values are float32. The rows of a matrix product (queries; keys in dkv) are at least 16 x
+# warps, or warps do the same work twice. Chosen for d_K = 16, d_V = 64, without spills
+# (experiments/kernel_compile.py).
+BLOCKS = {
+    ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2)),
+    ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1)),
+    ("dq", False): ((64, 64, 4, 2), (64, 64, 4, 2)),
+    ("dq", True): ((32, 32, 2, 1), (64, 32, 4, 1)),
+    ("dkv", False): ((32, 64, 4, 2), (64, 64, 4, 2)),
+    ("dkv", True): ((16, 16, 1, 1), (16, 64, 4, 1)),
+}
+
 
 def config(kernel, exact, d_K, d_V, capability):
     """(queries in a block, keys in a block, warps, stages). exact: the values are float32.
 
-    The rows of a matrix product (queries; keys in dkv) are at least 16 x warps, or warps do the
-    same work twice. Chosen for d_K = 16, d_V = 64, without spills (experiments/kernel_compile.py).
-    Larger sizes take the smallest blocks: right, but not tuned, and some spill.
+    Larger sizes than the table is for take small blocks: right, but not tuned, and some spill.
     """
-    dkv = kernel == "dkv"
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
-    if capability < (9, 0) and exact:
-        return (16, 16, 1, 1) if dkv else (32, 32, 2, 1)
-    if capability < (9, 0):
-        return (32, 64, 4, 2) if dkv else (64, 64, 4, 2)
-    if exact:
-        return (16, 64, 4, 1) if dkv else (64, 32, 4, 1)
-    return 64, 64, 4, 2
+    return BLOCKS[kernel, exact][capability >= (9, 0)]
 
 
-def parts(qk, v, backward):
-    """How many parts q and k of dtype qk are split into, beside values of dtype v."""
+def parts(qk, v):
+    """How many parts of dtype v hold q and k of dtype qk (point 4 above)."""
     if v == torch.float32 or qk == v:
         return 1
-    return 3 if backward and v == torch.bfloat16 else 2
+    return 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
 
 
 def rows(x):
@@ -425,9 +416,9 @@ def split(x, dtype, n):
     return y
 
 
-def operands(q, k, v, w, r, order, backward):
+def operands(q, k, v, w, r, order):
     """The tensors that all kernels read, in their layout."""
-    n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype, backward)
+    n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype)
     return split(q, v.dtype, n), split(k, v.dtype, n), rows(v), rows(w), rows(r), order
 
 
@@ -446,25 +437,19 @@ def launch(kernel, inputs, *others, i0):
                 D_K=D_K, D_V=D_V, BI=BI, BJ=BJ, PARTS=n, num_warps=warps, num_stages=stages)
 
 
-def empty_by_position(v, T):
-    """An empty (B, H, T, V) with v's other sizes, stored as (B, T, H, V)."""
-    B, H, _, V = v.shape
-    return v.new_empty(B, T, H, V).transpose(1, 2)
-
-
 @torch.library.custom_op("multiscreen::screen", mutates_args=())
 def _screen(q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor, order: Tensor,
             i0: int) -> Tensor:
     if reason := available(q.device):
         raise RuntimeError(reason)
     h = _empty_h(q, k, v, w, r, order, i0)
-    launch("forward", operands(q, k, v, w, r, order, False), h, i0=i0)
+    launch("forward", operands(q, k, v, w, r, order), h, i0=i0)
     return h
 
 
 @_screen.register_fake
 def _empty_h(q, k, v, w, r, order, i0):
-    return empty_by_position(v, q.shape[2])
+    return v.new_empty(*q.transpose(1, 2).shape[:3], v.shape[3]).transpose(1, 2)
 
 
 @torch.library.custom_op("multiscreen::screen_backward", mutates_args=())
@@ -472,7 +457,7 @@ def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: 
                      order: Tensor, i0: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, dw, dr = _empty_gradients(dh, q, k, v, w, r, order, i0)
     dh = dh.to(v.dtype).transpose(1, 2).contiguous()
-    inputs = *operands(q, k, v, w, r, order, True), dh
+    inputs = *operands(q, k, v, w, r, order), dh
     of_queries = torch.empty(2, *q.shape[:3], device=q.device)                    # dw and dr
     launch("dq", inputs, dq, *of_queries, i0=i0)
     launch("dkv", inputs, dk, dv, i0=i0)
@@ -484,7 +469,7 @@ def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: 
 @_screen_backward.register_fake
 def _empty_gradients(dh, q, k, v, w, r, order, i0):
     dq, dk, dw, dr = (x.new_empty(x.shape) for x in (q, k, w, r))
-    return dq, dk, empty_by_position(v, v.shape[2]), dw, dr
+    return dq, dk, v.new_empty(v.transpose(1, 2).shape).transpose(1, 2), dw, dr
 
 
 def _save(ctx, inputs, output):
@@ -493,10 +478,24 @@ def _save(ctx, inputs, output):
 
 
 def _gradients(ctx, dh):
+    refuse_forward_mode(dh)
     return *_screen_backward(dh, *ctx.saved_tensors, ctx.i0), None, None
 
 
+def _refuse_second_derivatives(ctx, *gradients):
+    raise NotImplementedError("screening_triton.screen is differentiable once: for second "
+                              "derivatives take multiscreen.screen")
+
+
+def refuse_forward_mode(*tensors):
+    """PyTorch would drop their tangents in silence: the derivative would be 0."""
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("screening_triton.screen is differentiable once, in reverse "
+                                  "mode: for forward mode take multiscreen.screen")
+
+
 _screen.register_autograd(_gradients, setup_context=_save)
+_screen_backward.register_autograd(_refuse_second_derivatives)
 
 
 def screen(q, k, v, w, r, i0=0):
@@ -517,4 +516,5 @@ def screen(q, k, v, w, r, i0=0):
         if x.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(x.shape)}; "
                              f"with q {tuple(q.shape)} it must be {shape}")
+    refuse_forward_mode(q, k, v, w, r)
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)

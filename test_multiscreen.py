@@ -22,10 +22,12 @@ import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiscreen as ms
 import screening_triton as fused
 from multiscreen import Config, KeyCache, Multiscreen
+from support.windowed import screen_windowed
 from tests import reference
 from tests.helpers import (
     INF,
@@ -249,7 +251,7 @@ def test_screen_gradcheck():
     assert torch.autograd.gradcheck(screen, [x.requires_grad_() for x in (q, k, v, w.clone(), r)])
 
 
-@pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
 @pytest.mark.parametrize("r", [0.3, 0.55, 0.75])
 def test_a_key_exactly_on_the_threshold_contributes_nothing_at_all(screen, r):
     """s is a multiple of 2^-10, no product rounds, and r is the float32 number 1 - s."""
@@ -302,27 +304,21 @@ def with_gradients(screen, q, k, v, w, r, i0, seed):
     return [h.detach(), *torch.autograd.grad(h, inputs, dh.to(h.dtype))]
 
 
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 150), S=st.integers(1, 150),
-       i0=st.integers(-90, 160), w=st.lists(widths, min_size=3, max_size=3),
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 200), i0=st.integers(-90, 200),
+       more=st.sampled_from([0, 0, 0, 0, 5, -5]), w=st.lists(widths, min_size=3, max_size=3),
        r=st.lists(acceptances, min_size=3, max_size=3), K=st.sampled_from([4, 16]))
-@example(seed=0, B=2, T=1, S=1, i0=0, w=[1.0, 2.5, INF], r=[0.02, 0.5, 1.0], K=16)
-@example(seed=0, B=2, T=140, S=140, i0=0, w=[33.0, 64.5, INF], r=[0.3, 0.5, 1.0], K=16)
-@example(seed=1, B=1, T=40, S=150, i0=110, w=[32.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=16)
-def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, S, i0, w, r, K):
-    q, k, v = correlated(seed, B, 3, T, S, K=K, V=8)
+@example(seed=0, B=2, T=1, i0=0, more=0, w=[1.0, 2.5, INF], r=[0.02, 0.5, 1.0], K=16)
+@example(seed=0, B=2, T=140, i0=0, more=0, w=[33.0, 64.5, INF], r=[0.3, 0.5, 1.0], K=16)
+@example(seed=1, B=1, T=40, i0=110, more=0, w=[32.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=16)
+@example(seed=2, B=2, T=1100, i0=0, more=0, w=[16.0, 700.0, INF], r=[0.3, 0.5, 1.0], K=4)
+@example(seed=3, B=1, T=140, i0=10, more=0, w=[17.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=4)
+def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more, w, r, K):
+    q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1), K=K, V=8)
     w, r = torch.tensor([w, r], dtype=torch.float64)
     dense = with_gradients(ms.screen, q, k, v, w, r, i0, seed)
-    windowed = with_gradients(ms.screen_windowed, q, k, v, w, r, i0, seed)
+    windowed = with_gradients(screen_windowed, q, k, v, w, r, i0, seed)
     for a, b in zip(windowed, dense):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * max(1.0, b.abs().max().item()))
-
-
-def some_inputs(T):
-    """Leaves for screen_windowed: a narrow tile and a wide one."""
-    q, k, v = (x.float().requires_grad_() for x in correlated(0, 1, 2, T, T, V=8))
-    w = torch.tensor([5.0, 80.0], requires_grad=True)
-    r = torch.tensor([0.4, 0.9], requires_grad=True)
-    return q, k, v, w, r
 
 
 @given(seed=seeds, T=st.integers(1, 16))
@@ -339,32 +335,33 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     w = torch.tensor([3.0, 256.0, 257.0, 257.5, 258.0, INF]).double()[order]
     r = torch.tensor([0.5, 0.9, 1.0]).double().repeat(2)
     dense = with_gradients(ms.screen, q, k, v, w, r, 400 - T, seed)
-    windowed = functools.partial(ms.screen_windowed, screen=screen)
+    windowed = functools.partial(screen_windowed, screen=screen)
     few = with_gradients(windowed, q, k, v, w, r, 400 - T, seed)
     for a, b in zip(few, dense):
         torch.testing.assert_close(a, b)
     assert len(seen) == 1 + 3
 
 
-def test_a_second_derivative_of_screen_windowed_is_refused():
-    q, k, v, w, r = some_inputs(40)
-    loss = ms.screen_windowed(q, k, v, w, r).square().sum()
-    first, = torch.autograd.grad(loss, r, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
-
-
-def test_backward_may_run_twice_and_gives_the_same_bits():
-    """The first time from the graphs that were kept, the second from graphs made again."""
-    inputs = some_inputs(100)
-    loss = ms.screen_windowed(*inputs).square().sum()
-    once = torch.autograd.grad(loss, inputs, retain_graph=True)
-    twice = torch.autograd.grad(loss, inputs)
-    assert all(torch.equal(a, b) for a, b in zip(once, twice))
+@pytest.mark.parametrize("T, windows", [
+    (39, [2.5, 20.0, INF]), (150, [1.5, 16.0, 17.5, 33.0, 64.0, 65.0, 100.0, INF]),
+    (1040, [9.0, INF])])
+def test_second_derivatives_are_those_of_the_definition(T, windows):
+    """Through one call, through pieces, and (T = 1,040) through pieces that are computed again."""
+    q, k, v = correlated(0, 1, len(windows), T, T, V=8)
+    w, r = torch.tensor(windows).double(), torch.linspace(0.3, 1, len(windows)).double()
+    dh = torch.randn(v.shape, generator=random(1), dtype=torch.float64)
+    found = []
+    for screen in (ms.screen, screen_windowed):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v, w, r)]
+        first = torch.autograd.grad(screen(*inputs), inputs, dh, create_graph=True)
+        size = sum(g.square().sum() for g in first)
+        found.append([*first, *torch.autograd.grad(size, inputs)])
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12 * a.abs().max().item())
 
 
 @pytest.mark.parametrize("T", [1, 40, 300])
-@pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
 def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
     q, k, v = correlated(3, 2, 2, T, T, dtype=torch.bfloat16)
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
@@ -378,7 +375,7 @@ def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
 @settings(max_examples=20)
 @given(seed=seeds, T=st.integers(2, 140), w=widths,
        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-       screen=st.sampled_from([ms.screen, ms.screen_windowed]), data=st.data())
+       screen=st.sampled_from([ms.screen, screen_windowed]), data=st.data())
 def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
     """A change at j changes nothing before j, and nothing from j + w on: not by one bit."""
     q, k, v = correlated(seed, 1, 1, T, T, dtype=dtype)
@@ -396,7 +393,7 @@ def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
 def test_empty_inputs_screen_to_empty_or_zero_outputs():
     for B, H, T, S in ((0, 2, 5, 5), (1, 0, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)):
         q, k, v = torch.ones(B, H, T, 16), torch.ones(B, H, S, 16), torch.ones(B, H, S, 8)
-        h = ms.screen_windowed(q, k, v, torch.full((H,), 3.0), torch.ones(H))
+        h = screen_windowed(q, k, v, torch.full((H,), 3.0), torch.ones(H))
         assert h.shape == (B, H, T, 8)
         assert (h == 0).all()
 
@@ -406,6 +403,7 @@ def test_memory_is_linear_whatever_the_windows():
     """Forward and backward over 2^13 positions with an infinite window: T x T is 256 MiB."""
     code = """if True:
         import resource, sys, torch, multiscreen as ms
+        from support.windowed import screen_windowed
 
         def peak():
             unit = 2**10 if sys.platform == "linux" else 2**20
@@ -414,10 +412,10 @@ def test_memory_is_linear_whatever_the_windows():
         q, k, v = (ms.unit(torch.randn(1, 1, 2**13, n)).requires_grad_() for n in (16, 16, 64))
         w = torch.tensor([torch.inf], requires_grad=True)
         r = torch.tensor([0.5], requires_grad=True)
-        few = (x[:, :, :64] for x in (q, k, v))
-        ms.screen_windowed(*few, w, r).sum().backward()
+        few = (x[:, :, :200] for x in (q, k, v))
+        screen_windowed(*few, w, r).sum().backward()
         before = peak()
-        ms.screen_windowed(q, k, v, w, r).sum().backward()
+        screen_windowed(q, k, v, w, r).sum().backward()
         print(peak() - before)"""
     assert float(run("-c", code, check=True).stdout) < 96                  # MiB
 
@@ -437,7 +435,7 @@ def paper(seed, far):
 
 @guards("Eqs. (1) to (18), the model")
 @pytest.mark.parametrize("seed, far", [(0, False), (0, True), (1, True), (2, True)])
-@pytest.mark.parametrize("screen", [ms.screen, ms.screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
 def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, far, screen):
     tokens, p, exact = paper(seed, far)
     x, y = tokens[:, :-1], tokens[:, 1:]
@@ -524,6 +522,63 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+def test_an_edit_of_logits_acts_in_training(monkeypatch):
+    """`loss` hands the head to `logits`, in one chunk and in several."""
+    tokens = draw_tokens(2, 41)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    right = Multiscreen.logits
+    for vocab_size in (50, 2**25 // 7):                # of the chunks: one, of 7 tokens
+        model = small(1, far=True)
+        model.config.vocab_size = vocab_size
+        before = model.loss(x, y).item()
+        monkeypatch.setattr(Multiscreen, "logits", lambda self, *args: 0.5 * right(self, *args))
+        assert abs(model.loss(x, y).item() - before) > 0.01
+        monkeypatch.undo()
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes of W_E's size and more that operations read and write; views are free."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.bytes = least, 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        result = f(*args, **kwargs or {})
+        read = [x for x in args if torch.is_tensor(x)]
+        written = [x for x in [result] if torch.is_tensor(x)]
+        known = {x.untyped_storage().data_ptr() for x in read}
+        view = any(x.untyped_storage().data_ptr() in known for x in written)
+        if f._schema.name.endswith("_") or not view:
+            self.bytes += sum(x.nbytes for x in read + written if x.numel() >= self.least)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
+    """Forward, again, backward: at most 9 times the bytes of W_E a chunk, as a Transformer."""
+    model = small(1, vocab_size=5000)
+    use_products_of(model, dtype)
+    monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
+    hidden, moved = torch.randn(1, 3, 24, generator=random(0)).requires_grad_(), []
+    model.config.vocab_size = 2**25                    # chunks of one token: no large logits
+    for n in (2, 3):
+        tokens = draw_tokens(1, n)
+        with Moved(model.W_E.numel()) as count:
+            model.loss(tokens, tokens).backward()
+        moved.append(count.bytes / model.W_E.nbytes)
+    assert 0 < moved[1] - moved[0] <= 9
+
+
+def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
+    model = small(1, far=True)
+    tokens = draw_tokens(2, 41)
+    loss = model.loss(tokens, torch.full_like(tokens, -100))
+    loss.backward()
+    assert loss == 0
+    assert all((p.grad == 0).all() for p in model.parameters())
+
+
 def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
     model = small(1, far=True)
     tokens = draw_tokens(2, 41)
@@ -538,6 +593,67 @@ def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
         model.loss(x, y.flatten())
 
 
+def test_the_definition_screens_unless_told_otherwise():
+    assert Multiscreen(Config(2, vocab_size=7)).screen is ms.screen
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
+    with pytest.raises(TypeError, match="keep them in float32") as e:
+        small().to(dtype)(draw_tokens(1, 5))
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_16_bits_are_near_those_of_32(dtype):
+    model, tokens = small(1, far=True), draw_tokens(1, 30)
+    exact = model(tokens)
+    use_products_of(model, dtype)
+    assert 0 < (model(tokens) - exact).norm() < 0.1 * exact.norm()
+
+
+def test_queries_and_keys_are_encoded_together_with_the_same_bits():
+    model = small(1, far=True)
+    tile, calls, inputs = model.layers[1], [], []
+    x = torch.randn(2, 30, 24, generator=random(3))
+    encode = tile.encode
+    tile.encode = lambda *args: calls.append(args) or encode(*args)
+    tile.screening(x, lambda *args: inputs.append(args) or args[2])
+    (_, i, w), (q_tilde, k_tilde, *_) = calls[0], inputs[0]
+    assert len(calls) == 1
+    for W, found in ((tile.W_Q, q_tilde), (tile.W_K, k_tilde)):
+        assert torch.equal(encode(ms.unit(tile.project(x, W)), i, w), found)
+
+
+def test_functional_gradients_and_export_work_with_the_default():
+    model = small(1, far=True).eval()
+    tokens = draw_tokens(2, 41)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            return model.loss(x, y)
+
+    loss = Loss()
+    p = {name: value.detach() for name, value in loss.named_parameters()}
+    found = torch.func.grad(lambda p: torch.func.functional_call(loss, p, ()))(p)
+    model.loss(x, y).backward()
+    for name, value in loss.named_parameters():
+        torch.testing.assert_close(found[name], value.grad)
+
+    # Of any batch and any length.
+    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
+    exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
+    other = draw_tokens(3, 77)
+    torch.testing.assert_close(exported(other), model(other))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+
+
 @pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
 def test_tokens_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match="give \\(B, T\\)"):
@@ -548,7 +664,7 @@ def test_the_gradient_reaches_every_parameter_of_a_batch():
     model = small(1, far=True).double()
     tokens = draw_tokens(2, 81)
     grads = {}
-    for screen in (ms.screen, ms.screen_windowed):
+    for screen in (ms.screen, screen_windowed):
         model.screen = screen
         model.zero_grad()
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
@@ -556,7 +672,7 @@ def test_the_gradient_reaches_every_parameter_of_a_batch():
     for name, g in grads[ms.screen].items():
         assert g.isfinite().all(), name
         assert g.abs().max() > 0, name
-        torch.testing.assert_close(grads[ms.screen_windowed][name], g, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(grads[screen_windowed][name], g, rtol=1e-6, atol=1e-9)
 
 
 @settings(max_examples=10)
@@ -587,7 +703,7 @@ def test_bfloat16_products_stay_near_float32_and_geometry_is_float32():
 
         # Normalised and turned after the product.
         assert all((x.norm(dim=-1) - 1).abs().max() < 1e-5 for x in (q, k))
-        return ms.screen_windowed(q, k, v, w, r, i0)
+        return screen_windowed(q, k, v, w, r, i0)
 
     model.screen = screen
     logits = model(tokens)
@@ -606,6 +722,31 @@ def test_long_inputs_without_gradient_go_through_in_chunks():
     torch.testing.assert_close(chunks, whole, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
     assert model.hidden(tokens, chunk=37).requires_grad
+
+
+@torch.no_grad()
+def test_the_definition_gets_few_queries_of_a_long_input_at_once(monkeypatch):
+    monkeypatch.setattr(Multiscreen, "pairs_at_once", 2 * 3 * 100 * 20)    # B H S chunk
+    model, sizes = small(1, far=True), []
+    tokens = draw_tokens(2, 100)
+    whole = model.through_layers(tokens, None, ms.screen)
+
+    def screen(q, k, *others):
+        sizes.append(q.shape[:3].numel() * k.shape[2])
+        return ms.screen(q, k, *others)
+
+    model.screen = screen
+    caches = [KeyCache() for _ in model.layers]
+    parts = [model.hidden(part, caches) for part in tokens.split([30, 70], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model.hidden(tokens), whole, rtol=1e-3, atol=1e-4)
+    assert max(sizes) == Multiscreen.pairs_at_once
+
+    # What keeps to windows never holds T x S, and gets all at once.
+    sizes.clear()
+    screen.keeps_to_window = True
+    model.hidden(tokens)
+    assert sizes == [2 * 3 * 100 * 100] * 3
 
 
 @settings(max_examples=15)
@@ -647,7 +788,7 @@ def test_the_cache_has_every_key_in_the_windows_and_stays_bounded():
     assert cache.k.shape[2] <= 1024 + 21
 
 
-@pytest.mark.parametrize("screen, kept", [(ms.screen, 2130), (ms.screen_windowed, 9 + 1030)])
+@pytest.mark.parametrize("screen, kept", [(ms.screen, 2130), (screen_windowed, 9 + 1030)])
 @torch.no_grad()
 def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definition(screen, kept):
     model = small(2, far=True, N_L=2)
@@ -706,6 +847,31 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
         assert (a[:, 0][:, distance >= 10] == 0).all()
         assert a.diagonal(dim1=-2, dim2=-1).amax() > 0
     assert any((a[:, 2][:, distance >= 101] > 0).any() for a in maps)
+
+
+def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
+    """The weights of a model whose keys compete sum to less than 1; each times v is h."""
+    right = ms.screen
+
+    def compete(q, k, v, w, r, i0=0):
+        alpha_d = ms.relevance(q, k, w, r, i0)
+        return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
+
+    model, tokens = small(1, far=True), draw_tokens(2, 60)
+    before = model.relevance_maps(tokens)
+    for chosen in (screen_windowed, compete):          # a cut is not asked, another screen is
+        monkeypatch.setattr(ms, "screen", compete)
+        model.screen = chosen
+        maps = model.relevance_maps(tokens)
+        assert not torch.allclose(maps[0], before[0])
+        assert maps[0].sum(-1).max() < 1
+        monkeypatch.setattr(ms, "screen", right)
+        wanted = before if chosen is screen_windowed else maps
+        torch.testing.assert_close(model.relevance_maps(tokens), wanted)
+    q, k, v = correlated(1, 1, 2, 9, 9, V=5)
+    w, r = torch.tensor([5.0, INF]).double(), torch.tensor([0.5, 0.9]).double()
+    weights = compete(q, k, torch.eye(9).double().expand(1, 2, 9, 9), w, r)
+    torch.testing.assert_close(weights @ v, compete(q, k, v, w, r))
 
 
 # ------------------------------------------- the fused kernel: natively on a GPU, else interpreted
@@ -1004,7 +1170,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
         h.backward(dh.to(h.dtype).to(DEVICE))
         return s_w.grad.item()
 
-    exact = gradient(ms.screen_windowed, torch.float64, v.double())
+    exact = gradient(screen_windowed, torch.float64, v.double())
     assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 3e-3
 
 
@@ -1058,6 +1224,42 @@ def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
     found = torch.autograd.grad((compiled(*x) * dh.to(DEVICE)).sum(), x)
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
+
+
+@kernel
+def test_kernel_accepts_exact_matches_at_the_smallest_acceptance_width():
+    """r = 1e-6, queries equal to keys: whatever the values' type, alpha_d is near 1 for d = 0."""
+    for dtype in (FULL, HALF, SHORT):
+        q, _, v, dh = draw_inputs(14, 1, 40, 40, (FULL, dtype))
+        w, r = torch.tensor([1.0, 5.0]), torch.full((2,), 1e-6)
+        h, *gradients = through_kernel(q, q, v, w, r, 0, dh)
+        alpha_d = (h.double() * v.double()).sum(-1)
+        assert alpha_d.min() > 0.3, dtype
+        assert alpha_d.max() < 1.8, dtype
+        assert all(g.isfinite().all() for g in gradients), dtype
+
+
+@kernel
+@pytest.mark.parametrize("name", ["q", "k", "v", "w", "r"])
+def test_kernel_refuses_second_derivatives_on_every_path(name):
+    q, k, v, _ = draw_inputs(15, 1, 20, 20, (FULL, FULL))
+    inputs = dict(zip("qkvwr", (q, k, v, torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9]))))
+    inputs = {n: x.to(DEVICE).requires_grad_() for n, x in inputs.items()}
+    x = inputs[name]
+
+    def first():
+        g, = torch.autograd.grad(fused.screen(*inputs.values()).square().sum(), x,
+                                 create_graph=True)
+        return g
+
+    def of(y):
+        return fused.screen(*(inputs | {name: y}).values()).square().sum()
+
+    for path in (lambda: torch.autograd.grad(first().sum(), x), lambda: first().sum().backward(),
+                 lambda: torch.autograd.functional.vhp(of, x, torch.ones_like(x)),
+                 lambda: torch.func.jvp(of, (x.detach(),), (torch.ones_like(x),))):
+        with pytest.raises((NotImplementedError, RuntimeError), match="once|forward|setup_context"):
+            path()
 
 
 def test_kernel_names_what_it_does_not_take():

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from baselines import count_parameters, recipe
-from multiscreen import relevance, softmask, window
+from multiscreen import keeps_to_window, screen, softmask, window
 from support.checkpoint import (
     build_model,
     has_windows,
@@ -38,9 +38,9 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
 from support.files import check_fingerprint, files_of, fingerprint
-from support.kernel import compile_layers, get_screen
 from support.memory import refuse_what_cannot_fit
 from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
 from support.scale import (
@@ -218,22 +218,27 @@ def needle_accuracy(model, data, n, batch_size):
 
 @torch.no_grad()
 def alive_fraction(model, tokens):
-    """The share of the pairs inside the windows with a relevance above 0. tokens: (B, T)"""
+    """The share of the pairs inside the windows that `screen` gives a weight. tokens: (B, T)"""
     alive = inside = 0
+    chosen = model.screen
+    definition = screen if keeps_to_window(chosen) else chosen
 
-    # Counted while the model screens, 256 queries at a time.
+    # Counted while the model screens, 256 queries at a time. With the unit vectors e_j as values
+    # the definition returns its weights, also after an edit.
     @torch.compiler.disable
     def count(q, k, v, w, r, i0=0):
         nonlocal alive, inside
+        e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*k.shape[:2], -1, -1)
         for first in range(0, q.shape[2], 256):
             q_part = q[:, :, first : first + 256]
             i = i0 + first + torch.arange(q_part.shape[2], device=q.device)
             d = torch.arange(k.shape[2], device=q.device) - i[:, None]
-            inside += q.shape[0] * (softmask(d, w[:, None, None]) > 0).sum().item()
-            alive += (relevance(q_part, k, w, r, i0 + first) > 0).sum().item()
+            seen = softmask(d, w[:, None, None]) > 0
+            inside += len(q) * seen.sum().item()
+            alive += (seen & (definition(q_part, k, e, w, r, i0 + first) != 0)).sum().item()
         return chosen(q, k, v, w, r, i0)
 
-    chosen, model.screen = model.screen, count
+    model.screen = count
     try:
         model.loss(tokens, tokens, "none")
     finally:
@@ -266,7 +271,7 @@ def main(argv=None):
         load_weights(model, ckpt["weights"], args.init or out / "ckpt.pt")
     screening = None
     if has_windows(model):
-        model.screen, screening, _ = get_screen(args.kernel, device, model.config, dtype)
+        model.screen, screening, _ = get_screen(model, args.kernel)
     if args.compile:
         compile_layers(model)
     if args.recompute:
@@ -400,6 +405,7 @@ def main(argv=None):
 
             # Evaluation.
             if step % args.eval_every == 0 or step == args.steps:
+                model.eval()
                 nats, bits = evaluate(model, val_data, 256, args.batch_size, tokenizer)
                 check(val_loss=nats)
                 row |= {"val_loss": nats, "val_bpb": bits}
@@ -412,6 +418,7 @@ def main(argv=None):
                     row["base"] = train_data.base
                     row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
                     shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
+                model.train()
                 print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
 
             # The log's row comes before the checkpoint, which holds the log.
@@ -437,7 +444,7 @@ def main(argv=None):
         return
     start = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)
-    more = model.generate(start, 256, temperature=0.7, generator=generator)
+    more = model.eval().generate(start, 256, temperature=0.7, generator=generator)
     text = tokenizer.decode(torch.cat([start, more], 1)[0].tolist())
     print(f"a sample, after its first 32 tokens:\n{text}")
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from multiscreen import Multiscreen, matmul
+from multiscreen import Multiscreen, product
 
 SIZES = {                                              # N_L, N_H, d_E
     "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
@@ -96,7 +96,8 @@ class Block(nn.Module):
 
     def heads(self, x, W):
         """x W, split into heads. (B, T, E) -> (B, H, T, K)"""
-        return matmul(x, W, self.dtype).unflatten(-1, (self.N_H, -1)).transpose(1, 2)
+        W = W.unflatten(1, (self.N_H, -1))
+        return product("bte,ehk->bhtk", x, W, self.dtype)
 
     def attention(self, x, backend, cache):
         start = cache.end if cache else 0
@@ -115,13 +116,15 @@ class Block(nn.Module):
             mask = causal_lower_right(q.shape[2], k.shape[2])
         with sdpa_kernel(backend) if backend else nullcontext():
             h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)
-        return matmul(h.transpose(1, 2).flatten(2).to(x.dtype), self.W_O, self.dtype)
+        W_O = self.W_O.unflatten(0, (self.N_H, -1))
+        return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
 
     def forward(self, x, backend=None, cache=None):
         x = x + self.attention(self.norm_1(x), backend, cache)
         y = self.norm_2(x)
-        y = F.silu(matmul(y, self.W_gate, self.dtype)) * matmul(y, self.W_up, self.dtype)
-        return x + matmul(y, self.W_down, self.dtype)
+        gate = F.silu(product("bte,ef->btf", y, self.W_gate, self.dtype))
+        y = gate * product("bte,ef->btf", y, self.W_up, self.dtype)
+        return x + product("btf,fe->bte", y, self.W_down, self.dtype)
 
 
 class Transformer(nn.Module):
@@ -130,6 +133,8 @@ class Transformer(nn.Module):
     screen: the SDPBackend that attention must use, or None for PyTorch's choice (Multiscreen's
     layers are given the function that screens in its place).
     """
+    pairs_at_once = 2**62                              # attention never holds T x S
+    through_layers = Multiscreen.through_layers
     hidden = Multiscreen.hidden
     forward = Multiscreen.forward
     loss = Multiscreen.loss
@@ -155,6 +160,9 @@ class Transformer(nn.Module):
     def embed(self, tokens):
         return F.embedding(tokens, self.W_E)
 
-    def logits(self, x):
+    def head(self):
+        return self.W_E
+
+    def logits(self, x, head=None):
         x = F.rms_norm(x, x.shape[-1:], eps=1e-5)
-        return matmul(x, self.W_E.T, self.dtype)
+        return product("...e,ne->...n", x, self.W_E if head is None else head, self.dtype)

@@ -501,7 +501,7 @@ class Swapped(ms.GatedScreeningTiles):
 class ByTheEquations(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         w, r = ms.window(self.s_w), ms.acceptance(self.s_r)
-        phi = ms.mipe_angle(torch.arange(x.shape[1]), w, self.w_th)
+        phi = ms.mipe_angle(torch.arange(x.shape[1]), w, self.config.w_th)
         q, k = (ms.mipe(ms.unit(self.project(x, W)), phi) for W in (self.W_Q, self.W_K))
         return ms.tanh_norm(screen(q, k, ms.unit(self.project(x, self.W_V)), w, r, 0))
 
@@ -556,7 +556,12 @@ class EndAfterAppend(ms.GatedScreeningTiles):
 class FirstForgotten(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         start = cache.end if cache else 0
-        return super().screening(x, lambda *inputs: screen(*inputs[:5], start), cache)
+
+        def from_start(*inputs):
+            return screen(*inputs[:5], start)
+
+        from_start.keeps_to_window = True              # or the cache drops nothing
+        return super().screening(x, from_start, cache)
 
 
 class Appended(ms.KeyCache):
@@ -623,9 +628,9 @@ def restarted(words):
     def add(change):
         class Restarted(ms.Multiscreen):
             @torch.no_grad()
-            def initialize(self):
-                super().initialize()
-                change(self, self.config)
+            def __init__(self, config):
+                super().__init__(config)
+                change(self, config)
 
         Restarted.__name__ = change.__name__
         return mutant("initialize", words)(Restarted)

@@ -65,8 +65,8 @@ class Untied(ms.Multiscreen):
         super().__init__(config)
         self.W_F = nn.Parameter(self.W_E.detach().clone())
 
-    def logits(self, x):
-        return x @ (self.s_F.exp() * ms.unit(self.W_F)).T
+    def head(self):
+        return self.s_F.exp() * ms.unit(self.W_F)
 
 
 def mine(q, k, v, w, r, i0=0):

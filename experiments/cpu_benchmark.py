@@ -26,8 +26,8 @@ from experiments.timing import prepare, random_model
 from experiments.training_step import get_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
+from support.choose import compile_layers
 from support.cli import Parser, UsageError, check_writable, cli, get_device
-from support.kernel import compile_layers
 
 COLUMNS = ("what", "setting", "context", "multiscreen", "transformer", "ratio")
 BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes

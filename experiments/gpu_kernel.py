@@ -10,7 +10,7 @@ from experiments.gpu_peers import attentions, flex_screen
 from experiments.gpu_report import run_steps
 from experiments.timing import trained_like
 from multiscreen import screen as dense
-from multiscreen import screen_windowed
+from support.windowed import screen_windowed
 
 PSI = 48
 # The most important lengths first.

@@ -9,7 +9,7 @@ from experiments import kernel_check
 from experiments.gpu_report import run_steps
 from experiments.layer_bytes import Layer, total
 from multiscreen import Config, Multiscreen
-from support.kernel import compile_layers
+from support.choose import compile_layers
 
 PSI, LENGTH = 48, 2**17
 # Parts of the names of CUDA kernels: of the libraries' matrix products, and of the fused kernel's.

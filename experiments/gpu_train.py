@@ -13,7 +13,7 @@ from experiments.timing import name_of, random_model
 from experiments.training_step import get_step
 from multiscreen import window
 from support.checkpoint import has_windows
-from support.kernel import compile_layers
+from support.choose import compile_layers
 
 # (Multiscreen's psi, Transformer, sequences in a step)
 SIZES = [(16, "45M", 16), (32, "353M", 8)]

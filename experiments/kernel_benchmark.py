@@ -38,9 +38,9 @@ from experiments.kernel_work import (
     screening_work,
 )
 from multiscreen import screen as dense
-from multiscreen import screen_windowed
 from screening_triton import screen, triton
 from support.cli import Parser, cli
+from support.windowed import screen_windowed
 
 if triton is not None:
     from triton.testing import do_bench

@@ -45,7 +45,7 @@ def compile_kernel(kernel, qk, v, target, blocks):
     from triton.compiler import ASTSource
 
     BI, BJ, warps, stages = blocks
-    n = parts(qk, v, kernel != "forward")
+    n = parts(qk, v)
     constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
     pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), v)
     pointers |= dict.fromkeys(("DQ", "DK"), qk)

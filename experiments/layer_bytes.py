@@ -57,23 +57,25 @@ class Layer:
             elementwise(f"{name} to float32", (2 * D, 4 * D))
 
         def unit(name, D):
-            elementwise(f"unit of {name}: square, sum, clamp, rsqrt, product", (4 * D, 4 * D),
+            elementwise(f"unit of {name}: square, sum, clamp, root, quotient", (4 * D, 4 * D),
                         (4 * D, 4 * H), (4 * H, 4 * H), (4 * H, 4 * H), (4 * D + 4 * H, 4 * D))
 
         elementwise("positions", (0, 8))
-        for name in "qk":
-            project(name, K)
-            unit(name, K)
-            elementwise(f"angle of {name}: product, remainder, to float32", (8, 8 * H),
-                        (8 * H, 8 * H), (8 * H, 4 * H))
-            elementwise(f"MiPE of {name}: cosine, sine, 4 products, 2 sums, cat",
-                        *[(4 * H, 4 * H)] * 2, *[(8 * H, 4 * H)] * 6, (4 * K, 4 * K))
+        project("q", K)
+        project("k", K)
+        elementwise("q and k as one tensor", (8 * K, 8 * K))
+        unit("q", K)
+        unit("k", K)
+        elementwise("angle: product, remainder, to float32", (8, 8 * H), (8 * H, 8 * H),
+                    (8 * H, 4 * H))
+        elementwise("MiPE of both: cosine, sine, 4 products, 2 sums, cat", *[(4 * H, 4 * H)] * 2,
+                    *[(12 * H, 8 * H)] * 4, *[(16 * H, 8 * H)] * 2, (8 * K, 8 * K))
         project("v", V)
         unit("v", V)
         elementwise("v to bfloat16", (4 * V, 2 * V))
         passes += self.operator()
         elementwise("h to float32", (2 * V, 4 * V))
-        elementwise("TanhNorm: square, sum, small, where, sqrt, tanh, quotient, where, product",
+        elementwise("TanhNorm: square, sum, small, fill, sqrt, tanh, quotient, fill, product",
                     (4 * V, 4 * V), (4 * V, 4 * H), (4 * H, H), (5 * H, 4 * H), (4 * H, 4 * H),
                     (4 * H, 4 * H), (8 * H, 4 * H), (5 * H, 4 * H), (4 * V + 4 * H, 4 * V))
         project("g", V)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from support.checkpoint import build_model, has_windows, load_for_evaluation, require_windows
-from support.kernel import compile_layers, get_screen
+from support.choose import compile_layers, get_screen
 from support.results import Key, key_of, weights_hash
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -34,7 +34,7 @@ def random_model(name, config, device):
     with device:
         model = build_model(name, config, dtype)
     if has_windows(model):
-        model.screen, line, as_expected = get_screen("auto", device, model.config, dtype)
+        model.screen, line, as_expected = get_screen(model)
         if not as_expected:
             print(line, flush=True)
     return model

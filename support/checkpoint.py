@@ -9,9 +9,9 @@ import torch
 
 import baselines
 from multiscreen import Multiscreen
+from support.choose import get_screen
 from support.cli import UsageError, get_device, rank
 from support.files import replacing
-from support.kernel import get_screen
 from support.scale import part_like, world
 from support.tokens import get_tokenizer
 
@@ -125,12 +125,13 @@ def load_checkpoint(path, device="cpu", dtype=None):
     ckpt = read_checkpoint(path, device)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
+    model.to(device).eval()
     if has_windows(model):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
-        model.screen, line, expected = get_screen(kernel, torch.device(device), model.config, dtype)
+        model.screen, line, expected = get_screen(model, kernel)
         if not expected:
             print(line, file=sys.stderr)
-    return model.to(device).eval(), get_tokenizer(ckpt["tokenizer"]), ckpt
+    return model, get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
 def load_for_evaluation(path, device, swe=False):

@@ -99,7 +99,7 @@ def test_the_loss_is_counted_on_the_chunk_that_the_model_takes():
         model = build_model("multiscreen", {"psi": 1})
         model.screen = lambda q, k, v, w, r, i0: v
         taken, logits = [], model.logits
-        model.logits = lambda x: taken.append(len(x)) or logits(x)
+        model.logits = lambda x, head: taken.append(len(x)) or logits(x, head)
         tokens = torch.zeros(1, 2000, dtype=torch.int64)
         model.loss(tokens, tokens)
     less, chunk, more = (count("multiscreen", {"psi": 1}, None, 1, n).saved_by_head

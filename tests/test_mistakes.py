@@ -12,7 +12,7 @@ import torch
 import abcdigits
 import support
 import train
-from multiscreen import Multiscreen
+from multiscreen import GatedScreeningTiles
 from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError, cli
 from tests.helpers import ROOT, SMALL, fit, run
@@ -84,7 +84,7 @@ def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
     def initialize(self):
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(Multiscreen, "initialize", initialize)
+    monkeypatch.setattr(GatedScreeningTiles, "initialize", initialize)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         build_model("multiscreen", {"psi": 2})
 

@@ -2,14 +2,17 @@
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
 import torch
 
+import multiscreen
 import support.checkpoint
 import support.stream
 import train
@@ -19,6 +22,7 @@ from support.cli import UsageError
 from support.run import MEASURED
 from support.stream import ABCDigitsStream
 from support.tokens import Sequences, get_tokenizer
+from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
     ROOT,
@@ -64,14 +68,37 @@ def test_the_checkpoint_serves(tmp_path):
     assert train.load_checkpoint is load_checkpoint
 
 
-def test_the_code_in_the_readme_runs(tmp_path, monkeypatch, capsys):
-    fit(tmp_path / "out", "--steps", "1")
-    monkeypatch.chdir(tmp_path)
-    codes = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert codes
-    for code in codes:
-        exec(code, {})
-    assert capsys.readouterr().out
+LOGITS = """
+        with torch.no_grad():
+            long = torch.arange(300)[None] * 7 % 256
+            print("logits", model(long).double().std().item())"""
+
+
+def test_the_code_in_the_readme_runs_and_follows_an_edit(tmp_path):
+    """README's own edit of Eq. 12 in multiscreen.py: each model of the example has other logits."""
+    code, = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    head, middle, tail = re.split(r"(?m)^(?=model.screen|model, tok)", code)
+    show = textwrap.dedent(LOGITS) + "\n"
+    head = head.replace("\nmodel", "\ntorch.manual_seed(0)\nmodel", 1)
+    old = "    return (alpha_d @ v.to(dtype)).to(v.dtype)\n"
+    new = "    alpha_d = alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1)\n" + old
+    source = (ROOT / "multiscreen.py").read_text()
+    assert source.count(old) == 1
+    found = []
+    for folder, text in (("plain", source), ("edited", source.replace(old, new))):
+        folder = tmp_path / folder
+        for room in ("support", "baselines", "models"):
+            shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__py*"))
+        shutil.copy(ROOT / "train.py", folder)
+        (folder / "multiscreen.py").write_text(text)
+        (folder / "example.py").write_text(head + show + middle + show + tail + show)
+        out = run("example.py", cwd=folder, check=True)
+        found.append([line.split()[1] for line in out.stdout.splitlines()
+                      if line.startswith("logits")])
+        agrees = "using multiscreen.screen" not in out.stdout + out.stderr
+        assert agrees == (folder.name == "plain")
+    assert len(found[0]) == 3
+    assert not set(found[0]) & set(found[1])
 
 
 def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
@@ -344,6 +371,39 @@ def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
             alive += (maps[:, n] > 0).sum().item()
             inside += 2 * sum(min(i + 1, math.ceil(min(w.item(), 300))) for i in range(300))
     assert train.alive_fraction(model, tokens) == pytest.approx(alive / inside, rel=1e-6)
+
+
+def test_live_pairs_follow_an_edit_inside_screen(monkeypatch):
+    """An edit that gives each key in the window a weight makes all of them alive."""
+    def all_alike(q, k, v, w, r, i0=0):
+        return multiscreen.relevance(q, k, w, torch.full_like(r, 1e9), i0) @ v
+
+    model, tokens = small(1, far=True), draw_tokens(2, 300)
+    before = train.alive_fraction(model, tokens)
+    monkeypatch.setattr(train, "screen", all_alike)
+    for chosen in (all_alike, screen_windowed):        # the cut is not asked, the definition is
+        model.screen = chosen
+        assert before + 0.05 < train.alive_fraction(model, tokens) <= 1
+        assert model.screen is chosen
+    assert before > 0
+
+
+@pytest.mark.parametrize("data", ["text", "abcdigits"])
+def test_dropout_is_off_in_evaluation_and_samples_and_on_again_after(tmp_path, monkeypatch, data):
+    modes = []
+    right = multiscreen.GatedScreeningTiles.bound
+
+    def bound(self, h):
+        modes.append((self.training, torch.is_grad_enabled()))
+        return torch.nn.functional.dropout(right(self, h), 0.1, self.training)
+
+    monkeypatch.setattr(multiscreen.GatedScreeningTiles, "bound", bound)
+    digits = {"data": "abcdigits"} if data == "abcdigits" else {}
+    fit(tmp_path / "out", "--steps", "4", "--eval-every", "2", "--digits", "2",
+        "--seq-len", "128", **digits)
+    assert set(modes) == {(True, True), (False, False)}
+    trained = [n for n, (training, _) in enumerate(modes) if training]
+    assert any(not training for training, _ in modes[: trained[-1]])
 
 
 class Guesses:

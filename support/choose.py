@@ -1,0 +1,155 @@
+"""What screens: the fastest function that can run here and agrees with the definition."""
+import math
+from functools import partial
+
+import torch
+import torch.fx.experimental._config
+from torch.nn.functional import normalize
+
+import multiscreen
+from support.cli import UsageError
+from support.windowed import screen_windowed
+
+# What is compared, as a model calls `screen`: (queries, keys, windows, acceptance widths).
+NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4950.0, 5100.0, 7000.0, math.inf)
+WIDE = (1.0, 0.1, 0.5, 0.03, 0.2)
+CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE),
+         (1, 401, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,)), (131, 131, NEARBY, (1e-6,))]
+LIMIT = 5e-4                                           # of the largest value, in float32
+LIMIT_16 = 1e-1                                        # with values of 16 bits
+
+
+def get_screen(model, kernel="auto"):
+    """(what screens, one line that says why, whether that is as expected). kernel: see --kernel.
+
+    `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
+    `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
+    float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
+    Compared are up to 5,017 keys, and windows up to 7,000.
+
+    Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
+    """
+    definition, device = multiscreen.screen, model.W_E.device
+    if kernel == "definition":
+        return definition, "screening by multiscreen.screen, the definition", True
+    objections = []
+    try:
+        exact = [with_gradients(definition, revealing_inputs(*case, model.config, device, True))
+                 for case in CASES]
+    except Exception as e:                             # whatever it is: it is an edit's
+        exact = []
+        objections.append(f"multiscreen.screen fails where it is compared ({in_one_line(e)}), "
+                          "--kernel definition leaves that out")
+    if not all(x.isfinite().all() for case in exact for x in case):
+        exact = []
+        objections.append("multiscreen.screen gives nan or inf where it is compared")
+    auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
+    for kind in (auto if kernel == "auto" else [kernel]) if exact else []:
+        f, label, why = objection(kind, model, exact)
+        if not why and objections:
+            return f, f"{'; '.join(objections)}: using {label}", False
+        if not why:
+            return f, f"screening by {label}, which agrees with multiscreen.screen", True
+        objections.append(why)
+    if kernel != "auto":
+        raise UsageError(f"--kernel {kernel}: {objections[0]}")
+    return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+
+
+def in_one_line(e):
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+
+
+def objection(kind, model, exact):
+    """(the function of that kind, its name, why it must not screen here, or None).
+
+    exact: the definition's values, case by case.
+    """
+    f, label, device = screen_windowed, "screen_windowed", model.W_E.device
+    if kind == "triton":
+        # Here, because it takes a second and is of no use on a CPU.
+        import screening_triton
+
+        f, label = screening_triton.screen, "screening_triton.screen"
+        f.keeps_to_window = True                       # as screen_windowed; see KeyCache
+        reason = (screening_triton.available(device)
+                  or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
+        if reason:
+            return f, label, reason
+    limits = {torch.float32: LIMIT}
+    if model.dtype not in (None, torch.float32):
+        limits[model.dtype] = LIMIT_16
+    for dtype, limit in limits.items():
+        for case, wanted in zip(CASES, exact):
+            inputs = revealing_inputs(*case, model.config, device)
+            try:
+                found = with_gradients(f, inputs, dtype)
+            except Exception as e:                     # whatever it is, this one cannot be used
+                return f, label, f"{label} fails here ({in_one_line(e)})"
+            error, r = difference(found, wanted), min(case[3])
+            if error > limit * max(0.03 / r, 1):       # an error of s is amplified 2/r times
+                return f, label, (f"multiscreen.screen and {label} differ by {error:.2g} of the "
+                                  f"largest value (a changed equation?)")
+            if rejects_matches(found[0], wanted[0]):
+                return f, label, f"{label} rejects keys that match exactly, with r = {r:g}"
+    return f, label, None
+
+
+def revealing_inputs(T, S, windows, widths, config, device, double=False):
+    """q, k, v, w, r and i0 as a model calls `screen`, chosen so that mistakes show.
+
+    Queries and keys lie near one direction of their tile (others are nearly all rejected), some
+    pairs have s = 1 and s = -1. A multiple of N_H tiles, at least 4. `double`: in float64.
+    """
+    H = config.N_H * -(-4 // config.N_H)
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(H, 1, config.d_K, generator=g)
+    spread = torch.rand(2, H, S, 1, generator=g)
+    x = base + spread * torch.randn(2, H, S, config.d_K, generator=g)
+    q, k = normalize(x, dim=-1)[:, None]
+    k[:, :, ::7], k[:, :, 3::11] = q[:, :, ::7], -q[:, :, 3::11]
+    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1)
+    w = torch.tensor([windows[n % len(windows)] for n in range(H)])
+    r = torch.tensor([widths[n % len(widths)] for n in range(H)])
+    inputs = (x.to(device) for x in (q[:, :, S - T :], k, v, w, r))
+    return *(x.double() if double else x for x in inputs), S - T
+
+
+def with_gradients(screen, inputs, dtype=None):
+    """h and the gradients of q, k, v, w, r, in float64; v is given to `screen` in `dtype`."""
+    *leaves, i0 = (x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs)
+    q, k, v, w, r = leaves
+    h = screen(q, k, v.to(dtype or v.dtype), w, r, i0)
+    dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+    gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
+    return [x.detach().double() for x in (h, *gradients)]
+
+
+def difference(found, exact):
+    """The largest error over the largest value: of a tile's own for h, dq, dk and dv."""
+    worst = 0.0
+    for a, b in zip(found, exact):
+        axes = (0, 2, 3) if b.ndim == 4 else 0
+        error = (a - b).abs().amax(axes) / b.abs().amax(axes).clamp_min(1e-30)
+        worst = max(worst, error.max().nan_to_num(math.inf).item())
+    return worst
+
+
+def rejects_matches(found, exact):
+    """Whether h is 0 where the definition finds much: where only an exact match is left."""
+    return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()
+
+
+def compile_layers(model):
+    """torch.compile the layers of a model, and `screen` inside `screen_windowed`. In place."""
+    # Windows change with every step: few graphs for all sizes (no new one where two sizes are
+    # equal by chance), and an error instead of running eager without a word.
+    torch.fx.experimental._config.use_duck_shape = False
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for layer in model.layers:
+        layer.compile(dynamic=True)
+    if model.screen is screen_windowed:
+        compiled = torch.compile(multiscreen.screen, dynamic=True)
+        model.screen = partial(screen_windowed, screen=compiled)
+        model.screen.keeps_to_window = True
