@@ -86,9 +86,9 @@ class Layer:
         return passes
 
     def operator(self):
-        """Two 16-bit parts of q and of k are as long as the float32 they are split from."""
-        split = [Pass(f"split of {name}", "kernel", 4 * self.K, 4 * self.K) for name in "qk"]
-        return [*split, Pass("screening", "kernel", 8 * self.K + 2 * self.V, 2 * self.V)]
+        """q and k are split into three parts of 16 bits."""
+        split = [Pass(f"split of {name}", "kernel", 4 * self.K, 6 * self.K) for name in "qk"]
+        return [*split, Pass("screening", "kernel", 12 * self.K + 2 * self.V, 2 * self.V)]
 
     def fused(self):
         E, K, V = self.E, self.K, self.V
@@ -106,8 +106,8 @@ class Layer:
 
     def least(self):
         E, K, V = self.E, self.K, self.V
-        return [Pass("x W, unit, MiPE, split", "product", 4 * E, 8 * K + 4 * V),
-                Pass("screening, TanhNorm, gate", "kernel", 8 * K + 4 * V, 2 * V),
+        return [Pass("x W, unit, MiPE, split", "product", 4 * E, 12 * K + 4 * V),
+                Pass("screening, TanhNorm, gate", "kernel", 12 * K + 4 * V, 2 * V),
                 Pass("y W_O, sum", "product", 2 * V + 4 * E, 4 * E)]
 
 
