@@ -915,7 +915,7 @@ def through_torch(q, k, v, w, r, i0, dh):
 
 
 def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """The error against float64 is at most twice that of PyTorch on operands of v's dtype, + 1e-6.
+    """The error against float64 is at most twice that of PyTorch on operands of v's dtype, + 2e-6.
 
     If PyTorch's 16-bit results happen to be nearer than one rounding of the largest value, that
     rounding counts. dw and dr are sums over all pairs, far smaller than their terms: 1e-6 of the
@@ -939,7 +939,7 @@ def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
         rounding = ROUNDING[v.dtype if dtype == FULL else dtype] * largest
         if name in slack:
             rounding = torch.zeros_like(largest)
-        allowed = 2 * torch.maximum((b.double() - c).abs().max(), rounding) + 1e-6
+        allowed = 2 * torch.maximum((b.double() - c).abs().max(), rounding) + 2e-6
         allowed = allowed + slack.get(name, 0)
         if DEVICE == "cuda":                                   # its cos and sin are 2^-20.5 off
             allowed = allowed + 2**-17 * largest
