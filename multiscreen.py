@@ -58,7 +58,7 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    s_w = +inf gives w = +inf, a window without an edge. Beyond s_w = 80 the gradient is 0.
+    s_w = +inf gives w = +inf, no edge. Beyond s_w = 80 the gradient is 0. `initialize` inverts it.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
@@ -158,7 +158,7 @@ def product(axes, x, W, dtype=None):
 
 
 def keeps_to_window(screen):
-    """Whether what screens never sees beyond a window. The definition, if edited, might."""
+    """Whether a function promises to ignore keys outside the window. A definition may be edited."""
     return getattr(screen, "keeps_to_window", False)
 
 
@@ -191,7 +191,7 @@ class GatedScreeningTiles(nn.Module):
         self.s_O = nn.Parameter(torch.full((H,), math.log(1 / math.sqrt(H * c.N_L))))
 
     def encode(self, x_bar, i, w):
-        """MiPE (Eqs. 6, 7) of all unit queries, then keys, (2B, H, T, K), at positions i (T,)."""
+        """MiPE (Eqs. 6, 7). x_bar: (2B, H, T, K), B unit queries, then B unit keys; i: (T,)."""
         return mipe(x_bar, mipe_angle(i, w, self.config.w_th))
 
     def acceptance(self):
@@ -216,7 +216,7 @@ class GatedScreeningTiles(nn.Module):
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
-        q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).unflatten(0, (2, -1))
+        q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
         if cache:
@@ -268,7 +268,7 @@ class Multiscreen(nn.Module):
     screen: `screen`, or what support/choose.py finds for long contexts. tiles: the class of a
     layer. dtype: of the matrix products (torch.bfloat16, say), None for the parameters' own.
     """
-    pairs_at_once = 2**26                              # of T x S, without gradients
+    pairs_at_once = 2**26      # B H T S of one call of the definition, without gradients
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
         super().__init__()
@@ -327,7 +327,7 @@ class Multiscreen(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 do not count. Of long inputs backward computes the logits again, in chunks.
+        Targets of -100 are ignored. Over 2^25 logits are recomputed in backward, not by torch.func.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
@@ -351,13 +351,14 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def relevance_maps(self, tokens):
-        """What `screen` weighs, alpha_d, in every layer and tile: a list of N_L (B, H, T, T).
+        """The weights that `screen` gives in each layer and tile: a list of N_L (B, H, T, T).
 
-        With the unit vectors e_j as values, h_i is the weights of query i. Memory O(T^2).
+        With unit vectors e_j as values, h_i holds the weights of query i. Memory O(T^2).
         """
-        definition, maps = screen if keeps_to_window(self.screen) else self.screen, []
+        definition = screen if keeps_to_window(self.screen) else self.screen
+        maps = []
 
-        def record(q, k, v, w, r, i0):
+        def record(q, k, v, w, r, i0=0):
             e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
             maps.append(definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0))
             return self.screen(q, k, v, w, r, i0)

@@ -133,7 +133,7 @@ class Transformer(nn.Module):
     screen: the SDPBackend that attention must use, or None for PyTorch's choice (Multiscreen's
     layers are given the function that screens in its place).
     """
-    pairs_at_once = 2**62                              # attention never holds T x S
+    pairs_at_once = 2**62                              # no limit: attention chooses its own blocks
     through_layers = Multiscreen.through_layers
     hidden = Multiscreen.hidden
     forward = Multiscreen.forward

@@ -138,6 +138,7 @@ def describe(model, rows, val, long):
         x = torch.from_numpy(np.stack([data[i] for i in data.spread(n)]))
         return model.loss(x[:, :-1], x[:, 1:]).item()
 
+    model.eval()                                       # for your dropout
     w = windows(model)
     x = torch.from_numpy(val[0])[None, :-1]
     alive = torch.cat([alpha_d.flatten(2).gt(0).sum(-1).flatten()

@@ -25,7 +25,7 @@ def get_screen(model, kernel="auto"):
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
     `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
-    Compared are up to 5,017 keys, and windows up to 7,000.
+    Compared are up to 5,017 keys, windows up to 7,000, and infinite ones.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
@@ -39,12 +39,13 @@ def get_screen(model, kernel="auto"):
     except Exception as e:                             # whatever it is: it is an edit's
         exact = []
         objections.append(f"multiscreen.screen fails where it is compared ({in_one_line(e)}), "
-                          "--kernel definition leaves that out")
+                          "--kernel definition skips the comparison")
     if not all(x.isfinite().all() for case in exact for x in case):
         exact = []
         objections.append("multiscreen.screen gives nan or inf where it is compared")
     auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
-    for kind in (auto if kernel == "auto" else [kernel]) if exact else []:
+    kinds = auto if kernel == "auto" else [kernel]
+    for kind in kinds if exact else []:
         f, label, why = objection(kind, model, exact)
         if not why and objections:
             return f, f"{'; '.join(objections)}: using {label}", False
@@ -74,6 +75,8 @@ def objection(kind, model, exact):
         f.keeps_to_window = True                       # as screen_windowed; see KeyCache
         reason = (screening_triton.available(device)
                   or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
+        if model.W_E.dtype == torch.float64:
+            reason = "the kernel takes no float64"
         if reason:
             return f, label, reason
     limits = {torch.float32: LIMIT}

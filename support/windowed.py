@@ -13,22 +13,22 @@ from torch.utils.checkpoint import checkpoint
 from multiscreen import screen
 
 PAIRS_AT_ONCE = 2**18                                  # in one call: they fit a CPU's cache
-PAIRS_KEPT = 2**20                                     # of a tile; beyond, backward makes them anew
+PAIRS_KEPT = 2**20                                     # of a tile; beyond, backward recomputes
 
 
 @torch.compiler.disable                                # the number of pieces depends on w
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     """`screen` (Eq. 12) of each query with the keys in its window. Shapes as there.
 
-    The argument `screen` may be the definition compiled. Up to 128 keys are one call of it, and so
-    is what no model asks for: a last key that does not stand by the last query.
+    screen: the definition, or the same compiled. Up to 128 keys, and shapes that no model asks for
+    (S != i0 + T), are one call of it.
     """
     T, S = q.shape[2], k.shape[2]
     if S <= 128 or S != i0 + T or not q.numel():
         return screen(q, k, v, w, r, i0)
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= 16:
-        return in_sight(q, k, v, w, r, i0, screen, reaches)
+        return few_queries(q, k, v, w, r, i0, screen, reaches)
     dtype = torch.promote_types(q.dtype, torch.float32)
     tiles = zip(*(x.to(dtype).split(1, 1) for x in (q, k, v)), w.split(1), r.split(1))
     h = [in_blocks(*tile, i0, screen, reach) for tile, reach in zip(tiles, reaches)]
@@ -38,7 +38,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
 screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
 
 
-def in_sight(q, k, v, w, r, i0, screen, reaches):
+def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding: tiles that see at most 256 keys back share a call."""
     near = [n for n, reach in enumerate(reaches) if reach <= 256]
     groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
@@ -54,23 +54,22 @@ def in_sight(q, k, v, w, r, i0, screen, reaches):
 def in_blocks(q, k, v, w, r, i0, screen, reach):
     """One tile: blocks of C queries, each with the keys p blocks before it, summed over all p."""
     def blocks(x, front, N):
-        """x: (B, 1, S, D) after `front` rows of zeros, as (N, B, 1, C, D)."""
+        # (B, 1, S, D) after `front` rows of zeros, as (N, B, 1, C, D).
         x = F.pad(x, (0, 0, front, N * C - front - x.shape[2]))
         return x.unflatten(2, (N, C)).movedim(2, 0)
 
     def piece(i0, w, r, *inputs):
         return screen(*(x.flatten(0, 1) for x in inputs), w, r, i0)
 
-    # Narrow windows get few rows, and two blocks of keys in one piece. i0: of a piece with p = 0.
+    # N blocks of queries, `start` of keys before them, `last` back to the edge. Narrow: one piece.
     B, _, T, _ = q.shape
     C = 16 if reach <= 16 else 32 if reach <= 32 else 64
-    N, start, last = -(-T // C), -(-i0 // C), -(-reach // C)
+    N, start, last, first = -(-T // C), -(-i0 // C), -(-reach // C), 0
     if last < 2:
         k, v = (torch.cat([blocks(x, a - i0, N) for a in (C, 0)], 3) for x in (k, v))
-        i0, start, last = C, 0, 0
+        start, last, first = 0, 0, C
     else:
         k, v = (blocks(x, -i0 % C, start + N) for x in (k, v))
-        i0 = 0
     q = blocks(q, 0, N)
 
     n = max(PAIRS_AT_ONCE // (B * C * k.shape[3]), 1)
@@ -79,7 +78,7 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
     for p in range(min(last, start + N - 1) + 1):
         keys = slice(max(start - p, 0), len(k) - p)
         inputs = zip(q[max(p - start, 0) :].split(n), k[keys].split(n), v[keys].split(n))
-        parts = [piece(i0 + p * C, w, r, *x) for x in inputs]
+        parts = [piece(first + p * C, w, r, *x) for x in inputs]
         part = (torch.cat(parts) if len(parts) > 1 else parts[0]).unflatten(0, (-1, B))
         if p == 0:
             h = part

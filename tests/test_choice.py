@@ -194,7 +194,8 @@ def test_a_definition_that_fails_is_named_and_so_is_the_way_on(monkeypatch):
     assert screen is ms.screen
     assert not expected
     assert line == ("multiscreen.screen fails where it is compared (RuntimeError: no such), "
-                    "--kernel definition leaves that out: using multiscreen.screen, the definition")
+                    "--kernel definition skips the comparison: using multiscreen.screen, "
+                    "the definition")
     with pytest.raises(UsageError, match="--kernel windowed: multiscreen.screen fails .*no such"):
         get_screen(of_sizes(), "windowed")
     assert get_screen(of_sizes(), "definition")[2]
@@ -305,9 +306,8 @@ def as_on_a_gpu(monkeypatch):
         return revealing_inputs(T, S, windows, widths, config, DEVICE, double)
 
     def make(dtype=None, **sizes):
-        model = of_sizes(dtype, **sizes)
-        weight = SimpleNamespace(device=torch.device("cuda"))
-        return SimpleNamespace(config=model.config, dtype=dtype, W_E=weight)
+        weight = SimpleNamespace(device=torch.device("cuda"), dtype=sizes.pop("parameters", None))
+        return SimpleNamespace(config=of_sizes(**sizes).config, dtype=dtype, W_E=weight)
 
     wide = CASES[0][3]
     cases = [(40, 40, NEARBY, wide), (17, 40, NEARBY, wide), (30, 30, NEARBY, (1e-6,))]
@@ -409,6 +409,7 @@ def test_sizes_that_the_kernel_does_not_take_make_way_for_another(as_on_a_gpu):
     assert get_screen(odd)[0] is screen_windowed
     with pytest.raises(UsageError, match="24 dimensions: .* powers of two"):
         get_screen(odd, "triton")
+    assert get_screen(as_on_a_gpu(parameters=torch.float64))[0] is screen_windowed
 
 
 def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu):
