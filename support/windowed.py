@@ -18,10 +18,9 @@ PAIRS_KEPT = 2**20                                     # of a tile; beyond, back
 
 @torch.compiler.disable                                # the number of pieces depends on w
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
-    """`screen` (Eq. 12) of each query with the keys in its window. Shapes as there.
+    """`screen` (Eq. 12), or the same compiled, of each query with the keys in its window.
 
-    screen: the definition, or the same compiled. Up to 128 keys, and shapes that no model asks for
-    (S != i0 + T), are one call of it.
+    Up to 128 keys, and shapes that no model asks for (S != i0 + T), are one call of it.
     """
     T, S = q.shape[2], k.shape[2]
     if S <= 128 or S != i0 + T or not q.numel():
@@ -40,6 +39,9 @@ screen_windowed.keeps_to_window = True                 # a KeyCache may drop wha
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding: tiles that see at most 256 keys back share a call."""
+    if max(reaches) <= 256:
+        first = max(i0 - max(reaches), 0)
+        return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
     near = [n for n, reach in enumerate(reaches) if reach <= 256]
     groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
     h = v.new_empty(*q.shape[:3], v.shape[3])
