@@ -400,7 +400,7 @@ def test_empty_inputs_screen_to_empty_or_zero_outputs():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
 def test_memory_is_linear_whatever_the_windows():
-    """Forward and backward over 2^13 positions with an infinite window: T x T is 256 MiB."""
+    """Forward and backward over 2^14 positions with an infinite window: T x T is 1 GiB."""
     code = """if True:
         import resource, sys, torch, multiscreen as ms
         from support.windowed import screen_windowed
@@ -409,7 +409,7 @@ def test_memory_is_linear_whatever_the_windows():
             unit = 2**10 if sys.platform == "linux" else 2**20
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
-        q, k, v = (ms.unit(torch.randn(1, 1, 2**13, n)).requires_grad_() for n in (16, 16, 64))
+        q, k, v = (ms.unit(torch.randn(1, 1, 2**14, n)).requires_grad_() for n in (16, 16, 64))
         w = torch.tensor([torch.inf], requires_grad=True)
         r = torch.tensor([0.5], requires_grad=True)
         few = (x[:, :, :200] for x in (q, k, v))
@@ -417,7 +417,7 @@ def test_memory_is_linear_whatever_the_windows():
         before = peak()
         screen_windowed(q, k, v, w, r).sum().backward()
         print(peak() - before)"""
-    assert float(run("-c", code, check=True).stdout) < 96                  # MiB
+    assert float(run("-c", code, check=True).stdout) < 300                 # MiB
 
 
 # --------------------------------------------------------- the model: equations 1 to 3, 15 to 18
@@ -589,7 +589,7 @@ def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
     assert (model.loss(x, y, "none")[0, 3:30] == 0).all()
     with pytest.raises(ValueError, match="'sum'"):
         model.loss(x, y, "sum")
-    with pytest.raises(ValueError, match="must be the same"):
+    with pytest.raises(ValueError, match="targets are"):
         model.loss(x, y.flatten())
 
 

@@ -70,7 +70,7 @@ def check_case(T, dtype):
     """(the largest errors of h, dq, dk, dv, dw, dr over the largest value, the same bits twice)"""
     x = draw_inputs(T, WINDOWS, dtype)
     # At T = 2^17 its blocks for a CPU are 37,000 pieces of 88 launches, half a minute of waiting.
-    with mock.patch.object(windowed, "PAIRS_AT_ONCE", PAIRS):
+    with mock.patch.object(windowed, "PAIRS", PAIRS):
         exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)
     first, second = (value_and_gradients(screen, *x) for _ in range(2))
     errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from multiscreen import screen
 
-PAIRS_AT_ONCE = 2**18                                  # in one call: they fit a CPU's cache
-PAIRS_KEPT = 2**20                                     # of a tile; beyond, backward recomputes
+PAIRS = 2**20                       # of a query and a key, in one call; beyond, backward recomputes
 
 
 @torch.compiler.disable                                # the number of pieces depends on w
@@ -39,17 +38,20 @@ screen_windowed.keeps_to_window = True                 # a KeyCache may drop wha
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding: tiles that see at most 256 keys back share a call."""
+    def crop(some, reach):
+        first = max(i0 - reach, 0)
+        return screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
+                      i0 - first)
+
     if max(reaches) <= 256:
-        first = max(i0 - max(reaches), 0)
-        return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
+        return crop(slice(None), max(reaches))
     near = [n for n, reach in enumerate(reaches) if reach <= 256]
-    groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
     h = v.new_empty(*q.shape[:3], v.shape[3])
-    for tiles in groups:
-        some = tiles if 1 < len(tiles) < len(w) else slice(tiles[0], tiles[-1] + 1)
-        first = max(i0 - max(reaches[n] for n in tiles), 0)
-        h[:, some] = screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
-                            i0 - first)
+    if near:
+        h[:, near] = crop(near, 256)
+    for n, reach in enumerate(reaches):
+        if reach > 256:
+            h[:, n : n + 1] = crop(slice(n, n + 1), reach)
     return h
 
 
@@ -74,16 +76,18 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         k, v = (blocks(x, -i0 % C, start + N) for x in (k, v))
     q = blocks(q, 0, N)
 
-    n = max(PAIRS_AT_ONCE // (B * C * k.shape[3]), 1)
-    if torch.is_grad_enabled() and B * T * (reach + C) > PAIRS_KEPT:
-        piece = partial(checkpoint, piece, use_reentrant=False)
+    if torch.is_grad_enabled() and B * T * (reach + C) > PAIRS:
+        piece = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
     for p in range(min(last, start + N - 1) + 1):
-        keys = slice(max(start - p, 0), len(k) - p)
-        inputs = zip(q[max(p - start, 0) :].split(n), k[keys].split(n), v[keys].split(n))
-        parts = [piece(first + p * C, w, r, *x) for x in inputs]
-        part = (torch.cat(parts) if len(parts) > 1 else parts[0]).unflatten(0, (-1, B))
+        # Equal parts, shorter with p: what one part frees, the next can take.
+        rows, keys = q[max(p - start, 0) :], slice(max(start - p, 0), len(k) - p)
+        m = -(-B * C * k.shape[3] * len(rows) // PAIRS)
+        inputs = zip(rows.chunk(m), k[keys].chunk(m), v[keys].chunk(m))
+        parts = (piece(first + p * C, w, r, *x) for x in inputs)
         if p == 0:
-            h = part
-        else:
-            h[-len(part) :] += part
-    return h.movedim(0, 2).flatten(2, 3)[:, 0, :T]
+            h = torch.cat(list(parts)) if m > 1 else next(parts)
+        at = len(h) - B * len(rows)
+        for part in parts:                             # none are left of p = 0
+            h[at : at + len(part)] += part
+            at += len(part)
+    return h.unflatten(0, (N, B)).movedim(0, 2).flatten(2, 3)[:, 0, :T]
