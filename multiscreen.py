@@ -24,6 +24,7 @@ Geometry is float32, angles float64 until they are within one turn. Casts are wr
 """
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -160,6 +161,13 @@ def product(axes, x, W, dtype=None):
 def keeps_to_window(screen):
     """Whether a function promises to ignore keys outside the window. A definition may be edited."""
     return getattr(screen, "keeps_to_window", False)
+
+
+def weights(f, q, k, w, r, i0=0):
+    """What f weighs the keys with, (B, H, T, S): its h, where v_j is the unit vector e_j."""
+    definition = screen if keeps_to_window(f) else f
+    e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
+    return definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0)
 
 
 class GatedScreeningTiles(nn.Module):
@@ -332,35 +340,27 @@ class Multiscreen(nn.Module):
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
         if targets.shape != tokens.shape:
-            raise ValueError(f"shapes {targets.shape} of targets, {tokens.shape} of tokens: they "
-                             "must be the same")
+            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}")
         x, y, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
 
         def in_nats(x, y):
             return F.cross_entropy(self.logits(x, head), y, reduction="none")
 
         size = max(2**25 // self.config.vocab_size, 1)
-        if len(y) <= size:
-            nats = in_nats(x, y)
-        else:
-            chunks = zip(x.split(size), y.split(size))
-            nats = torch.cat([checkpoint(in_nats, *part, use_reentrant=False) for part in chunks])
+        if len(y) > size:
+            in_nats = partial(checkpoint, in_nats, use_reentrant=False)
+        nats = torch.cat([in_nats(*chunk) for chunk in zip(x.split(size), y.split(size))])
         if reduction == "none":
             return nats.view(targets.shape)
         return nats.sum() / (y != -100).sum().clamp_min(1)
 
     @torch.no_grad()
     def relevance_maps(self, tokens):
-        """The weights that `screen` gives in each layer and tile: a list of N_L (B, H, T, T).
-
-        With unit vectors e_j as values, h_i holds the weights of query i. Memory O(T^2).
-        """
-        definition = screen if keeps_to_window(self.screen) else self.screen
+        """`weights` in each layer, of each tile: a list of N_L (B, H, T, T)."""
         maps = []
 
         def record(q, k, v, w, r, i0=0):
-            e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
-            maps.append(definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0))
+            maps.append(weights(self.screen, q, k, w, r, i0))
             return self.screen(q, k, v, w, r, i0)
 
         self.through_layers(tokens, None, record)

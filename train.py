@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from baselines import count_parameters, recipe
-from multiscreen import keeps_to_window, screen, softmask, window
+from multiscreen import softmask, weights, window
 from support.checkpoint import (
     build_model,
     has_windows,
@@ -224,21 +224,19 @@ def alive_fraction(model, tokens):
     """
     alive = inside = 0
     chosen = model.screen
-    definition = screen if keeps_to_window(chosen) else chosen
 
-    # Counted while the model screens, 256 queries at a time. With the unit vectors e_j as values
-    # the definition returns its weights, also after an edit.
+    # Counted while the model screens, 256 queries at a time.
     @torch.compiler.disable
     def count(q, k, v, w, r, i0=0):
         nonlocal alive, inside
-        e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*k.shape[:2], -1, -1)
         for first in range(0, q.shape[2], 256):
             q_part = q[:, :, first : first + 256]
             i = i0 + first + torch.arange(q_part.shape[2], device=q.device)
             d = torch.arange(k.shape[2], device=q.device) - i[:, None]
             seen = softmask(d, w[:, None, None]) > 0
             inside += len(q) * seen.sum().item()
-            alive += (seen & (definition(q_part, k, e, w, r, i0 + first) != 0)).sum().item()
+            alpha_d = weights(chosen, q_part, k, w, r, i0 + first)
+            alive += (seen & (alpha_d != 0)).sum().item()
         return chosen(q, k, v, w, r, i0)
 
     model.screen = count

@@ -265,9 +265,8 @@ def test_with_the_smallest_acceptance_width_only_exact_matches_are_left():
 
 def test_the_definition_is_compared_in_float64(monkeypatch):
     """So torch's own products may be TF32's: they are not what the limit is measured from."""
-    seen = set()
+    right, seen = ms.screen, set()
     monkeypatch.setattr(ms, "screen", lambda q, *others: seen.add(q.dtype) or right(q, *others))
-    right = screen_windowed.__wrapped__.__defaults__[1]
     get_screen(of_sizes())
     assert seen == {torch.float64}
 
