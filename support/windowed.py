@@ -38,32 +38,30 @@ screen_windowed.keeps_to_window = True                 # a KeyCache may drop wha
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding: tiles that see at most 256 keys back share a call."""
-    def crop(some, reach):
-        first = max(i0 - reach, 0)
-        return screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
-                      i0 - first)
-
     if max(reaches) <= 256:
-        return crop(slice(None), max(reaches))
+        first = max(i0 - max(reaches), 0)
+        return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
     near = [n for n, reach in enumerate(reaches) if reach <= 256]
+    groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
     h = v.new_empty(*q.shape[:3], v.shape[3])
-    if near:
-        h[:, near] = crop(near, 256)
-    for n, reach in enumerate(reaches):
-        if reach > 256:
-            h[:, n : n + 1] = crop(slice(n, n + 1), reach)
+    for tiles in groups:
+        some = tiles if 1 < len(tiles) < len(w) else slice(tiles[0], tiles[-1] + 1)
+        first = max(i0 - max(reaches[n] for n in tiles), 0)
+        h[:, some] = screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
+                            i0 - first)
     return h
 
 
 def in_blocks(q, k, v, w, r, i0, screen, reach):
     """One tile: blocks of C queries, each with the keys p blocks before it, summed over all p."""
     def blocks(x, front, N):
-        # (B, 1, S, D) after `front` rows of zeros, as (N, B, 1, C, D).
-        x = F.pad(x, (0, 0, front, N * C - front - x.shape[2]))
-        return x.unflatten(2, (N, C)).movedim(2, 0)
+        # (B, 1, S, D) after `front` rows of zeros, as (B, N, 1, C, D).
+        rows = front, N * C - front - x.shape[2]
+        x = F.pad(x, (0, 0, *rows)) if any(rows) else x
+        return x.unflatten(2, (N, C)).movedim(2, 1)
 
     def piece(i0, w, r, *inputs):
-        return screen(*(x.flatten(0, 1) for x in inputs), w, r, i0)
+        return screen(*(x.flatten(0, 1) for x in inputs), w, r, i0).unflatten(0, (B, -1))
 
     # N blocks of queries, `start` of keys before them, `last` back to the edge. Narrow: one piece.
     B, _, T, _ = q.shape
@@ -80,14 +78,14 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         piece = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
     for p in range(min(last, start + N - 1) + 1):
         # Equal parts, shorter with p: what one part frees, the next can take.
-        rows, keys = q[max(p - start, 0) :], slice(max(start - p, 0), len(k) - p)
-        m = -(-B * C * k.shape[3] * len(rows) // PAIRS)
-        inputs = zip(rows.chunk(m), k[keys].chunk(m), v[keys].chunk(m))
+        at, keys = max(p - start, 0), slice(max(start - p, 0), start + N - p)
+        inputs = q[:, at:], k[:, keys], v[:, keys]
+        m = -(-B * (N - at) * C * k.shape[3] // PAIRS)
+        inputs = zip(*(x.chunk(m, 1) if m > 1 else [x] for x in inputs))
         parts = (piece(first + p * C, w, r, *x) for x in inputs)
         if p == 0:
-            h = torch.cat(list(parts)) if m > 1 else next(parts)
-        at = len(h) - B * len(rows)
+            h = torch.cat(list(parts), 1) if m > 1 else next(parts)
         for part in parts:                             # none are left of p = 0
-            h[at : at + len(part)] += part
-            at += len(part)
-    return h.unflatten(0, (N, B)).movedim(0, 2).flatten(2, 3)[:, 0, :T]
+            h[:, at : at + part.shape[1]] += part
+            at += part.shape[1]
+    return h.movedim(1, 2).flatten(2, 3)[:, 0, :T]
