@@ -380,7 +380,7 @@ def test_live_pairs_follow_an_edit_inside_screen(monkeypatch):
 
     model, tokens = small(1, far=True), draw_tokens(2, 300)
     before = train.alive_fraction(model, tokens)
-    monkeypatch.setattr(train, "screen", all_alike)
+    monkeypatch.setattr(multiscreen, "screen", all_alike)
     for chosen in (all_alike, screen_windowed):        # the cut is not asked, the definition is
         model.screen = chosen
         assert before + 0.05 < train.alive_fraction(model, tokens) <= 1
