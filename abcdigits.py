@@ -7,9 +7,7 @@ many times, one, the needle, only once. The prompt ends with the needle's letter
 model must complete the number. The prompts are bit for bit those of the paper's author, Ken M.
 Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 """
-import support  # noqa: F401  (first: Ctrl-C while PyTorch is imported is one line too)
 
-# isort: split
 import random
 import re
 import sys

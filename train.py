@@ -2,8 +2,10 @@
 
     python train.py --psi 8                          the source of Python's own standard library
     python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
-    python train.py --resume                         go on with the run in out/
+    python train.py --resume --steps 1240            go on with the run in out/, for longer
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
+
+Given again, a command goes on with its run, or says that it is finished.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
@@ -12,9 +14,6 @@ sequences, drawn at random without replacement. The sizes are a laptop's.
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds a step, tokens per second, time left.
 """
-import support  # noqa: F401  (first: Ctrl-C while PyTorch is imported is one line too)
-
-# isort: split
 import math
 import platform
 import time
@@ -30,9 +29,10 @@ from baselines import count_parameters, recipe
 from multiscreen import softmask, weights, window
 from support.checkpoint import (
     build_model,
+    equations,
     has_windows,
     load_checkpoint,
-    load_optimizer,
+    load_moments,
     load_random_state,
     load_weights,
     read_checkpoint,
@@ -40,37 +40,29 @@ from support.checkpoint import (
 )
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
-from support.files import check_fingerprint, files_of, fingerprint
-from support.memory import refuse_what_cannot_fit
-from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
-from support.scale import (
+from support.distributed import (
     average_gradients,
+    batches,
     distribute,
-    gather,
+    full,
+    get_states,
     join,
     leave,
+    local,
     own_device,
-    part,
     recompute,
     total,
     wait,
-    whole,
     world,
 )
-from support.stream import ABCDigitsStream
+from support.files import check_fingerprint, files_of, fingerprint
+from support.run import NOT_RESUMED, Lock, absolute, find_checkpoint, open_run, take_flags
 from support.tokens import get_data, get_tokenizer
 
 __all__ = ["load_checkpoint", "main"]
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
-# The flags that --resume does not take from the checkpoint.
-ANEW = ("out", "resume", "force", "device", "init", "shard")
-
-
-class Diverged(UsageError):
-    """A loss, a gradient norm or a weight was not finite."""
-
 
 # ----------------------------------------------------------------------------------- flags
 
@@ -120,26 +112,21 @@ def get_parser():
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
                        help="go on from OUT/ckpt.pt, with its flags unless given anew")
-    group.add_argument("--force", action="store_true",
-                       help="overwrite the run in OUT, delete the tables and figures made from it")
+    group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 
 
 def get_args(argv=None):
-    """(arguments, checkpoint of --resume or --init, or None)."""
+    """The arguments; those that argv leaves out are the checkpoint's of --resume or --init."""
     parser = get_parser()
-    ckpt = None
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume:
-        if args.init:
-            raise UsageError("--resume goes on with its own weights: leave --init out")
         path = Path(args.out) / "ckpt.pt"
         if not path.exists():
             raise UsageError(f"{path} does not exist: leave --resume out to start a run")
         ckpt = read_checkpoint(path)
-        args = take_flags(parser, argv, ckpt, path, [n for n in ckpt["args"] if n not in ANEW])
-        args.kernel = {"torch": "windowed"}.get(args.kernel, args.kernel)      # its older name
+        args = take_flags(parser, argv, ckpt, path, ckpt["args"].keys() - set(NOT_RESUMED))
     elif args.init:
         ckpt = read_checkpoint(args.init)
         parser.set_defaults(**recipe(ckpt["model"]))
@@ -160,7 +147,7 @@ def get_args(argv=None):
     if args.batch_tokens is None:
         args.batch_tokens = args.batch_size * args.seq_len * world()
     passes(args, world())
-    return args, ckpt
+    return args
 
 
 def passes(args, processes):
@@ -177,16 +164,6 @@ def passes(args, processes):
 
 # ------------------------------------------------------------------------------ evaluation
 
-def batches(data, numbers, batch_size):
-    """Yield (sequences, how many count): the part of this process of the sequences `numbers`.
-
-    All processes must go through a model equally often: one without a sequence takes any.
-    """
-    for first in range(0, len(numbers), batch_size * world()):
-        mine = numbers[first + rank() * batch_size :][:batch_size]
-        yield torch.from_numpy(np.stack([data[i] for i in mine or numbers[:1]])), len(mine)
-
-
 @torch.no_grad()
 def evaluate(model, data, n, batch_size, tokenizer):
     """(nats per token, bits per byte) over n sequences, spread evenly over the data."""
@@ -200,20 +177,6 @@ def evaluate(model, data, n, batch_size, tokenizer):
         length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
     nats, tokens, length = total(nats, tokens, length)
     return nats / tokens, nats / math.log(2) / max(length, 1)
-
-
-@torch.no_grad()
-def needle_accuracy(model, data, n, batch_size):
-    """The share of right digits whose number stood once before, in n documents of ABCDigits."""
-    right = asked = 0
-    for x, count in batches(data, range(n), batch_size):
-        mask = torch.from_numpy(np.stack([data.needles(document) for document in x.numpy()]))
-        mask[count:] = False
-        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
-        right += (guesses == x[:, 1:])[mask].sum().item()
-        asked += mask.sum().item()
-    right, asked = total(right, asked)
-    return right / asked if asked else math.nan
 
 
 @torch.no_grad()
@@ -251,13 +214,21 @@ def alive_fraction(model, tokens):
 
 def main(argv=None):
     join()
-    args, ckpt = get_args(argv)
+    args = get_args(argv)
+    # Process 0 alone locks the folder and writes into it.
+    with Lock(Path(args.out)) if rank() == 0 else nullcontext():
+        wait()
+        train(args)
+
+
+def train(args):
     out = Path(args.out)
-    if not args.resume and not args.force:
-        refuse_other_run(out)
-    if args.resume and ckpt["step"] >= args.steps:
-        print(f"{args.out} is already finished, at step {ckpt['step']}: raise --steps to continue")
+    path = out / "ckpt.pt"
+    ckpt = find_checkpoint(args)
+    if ckpt and ckpt["step"] >= args.steps:
+        print(f"{out} is already finished, at step {ckpt['step']}: --resume --steps N continues")
         return
+    start = read_checkpoint(args.init) if args.init and not ckpt else ckpt
 
     # The model, freshly initialised or with the weights of a checkpoint.
     device, tokenizer = get_device(own_device(args.device)), get_tokenizer(args.tokenizer)
@@ -265,11 +236,10 @@ def main(argv=None):
     dtype = torch.bfloat16 if bf16 else None
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
-    config = ckpt["config"] if ckpt else config
-    refuse_what_cannot_fit(args, config, dtype, device)
+    config = start["config"] if start else config
     model = build_model(args.model, config, dtype).to(device)
-    if ckpt:
-        load_weights(model, ckpt["weights"], args.init or out / "ckpt.pt")
+    if start:
+        load_weights(model, start["weights"], path if ckpt else args.init)
     screening = None
     if has_windows(model):
         model.screen, screening, _ = get_screen(model, args.kernel)
@@ -287,12 +257,9 @@ def main(argv=None):
     # The data.
     files = list(files_of(args.data))
     fingerprints = fingerprint(files)
-    if args.resume and "files" in ckpt:
+    if ckpt:
         check_fingerprint(ckpt["files"], fingerprints)
-    elif args.resume:
-        print("this older checkpoint does not say what its data was; the order of the data is new")
     train_data, val_data = get_data(args, tokenizer, files)
-    is_abcdigits = isinstance(train_data, ABCDigitsStream)
 
     # The optimizer. Weight decay is for matrices only.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -303,35 +270,38 @@ def main(argv=None):
 
     # Resume: the step, how many sequences were drawn, the optimizer's moments.
     step = drawn = 0
-    if args.resume:
+    if ckpt:
         step, drawn = ckpt["step"], ckpt["drawn"]
-        load_optimizer(optimizer, ckpt["optimizer"], out / "ckpt.pt")
-        load_random_state(ckpt["random_state"], out / "ckpt.pt")       # for your dropout
-        if is_abcdigits:
-            train_data.learned = ckpt.get("learned", 0)
+        load_moments(model, optimizer, ckpt["optimizer"], path)
+        load_random_state(ckpt["random_state"], path)  # for your dropout
+        train_data.load(ckpt["data_state"])
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes a parameter
     last_saved = step
+    log = open_run(args, ckpt, COLUMNS, size) if rank() == 0 else None
 
     def check(**values):
-        """Raise Diverged if a value is not finite, before anything of it is saved."""
+        """Raise UsageError if a value is not finite, before anything of it is saved."""
         found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
         if found:
             saved = f"{path} holds step {last_saved}" if last_saved else "nothing was saved"
-            raise Diverged(f"training diverged: at step {step} {', '.join(found)}; {saved}: "
-                           "try a smaller --lr, or undo your last edit")
+            message = (f"training diverged: at step {step} {', '.join(found)}; {saved}: "
+                       "try a smaller --lr, or undo your last edit")
+            if rank() == 0:
+                (out / "diverged.txt").write_text(message + "\n")
+            raise UsageError(message)
 
     def save():
         nonlocal last_saved
-        mine = sum(part(p.detach()).double().abs().sum().item() for p in model.parameters())
+        mine = sum(local(p.detach()).double().abs().sum().item() for p in model.parameters())
         weights_sum, = total(mine)
         check(sum_of_weights=weights_sum)
-        weights, moments = gather(model.state_dict()), gather(optimizer.state_dict())
+        all_weights, moments = get_states(model, optimizer)
         if rank() == 0:
             save_checkpoint(path, {
-                "model": args.model, "config": asdict(model.config), "weights": weights,
-                "tokenizer": args.tokenizer, "optimizer": moments,
-                "step": step, "drawn": drawn, "learned": train_data.learned if is_abcdigits else 0,
-                "random_state": torch.get_rng_state(), "log": log.text, "files": fingerprints,
+                "model": args.model, "config": asdict(model.config), "weights": all_weights,
+                "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
+                "data_state": train_data.state(), "random_state": torch.get_rng_state(),
+                "log": log.text, "files": fingerprints, "equations": equations(args.model),
                 "args": vars(args) | {"data": absolute(args.data)},
                 "versions": {"python": platform.python_version(),
                              "torch": str(torch.__version__)}})
@@ -344,19 +314,12 @@ def main(argv=None):
           f"{args.batch_tokens:,} tokens")
     if screening:
         print(screening)
-    if ckpt:
-        print(f"going on at step {step}" if args.resume else f"weights from {args.init}")
+    if start:
+        print(f"going on at step {step}" if ckpt else f"weights from {args.init}")
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
 
-    # Process 0 alone locks the folder and writes into it.
-    with Lock(out) if rank() == 0 else nullcontext(), stop_requests() as stop:
-        path, log = out / "ckpt.pt", None
-        if rank() == 0:
-            if not args.resume and not args.force:
-                refuse_other_run(out)                  # another may have begun and ended meanwhile
-            path, log = open_run(out, ckpt if args.resume else None, COLUMNS, args,
-                                 fingerprints)
+    with stop_requests() as stop:
         started = time.perf_counter()
         first, stopping = step, 0
         while step < args.steps and not stopping:
@@ -368,7 +331,7 @@ def main(argv=None):
                 group["lr"] = lr
 
             # Forward and backward passes, then one step.
-            loss = 0.0
+            loss = torch.zeros((), dtype=torch.float64, device=device)
             for n in range(n_passes):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
@@ -376,17 +339,18 @@ def main(argv=None):
                 average_gradients(model, n == n_passes - 1)
                 pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()
-                loss += pass_loss.item()
+                loss += pass_loss.detach()
                 drawn += args.batch_size * world()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
-            norm = whole(norm).item()
             step += 1
-            loss, = total(loss / world())
+
+            # The one synchronisation with a GPU: nothing that is not finite goes on.
+            loss, norm = torch.stack((loss, full(norm))).tolist()
+            loss, stopping = total(loss / world(), len(stop))
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if is_abcdigits:
-                train_data.observe(loss, per_step)
+            train_data.observe(loss, per_step)
 
             # A printed line.
             row = {"step": step}
@@ -396,7 +360,7 @@ def main(argv=None):
                         "tokens_per_s": args.batch_tokens / seconds}
                 shown = " " * 23
                 if has_windows(model):
-                    w = torch.cat([window(whole(tile.s_w.detach())) for tile in model.layers])
+                    w = torch.cat([window(full(tile.s_w.detach())) for tile in model.layers])
                     row |= {"w_min": w.min().item(), "w_median": w.median().item(),
                             "w_max": w.max().item()}
                     shown = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
@@ -415,10 +379,9 @@ def main(argv=None):
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :4096]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-                if is_abcdigits:
-                    row["base"] = train_data.base
-                    row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
-                    shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
+                found, words = train_data.evaluate(model, val_data, args.batch_size)
+                row |= found
+                shown += words
                 model.train()
                 print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
 
@@ -428,13 +391,12 @@ def main(argv=None):
             if step % args.save_every == 0 or step == args.steps:
                 save()
                 print(f"{step:>6}/{args.steps:<6} saved {path}", flush=True)
-            stopping, = total(len(stop))
 
         if step < args.steps:
             if step > last_saved:
                 save()
             raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: "
-                                    f"python train.py --out {args.out} --resume continues")
+                                    f"the same command continues")
         if stopping:
             raise KeyboardInterrupt(f"stopped after the last step, saved {path}")
 
@@ -443,10 +405,10 @@ def main(argv=None):
         wait()
         leave()
         return
-    start = torch.from_numpy(val_data[0][None, :32]).to(device)
+    begin = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)
-    more = model.eval().generate(start, 256, temperature=0.7, generator=generator)
-    text = tokenizer.decode(torch.cat([start, more], 1)[0].tolist())
+    more = model.eval().generate(begin, 256, temperature=0.7, generator=generator)
+    text = tokenizer.decode(torch.cat([begin, more], 1)[0].tolist())
     print(f"a sample, after its first 32 tokens:\n{text}")
 
 

@@ -1,4 +1,7 @@
 """Checkpoints: build a model by name, save it, read it back."""
+import functools
+import hashlib
+import random
 import re
 import sys
 import warnings
@@ -8,15 +11,17 @@ from pathlib import Path
 import torch
 
 import baselines
+import multiscreen
 from multiscreen import Multiscreen
 from support.choose import get_screen
 from support.cli import UsageError, get_device, rank
+from support.distributed import set_moments, world
 from support.files import replacing
-from support.scale import part_like, world
 from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
-        "step": int, "drawn": int, "random_state": torch.Tensor, "args": dict, "versions": dict}
+        "step": int, "drawn": int, "data_state": dict, "random_state": torch.Tensor, "log": str,
+        "files": list, "args": dict, "equations": str, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")
 
@@ -84,7 +89,6 @@ def read_checkpoint(path, device="cpu"):
                 damaged = archive.testzip() if rank() == 0 else None
             ckpt = torch.load(path, "cpu" if world() > 1 else device, weights_only=True,
                               mmap=world() > 1)
-            ckpt["args"].setdefault("model", ckpt["model"])        # older ones have it once
             missing = KEYS.keys() - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except OSError:
             raise
@@ -103,13 +107,9 @@ def read_checkpoint(path, device="cpu"):
 
 def load_weights(model, weights, path):
     """Put the weights of a checkpoint into a model."""
-    shapes = {name: p.shape for name, p in model.state_dict().items()}
     try:
-        for name, p in weights.items():                # older ones have s_E, s_F without an axis
-            if p.ndim == 0 and shapes.get(name) == (1,):
-                weights[name] = p.reshape(1)
         model.load_state_dict(weights)
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError, TypeError):
         raise UsageError(f"{path}: its weights do not fit the model as it is built now") from None
     bad = [name for name, p in weights.items() if not p.isfinite().all()]
     if bad:
@@ -146,22 +146,14 @@ def load_for_evaluation(path, device, swe=False):
     return model, tokenizer, ckpt
 
 
-def load_optimizer(optimizer, state, path):
+def load_moments(model, optimizer, moments, path):
     """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     try:
-        moments = state["state"]
-        for n, p in enumerate(params if moments else []):
-            for name in ("exp_avg", "exp_avg_sq"):
-                x = moments[n][name]
-                x = x.reshape(1) if x.ndim == 0 else x             # as in load_weights
-                if x.shape != p.shape or x.dtype != p.dtype:
-                    raise ValueError
-                moments[n][name] = part_like(x, p)
-            if not moments[n]["step"].numel() == 1 <= moments[n]["step"]:
+        for name, p in model.named_parameters():
+            found = moments["state"].get(name, {"exp_avg": p, "exp_avg_sq": p})
+            if any(found[x].shape != p.shape for x in ("exp_avg", "exp_avg_sq")):
                 raise ValueError
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        set_moments(model, optimizer, moments)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UsageError(f"{path}: its optimizer state does not fit the model") from None
 
@@ -172,3 +164,33 @@ def load_random_state(state, path):
         torch.set_rng_state(state.cpu())
     except (RuntimeError, TypeError):
         raise UsageError(f"{path}: its random state is not one") from None
+
+
+# ------------------------------------------------------------------ hashes of what is measured
+
+@functools.cache
+@torch.no_grad()
+def equations(name):
+    """Eight digits that change with the equations of the model of that name: a hash of its logits.
+
+    A small one, in float64, with queries and keys alike, so that many pairs pass Trim. Python draws
+    its weights: those of PyTorch are not the same on each CPU.
+    """
+    family, _, variant = name.partition(":")
+    sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
+    if family == "transformer":
+        name = "transformer:2,2,16" + ":qknorm" * variant.endswith("qknorm")
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(name, sizes).double()
+    rng = random.Random(0)
+    for W in model.parameters():
+        if W.dim() > 1:
+            numbers = [rng.random() - 0.5 for _ in range(W.numel())]
+            W.copy_(torch.tensor(numbers, dtype=torch.float64).view_as(W))
+    if has_windows(model):
+        model.screen = multiscreen.screen
+        for tile in model.layers:
+            tile.W_K.copy_(tile.W_Q)
+    z = model(torch.arange(60)[None] % 7)
+    rounded = (z / z.abs().max() * 1e6).round().long()
+    return hashlib.sha256(rounded.numpy().tobytes()).hexdigest()[:8]

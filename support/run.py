@@ -1,45 +1,42 @@
-"""The folder of a run: the flags it began with, who may write into it, its log."""
-import math
+"""The folder of a run: what it holds, who may write into it, its log."""
 import os
 import platform
+from pathlib import Path
 
 import filelock
 
-from support.checkpoint import FIXED, read_checkpoint
+from support.checkpoint import FIXED, equations, read_checkpoint
 from support.cli import UsageError
 from support.files import replacing
-from support.results import describe, key_of
 
-# The tables and figures that scripts write beside a checkpoint.
-MEASURED = ("abcdigits", "abcdigits_ablations", "abcdigits_by_length", "long_context",
-            "long_context_ablations", "passkey", "passkey_ablations", "passkey_by_length",
-            "relevance_by_distance", "relevance_maps", "retrieval", "windows")
+# The flags of a command that do not say what it trains: a run goes on wherever they differ.
+NOT_RESUMED = ("out", "resume", "force", "device", "shard")
 
 
 def take_flags(parser, argv, ckpt, path, names):
     """The arguments, where those of `names` that argv leaves out are the checkpoint's."""
-    old = dict(ckpt["args"])
-    if "accumulate" in old:                            # the older way to say --batch-tokens
-        old["batch_tokens"] = old["accumulate"] * old["batch_size"] * old["seq_len"]
-        names = [*names, "batch_tokens"] if "accumulate" in names else names
-    if "data" in old:
-        old["data"] = absolute(old["data"])
-    old = {name: old[name] for name in names if hasattr(parser.parse_args([]), name)}
+    old = {name: ckpt["args"][name] for name in names if hasattr(parser.parse_args([]), name)}
     for name, value in old.items():
         default = parser.get_default(name)
         if value is not None and default is not None and type(value) is not type(default):
-            raise UsageError(f"{path} is damaged: --{name.replace('_', '-')} is {value!r}")
+            raise UsageError(f"{path} is damaged: {flag(name)} is {value!r}")
     parser.set_defaults(**old)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
     for name in old.keys() & set(FIXED):
-        before, now = (" ".join(x) if name == "data" else x
-                       for x in (old[name], getattr(args, name)))
-        if before != now:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{path} was trained with {flag} {before}, not {now}: leave {flag} "
-                             "out, or start a new run")
+        if old[name] != getattr(args, name):
+            raise UsageError(f"{path} was trained with {flag(name)} {text(old[name])}, not "
+                             f"{text(getattr(args, name))}: leave {flag(name)} out, or start a new "
+                             "run")
     return args
+
+
+def flag(name):
+    return f"--{name.replace('_', '-')}"
+
+
+def text(value):
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def absolute(names):
@@ -47,40 +44,51 @@ def absolute(names):
     return [x if x in ("stdlib", "abcdigits") else os.path.abspath(x) for x in names]
 
 
-def refuse_other_run(out):
-    """Raise UsageError if `out` is a file, or a folder that holds a run."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file: name a folder")
-    log, path = out / "log.tsv", out / "ckpt.pt"
-    if path.exists():
-        try:
-            state = f"a run at step {read_checkpoint(path)['step']}: --resume goes on with it"
-        except UsageError:
-            state = "a damaged checkpoint: move it away"
-        raise UsageError(f"{out} holds {state}, --out elsewhere starts a new one, --force "
-                         "overwrites it")
-    text = log.read_text(errors="replace") if log.exists() else ""
-    if text and (text.count("\n") > 1 or not text.startswith("step\tloss\t")):
-        raise UsageError(f"{out} holds the log of a run without a checkpoint: --out elsewhere "
-                         "starts a new one, --force overwrites it")
+def find_checkpoint(args):
+    """The checkpoint that the same command left in --out, or None where a run begins.
 
-
-class InUse(UsageError):
-    """Another process holds the lock."""
+    Raises UsageError if the run there has other flags or other equations, or diverged.
+    """
+    out = Path(args.out)
+    ways = "--force overwrites it, another --out starts a new run"
+    if args.force:
+        return None
+    if (out / "diverged.txt").exists() and not args.resume:
+        raise UsageError(f"{out}: {(out / 'diverged.txt').read_text().strip()}; {ways}")
+    if not (out / "ckpt.pt").exists():
+        # Killed in its first steps, a run leaves a log: it begins anew.
+        log = out / "log.tsv"
+        if log.exists() and not log.read_text(errors="replace").startswith("step\tloss\t"):
+            raise UsageError(f"{log} is not a log of train.py: {ways}")
+        return None
+    ckpt = read_checkpoint(out / "ckpt.pt")
+    if args.resume:
+        return ckpt
+    for name, now in (vars(args) | {"data": absolute(args.data)}).items():
+        before = ckpt["args"].get(name)
+        if name not in NOT_RESUMED and before != now:
+            raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
+                             f"{text(now)}: {ways}, --resume goes on with flags changed")
+    if ckpt["equations"] != equations(args.model):
+        raise UsageError(f"{out} holds a run with other equations (is multiscreen.py changed?): "
+                         f"{ways}, --resume goes on with it")
+    return ckpt
 
 
 class Lock:
     """`with Lock(out)` keeps other runs out of the folder `out`, which is made if it is missing.
 
-    Raises InUse if another process holds it, UsageError if a file of a run is a link there.
+    Raises UsageError if another process holds it, or if a file of a run is a link there.
     """
 
-    def __init__(self, out, lock="lock"):
+    def __init__(self, out):
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out} is a file: name a folder")
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("ckpt.pt", "log.tsv", lock):
+        for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock"):
             if (out / name).is_symlink():
                 raise UsageError(f"{out / name} is a link: name another --out")
-        self.path = out / lock
+        self.path = out / "lock"
         self.lock = filelock.FileLock(self.path, timeout=0)
 
     def __enter__(self):
@@ -88,8 +96,8 @@ class Lock:
             self.lock.acquire()
         except filelock.Timeout:
             owner = self.path.read_text().strip() or "another process"
-            raise InUse(f"{self.path.parent} is in use by {owner}: stop it, or name another "
-                        "--out") from None
+            raise UsageError(f"{self.path.parent} is in use by {owner}: stop it, or name another "
+                             "--out") from None
         self.path.write_text(f"process {os.getpid()} on {platform.node()}")
 
     def __exit__(self, *error):
@@ -104,16 +112,10 @@ class Log:
     training goes on, and the rows are written as soon as they can be.
     """
 
-    def __init__(self, path, columns, rows=()):
+    def __init__(self, path, columns, text=""):
         self.path, self.columns, self.behind = path, columns, False
-        self.text = "\t".join(columns) + "\n"
-        self.text += "".join(self.line(row) for row in rows)
+        self.text = text or "\t".join(columns) + "\n"
         self.rewrite()
-
-    def line(self, row):
-        # Steps are whole beyond a million, too.
-        row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
-        return "\t".join(row.get(c, "") for c in self.columns) + "\n"
 
     def rewrite(self):
         with replacing(self.path) as file:
@@ -121,7 +123,9 @@ class Log:
 
     def add(self, row):
         """Add a row, a dict of numbers by column."""
-        line = self.line(row)
+        # Steps are whole beyond a million, too.
+        row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
+        line = "\t".join(row.get(c, "") for c in self.columns) + "\n"
         self.text += line
         try:
             if self.behind:
@@ -137,41 +141,20 @@ class Log:
             self.behind = True
 
 
-def read_rows(text):
-    """(rows, bad): the rows of a log as dicts of numbers, and how many cannot be read."""
-    head, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
-    rows, bad = [], 0
-    for line in lines:
-        try:
-            rows.append({c: float(v) for c, v in zip(head, line, strict=True) if v})
-        except ValueError:
-            bad += 1
-    return rows, bad
+def open_run(args, ckpt, columns, parameters):
+    """The Log of a run in the folder --out, which must be locked. A new run deletes an older one.
 
-
-def open_run(out, ckpt, columns, args, files):
-    """(path of the checkpoint, Log) of a run in the folder `out`, which must be locked.
-
-    A resumed run's log is made again from its checkpoint `ckpt`. For a new run, an older run is
-    deleted, and the tables and figures that were made from it, but not its measurements in
-    results.tsv. flags.txt tells what the run is. files: the fingerprint of its data.
+    flags.txt says what the run is: a line for each flag, its name and its value.
     """
-    path, rows = out / "log.tsv", []
-    if ckpt and "log" in ckpt:
-        rows, _ = read_rows(ckpt["log"])
-    elif ckpt:                                         # an older one, which does not hold its log
-        rows, bad = read_rows(path.read_text(errors="replace") if path.exists() else "")
-        rows = [row for row in rows if row.get("step", math.inf) <= ckpt["step"]]
-        if bad or not rows:
-            print(f"{path}: {f'{bad} rows cannot be read' if bad else 'no rows'}; they are missing "
-                  "from here on")
-    for left in [*out.glob("ckpt.pt.*.tmp"), *out.glob("log.tsv.*.tmp")]:
+    out = Path(args.out)
+    for left in [*out.glob("*.*.tmp")]:
         if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
             left.unlink()
+    (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
-        made = [f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
-        for name in ("ckpt.pt", "diverged.txt", *made):
-            (out / name).unlink(missing_ok=True)
-    key = key_of(vars(args), args.steps, files=files)
-    (out / "flags.txt").write_text(f"{describe(key)}\n")
-    return out / "ckpt.pt", Log(path, columns, rows)
+        (out / "ckpt.pt").unlink(missing_ok=True)
+    lines = [f"{name}\t{text(value)}\n" for name, value in vars(args).items()
+             if name not in NOT_RESUMED]
+    with replacing(out / "flags.txt") as file:
+        file.write(("".join(lines) + f"parameters\t{parameters}\n").encode())
+    return Log(out / "log.tsv", columns, ckpt["log"] if ckpt else "")

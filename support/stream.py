@@ -3,8 +3,10 @@ import math
 import re
 
 import numpy as np
+import torch
 
 from support.cli import UsageError
+from support.distributed import batches, total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
 OWN = 0.5                                              # share of what is the letter's own at first
@@ -93,6 +95,19 @@ class ABCDigitsStream:
             seen.append(line[1])
         return mask[1:]
 
+    def state(self):
+        """What a checkpoint keeps."""
+        return {"learned": self.learned}
+
+    def load(self, state):
+        self.learned = state["learned"]
+
+    def evaluate(self, model, val_data, batch_size):
+        """({column: value}, words) for an evaluation: b, and the share of right needles."""
+        needle = needle_accuracy(model, val_data, 64, batch_size)
+        return ({"base": self.base, "needle": needle},
+                f"; {needle:.1%} of the needles, b = {self.base:.2f}")
+
     def __str__(self):
         return "an endless stream"
 
@@ -108,3 +123,17 @@ class ABCDigitsStream:
 def digits_of(numbers):
     """The digits of numbers of equal length, as characters. (n,) -> (n, digits)"""
     return np.array([list(str(n)) for n in numbers])
+
+
+@torch.no_grad()
+def needle_accuracy(model, data, n, batch_size):
+    """The share of right digits whose number stood once before, in n documents of ABCDigits."""
+    right = asked = 0
+    for x, count in batches(data, range(n), batch_size):
+        mask = torch.from_numpy(np.stack([data.needles(document) for document in x.numpy()]))
+        mask[count:] = False
+        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+        right += (guesses == x[:, 1:])[mask].sum().item()
+        asked += mask.sum().item()
+    right, asked = total(right, asked)
+    return right / asked if asked else math.nan

@@ -116,6 +116,20 @@ class Sequences:
         """The numbers of at most n sequences, evenly spread."""
         return range(0, len(self), -(-len(self) // n))
 
+    def state(self):
+        """What a checkpoint keeps: nothing, a sequence's number says which it is."""
+        return {}
+
+    def load(self, state):
+        pass
+
+    def observe(self, loss, documents):
+        pass
+
+    def evaluate(self, model, val_data, batch_size):
+        """({column: value}, words) that an evaluation adds: none."""
+        return {}, ""
+
     def draw(self, n, seed):
         """The n-th sequence at random without replacement: a new order for each epoch."""
         epoch, n = divmod(n, len(self))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.fsdp  # noqa: F401  (imported once, before the forks)
 
 import train
-from support.scale import leave
+from support.distributed import leave
 
 
 def start(rank, processes, port, flags):

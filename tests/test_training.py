@@ -14,12 +14,12 @@ import torch
 
 import multiscreen
 import support.checkpoint
+import support.run
 import support.stream
 import train
 from multiscreen import Multiscreen
-from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from support.checkpoint import equations, load_checkpoint, read_checkpoint, save_checkpoint
 from support.cli import UsageError
-from support.run import MEASURED
 from support.stream import ABCDigitsStream
 from support.tokens import Sequences, get_tokenizer
 from support.windowed import screen_windowed
@@ -139,7 +139,7 @@ def diverging(monkeypatch, call):
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     diverging(monkeypatch, 5)
-    with pytest.raises(train.Diverged, match="diverged: at step 5 .*holds step 4"):
+    with pytest.raises(UsageError, match="diverged: at step 5 .*holds step 4"):
         fit(tmp_path / "out", "--steps", "9", "--eval-every", "2")
     ckpt = read_checkpoint(tmp_path / "out/ckpt.pt")
     assert ckpt["step"] == 4
@@ -148,15 +148,21 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, m
 
 def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_path, monkeypatch):
     diverging(monkeypatch, 2)
-    with pytest.raises(train.Diverged, match="diverged: at step 2 loss is nan.*nothing was saved"):
+    with pytest.raises(UsageError, match="diverged: at step 2 loss is nan.*nothing was saved"):
         fit(tmp_path / "out", "--steps", "9")
     assert not (tmp_path / "out/ckpt.pt").exists()
+
+    # Given again it says so, without training; --force tries again.
+    with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out"):
+        fit(tmp_path / "out", "--steps", "9")
+    assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
+    assert not (tmp_path / "out/diverged.txt").exists()
 
 
 # -------------------------------------------------------------------------- stop and resume
 
 def stop_at(monkeypatch, step, number):
-    """Let this process receive a signal in that step."""
+    """Let this process receive a signal at the end of that step."""
     right, steps = torch.optim.AdamW.step, 0
 
     def counted(self, *a, **k):
@@ -169,15 +175,15 @@ def stop_at(monkeypatch, step, number):
     monkeypatch.setattr(torch.optim.AdamW, "step", counted)
 
 
-@pytest.mark.parametrize("step, number", [(3, signal.SIGTERM), (10, signal.SIGINT)])
+@pytest.mark.parametrize("step, number", [(4, signal.SIGTERM), (11, signal.SIGINT)])
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, step, number):
     flags = ["--steps", "12", "--eval-every", "5", "--log-every", "2", "--batch-tokens",
              "256", *DEFAULT]
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
-        stop_at(m, step, number)
-        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: python "
-                           "train.py --out .* --resume continues"):
+        stop_at(m, step - 1, number)               # seen in the next step
+        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: the "
+                           "same command continues"):
             fit(tmp_path / "parts", *flags)
     assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
     train.main(["--resume", "--out", str(tmp_path / "parts")])
@@ -213,8 +219,8 @@ def test_ctrl_c_on_the_command_line_saves_in_one_line_and_the_run_resumes(tmp_pa
     assert process.returncode == 130
     step = read_checkpoint(out / "ckpt.pt")["step"]
     assert step >= 3
-    assert errors == (f"stopped at step {step}, saved {out / 'ckpt.pt'}: python train.py "
-                      f"--out {out} --resume continues\n")
+    assert errors == (f"stopped at step {step}, saved {out / 'ckpt.pt'}: the same command "
+                      "continues\n")
     train.main(["--resume", "--out", str(out), "--steps", str(step + 2)])
     whole = fit(tmp_path / "whole", "--steps", str(step + 2))
     assert_same_weights(read_checkpoint(out / "ckpt.pt"), whole)
@@ -226,13 +232,62 @@ def test_main_gives_the_signal_handlers_back(tmp_path):
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys):
+@pytest.mark.parametrize("flags", [["--resume"], [*SMALL, "--steps", "2"]])
+def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     fit(tmp_path / "out", "--steps", "2")
     before = contents(tmp_path)
-    train.main(["--resume", "--out", str(tmp_path / "out")])
+    train.main([*flags, "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert "already finished, at step 2: raise --steps to continue" in said
+    assert "already finished, at step 2: --resume --steps N continues" in said
     assert contents(tmp_path) == before
+
+
+def test_the_same_command_goes_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
+    flags = ["--steps", "6", "--save-every", "2"]
+    whole = fit(tmp_path / "whole", *flags)
+    with monkeypatch.context() as m:
+        stop_at(m, 3, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "out", *flags)
+    fit(tmp_path / "out", *flags)
+    assert "going on at step 4" in capsys.readouterr().out
+    assert_same_weights(read_checkpoint(tmp_path / "out/ckpt.pt"), whole)
+
+
+def test_a_run_of_init_goes_on_and_does_not_begin_with_other_weights_again(tmp_path, monkeypatch):
+    fit(tmp_path / "first", "--steps", "2")
+    flags = ["--steps", "4", "--init", str(tmp_path / "first/ckpt.pt")]
+    whole = fit(tmp_path / "whole", *flags)
+    with monkeypatch.context() as m:
+        stop_at(m, 3, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "out", *flags)
+    assert_same_weights(fit(tmp_path / "out", *flags), whole)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/log.tsv").write_text("step\tloss\tlr\n1\t5.5\t0.1\n")
+    ckpt = fit(tmp_path / "out", "--steps", "2")
+    assert_same_weights(ckpt, fit(tmp_path / "whole", "--steps", "2"))
+    assert [row["step"] for row in read_table(tmp_path / "out/log.tsv")] == ["1", "2"]
+
+
+def test_a_run_with_other_equations_is_refused_and_resumed_when_told_to(tmp_path, monkeypatch):
+    fit(tmp_path / "out", "--steps", "2")
+    before = contents(tmp_path)
+    monkeypatch.setattr(support.run, "equations", lambda name: "other")
+    with pytest.raises(UsageError, match="other equations .*--force .*another --out.*--resume"):
+        fit(tmp_path / "out", "--steps", "2")
+    assert contents(tmp_path) == before
+    train.main(["--resume", "--out", str(tmp_path / "out"), "--steps", "3"])
+
+
+def test_equations_are_those_of_the_model_as_it_computes(monkeypatch):
+    before = equations.__wrapped__("multiscreen")
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 - (1 - s) / r).relu())
+    assert equations.__wrapped__("multiscreen") != before
+    assert equations.__wrapped__("transformer:8M") == equations("transformer:8M")
 
 
 @pytest.mark.parametrize("flags, message", [
@@ -255,26 +310,9 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
     fit(tmp_path / "parts", "--steps", "4", "--digits", "2", data="abcdigits")
     train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "6"])
     parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
-    assert parts["learned"] == whole["learned"] == 24
+    assert parts["data_state"] == whole["data_state"] == {"learned": 24}
     assert_same_weights(parts, whole)
     assert 0 <= float(read_table(tmp_path / "parts/log.tsv")[-1]["needle"]) <= 1
-
-
-def test_a_run_is_resumed_from_an_older_checkpoint(tmp_path):
-    """s_E and s_F without an axis, kernel = torch, no model among the flags."""
-    whole = fit(tmp_path / "new", "--steps", "2", *DEFAULT)
-    old = fit(tmp_path / "old", "--steps", "1", *DEFAULT)
-    del old["args"]["model"]
-    old["args"]["kernel"] = "torch"
-    for name in ("s_E", "s_F"):
-        old["weights"][name] = old["weights"][name].reshape(())
-    for state in old["optimizer"]["state"].values():
-        for name in ("exp_avg", "exp_avg_sq"):
-            if state[name].shape == (1,):
-                state[name] = state[name].reshape(())
-    save_checkpoint(tmp_path / "old/ckpt.pt", old)
-    train.main(["--resume", "--out", str(tmp_path / "old"), "--steps", "2"])
-    assert_same_weights(read_checkpoint(tmp_path / "old/ckpt.pt"), whole)
 
 
 # ------------------------------------------------------------------ a folder that holds a run
@@ -284,45 +322,49 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path):
+@pytest.mark.parametrize("flags, message", [
+    (["--steps", "3"], "--steps 7, not 3"),
+    (["--lr", "0.5", "--steps", "7"], "--lr 0.0625, not 0.5"),
+    (["--steps", "7", "--log-every", "1"], "--log-every 10, not 1")])
+def test_a_run_with_other_flags_is_refused_and_left_alone(tmp_path, flags, message):
     fit(tmp_path / "out", "--steps", "7")
     (tmp_path / "out/abcdigits.tsv").write_text("a table")
     before = contents(tmp_path)
-    with pytest.raises(UsageError, match="out holds a run at step 7: --resume goes on with it, "
-                       "--out elsewhere starts a new one, --force overwrites it"):
-        fit(tmp_path / "out", "--steps", "2")
+    with pytest.raises(UsageError, match=f"out holds a run with {message}: --force overwrites it, "
+                       "another --out starts a new run, --resume goes on with flags changed"):
+        fit(tmp_path / "out", *flags)
     assert contents(tmp_path) == before
 
 
-def test_a_damaged_checkpoint_is_named_with_the_ways_on(tmp_path):
+def test_a_damaged_checkpoint_is_named_and_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/ckpt.pt").write_bytes(b"half")
-    with pytest.raises(UsageError, match="damaged checkpoint: .*--out elsewhere.*--force"):
+    with pytest.raises(UsageError, match="truncated, or not a checkpoint"):
         fit(tmp_path / "out", "--steps", "2")
     assert (tmp_path / "out/ckpt.pt").read_bytes() == b"half"
+    assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
 
 
-def test_the_log_of_a_run_without_a_checkpoint_is_left_alone_too(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/log.tsv").write_text("step\tloss\n1\t5.5\n")
-    with pytest.raises(UsageError, match="without a checkpoint: --out elsewhere starts a new"):
-        fit(tmp_path / "out", "--steps", "2")
-    assert (tmp_path / "out/log.tsv").read_text() == "step\tloss\n1\t5.5\n"
-
-
-def test_force_overwrites_the_run_and_what_was_made_from_it_and_nothing_else(tmp_path):
+def test_force_overwrites_the_run_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     fit(out, "--steps", "3", "--log-every", "1")
-    mine = [out / "notes.txt", out / "my.tsv", out / "old.png", out / "deep/ckpt.pt"]
-    made = [out / f"{name}.{end}" for name in MEASURED for end in ("tsv", "png")]
+    mine = [out / "notes.txt", out / "abcdigits.tsv", out / "deep/ckpt.pt"]
     mine[-1].parent.mkdir()
-    for path in (*mine, *made):
+    for path in mine:
         path.write_text("before")
     ckpt = fit(out, "--steps", "2", "--log-every", "1", "--force")
     assert ckpt["step"] == 2
     assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2"]
     assert all(path.read_text() == "before" for path in mine)
-    assert not any(path.exists() for path in made)
+
+
+def test_flags_txt_says_what_the_run_is(tmp_path):
+    fit(tmp_path / "out", "--steps", "1", "--lr", "0.5")
+    flags = dict(line.split("\t") for line in (tmp_path / "out/flags.txt").read_text().splitlines())
+    assert flags["model"] == "multiscreen"
+    assert float(flags["lr"]) == 0.5
+    assert int(flags["parameters"]) == 4626
+    assert {"seed", "steps", "seq_len", "batch_tokens", "init"} <= flags.keys()
 
 
 # ------------------------------------------------------------------------------ checkpoints
@@ -427,7 +469,7 @@ def test_needles_are_right_where_the_model_guesses_their_digits():
 
     for guess, low, high in ((answers, 1, 1), (lambda x: torch.full_like(x, 49), 0.01, 0.3)):
         model = Guesses(guess)
-        assert low <= train.needle_accuracy(model, data, 10, 4) <= high
+        assert low <= support.stream.needle_accuracy(model, data, 10, 4) <= high
 
 
 def test_the_sizes_are_on_the_first_line_and_a_sample_at_the_end(tmp_path, capsys):

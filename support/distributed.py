@@ -2,13 +2,14 @@
 
 Each process draws its own sequences. Groups of `shard` processes hold one copy of the weights,
 gradients and moments between them, and gradients are averaged over all. Without torchrun there is
-one process, number 0, and nothing is distributed. FSDP2 is imported where it is used: it
-takes as long as the rest of PyTorch.
+one process, number 0, and nothing is distributed. FSDP2 and its checkpoints are imported where they
+are used: they take as long as the rest of PyTorch.
 """
 import atexit
 import os
 import sys
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
@@ -73,6 +74,16 @@ def distribute(model, shard, device):
         register_fsdp_forward_method(model, "loss")
 
 
+def batches(data, numbers, batch_size):
+    """Yield (sequences, how many count): the part of this process of the sequences `numbers`.
+
+    All processes must go through a model equally often: one without a sequence takes any.
+    """
+    for first in range(0, len(numbers), batch_size * world()):
+        mine = numbers[first + rank() * batch_size :][:batch_size]
+        yield torch.from_numpy(np.stack([data[i] for i in mine or numbers[:1]])), len(mine)
+
+
 def average_gradients(model, now):
     """Whether the next backward pass averages the gradients over the processes, or only adds."""
     if dist.is_initialized():
@@ -85,30 +96,34 @@ def recompute(layer):
     layer.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
 
 
-def whole(x):
-    """A tensor put together from the parts of all processes, which must all take part."""
+def full(x):
+    """A tensor put together from the shards of all processes, which must all take part."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def part(x):
+def local(x):
     """What this process holds of a tensor."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def gather(state):
-    """A state_dict with whole tensors, in process 0's memory; all processes must take part."""
-    if isinstance(state, dict):
-        return {key: gather(value) for key, value in state.items()}
-    if not hasattr(state, "full_tensor"):
-        return state
-    x = state.full_tensor()
-    return x.cpu() if rank() == 0 else None
+def get_states(model, optimizer):
+    """(weights, moments) as whole tensors in process 0's memory, by the names of the parameters.
+
+    All processes must take part; the others get nothing.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_state_dict(model, optimizer, options=options)
 
 
-def part_like(x, p):
-    """The part of the whole tensor x that this process holds of the parameter p."""
-    if not hasattr(p, "placements"):
-        return x
-    from torch.distributed.tensor import distribute_tensor
+def set_moments(model, optimizer, moments):
+    """Give an optimizer the moments that get_states returned. Rates and decays stay its own."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-    return distribute_tensor(x.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
+    own = [{name: x for name, x in group.items() if name != "params"}
+           for group in optimizer.param_groups]
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_optimizer_state_dict(model, optimizer, moments, options=options)
+    for group, settings in zip(optimizer.param_groups, own):
+        group.update(settings)
