@@ -56,7 +56,16 @@ from support.distributed import (
     world,
 )
 from support.files import check_fingerprint, files_of, fingerprint
-from support.run import NOT_RESUMED, Lock, absolute, find_checkpoint, open_run, take_flags
+from support.run import (
+    NOT_RESUMED,
+    Lock,
+    absolute,
+    check_numbers,
+    find_checkpoint,
+    open_run,
+    passes_of,
+    take_flags,
+)
 from support.tokens import get_data, get_tokenizer
 
 __all__ = ["load_checkpoint", "main"]
@@ -135,31 +144,13 @@ def get_args(argv=None):
         raise UsageError(f"--psi {args.psi} is a size of Multiscreen: a Transformer's are in its "
                          "name, transformer:N_L,N_H,d_E")
 
-    at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
-                  "eval_every", "save_every")
-    for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
-        value, least = getattr(args, name), int(name in at_least_1)
-        if value is not None and not least <= value < 2**63:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: it must be at least {least} and "
-                             "below 2^63")
+    check_numbers(args)
     if args.save_every is None:
         args.save_every = args.eval_every
     if args.batch_tokens is None:
         args.batch_tokens = args.batch_size * args.seq_len * world()
-    passes(args, world())
+    passes_of(args)
     return args
-
-
-def passes(args, processes):
-    """Forward passes of each process in a step; raises UsageError if that is no whole number."""
-    at_once = args.batch_size * args.seq_len * processes
-    if args.batch_tokens % at_once:
-        below = args.batch_tokens // at_once * at_once
-        near = f"{below} or {below + at_once}" if below else at_once
-        raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {at_once} "
-                         f"({args.batch_size} sequences x {args.seq_len} tokens x {processes} "
-                         f"processes): take {near}")
-    return args.batch_tokens // at_once
 
 
 # ------------------------------------------------------------------------------ evaluation
@@ -309,7 +300,7 @@ def train(args):
         last_saved = step
 
     per_step = args.batch_tokens // args.seq_len
-    n_passes = passes(args, world())
+    n_passes = passes_of(args)
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
     if screening:

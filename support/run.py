@@ -7,6 +7,7 @@ import filelock
 
 from support.checkpoint import FIXED, equations, read_checkpoint
 from support.cli import UsageError
+from support.distributed import world
 from support.files import replacing
 
 # The flags of a command that do not say what it trains: a run goes on wherever they differ.
@@ -29,6 +30,28 @@ def take_flags(parser, argv, ckpt, path, names):
                              f"{text(getattr(args, name))}: leave {flag(name)} out, or start a new "
                              "run")
     return args
+
+
+def check_numbers(args):
+    """Raise UsageError for a number that is out of its range."""
+    at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
+                  "eval_every", "save_every")
+    for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
+        value, least = getattr(args, name), int(name in at_least_1)
+        if value is not None and not least <= value < 2**63:
+            raise UsageError(f"{flag(name)} {value}: it must be at least {least} and below 2^63")
+
+
+def passes_of(args):
+    """Forward passes of a process in a step; raises UsageError if that is no whole number."""
+    at_once = args.batch_size * args.seq_len * world()
+    if args.batch_tokens % at_once:
+        below = args.batch_tokens // at_once * at_once
+        near = f"{below} or {below + at_once}" if below else at_once
+        raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {at_once} "
+                         f"({args.batch_size} sequences x {args.seq_len} tokens x {world()} "
+                         f"processes): take {near}")
+    return args.batch_tokens // at_once
 
 
 def flag(name):
@@ -103,6 +126,10 @@ class Lock:
     def __exit__(self, *error):
         self.path.write_text("")
         self.lock.release()
+        # A command that failed before its run began leaves nothing.
+        if list(self.path.parent.iterdir()) == [self.path]:
+            self.path.unlink()
+            self.path.parent.rmdir()
 
 
 class Log:
