@@ -3,7 +3,7 @@
     python -m tests.kills                          60 kills of one process: a minute or two
     python -m tests.kills --processes 2 --kills 40
 
-A run of 60 steps is killed (SIGKILL), resumed, killed, and so on: half of the kills come at a
+A run of 60 steps is killed (SIGKILL), given again, killed, and so on: half of the kills come at a
 random instant, half at a line of what writes the log and the checkpoint, one line after the other.
 After each the checkpoint must load, and in the end the run must be as one that was never killed:
 the same weights (bitwise for one process), the same rows in its log.
@@ -105,8 +105,7 @@ def main():
     kills = unreadable = failed = line = ended = 0
     while kills < args.kills:
         # A run that has come to its end begins again in another folder.
-        start = "--resume" if (parts / "ckpt.pt").exists() else "--force"
-        flags = [*base, "--out", str(parts), start]
+        flags = [*base, "--out", str(parts)]
         if args.processes > 1:
             run = Torchrun(args.processes, flags)
             began = run.wait_for_steps()
@@ -142,8 +141,7 @@ def main():
         print(f"\r{kills} kills, step {step}, {failed} resumes failed", end="", flush=True)
 
     # To the end, in one process.
-    start = "--resume" if (parts / "ckpt.pt").exists() else "--force"
-    os.waitpid(start_one([*base, "--out", str(parts), start], None), 0)
+    os.waitpid(start_one([*base, "--out", str(parts)], None), 0)
     differing, lost = compare(whole, parts, args.processes)
     print(f"\n{kills} kills of {args.processes} processes, the last at line {line} of what writes: "
           f"unreadable checkpoints {unreadable}, resumes that fail {failed}, runs whose final "
