@@ -40,7 +40,7 @@ from support.checkpoint import (
 )
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
-from support.files import check_fingerprint, files_of, fingerprint
+from support.data import check_fingerprint, files_of, fingerprint, get_data, get_tokenizer
 from support.memory import refuse_what_cannot_fit
 from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
 from support.scale import (
@@ -57,8 +57,6 @@ from support.scale import (
     whole,
     world,
 )
-from support.stream import ABCDigitsStream
-from support.tokens import get_data, get_tokenizer
 
 __all__ = ["load_checkpoint", "main"]
 
@@ -203,20 +201,6 @@ def evaluate(model, data, n, batch_size, tokenizer):
 
 
 @torch.no_grad()
-def needle_accuracy(model, data, n, batch_size):
-    """The share of right digits whose number stood once before, in n documents of ABCDigits."""
-    right = asked = 0
-    for x, count in batches(data, range(n), batch_size):
-        mask = torch.from_numpy(np.stack([data.needles(document) for document in x.numpy()]))
-        mask[count:] = False
-        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
-        right += (guesses == x[:, 1:])[mask].sum().item()
-        asked += mask.sum().item()
-    right, asked = total(right, asked)
-    return right / asked if asked else math.nan
-
-
-@torch.no_grad()
 def alive_fraction(model, tokens):
     """The share of the pairs inside the windows that `screen` gives a weight. tokens: (B, T)
 
@@ -292,7 +276,6 @@ def main(argv=None):
     elif args.resume:
         print("this older checkpoint does not say what its data was; the order of the data is new")
     train_data, val_data = get_data(args, tokenizer, files)
-    is_abcdigits = isinstance(train_data, ABCDigitsStream)
 
     # The optimizer. Weight decay is for matrices only.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -307,8 +290,7 @@ def main(argv=None):
         step, drawn = ckpt["step"], ckpt["drawn"]
         load_optimizer(optimizer, ckpt["optimizer"], out / "ckpt.pt")
         load_random_state(ckpt["random_state"], out / "ckpt.pt")       # for your dropout
-        if is_abcdigits:
-            train_data.learned = ckpt.get("learned", 0)
+        train_data.load(ckpt["data_state"])
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes a parameter
     last_saved = step
 
@@ -330,7 +312,7 @@ def main(argv=None):
             save_checkpoint(path, {
                 "model": args.model, "config": asdict(model.config), "weights": weights,
                 "tokenizer": args.tokenizer, "optimizer": moments,
-                "step": step, "drawn": drawn, "learned": train_data.learned if is_abcdigits else 0,
+                "step": step, "drawn": drawn, "data_state": train_data.state(),
                 "random_state": torch.get_rng_state(), "log": log.text, "files": fingerprints,
                 "args": vars(args) | {"data": absolute(args.data)},
                 "versions": {"python": platform.python_version(),
@@ -385,8 +367,7 @@ def main(argv=None):
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if is_abcdigits:
-                train_data.observe(loss, per_step)
+            train_data.observe(loss, per_step)
 
             # A printed line.
             row = {"step": step}
@@ -415,10 +396,10 @@ def main(argv=None):
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :4096]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-                if is_abcdigits:
-                    row["base"] = train_data.base
-                    row["needle"] = needle_accuracy(model, val_data, 64, args.batch_size)
-                    shown += f"; {row['needle']:.1%} of the needles, b = {row['base']:.2f}"
+                extra = train_data.extra_columns(model, batches(val_data, range(64),
+                                                                args.batch_size))
+                row |= extra
+                shown += "".join(f"; {name} {value:.3f}" for name, value in extra.items())
                 model.train()
                 print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
 

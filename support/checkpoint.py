@@ -10,10 +10,9 @@ import torch
 import baselines
 from multiscreen import Multiscreen
 from support.choose import get_screen
-from support.cli import UsageError, get_device, rank
-from support.files import replacing
+from support.cli import UsageError, get_device, rank, replacing
+from support.data import get_tokenizer
 from support.scale import part_like, world
-from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
         "step": int, "drawn": int, "random_state": torch.Tensor, "args": dict, "versions": dict}

@@ -6,8 +6,7 @@ import platform
 import filelock
 
 from support.checkpoint import FIXED, read_checkpoint
-from support.cli import UsageError
-from support.files import replacing
+from support.cli import UsageError, replacing
 from support.results import describe, key_of
 
 # The tables and figures that scripts write beside a checkpoint.

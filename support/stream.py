@@ -3,8 +3,10 @@ import math
 import re
 
 import numpy as np
+import torch
 
 from support.cli import UsageError
+from support.scale import total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
 OWN = 0.5                                              # share of what is the letter's own at first
@@ -92,6 +94,28 @@ class ABCDigitsStream:
                 mask |= (starts >= line.start(2)) & (starts < line.end(2))
             seen.append(line[1])
         return mask[1:]
+
+    @torch.no_grad()
+    def extra_columns(self, model, batches):
+        """The share of right digits among the needles of some documents, and the base.
+
+        A needle is a digit whose number stood once before. batches: (documents, how many count).
+        """
+        right = asked = 0
+        for x, count in batches:
+            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
+            mask[count:] = False
+            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+            right += (guesses == x[:, 1:])[mask].sum().item()
+            asked += mask.sum().item()
+        right, asked = total(right, asked)
+        return {"needle": right / asked if asked else math.nan, "base": self.base}
+
+    def state(self):
+        return self.learned
+
+    def load(self, state):
+        self.learned = state
 
     def __str__(self):
         return "an endless stream"
