@@ -40,6 +40,7 @@ from support.checkpoint import (
 )
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
+from support.data import check_fingerprint, files_of, fingerprint, get_data, get_tokenizer
 from support.distributed import (
     average_gradients,
     batches,
@@ -55,7 +56,6 @@ from support.distributed import (
     wait,
     world,
 )
-from support.files import check_fingerprint, files_of, fingerprint
 from support.run import (
     NOT_RESUMED,
     Lock,
@@ -66,7 +66,6 @@ from support.run import (
     passes_of,
     take_flags,
 )
-from support.tokens import get_data, get_tokenizer
 
 __all__ = ["load_checkpoint", "main"]
 
@@ -370,9 +369,10 @@ def train(args):
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :4096]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-                found, words = train_data.evaluate(model, val_data, args.batch_size)
-                row |= found
-                shown += words
+                some = batches(val_data, range(64), args.batch_size)
+                extra = train_data.extra_columns(model, some)
+                row |= extra
+                shown += "".join(f"; {name} {value:.3f}" for name, value in extra.items())
                 model.train()
                 print(f"{step:>6}/{args.steps:<6} {shown}", flush=True)
 

@@ -3,8 +3,7 @@ import math
 import time
 import traceback
 
-from support.cli import UsageError
-from support.files import replacing
+from support.cli import UsageError, replacing
 
 
 class Report:

@@ -35,7 +35,7 @@ from experiments.models import parameters_of
 from experiments.runs import flat, make_runs, parse_flags, train_missing
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
-from support.tokens import get_tokenizer
+from support.data import get_tokenizer
 
 MODELS = ["multiscreen", "transformer:3,4,64", "transformer:3,4,64:qknorm"]
 PAPER = """The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen,

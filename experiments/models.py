@@ -9,8 +9,8 @@ from baselines import count_parameters
 from experiments.style import ABLATIONS
 from multiscreen import Config
 from support.checkpoint import build_model
+from support.data import get_tokenizer
 from support.results import flag
-from support.tokens import get_tokenizer
 
 
 class Model(NamedTuple):

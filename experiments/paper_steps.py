@@ -11,9 +11,9 @@ from experiments import ablations, long_context, lr_sweep, perplexity, plan, san
 from experiments.models import model_of
 from experiments.paper_plan import FIGURES
 from experiments.runs import Run, final_loss, flat
+from support.data import get_tokenizer
 from support.results import Key, flag
 from support.run import Lock
-from support.tokens import get_tokenizer
 
 SCRIPTS = {"scaling": scaling, "lr_sweep": lr_sweep, "sanity": sanity, "ablations": ablations}
 

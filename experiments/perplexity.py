@@ -9,7 +9,7 @@ import torch
 from experiments.common import Progress, mean_and_std
 from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
 from support.cli import UsageError
-from support.files import files_of, read_text, standard_library
+from support.data import files_of, read_text, standard_library
 from support.results import begin, key_of, name_data, weights_hash
 from support.run import absolute
 

@@ -22,8 +22,8 @@ import multiscreen
 import train
 from support.checkpoint import build_model, has_windows
 from support.cli import Parser, UsageError, cli
+from support.data import get_tokenizer
 from support.memory import count, saved_bytes
-from support.tokens import get_tokenizer
 
 GIB = 2**30
 PAPER = {                                              # flags: GPUs (appendix "Compute Resources")

@@ -14,13 +14,12 @@ import baselines
 import multiscreen
 from multiscreen import Multiscreen
 from support.choose import get_screen
-from support.cli import UsageError, get_device, rank
+from support.cli import UsageError, get_device, rank, replacing
+from support.data import get_tokenizer
 from support.distributed import set_moments, world
-from support.files import replacing
-from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
-        "step": int, "drawn": int, "data_state": dict, "random_state": torch.Tensor, "log": str,
+        "step": int, "drawn": int, "data_state": int, "random_state": torch.Tensor, "log": str,
         "files": list, "args": dict, "equations": str, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")

@@ -133,6 +133,25 @@ def clock(seconds):
 
 
 @contextmanager
+def replacing(path):
+    """`with replacing(path) as file`: the file at `path` is whole at any time, the old or the new.
+
+    It is written under another name, brought to the disk (a power cut must not leave an empty
+    file), then renamed. An error leaves the old one as it was.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
 def stop_requests():
     """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 

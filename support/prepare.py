@@ -32,12 +32,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from support.cli import Parser, UsageError, cli, clock, stop_requests
+from support.cli import Parser, UsageError, cli, clock, replacing, stop_requests
+from support.data import get_tokenizer
 from support.documents import find_files, place, read, text_of
-from support.files import replacing
 from support.run import Lock
 from support.shards import append, is_finished, open_folder, save
-from support.tokens import get_tokenizer
 
 BATCH = 2**18                                          # characters that a process gets at a time
 SAVE_EVERY = 10                                        # seconds

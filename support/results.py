@@ -21,7 +21,7 @@ import torch
 import multiscreen
 from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
-from support.files import files_of, fingerprint
+from support.data import files_of, fingerprint
 
 # Raise the number of a task when its values get another meaning: older rows are not read then. The
 # equations have their own number, which is computed.

@@ -6,9 +6,8 @@ from pathlib import Path
 import filelock
 
 from support.checkpoint import FIXED, equations, read_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, replacing
 from support.distributed import world
-from support.files import replacing
 
 # The flags of a command that do not say what it trains: a run goes on wherever they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.cli import UsageError
-from support.files import replacing
+from support.cli import UsageError, replacing
 
 FIXED = ("tokenizer", "field", "shard_tokens", "held_out", "books")    # a later start has the same
 MANIFEST = ".prepare.json"                             # hidden, so that train.py leaves it out

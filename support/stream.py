@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from support.cli import UsageError
-from support.distributed import batches, total
+from support.distributed import total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
 OWN = 0.5                                              # share of what is the letter's own at first
@@ -95,18 +95,27 @@ class ABCDigitsStream:
             seen.append(line[1])
         return mask[1:]
 
+    @torch.no_grad()
+    def extra_columns(self, model, batches):
+        """The share of right digits among the needles of some documents, and the base.
+
+        A needle is a digit whose number stood once before. batches: (documents, how many count).
+        """
+        right = asked = 0
+        for x, count in batches:
+            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
+            mask[count:] = False
+            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+            right += (guesses == x[:, 1:])[mask].sum().item()
+            asked += mask.sum().item()
+        right, asked = total(right, asked)
+        return {"needle": right / asked if asked else math.nan, "base": self.base}
+
     def state(self):
-        """What a checkpoint keeps."""
-        return {"learned": self.learned}
+        return self.learned
 
     def load(self, state):
-        self.learned = state["learned"]
-
-    def evaluate(self, model, val_data, batch_size):
-        """({column: value}, words) for an evaluation: b, and the share of right needles."""
-        needle = needle_accuracy(model, val_data, 64, batch_size)
-        return ({"base": self.base, "needle": needle},
-                f"; {needle:.1%} of the needles, b = {self.base:.2f}")
+        self.learned = state
 
     def __str__(self):
         return "an endless stream"
@@ -123,17 +132,3 @@ class ABCDigitsStream:
 def digits_of(numbers):
     """The digits of numbers of equal length, as characters. (n,) -> (n, digits)"""
     return np.array([list(str(n)) for n in numbers])
-
-
-@torch.no_grad()
-def needle_accuracy(model, data, n, batch_size):
-    """The share of right digits whose number stood once before, in n documents of ABCDigits."""
-    right = asked = 0
-    for x, count in batches(data, range(n), batch_size):
-        mask = torch.from_numpy(np.stack([data.needles(document) for document in x.numpy()]))
-        mask[count:] = False
-        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
-        right += (guesses == x[:, 1:])[mask].sum().item()
-        asked += mask.sum().item()
-    right, asked = total(right, asked)
-    return right / asked if asked else math.nan

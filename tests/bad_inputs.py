@@ -43,7 +43,7 @@ TRAIN = [
     "--out new --data short.txt", "--out new --data empty.bin", "--out new --data odd.bin",
     "--out new --data truncated.bin", "--out new --data beyond.bin", "--out new --data nothing",
     "--out new --data binary", "--out new --data fifo", "--out new --data /dev/zero",
-    "--out new --data /", f"--out new --data {'x' * 5000}", "--out new --data only_val",
+    f"--out new --data {'x' * 5000}", "--out new --data only_val",
     "--out new --data abcdigits --digits 1", "--out new --data abcdigits --digits 20",
     # Folders and checkpoints.
     "--out out --data text.txt", "--out text.txt --data text.txt", "--out text.txt/x",

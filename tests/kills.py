@@ -28,7 +28,7 @@ from tests.helpers import ROOT, SMALL, TEXT, read_table
 STEPS = 60
 WRITERS = {"save", "save_checkpoint", "add", "rewrite", "open_run", "replacing", "__enter__",
            "__exit__"}
-FILES = ("train.py", "support/checkpoint.py", "support/run.py", "support/files.py")
+FILES = ("train.py", "support/checkpoint.py", "support/run.py", "support/cli.py")
 
 
 def kill_at_line(n):

@@ -42,10 +42,9 @@ from experiments import (
 from multiscreen import Config, Multiscreen, window
 from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
 from support.cli import UsageError, check_writable
-from support.files import files_of
+from support.data import Sequences, files_of, get_data, get_tokenizer
 from support.results import Key, Results
 from support.run import Lock, Log
-from support.tokens import Sequences, get_data, get_tokenizer
 from tests.helpers import INF, ROOT, draw_tokens, fit, read_table
 
 NAN = math.nan

@@ -145,11 +145,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--data missing.txt", "missing.txt does not exist"), ("--data empty.txt", "empty"),
+    ("--data missing.txt", "missing.txt does not exist"),
+    ("--data empty.txt", "fewer than one sequence"),
     ("--data latin.txt", "not UTF-8"), ("--data short.txt", "fewer than one sequence"),
     ("--data empty.bin", "not a token file"), ("--data odd.bin", "not a token file"),
     ("--data truncated.bin", "truncated"), ("--data beyond.bin", "beyond the vocabulary"),
-    ("--data nothing", "no files"), ("--data binary", "no UTF-8 text"),
+    ("--data nothing", "nothing is left to train on"), ("--data binary", "no UTF-8 text"),
     ("--data abcdigits --digits 1", "digits"),
     ("--data abcdigits --digits 19", "digits"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
     ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),

@@ -11,7 +11,7 @@ from experiments.relevance_maps import TEXT, alive
 from multiscreen import relevance, screen, trim
 from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
 from support.cli import UsageError
-from support.tokens import get_tokenizer
+from support.data import get_tokenizer
 from tests.browser import CHROMIUM, Browser
 from tests.helpers import INF, draw_tokens, move_away, random
 

@@ -14,8 +14,8 @@ import pytest
 
 from support import prepare
 from support.cli import UsageError
+from support.data import get_tokenizer, read_bin
 from support.run import Lock
-from support.tokens import get_tokenizer, read_bin
 from tests.helpers import ROOT, fit
 
 TEXTS = [f"{n}: " + "naïve ☃ \n" * (n % 40) for n in range(300)]

@@ -1,0 +1,353 @@
+"""From the files that --data names to the tokens of a training step.
+
+What training draws from, `Sequences` of text or stream.py's documents, has
+
+    draw(n, seed)                   the n-th sequence, T + 1 tokens, random access by number
+    data[n], spread(n)              a sequence; the numbers of n of them, evenly spread
+    state(), load(state)            what a checkpoint keeps beside the number of drawn sequences
+    observe(loss, documents)        told of each step's loss
+    extra_columns(model, batches)   more columns of an evaluation; batches: (sequences, how many
+                                    count), made only as they are asked for
+
+A resumed run sees the same sequences, bit for bit.
+"""
+import hashlib
+import os
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+
+from support.cli import UsageError
+from support.stream import ABCDigitsStream
+
+EDGE = 4096                                            # bytes at each end of a file: one page
+
+
+# ------------------------------------------------------------------------------------- find
+
+def files_of(names):
+    """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
+
+    stdlib names the files of Python's own standard library, abcdigits none.
+    """
+    if list(names) == ["abcdigits"]:
+        return
+    if list(names) == ["stdlib"]:
+        yield from ((path, "train") for path in standard_library())
+        return
+    for path in map(Path, names):
+        if path.is_dir():
+            yield from files_below(path)
+        elif not path.is_file():
+            raise UsageError(f"{path} does not exist, or is no file")
+        elif ".jsonl" in path.suffixes or path.suffix == ".parquet":
+            raise UsageError(f"{path} holds documents in a format: python -m support.prepare "
+                             "makes token files of them")
+        else:
+            yield path, use_of(path, path.parent)
+
+
+def files_below(folder):
+    """Yield (path, use) of each file in a folder, searched recursively, without hidden ones.
+
+    Of a folder with token files no other file is used: a text beside them is what they were made
+    from. Text is read to see that it is UTF-8, one file at a time: a caller may stop early.
+    """
+    files = [p for p in sorted(folder.rglob("*")) if p.is_file()
+             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    has_tokens = any(p.suffix == ".bin" for p in files)
+    for p in files:
+        if p.suffix == ".bin" or not has_tokens and p.suffix != ".jsonl" and is_text(p):
+            yield p, use_of(p, folder)
+        else:
+            yield p, None
+
+
+def use_of(path, root):
+    """"val" for a file that nanoGPT or llm.c would hold out, or in a folder val/; else "train".
+
+    root: the folder that --data names, or that of the file. The folders above have no say.
+    """
+    in_val = "val" in (root.resolve().name, *path.relative_to(root).parts[:-1])
+    named_val = path.suffix == ".bin" and "val" in path.stem.split("_")
+    return "val" if in_val or named_val else "train"
+
+
+def standard_library():
+    """The files of Python's own standard library, in order, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    files = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
+    if not files:
+        raise UsageError(f"{root} has no source of Python's standard library: name your own text "
+                         "with --data")
+    return sorted(p for p in files if not p.stat().st_size or is_text(p))
+
+
+# ------------------------------------------------------------------------------------- read
+
+def read_text(path):
+    """The text of a UTF-8 file."""
+    content = path.read_bytes()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path} is not UTF-8 text: byte {e.start} is "
+                         f"0x{content[e.start]:02x}") from None
+
+
+def is_text(path):
+    """Whether a file holds UTF-8 text."""
+    try:
+        return bool(read_text(path))
+    except UsageError:
+        return False
+
+
+class TokenFile:
+    """Tokens of a file, read when `astype` asks for them; a slice is a TokenFile, too.
+
+    Nothing stays in memory and no file stays open, for there may be thousands.
+    """
+
+    def __init__(self, path, vocab_size, header, positions):
+        self.path, self.vocab_size = path, vocab_size
+        self.header, self.positions = header, positions
+
+    def __len__(self):
+        return len(self.positions)
+
+    def __getitem__(self, part):
+        return TokenFile(self.path, self.vocab_size, self.header, self.positions[part])
+
+    def astype(self, dtype):
+        """The tokens as an array, after a comparison with the vocabulary."""
+        start = self.header + 2 * self.positions.start
+        tokens = np.fromfile(self.path, "<u2", len(self), offset=start).astype(dtype)
+        if len(tokens) < len(self):
+            raise UsageError(f"{self.path} has shrunk since the run began")
+        beyond = np.flatnonzero(tokens >= self.vocab_size)
+        if len(beyond):
+            raise UsageError(f"{self.path}: token {tokens[beyond[0]]} at position "
+                             f"{self.positions[beyond[0]]} is beyond the vocabulary of "
+                             f"{self.vocab_size}: take the --tokenizer that made the file")
+        return tokens
+
+
+def read_bin(path, vocab_size):
+    """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
+
+    llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
+    """
+    size, start = path.stat().st_size, 0
+    magic, version, count = np.resize(np.fromfile(path, "<i4", 3), 3)
+    if magic == 20240520:
+        start = 1024
+        if version != 1 or size != start + 2 * int(count):
+            raise UsageError(f"{path} is truncated or of another version: its header does not fit "
+                             f"its {size} bytes")
+    elif size == 0 or size % 2:
+        raise UsageError(f"{path} is not a token file: its {size} bytes are not 16-bit tokens")
+    tokens = TokenFile(path, vocab_size, start, range((size - start) // 2))
+
+    # A look at both ends finds the wrong --tokenizer before a run begins.
+    for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
+        end.astype(np.int64)
+    return tokens
+
+
+# ---------------------------------------------------------------------------------- compare
+
+def fingerprint(files):
+    """[absolute path, size, short hash of both ends] of each file of `files_of` that is used."""
+    found = []
+    for path in (path for path, use in files if use):
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            ends = file.read(EDGE)
+            file.seek(max(size - EDGE, 0))
+            ends += file.read(EDGE)
+        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16]])
+    return found
+
+
+def check_fingerprint(old, new):
+    """Raise UsageError if the files of two fingerprints differ: it says which."""
+    before, now = ({path: rest for path, *rest in files} for files in (old, new))
+    changes = [f"{path} has changed" if path in now else f"{path} is missing"
+               for path in before if before[path] != now.get(path)]
+    changes += [f"{path} is new" for path in now if path not in before]
+    if changes:
+        raise UsageError(f"the data is not what the run began with: {at_most_3(changes)}")
+
+
+def at_most_3(names):
+    """The first three of some names, and how many more there are."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
+
+
+# -------------------------------------------------------------------------------- tokenize
+
+def get_tokenizer(name):
+    """`bytes`: 256 bytes and end-of-text. `gpt2`: GPT-2's BPE (the paper's), downloaded once."""
+    if name == "bytes":
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 256})
+    if name != "gpt2":
+        raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as e:
+        raise UsageError(f"GPT-2's BPE could not be downloaded ({type(e).__name__}): connect once, "
+                         "or set TIKTOKEN_CACHE_DIR to a folder that has it") from None
+
+
+def tokenize(paths, tokenizer):
+    """The tokens of text files, an end-of-text after each. uint16
+
+    What looks like a special token is ordinary text.
+    """
+    arrays = []
+    for text in map(read_text, paths):
+        if tokenizer.name == "bytes":
+            tokens = np.frombuffer(text.encode(), dtype=np.uint8)
+        else:
+            tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
+        arrays += [tokens.astype(np.uint16), np.array([tokenizer.eot_token], dtype=np.uint16)]
+    return np.concatenate(arrays)
+
+
+# -------------------------------------------------------------------------------- sequences
+
+def permute(i, n, key, rounds=4):
+    """The image of i under a pseudo-random permutation of 0 .. n - 1. key: a tuple of integers.
+
+    A Feistel network on an even number of bits, repeated until it lands below n. It needs no
+    memory, whatever n is.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    keys = [int(x) for x in np.random.SeedSequence(key).generate_state(rounds, np.uint64)]
+    while True:
+        left, right = i >> half, i % 2**half
+        for k in keys:
+            mixed = (right ^ k) * 0x9E3779B97F4A7C15 % 2**64
+            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 % 2**64
+            left, right = right, left ^ (mixed >> 32) % 2**half
+        i = left << half | right
+        if i < n:
+            return i
+
+
+class Sequences:
+    """Contiguous sequences of T + 1 tokens, cut from token arrays: T inputs, T targets."""
+
+    def __init__(self, arrays, T, what):
+        self.arrays, self.T = arrays, T
+        self.ends = np.cumsum([max(len(a) - 1, 0) // T for a in arrays])
+        if not len(self):
+            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence "
+                             f"of {T} + 1: give more text or a smaller --seq-len")
+
+    def __len__(self):
+        return int(self.ends[-1])
+
+    def __getitem__(self, n):
+        a = int(np.searchsorted(self.ends, n, side="right"))
+        start = (n - (int(self.ends[a - 1]) if a else 0)) * self.T
+        return self.arrays[a][start : start + self.T + 1].astype(np.int64)
+
+    def __str__(self):
+        return f"{len(self):,} sequences"
+
+    def spread(self, n):
+        """The numbers of at most n sequences, evenly spread."""
+        return range(0, len(self), -(-len(self) // n))
+
+    def draw(self, n, seed):
+        """The n-th sequence at random without replacement: a new order for each epoch."""
+        epoch, n = divmod(n, len(self))
+        return self[permute(n, len(self), (seed, epoch))]
+
+    # A stream changes as a model learns. Text does not.
+
+    def state(self):
+        return 0
+
+    def load(self, state):
+        pass
+
+    def observe(self, loss, documents):
+        pass
+
+    def extra_columns(self, model, batches):
+        return {}
+
+
+def get_data(args, tokenizer, files):
+    """(training data, validation data) of train.py's flags, after a line about what was found.
+
+    files: the pairs (path, use) of `files_of(args.data)`.
+
+    Held out are the files that say so by their names. If there are none: of 20 and more texts every
+    twentieth, otherwise the last twentieth of all text; and the last twentieth of each token file.
+    """
+    T = args.seq_len
+    if args.data == ["abcdigits"]:
+        return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, n) for n in (0, 1))
+
+    name = at_most_3(args.data)
+    train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
+    if not train:
+        raise UsageError(f"{name}: nothing is left to train on: it has no UTF-8 text and no .bin "
+                         "file, or val.bin, *_val_*.bin and the files in a folder val only")
+
+    # Of `ends` the last twentieth is held out, of `whole` nothing.
+    texts, bins = texts_and_bins(train)
+    if val:
+        whole, ends = train, []
+        held_out = at_most_3([p.name for p in val])
+    elif len(texts) >= 20:
+        val = texts[19::20]
+        whole, ends = [p for n, p in enumerate(texts) if n % 20 != 19], bins
+        held_out = "every twentieth text" + ", the last twentieth of each token file" * bool(bins)
+    else:
+        whole, ends = [], train
+        held_out = "the last twentieth"
+    print(f"{name}: {describe_files(whole + val + ends)}; held out: {held_out}")
+    if left_out:
+        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} "
+              f"({at_most_3([p.name for p in left_out])})")
+
+    train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
+    for a in arrays_of(ends, tokenizer):
+        cut = len(a) - max(len(a) // 20, min(T + 1, len(a) // 2))
+        train.append(a[:cut])
+        val.append(a[cut:])
+    return (Sequences(train, T, f"{name}, without what is held out"),
+            Sequences(val, T, f"the held-out part of {name}"))
+
+
+def texts_and_bins(paths):
+    """(texts, token files)"""
+    return [p for p in paths if p.suffix != ".bin"], [p for p in paths if p.suffix == ".bin"]
+
+
+def describe_files(paths):
+    """How many texts and token files there are, and their bytes, in words."""
+    kinds = []
+    for kind, part in zip(("text", "token file"), texts_and_bins(paths)):
+        if part:
+            size = sum(p.stat().st_size for p in part)
+            kinds.append(f"{len(part):,} {kind}{'s' * (len(part) > 1)}, {size:,} bytes")
+    return "; ".join(kinds)
+
+
+def arrays_of(paths, tokenizer):
+    """The tokens of files: one array of all texts, then the token files."""
+    texts, bins = texts_and_bins(paths)
+    joined = [tokenize(texts, tokenizer)] if texts else []
+    return joined + [read_bin(p, tokenizer.n_vocab) for p in bins]
