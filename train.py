@@ -41,7 +41,6 @@ from support.checkpoint import (
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
 from support.files import check_fingerprint, files_of, fingerprint
-from support.memory import refuse_what_cannot_fit
 from support.run import Lock, absolute, open_run, refuse_other_run, take_flags
 from support.scale import (
     average_gradients,
@@ -266,7 +265,6 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
     config = ckpt["config"] if ckpt else config
-    refuse_what_cannot_fit(args, config, dtype, device)
     model = build_model(args.model, config, dtype).to(device)
     if ckpt:
         load_weights(model, ckpt["weights"], args.init or out / "ckpt.pt")

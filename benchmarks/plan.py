@@ -1,145 +1,103 @@
-"""What a training run needs on each GPU, counted from train.py's flags. Nothing is built.
+"""What a training run needs on each GPU, counted. Nothing is built.
 
-    python -m experiments.plan                      the paper's nine models, as Markdown
-    python -m experiments.plan --psi 64 --tokenizer gpt2 --seq-len 4096 --batch-size 1 \\
-        --batch-tokens 4194304 --steps 65536 --shard 4 --gpus 64 --gpu-memory 80
+    python -m benchmarks.plan                         the paper's nine models, as Markdown
+    python -m benchmarks.plan --psi 64 --batch-size 1 --shard 8 --gpus 64
 
-Every flag that is not listed below is one of train.py. Matrix products are bfloat16, unless --dtype
-float32 is given. The counts are of the fused kernel, without --compile. A tenth of each GPU is left
-for what is not counted: what an operation needs while it runs, CUDA, the network. The last line
-compares the count with what a small model saves when it runs.
+Flags are those of train.py that change memory, with the paper's values. GiB are of one GPU, with
+bfloat16 products and the fused kernel. Leave a tenth free: temporary tensors are not counted.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.plan in the folder above")
-
-from functools import cache, partial
-from itertools import product
+import sys
+from types import SimpleNamespace
 
 import torch
-from torch.utils.checkpoint import checkpoint
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 
-import multiscreen
-import train
+import screening_triton
 from support.checkpoint import build_model, has_windows
 from support.cli import Parser, UsageError, cli
-from support.memory import count, saved_bytes
-from support.tokens import get_tokenizer
 
-GIB = 2**30
-PAPER = {                                              # flags: GPUs (appendix "Compute Resources")
-    "--psi 8": 16, "--psi 16": 16, "--psi 32": 64, "--psi 48": 64, "--psi 64": 64,
-    "--model transformer:8M": 16, "--model transformer:45M": 16, "--model transformer:353M": 64,
-    "--model transformer:1.3B": 64,
-}
-
-
-def counter(args):
-    """A function: batch size -> the Count of train.py's flags with that batch size."""
-    gpt2 = args.tokenizer == "gpt2"                    # its size is known without a download
-    n = multiscreen.Config.vocab_size if gpt2 else get_tokenizer(args.tokenizer).n_vocab
-    config = {"psi": args.psi, "N_L": args.layers, "vocab_size": n}
-    dtype = None if args.dtype == "float32" else torch.bfloat16
-    return cache(lambda batch_size: count(args.model, config, dtype, batch_size, args.seq_len))
+DEFAULTS = {"--model": "multiscreen", "--psi": 8, "--vocab-size": 50257, "--seq-len": 4096,
+            "--batch-size": 1, "--batch-tokens": 2**22, "--shard": 1, "--gpus": 1}
+PAPER = [                           # its GPUs (appendix "Compute Resources"), 80 GiB each
+    "--psi 8 --gpus 16 --batch-size 64", "--psi 16 --gpus 16 --batch-size 32",
+    "--psi 32 --gpus 64 --batch-size 4", "--psi 48 --gpus 64 --batch-size 2",
+    "--psi 64 --gpus 64 --batch-size 1 --shard 8",
+    "--model transformer:8M --gpus 16 --batch-size 64",
+    "--model transformer:45M --gpus 16 --batch-size 64",
+    "--model transformer:353M --gpus 64 --batch-size 8",
+    "--model transformer:1.3B --gpus 64 --batch-size 2"]
 
 
-def first_fit(counted, gpus, gpu_memory, passes, batch_size, shard, recompute):
-    """The first (batch size, shard, recompute) that fits; raises UsageError if none does.
-
-    passes: those of a step with that batch size; smaller ones need more.
-
-    First passes become smaller, then more GPUs share, at last layers are recomputed.
-    """
-    shards = [gpus // n for n in halves(gpus // shard)]
-    for again, n_shared, n_passed in product((recompute, True), shards, halves(batch_size)):
-        need = counted(n_passed).memory(n_shared, again, gpus, passes * batch_size // n_passed)
-        if sum(need.values()) <= 0.9 * gpu_memory * GIB:
-            return n_passed, n_shared, again
-    raise UsageError(f"no --batch-size and --shard fit {gpus} GPUs of {gpu_memory:g} GiB: take a "
-                     "smaller model or --seq-len, or more --gpus")
-
-
-def halves(n):
-    """n, n/2, n/4, .. as long as they are whole."""
-    return [n >> e for e in range(n.bit_length()) if n % 2**e == 0]
+def count_bytes(name, config, dtype, batch_size, seq_len):
+    """Numbers of parameters, and the bytes that one pass saves for backward, as attributes."""
+    with torch.device("meta"):
+        whole = build_model(name, config)
+    with FakeTensorMode():                             # on "meta" attention would save T x T
+        model = build_model(name, config | {"N_L": 1}, dtype)
+        screen = screening_triton.screen if has_windows(model) else None
+        weights, tokens = list(model.parameters()), torch.zeros(batch_size, seq_len).long()
+        x, embed = saved_bytes(lambda: model.embed(tokens), weights)
+        y, layer = saved_bytes(lambda: model.layers[0](x, screen), weights)
+        n = max(2**25 // model.config.vocab_size, 1)   # a chunk of Multiscreen.loss
+        y_n, target = y.flatten(0, 1)[:n], tokens.flatten()[:n]
+        _, head = saved_bytes(lambda: F.cross_entropy(model.logits(y_n), target),
+                              [*weights, y, tokens])
+    return SimpleNamespace(layers=len(whole.layers), embed=embed, layer=layer, head=head,
+                           parameters=sum(p.numel() for p in whole.parameters()), hidden=y.nbytes,
+                           of_layer=sum(p.numel() for p in model.layers.parameters()))
 
 
-def in_flags(batch_size, shard, recompute):
-    return f"--batch-size {batch_size} --shard {shard}" + " --recompute" * recompute
+def saved_bytes(run, known):
+    """(run(), the bytes that it saves for backward beside the storages of the tensors `known`)."""
+    storages = set()
+    with saved_tensors_hooks(lambda x: storages.add(x.untyped_storage()), lambda x: x):
+        result = run()
+    return result, sum(s.nbytes() for s in storages - {x.untyped_storage() for x in known})
 
 
-def plan(args, gpus, gpu_memory):
-    """Print what the flags need, whether it fits, and flags that do."""
-    if args.shard < 1 or gpus % args.shard:
-        raise UsageError(f"--shard {args.shard}: it must divide the {gpus} GPUs")
-    n = train.passes(args, gpus)
-    tokens = n * gpus * args.batch_size * args.seq_len
-    counted = counter(args)
-    c = counted(args.batch_size)
-    print(f"{args.model}: {c.parameters:,} parameters ({c.parameters - c.of_embedding:,} "
-          f"non-embedding), a checkpoint of {c.checkpoint / GIB:,.2f} GiB\n"
-          f"passes of each GPU in a step: {n:,}; tokens: {tokens:,} in a step, "
-          f"{args.steps * tokens:,} in {args.steps:,} steps\n\n"
-          f"{'GiB on each GPU':<16}{'all saved':>14}{'--recompute':>14}")
-    saved, again = (c.memory(args.shard, recompute, gpus, n) for recompute in (False, True))
-    for what in saved:
-        print(f"{what:<16}{saved[what] / GIB:14,.2f}{again[what] / GIB:14,.2f}")
-    print(f"{'in all':<16}{sum(saved.values()) / GIB:14,.2f}{sum(again.values()) / GIB:14,.2f}")
-    now = args.batch_size, args.shard, args.recompute
-    fit = first_fit(counted, gpus, gpu_memory, n, *now)
-    verdict = "fits" if fit == now else f"does not fit; {in_flags(*fit)} does"
-    print(f"{in_flags(*now)} {verdict}, with a tenth of {gpu_memory:g} GiB to spare")
+def memory(c, shard=1, recompute=False, gpus=1, passes=1):
+    """{what: bytes on each GPU} after count_bytes; `shard` GPUs share weights and moments."""
+    # Recomputed is one layer at a time, after the head. x leaves the last layer in any case.
+    saved = c.embed + c.layers * c.layer + c.hidden + c.head
+    if recompute:
+        saved = c.embed + (c.layers + 1) * c.hidden + max(c.layer, c.head)
+
+    # FSDP gathers the embedding and two layers, and their gradients; over several passes all.
+    gathered = 8 * (c.parameters - max(c.layers - 2, 0) * c.of_layer) if gpus > 1 else 0
+    state = 4 * c.parameters // shard
+    return {"weights": state, "gradients": 4 * c.parameters if passes > 1 < gpus else state,
+            "moments": 2 * state, "gathered": gathered, "activations": saved}
 
 
-def check(name, dtype):
-    """Compare the count with what the layers of a small model save when it runs."""
-    name = "transformer:3,4,64" if name.startswith("transformer") else name
-    config = {"psi": 4, "vocab_size": 257}
-    model = build_model(name, config, dtype)
-    if has_windows(model):
-        # Like the kernel, a checkpoint saves what it is given.
-        model.screen = partial(checkpoint, multiscreen.screen, use_reentrant=False)
-    tokens = torch.randint(257, (2, 256))
-    _, measured = saved_bytes(lambda: model.hidden(tokens), model.parameters())
-    c = count(name, config, dtype, *tokens.shape)
-    print(f"check: the layers of a small {name} save {measured:,} bytes; counted: "
-          f"{c.saved_by_embed + c.layers * c.saved_by_layer:,}")
-
-
-@cache
-def fit_paper(model, gpus, gpu_memory=80):
-    """(counter, first_fit) of flags that name a model, with the paper's tokens in a step."""
-    args, _ = train.get_args([*model.split(), "--tokenizer", "gpt2", "--seq-len", "4096"])
-    counted = counter(args)
-    return counted, first_fit(counted, gpus, gpu_memory, 1, 2**22 // 4096 // gpus, 1, False)
-
-
-def paper(gpu_memory):
-    """Print the paper's models, its numbers of GPUs, and flags that fit. A step is 2^22 tokens."""
-    print("| model | parameters | GPUs | flags | passes a step | activations, GiB | all, GiB "
-          "| checkpoint, GiB |\n|---|--:|--:|---|--:|--:|--:|--:|")
-    for model, gpus in PAPER.items():
-        counted, (batch_size, *sharing) = fit_paper(model, gpus, gpu_memory)
-        c, sequences = counted(batch_size), 2**22 // 4096 // gpus
-        need = c.memory(*sharing, gpus, sequences // batch_size)
-        print(f"| `{model}` | {c.parameters:,} | {gpus} | `{in_flags(batch_size, *sharing)}` "
-              f"| {sequences // batch_size} | {need['activations'] / GIB:.1f} "
-              f"| {sum(need.values()) / GIB:.1f} | {c.checkpoint / GIB:.2f} |")
+def plan(words):
+    """(what count_bytes counts, passes of each GPU in a step, {what: bytes on each GPU})."""
+    p = Parser(__doc__)
+    for flag, default in DEFAULTS.items():
+        p.add_argument(flag, type=type(default), default=default, help=f"[{default}]")
+    p.add_argument("--recompute", action="store_true")
+    args = p.parse_args(words)
+    at_once = args.batch_size * args.seq_len * args.gpus
+    if min(at_once, args.shard) < 1 or args.gpus % args.shard or args.batch_tokens % at_once:
+        raise UsageError("--gpus must be a multiple of --shard, --batch-tokens of --batch-size x "
+                         "--seq-len x --gpus, all at least 1")
+    c = count_bytes(args.model, {"psi": args.psi, "vocab_size": args.vocab_size}, torch.bfloat16,
+                    args.batch_size, args.seq_len)
+    passes = args.batch_tokens // at_once
+    return c, passes, memory(c, args.shard, args.recompute, args.gpus, passes)
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("--gpus", type=int, default=1, help="processes, one on each GPU [1]")
-    p.add_argument("--gpu-memory", type=float, default=80, help="GiB of each GPU [80]")
-    own, flags = p.parse_known_args()
-    if own.gpus < 1 or not own.gpu_memory > 0:
-        raise UsageError("--gpus and --gpu-memory must be above 0")
-    if not flags:
-        return paper(own.gpu_memory)
-    args, _ = train.get_args(flags)
-    if not any(flag.startswith("--batch-tokens") for flag in flags):
-        args.batch_tokens *= own.gpus                  # one pass of each GPU, not of this process
-    plan(args, own.gpus, own.gpu_memory)
-    check(args.model, None if args.dtype == "float32" else torch.bfloat16)
+    runs = [" ".join(sys.argv[1:])] if len(sys.argv) > 1 else PAPER
+    plans = {run: plan(run.split()) for run in runs}
+    print("| flags | parameters | passes a step | weights | gradients | moments | gathered "
+          "| activations | all, GiB | checkpoint, GiB |\n|---" + "|--:" * 9 + "|")
+    for run, (c, passes, need) in plans.items():
+        # A checkpoint holds weights and two moments in float32.
+        need = [*need.values(), sum(need.values()), 12 * c.parameters]
+        sizes = " | ".join(f"{n / 2**30:.2f}" for n in need)
+        print(f"| `{run}` | {c.parameters:,} | {passes:,} | {sizes} |")
 
 
 if __name__ == "__main__":
