@@ -1,63 +1,70 @@
 """What a laptop feels: training and decoding beside the Transformer, measured side by side.
 
-    python -m experiments.cpu_benchmark                 all of it, psi = 8 beside transformer:8M
-    python -m experiments.cpu_benchmark --part decode
+    python -m benchmarks.cpu                 all of it, psi = 8 beside transformer:8M
+    python -m benchmarks.cpu --part decode
 
 train    a default step of train.py: 8 sequences of 256 bytes, eager and with --compile
 decode   one token after the other, after 256, 8,192 and 131,072 tokens of context, with initial and
-         trained-like windows (experiments.latency says which), and the Transformer with its cache
+         trained-like windows, and the Transformer with its cache
 
-The two models take turns, so that other work on the machine slows both. Tokens per second are from
-medians. ratio: Multiscreen's over the Transformer's. The contexts of `decode` are random keys and
-values, written into the caches: what a token costs does not depend on what they are.
+OUT/cpu.tsv has tokens per second, from medians; given again, the command measures what is missing.
+The two models take turns, so that other work on the machine slows both. The contexts of `decode`
+are random keys and values: what a token costs does not depend on what they are.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.cpu_benchmark in the folder above")
-
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from baselines import recipe
-from experiments.common import report
-from experiments.timing import prepare, random_model
-from experiments.training_step import get_step
+from benchmarks.measure import measure_missing, random_model, set_trained_like, training_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
 from support.choose import compile_layers
-from support.cli import Parser, UsageError, check_writable, cli, get_device
+from support.cli import Parser, UsageError, cli, get_device
 
-COLUMNS = ("what", "setting", "context", "multiscreen", "transformer", "ratio")
+COLUMNS = ("multiscreen", "transformer", "ratio")
 BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes
+WARM_UP = 3
+
+
+def compare(tokens, functions, repeats):
+    """Tokens per second of the functions, which handle so many tokens. They take turns."""
+    times = [[], []]
+    for _ in range(WARM_UP + repeats):
+        for column, f in zip(times, functions):
+            began = time.perf_counter()
+            f()
+            column.append(time.perf_counter() - began)
+    ours, theirs = (tokens / statistics.median(column[WARM_UP:]) for column in times)
+    return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
 
 
 def get_models(args):
-    """[Multiscreen, Transformer] with random weights, and the Transformer's name."""
-    name, cpu = f"transformer:{args.transformer}", get_device("cpu")
-    sizes = {"psi": args.psi, "vocab_size": VOCABULARY}
-    return [random_model("multiscreen", sizes, cpu),
-            random_model(name, {"vocab_size": VOCABULARY}, cpu)], name
+    """{name: model} of the two, with random weights."""
+    names = {"multiscreen": args.psi, f"transformer:{args.transformer}": None}
+    return {name: random_model(name, {"psi": psi, "vocab_size": VOCABULARY}, "cpu")
+            for name, psi in names.items()}
 
 
-def medians(functions, repeats, warmup):
-    """The median seconds of each function, which returns its seconds. They take turns."""
-    times = [[f() for f in functions] for _ in range(warmup + repeats)]
-    return [statistics.median(column) for column in zip(*times[warmup:])]
+def train(args, setting):
+    """A step, eager or compiled."""
+    models = get_models(args)
+    if setting == "compiled":
+        for model in models.values():
+            compile_layers(model)
+    steps = [training_step(model, recipe(name), BATCH, LENGTH) for name, model in models.items()]
+    return compare(BATCH * LENGTH, steps, args.repeats)
 
 
-def train_rows(args):
-    """Tokens per second of a step, eager and compiled."""
-    for setting in ("eager",) if args.eager else ("eager", "compiled"):
-        models, name = get_models(args)
-        if setting == "compiled":
-            for model in models:
-                compile_layers(model)
-        steps = [get_step(model, recipe(family), BATCH, LENGTH)
-                 for model, family in zip(models, ("multiscreen", name))]
-        ours, theirs = (BATCH * LENGTH / s for s in medians(steps, args.repeats, 3))
-        yield ["train", setting, None, ours, theirs, ours / theirs]
+def decode(args, setting, context):
+    """A token after that many."""
+    models = get_models(args)
+    if setting == "trained-like":
+        set_trained_like(models["multiscreen"])
+    return compare(1, [get_decoder(m, context) for m in models.values()], args.tokens)
 
 
 def fill_caches(model, context):
@@ -72,27 +79,27 @@ def fill_caches(model, context):
 
 
 def get_decoder(model, context):
-    """A function that decodes one token, as Multiscreen.stream does, and returns its seconds."""
+    """A function that decodes one token, as Multiscreen.stream does."""
     caches, tokens = fill_caches(model, context), torch.zeros(1, 1, dtype=torch.int64)
 
     @torch.no_grad()
-    def decode():
-        began = time.perf_counter()
-        model.logits(model.hidden(tokens, caches)[:, -1]).argmax(-1)
-        return time.perf_counter() - began
+    def step():
+        return model.logits(model.hidden(tokens, caches)[:, -1]).argmax(-1).item()
 
-    return decode
+    return step
 
 
-def decode_rows(args):
-    """Tokens per second at each context, with both kinds of windows."""
-    models, _ = get_models(args)
-    for setting in ("initial", "trained-like"):        # in this order: the second one stays
-        prepare(models[0], setting, None)
-        for context in args.contexts:
-            decoders = [get_decoder(model, context) for model in models]
-            ours, theirs = (1 / s for s in medians(decoders, args.tokens, 3))
-            yield ["decode", setting, context, ours, theirs, ours / theirs]
+def cells(args):
+    about = {"psi": args.psi, "transformer": args.transformer, "threads": torch.get_num_threads()}
+    if args.part != "decode":
+        for setting in ("eager", "compiled"):          # without a compiler the second one fails
+            yield ({"what": "train", "setting": setting, "context": None} | about,
+                   partial(train, args, setting))
+    if args.part != "train":
+        for setting in ("initial", "trained-like"):
+            for context in args.contexts:
+                yield ({"what": "decode", "setting": setting, "context": context} | about,
+                       partial(decode, args, setting, context))
 
 
 def main():
@@ -105,24 +112,16 @@ def main():
                    help="tokens before the one that is decoded [256 8192 131072]")
     p.add_argument("--repeats", type=int, default=20, help="steps of training that count [20]")
     p.add_argument("--tokens", type=int, default=64, help="decoded tokens that count [64]")
-    p.add_argument("--eager", action="store_true", help="leave the compiled models out")
-    p.add_argument("--out", default="out/cpu_benchmark", help="folder [out/cpu_benchmark]")
-    p.add_shared("--force")
+    p.add_argument("--out", default="out/cpu", help="folder of cpu.tsv [out/cpu]")
     args = p.parse_args()
     if min(args.psi, args.repeats, args.tokens, *args.contexts) < 1:
         raise UsageError("--psi, --contexts, --repeats and --tokens must be at least 1")
-    table = Path(args.out) / "cpu_benchmark.tsv"
-    check_writable(table, args.force)
-
+    get_device("cpu")                                  # as train.py: glibc keeps freed memory
+    path = Path(args.out) / "cpu.tsv"
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    rows, title = [], (f"Tokens per second, CPU, {torch.get_num_threads()} threads, float32: "
-                       f"psi = {args.psi} beside transformer:{args.transformer}")
-    parts = {"train": train_rows, "decode": decode_rows}
-    for name in parts if args.part == "all" else [args.part]:
-        for row in parts[name](args):
-            rows.append(row)
-            print(f"{name} {row[1]} {row[2] or ''}: ratio {row[-1]:.3g}", flush=True)
-    report(table, COLUMNS, rows, title)
+    measure_missing(path, COLUMNS, cells(args))
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

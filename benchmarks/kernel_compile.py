@@ -1,7 +1,6 @@
 """What the compiler makes of the fused kernel (screening_triton.py). Needs no GPU.
 
-    python -m experiments.kernel_compile            the compiler's tables
-    python -m experiments.kernel_compile --layer    the bytes that a layer moves around the kernel
+    python -m benchmarks.kernel_compile
 
 Every shipped configuration is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100, H200),
 with d_K = 16 and d_V = 64, in one minute on a CPU. A spill is a value that did not fit into a
@@ -12,9 +11,6 @@ block:           queries x keys
 shared:          bytes of shared memory of a program
 edge, interior:  instructions of a thread per query-key pair, in the loop with and without masks
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.kernel_compile in the folder above")
-
 import itertools
 import os
 import re
@@ -25,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from experiments.layer_bytes import print_layer
 from screening_triton import KERNELS, available, config, parts, triton
 from support.cli import Parser, UsageError, cli
 
@@ -93,13 +88,7 @@ def print_row(cells):
 
 
 def main():
-    parser = Parser(__doc__)
-    parser.add_argument("--layer", action="store_true",
-                        help="count the bytes that a layer at psi = 48 moves per token, by hand, "
-                        "eager, fused and at the least (experiments/layer_bytes.py)")
-    if parser.parse_args().layer:
-        print_layer()
-        return
+    Parser(__doc__).parse_args()
     if triton is None:
         raise UsageError(available())
     if os.environ.get("TRITON_INTERPRET") == "1":

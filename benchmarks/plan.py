@@ -67,8 +67,9 @@ def memory(c, shard=1, recompute=False, gpus=1, passes=1):
     # FSDP gathers the embedding and two layers, and their gradients; over several passes all.
     gathered = 8 * (c.parameters - max(c.layers - 2, 0) * c.of_layer) if gpus > 1 else 0
     state = 4 * c.parameters // shard
-    return {"weights": state, "gradients": 4 * c.parameters if passes > 1 < gpus else state,
-            "moments": 2 * state, "gathered": gathered, "activations": saved}
+    gradients = 4 * c.parameters if passes > 1 and gpus > 1 else state
+    return {"weights": state, "gradients": gradients, "moments": 2 * state, "gathered": gathered,
+            "activations": saved}
 
 
 def plan(words):
