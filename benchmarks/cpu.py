@@ -90,7 +90,7 @@ def get_decoder(model, context):
 
 
 def cells(args):
-    about = {"psi": args.psi, "transformer": args.transformer, "threads": torch.get_num_threads()}
+    about = {"psi": args.psi, "beside": args.transformer, "threads": torch.get_num_threads()}
     if args.part != "decode":
         for setting in ("eager", "compiled"):          # without a compiler the second one fails
             yield ({"what": "train", "setting": setting, "context": None} | about,

@@ -29,6 +29,7 @@ DENSE, SLOW = 2**12, 2**14          # longest T of `screen` and slow backends; o
 N_L, HEADS, WIDTH = SIZES["1.3B"]   # of the Transformer of the size of psi = 48
 MODELS = [(48, "1.3B"), (32, "353M"), (16, "45M"), (8, "8M")]
 TRAINED, T_TRAIN = [(16, "45M", 16), (32, "353M", 8)], 4096        # and sequences in a step
+CHECKED = (2**12 - 1, 2**15, 2**17)
 LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -64,7 +65,7 @@ def run_command(command):
 
 def check():
     """h and its gradients against `screen_windowed` in float64; the same bits twice."""
-    for T in (2**12 - 1, 2**15, 2**17):
+    for T in CHECKED:
         for dtype in LIMITS:
             yield {"T": T, "v": str(dtype)[6:]}, partial(compare_with_float64, T, dtype)
 
@@ -146,7 +147,8 @@ def pairs_inside(T, w):
 def layer_windows():
     """{name: the windows of a layer}"""
     tile, = Multiscreen(Config(psi=PSI, N_L=1, vocab_size=2)).layers
-    return {"initial": window(tile.s_w.detach()).tolist(), "trained-like": trained_like(PSI).tolist()}
+    return {"initial": window(tile.s_w.detach()).tolist(),
+            "trained-like": trained_like(PSI).tolist()}
 
 
 def layer():

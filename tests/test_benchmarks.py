@@ -1,12 +1,11 @@
-"""experiments.gpu without a GPU: each part at tiny sizes, through Triton's interpreter.
+"""benchmarks/ without a GPU: each part at tiny sizes, through Triton's interpreter.
 
-What needs CUDA is replaced: clocks, the roofline, the profiler, the compiler.
+What needs CUDA is replaced: clocks, memory, the compiler.
 """
 from tests import DEVICE
 
 # isort: split
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,417 +14,283 @@ import pytest
 import torch
 
 import screening_triton as fused
-from experiments import (
-    cpu_benchmark,
-    gpu,
-    gpu_check,
-    gpu_kernel,
-    gpu_layer,
-    gpu_model,
-    gpu_peers,
-    gpu_train,
-    kernel_benchmark,
-    kernel_check,
-    kernel_work,
-    layer_bytes,
-    timing,
-)
-from experiments.gpu_report import Report, run_steps
-from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, screen, window
+from benchmarks import cpu, gpu, gpu_parts, measure, peers
+from multiscreen import KeyCache, Multiscreen, screen, window
 from support.checkpoint import build_model
 from support.cli import UsageError
-from tests.helpers import INF, correlated, read_table
+from tests.helpers import INF, ROOT, correlated, read_table
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
-GREEN = [sys.executable, "-c", "print('7 passed')"]
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path):
-    """Tiny sizes and no CUDA. Returns the report that a part is to fill."""
+def call(monkeypatch, tmp_path):
+    """call(*flags): benchmarks.gpu at tiny sizes on a CPU; returns the rows of the last part."""
     def two_milliseconds(f):
         f()
         return 2.0
 
-    changes = {
-        kernel_check: {"DEVICE": "cpu", "LENGTHS": [20], "WINDOWS": (7.5, INF)},
-        kernel_benchmark: {"median": two_milliseconds, "roofline": lambda: (1e12, 1e9),
-                           "projections_time": lambda T: 8.0},
-        kernel_work: {"HEADS": 1},
-        gpu_check: {"TESTS": GREEN, "SANITIZER": ("false",)},
-        gpu_kernel: {"PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20},
-        gpu_layer: {"PSI": 2, "LENGTH": 64, "compile_layers": lambda model: None},
-        gpu_model: {"SIZES": [(2, "1,2,8"), (3, "1,2,8")], "LENGTHS": [64, 32], "REPEATS": 2,
-                    "LONG": 40},
-        gpu_train: {"SIZES": [(2, "1,2,8", 2)], "LENGTH": 16, "VOCABULARY": 50, "REPEATS": 1,
-                    "compile_layers": lambda model: None},
-        timing: {"compile_layers": lambda model: None},
-    }
-    for module, values in changes.items():
-        for name, value in values.items():
-            monkeypatch.setattr(module, name, value)
+    changes = {"DEVICE": "cpu", "PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
+               "HEADS": 1, "WIDTH": 16, "CHECKED": [20], "MODELS": [(2, "1,2,8"), (3, "1,2,8")],
+               "TRAINED": [(2, "1,2,8", 2)], "T_TRAIN": 16, "milliseconds": two_milliseconds,
+               "roofline": lambda: (1e9, 1e9), "compile_layers": lambda model: None}
+    for name, value in changes.items():
+        monkeypatch.setattr(gpu_parts, name, value)
+    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda f, **options: f)
-    return Report(tmp_path / "report.md", 600)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+
+    def run(part, *flags):
+        monkeypatch.setattr(sys, "argv", ["gpu", part, *flags, "--out", str(tmp_path)])
+        gpu.main()
+        return read_table(tmp_path / f"{part}.tsv")
+
+    return run
 
 
-def read_tables(report):
-    """{title: rows as dicts}. Each row must have as many cells as the head of its table."""
-    tables, title = {}, ""
-    for block in report.path.read_text().split("\n\n"):
-        if block.startswith("|"):
-            head, line, *rows = ([x.strip() for x in row.strip("|").split("|")]
-                                 for row in block.strip().splitlines())
-            assert set(line) == {"---"}
-            assert rows
-            tables[title] = [dict(zip(head, row, strict=True)) for row in rows]
-        title = block.strip().rstrip(":")
-    return tables
+@pytest.fixture
+def checked(tmp_path):
+    """A table that says that the kernel is right."""
+    measure.measure_missing(tmp_path / "check.tsv", ["verdict"],
+                            [({"T": 40}, lambda: {"verdict": "right"})])
 
 
-def run_part(part, report):
-    """Run a part to its end: its tables, and the names of what was left at each step."""
-    told = []
-    part(report, lambda missing: told.append(list(missing)))
-    assert told[-1] == []
-    return read_tables(report)
-
-
-# ------------------------------------------------------------------------------ the parts
+# --------------------------------------------------------------------------------- the parts
 
 @interpreted
-def test_check_compares_runs_the_tests_and_the_sanitizer(small):
-    table, = run_part(gpu_check.check, small).values()
-    assert [(row["T"], row["v"], row["same bits twice"]) for row in table] == [
-        ("20", v, "yes") for v in ("float32", "float16", "bfloat16")]
-    assert all(0 < float(row[x]) < float(row["limit"]) for row in table for x in ("h", "dw"))
-    text = small.path.read_text()
-    assert "the tests of the kernel: exit code 0: 7 passed" in text
-    assert "compute-sanitizer racecheck: exit code 1:" in text
+def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match="nothing is timed before"):
+        call("layer")
+    rows = call("check")
+    assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
+        ("20", v, "right") for v in ("float32", "float16", "bfloat16")]
+    assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
+
+    right = gpu_parts.screen
+    monkeypatch.setattr(gpu_parts, "screen", lambda q, k, v, w, r: right(q, k, v, 1.1 * w, r))
+    monkeypatch.setattr(gpu_parts, "CHECKED", [40])
+    for part in ("check", "layer"):
+        with pytest.raises(UsageError, match="the kernel is wrong"):
+            call(part)
+    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[3:]] == [
+        "wrong by more than 0.0001", "wrong by more than 0.004", "wrong by more than 0.02"]
+
+
+def test_other_bits_the_second_time_are_wrong(call, monkeypatch):
+    noise = iter(range(10))
+    monkeypatch.setattr(gpu_parts, "screen",
+                        lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
+    found = gpu_parts.compare_with_float64(70, torch.float32)
+    assert found["verdict"] == "other bits the second time"
+
+
+def test_the_tests_are_run_and_what_fails_shows_its_last_lines(monkeypatch):
+    names = [what["command"] for what, _ in gpu_parts.tests()]
+    assert names == ["tests", "memcheck", "racecheck"]
+    say = "import os; print(os.environ['TRITON_INTERPRET'], 'one'); print(); print('two'); "
+    found = gpu_parts.run_command([sys.executable, "-c", say + "raise SystemExit(3)"])
+    assert found == {"exit_code": 3, "note": "0 one / two"}
 
 
 @interpreted
-def test_check_stops_at_a_wrong_kernel_and_at_a_command_that_hangs(small, monkeypatch):
-    monkeypatch.setattr(gpu_check, "TESTS", [sys.executable, "-c", "import time; "
-                                             "print('1 passed', flush=True); time.sleep(60)"])
-    monkeypatch.setattr(gpu_check, "SANITIZER", ("no-such-program",))
-    small.deadline = time.monotonic() + 2
-    gpu_check.command_step("the tests", gpu_check.TESTS)(small)
-    assert "the tests: did not end in the time that was left: 1 passed" in small.path.read_text()
-    small.deadline = INF
-    right = kernel_check.screen
-    monkeypatch.setattr(kernel_check, "screen", lambda q, k, v, w, r: right(q, k, v, 1.01 * w, r))
-    with pytest.raises(UsageError, match="T = 20, torch.float32: the kernel is wrong"):
-        gpu_check.check(small, lambda missing: None)
-    assert "compute-sanitizer is not here" in small.path.read_text()
-    assert len(read_tables(small)) == 1
-
-
-@interpreted
-def test_check_stops_at_a_kernel_that_does_not_compile(small, monkeypatch):
-    def screen(*inputs):
-        raise RuntimeError("backend='inductor' raised:\n\nptxas: no such register")
-
-    monkeypatch.setattr(kernel_check, "screen", screen)
-    with pytest.raises(UsageError, match="T = 20, .* raised: / ptxas: no such register"):
-        gpu_check.check(small, lambda missing: None)
+def test_layer_has_a_row_for_each_window_and_length(call, checked):
+    rows = call("layer")
+    assert [(row["windows"], row["T"]) for row in rows] == [
+        ("initial", "40"), ("trained-like", "40"), ("initial", "20"), ("trained-like", "20"),
+        ("one infinite tile", "40")]
+    assert {row[x] for row in rows for x in ("forward_ms", "backward_ms", "products_ms")} == {"2"}
+    # One tile of 40 positions: 820 pairs of 160 operations, 1e9 in a ms; 384 bytes a position.
+    assert float(rows[-1]["forward_roofline"]) == pytest.approx(820 * 160 / 1e9 / 2, rel=1e-4)
+    assert float(rows[-1]["backward_roofline"]) == pytest.approx(820 * 512 / 1e9 / 2, rel=1e-4)
 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore")                  # FlexAttention warns without a compiler
-def test_kernel_has_a_row_for_each_way_window_and_length(small, monkeypatch):
-    def flex(T, w, compiled):
-        return gpu_peers.flex_screen(T, w, False)
-
-    monkeypatch.setattr(gpu_kernel, "flex_screen", flex)
-    tables = run_part(gpu_kernel.kernel, small)
-    rows = {(row["windows"], row["T"], row["way"]): row for row in tables["Forward and backward"]}
+def test_peers_have_a_row_for_each_way_window_and_length(call, checked):
+    rows = {(row["way"], row["windows"], row["T"]): row for row in call("peers")}
     settings = ("initial", "trained-like")
     assert rows.keys() == {
-        *((s, T, way) for s in settings for T in ("20", "40")
-          for way in ("fused", "FlexAttention")),
-        *(("initial", T, f"attention, {name}") for T in ("20", "40")
-          for name in ("flash", "cuDNN")),
-        ("initial", "20", "screen, torch.compile"),
-        *((s, "20", "screen_windowed") for s in settings)}
-    assert [row["T"] for row in tables["Forward and backward"]] == sorted(
-        row["T"] for row in rows.values() if row["windows"] == "initial") + sorted(
-        row["T"] for row in rows.values() if row["windows"] == "trained-like")
-
+        *((f"attention, {x}", "initial", T) for x in ("flash", "cudnn") for T in ("20", "40")),
+        *((way, s, "20") for way in ("screen, torch.compile", "screen_windowed") for s in settings),
+        *(("FlexAttention", s, T) for s in settings for T in ("20", "40"))}
     # 2 ms each: ratios are 1, and 24 layers of attention over 2 of screening.
-    assert rows["initial", "20", "fused"]["fwd ratio"] == "1"
-    assert rows["initial", "20", "screen_windowed"]["bwd ratio"] == "1"
-    assert rows["initial", "20", "attention, flash"]["fwd ratio"] == "12"
-    assert rows["initial", "20", "attention, cuDNN"]["fwd ms"] == "-"
-    assert rows["initial", "20", "FlexAttention"]["bwd ms"] == "-"        # a CPU has none
-    assert "attention, cuDNN, T = 20, initial: not run: " in small.path.read_text()
-    found = {row["what"].split(" (")[0]: row["measured"]
-             for row in tables["At T = 40, initial windows"]}
-    assert found == {"forward over the layer's projections": "0.25", "backward over forward": "1",
-                     "one infinite tile, ms": "2"}
-    ways = tables["Is the fused kernel faster than the other ways of screening?"]
-    assert {tuple(row.values()) for row in ways} == {
-        ("FlexAttention", "1", "1", "0 of 4", "all"),      # a CPU has no backward
-        ("screen, torch.compile", "1", "1", "0 of 2", "all"),
-        ("screen_windowed", "1", "1", "0 of 4", "all")}
+    assert rows["screen_windowed", "initial", "20"]["x_backward"] == "1"
+    assert rows["attention, flash", "initial", "20"]["x_forward"] == "12"
+    assert rows["attention, cudnn", "initial", "20"]["forward_ms"] == "-"      # a CPU has none
+    assert rows["attention, cudnn", "initial", "20"]["note"].startswith("RuntimeError: ")
+    flex = rows["FlexAttention", "trained-like", "20"]
+    assert (flex["x_forward"], flex["x_backward"]) == ("1", "-")
+    assert flex["note"].startswith("backward: ")
 
 
-@interpreted
-def test_layer_sums_launches_by_kind_and_says_what_is_not_fused(small, monkeypatch):
-    names = ["triton_poi_fused_a", "nvjet_tst", "triton_per_fused_b", "triton_poi_fused_c",
-             "_split", "_forward", "triton_red_fused_d", "sm90_xmma_gemm", "add_kernel"]
-
-    def launches(f):
-        f()
-        return [(name, 2.0) for name in names]
-
-    monkeypatch.setattr(gpu_layer, "launches", launches)
-    tables = run_part(gpu_layer.layer, small)
-    counted = layer_bytes.Layer(Config(psi=2)).ways()
-    for row in tables["Time by kind"]:
-        n = {"product": 2, "kernel": 2, "elementwise": 5}[row["kind"]]
-        assert (row["launches"], row["ms"]) == (str(n), str(2 * n))
-        assert int(row["counted bytes per token"]) == layer_bytes.total(counted[row["layer"]],
-                                                                        row["kind"])
-    passes = tables["The compiled layer, launch by launch"]
-    assert [row["kind"][0] for row in passes] == list("epeekkepe")
-    why = [row["not fused with what is before it"] for row in passes]
-    assert [x.split(":")[0] for x in why] == [
-        "-", "-", "the product cannot be entered", "the compiler could have", "-", "-",
-        "the kernel cannot be entered", "-", "the product cannot be entered"]
-    assert {row["measured"] for row in tables["Screening over the projections of the layer"]} == {
-        "1"}
+def test_model_times_both_in_each_setting(call, checked, monkeypatch, capsys):
+    gpu_parts.compiled_model.cache_clear()
+    gpu_parts.transformer_times.cache_clear()
+    rows = call("model")
+    settings = ("initial", "trained-like", "trained-like + SWE")
+    assert [(row["psi"], row["T"], row["setting"]) for row in rows] == [
+        (psi, T, s) for psi, T in (("2", "40"), ("2", "20"), ("3", "40")) for s in settings]
+    assert {(row["ms"], row["x_flash"], row["x_fastest"]) for row in rows} == {("2", "1", "1")}
+    assert "transformer:1,2,8, cudnn, T = 20: " in capsys.readouterr().out     # a CPU has none
 
 
-def test_model_times_both_and_has_the_targets_of_the_largest(small):
-    tables = run_part(gpu_model.model, small)
-    rows = [(row["model"], row["setting"], row["T"]) for row in tables["Milliseconds"]]
-    windows = ["initial", "trained-like", "trained-like + SWE"]
-    soon, small_one = ["flash", *windows], ["flash", "math", *windows]     # math comes late
-    assert [(s, T) for _, s, T in rows] == [
-        *((s, "64") for s in soon), *((s, "32") for s in small_one), ("math", "64"),
-        *((s, "64") for s in small_one)]
-    assert [rows[1][0], rows[-1][0]] == ["Psi = 2", "Psi = 3"]
-    targets = [(row["T"], row["setting"], row["ratio"], row["target"])
-               for row in tables["Targets, for one H200"]]
-    assert targets == [("64", "initial", "x_flash", "8"), ("64", "initial", "x_fastest", "5"),
-                       ("64", "initial", "x_fastest", "0.9"),
-                       ("64", "trained-like", "x_flash", "6"),
-                       ("32", "initial", "x_fastest", "0.9")]
+def test_the_settings_of_a_model_do_not_depend_on_their_order(call, monkeypatch):
+    gpu_parts.compiled_model.cache_clear()
+    monkeypatch.setattr(gpu_parts, "T_TRAIN", 4096)
+    seen = []
+    monkeypatch.setattr(gpu_parts, "time_forward", lambda model, T: seen.append(
+        torch.cat([window(layer.s_w) for layer in model.layers if hasattr(layer, "s_w")] or [
+            torch.zeros(0)])) or 1.0)
+    for setting in ("trained-like + SWE", "initial", "trained-like"):
+        gpu_parts.time_models(3, "1,2,8", setting, 16)
+    expanded, initial, likely = (w for w in seen if len(w))
+    torch.testing.assert_close(likely, measure.trained_like(9), rtol=1e-5, atol=0)
+    assert torch.equal(expanded, torch.where(likely > 4096, INF, likely))
+    fresh = Multiscreen(gpu_parts.Config(psi=3, vocab_size=5))
+    assert torch.equal(initial, torch.cat([window(tile.s_w) for tile in fresh.layers]))
 
 
-def test_the_settings_of_a_model_do_not_depend_on_their_order(small):
-    measure = gpu_model.Measure(small)
-    measure.build(3, "1,2,8", [16])(small)
-    model = measure.cells[3][-1].model
-
-    def widths(setting):
-        cell = timing.Cell("", model, setting, 16, "", 4096)
-        measure.set_windows(cell)
-        timing.prepare(model, setting, 4096)
-        return torch.cat([window(tile.s_w.detach()) for tile in model.layers])
-
-    initial, expanded = widths("initial"), widths("trained-like + SWE")
-    likely = timing.trained_like(9)
-    torch.testing.assert_close(expanded, torch.where(likely > 4096, INF, likely))
-    assert torch.equal(widths("initial"), initial)
+def test_training_counts_tokens_per_second(call, checked):
+    ours, theirs = call("training")
+    assert [ours["model"], theirs["model"]] == ["multiscreen", "transformer:1,2,8"]
+    assert ours["tokens_per_s"] == theirs["tokens_per_s"] == "16000"           # 32 in 2 ms
 
 
-def test_train_counts_tokens_per_second_and_the_ratio(small):
-    tables = run_part(gpu_train.train, small)
-    ours, theirs = tables["Training"]
-    assert ours["model"].startswith("multiscreen")
-    assert float(ours["tokens/s"]) * float(ours["ms a step"]) == pytest.approx(32e3, rel=1e-2)
-    ratio, = tables["Tokens per second, Multiscreen's over the Transformer's"]
-    assert float(ratio["measured"]) == pytest.approx(
-        float(ours["tokens/s"]) / float(theirs["tokens/s"]), rel=1e-2)
-    assert ratio["target"] == "1"
+def test_a_step_of_training_is_a_step():
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 11})
+    before = [p.detach().clone() for p in model.parameters()]
+    measure.training_step(model, {"lr": 1.0, "weight_decay": 0.0, "clip": 0.0}, 2, 8)()
+    assert all(p.grad is None and not torch.equal(p, old)
+               for p, old in zip(model.parameters(), before))
 
-
-def test_operations_of_training_by_hand():
-    """Two tokens: 3 pairs in the past; a window of 2 reaches all of them, one of 1 two of them."""
-    model = Multiscreen(Config(psi=1, vocab_size=5, N_H=2, d_E=3))
-    with torch.no_grad():
-        model.layers[0].s_w.copy_(torch.tensor([0.0, -INF]))
-    weights = 5 * 3 + 2 * 3 * (16 + 16 + 64 + 64 + 64)
-    assert gpu_train.operations(model, 2) == 6 * weights + 6 * 80 * (3 + 2) / 2
-    model = build_model("transformer:1,2,8", {"vocab_size": 5})
-    weights = 5 * 8 + 4 * 64 + 3 * 8 * 21
-    assert gpu_train.operations(model, 2) == 6 * weights + 12 * 8 * 3 / 2
-
-
-# ------------------------------------------------------------------------- peers and counts
 
 @pytest.mark.filterwarnings("ignore")
 def test_flex_attention_screens_as_the_definition_does():
     q, k, v = correlated(0, 1, 3, 256, 256)
     w, r = torch.tensor([2.0, 40.5, INF]).double(), torch.tensor([0.3, 0.5, 1.0]).double()
-    found = gpu_peers.flex_screen(256, w, False)(q, k, v, w, r)
+    found = peers.flex_screen(256, w, False)(q, k, v, w, r)
     torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
 
 
 def test_pairs_inside_are_counted_by_hand():
-    assert kernel_work.pairs_inside(4, [1.0, 1.5, 3.0, INF]) == 4 + 7 + 9 + 10
+    assert gpu_parts.pairs_inside(4, [1.0, 1.5, 3.0, INF]) == 4 + 7 + 9 + 10
 
 
-# E, K, V, H of a token of the smallest layer.
-TINY = Config(psi=1, N_H=2, d_E=3, d_K=4, d_V=5)
+def test_trained_like_windows_have_the_stated_shares_and_ranges():
+    w = measure.trained_like(1000)
+    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
+    assert shares == [700, 250, 50]
+    near = w[w <= 128]
+    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
+    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
+    assert (measure.trained_like(9) > 4096).sum() == 1
 
 
-def test_the_bytes_of_a_tiny_layer_by_hand():
-    """E = 3, K = 8, V = 10: fused 26 E + 48 K + 20 V, at the least 12 E + 24 K + 12 V."""
-    layer = layer_bytes.Layer(TINY)
-    total, ways = layer_bytes.total, layer.ways()
-    assert layer.operations() == 2 * 3 * (8 + 8 + 10 + 10 + 10)
-    assert total(ways["fused"]) == 26 * 3 + 48 * 8 + 20 * 10
-    assert total(ways["least"]) == 12 * 3 + 24 * 8 + 12 * 10
-    for way in ("eager", "fused"):                     # five products; q, k twice, v and h once
-        assert total(ways[way], "product") == 10 * 3 + 4 * 8 + 6 * 10
-        assert total(ways[way], "kernel") == 32 * 8 + 4 * 10
-    assert total(ways["least"], "elementwise") == 0
-    row = layer_bytes.summary(layer, 1000, 1e6)[1]
-    assert row == ["fused", 14, 122, 296, 244, 662, 122.0, 296.0, 244.0, 662.0]
+# --------------------------------------------------------------------- the table, the command
+
+def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, monkeypatch):
+    asked, path = [], tmp_path / "t.tsv"
+
+    def cells(*names):
+        def do(name):
+            asked.append(name)
+            if name == "bad" and len(asked) < 4:
+                raise ValueError("no luck\nat\tall")
+            return {"x": len(asked) / 3, "y": None}
+
+        return [({"name": name}, lambda name=name: do(name)) for name in names]
+
+    def measured(*names, **options):
+        asked.clear()
+        measure.measure_missing(path, ("x", "y"), cells(*names), **options)
+        return asked
+
+    assert measured("a", "bad") == ["a", "bad"]
+    rows = read_table(path)
+    assert [(row["name"], row["x"], row["y"]) for row in rows] == [("a", "0.33333", "-"),
+                                                                   ("bad", "-", "-")]
+    assert rows[1]["note"] == "ValueError: no luck at all"
+    assert measured("a", "bad", "b") == ["bad", "b"]
+    assert measured("a", "b", "c", end=time.monotonic()) == []
+    monkeypatch.setattr(measure, "stamp", lambda: {"code": "other", "torch": "0", "GPU": "none"})
+    assert measured("a") == ["a"]
+    assert [row["code"] for row in read_table(path)].count("other") == 1
+    assert len(read_table(path)) == 3                          # what other code gave stays
 
 
-class CountBytes(torch.utils._python_dispatch.TorchDispatchMode):
-    """The bytes that operations read and write, but for those that only make a view."""
-    moved = 0
-
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        result = f(*args, **kwargs or {})
-        if not f.is_view and "_unsafe_view" not in str(f):
-            tensors = [x for arg in (*args, result)
-                       for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
-            self.moved += sum(x.numel() * x.element_size() for x in tensors
-                              if isinstance(x, torch.Tensor))
-        return result
+def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
+    for name in measure.CODE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    before = measure.stamp()
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    assert measure.stamp() == before
+    (tmp_path / "multiscreen.py").write_text("edited")
+    assert measure.stamp()["code"] != before["code"]
 
 
-@torch.no_grad()
-def test_the_count_of_an_eager_layer_is_what_its_operations_move():
-    """Of 60 tokens more than of 40, so that what does not depend on their number falls out."""
-    moved = []
-    for T in (40, 60):
-        layer = GatedScreeningTiles(TINY, torch.bfloat16)
-        for p in layer.parameters():
-            p.fill_(0.1)
-        x, h = torch.zeros(1, T, 3), torch.zeros(1, T, 2, 5).bfloat16().transpose(1, 2)
-        with CountBytes() as counter:
-            layer(x, lambda *inputs, h=h: h)
-        moved.append(counter.moved)
-    passes = layer_bytes.Layer(TINY).eager()
-    counted = layer_bytes.total(passes) - layer_bytes.total(passes, "kernel")
-    assert (moved[1] - moved[0]) / 20 == counted
+def test_the_report_has_each_table_and_the_machine(call, checked, tmp_path):
+    call("training")
+    text = (tmp_path / "report.md").read_text()
+    assert f"* torch: {torch.__version__}\n" in text
+    assert "| psi | model | sequences | ms | tokens_per_s | peak_GiB | note |\n| --- |" in text
+    assert "| 2 | multiscreen | 2 | 2 | 16000 | 0 | - |\n" in text
+    assert text.count("not measured") == len(gpu.PARTS) - 2
 
 
-# ---------------------------------------------------------------- the report and the driver
-
-def test_steps_that_fail_or_do_not_fit_are_named(tmp_path):
-    report = Report(tmp_path / "report.md", 100)
-    report.section("a part")
-    table = report.table("Squares", ["x", "x^2"], key=lambda row: row[0])
-
-    def fails(report):
-        raise ValueError("no luck\nat all")
-
-    steps = [("two", 0, lambda report: table.add(2, 4.0)), ("long", 1000, fails),
-             ("short", 0, fails), ("one", 0, lambda report: table.add(1, float("nan")))]
-    run_steps(steps, report)
-    assert report.path.read_text() == (
-        "## a part\n\nSquares:\n\n| x | x^2 |\n| --- | --- |\n| 1 | - |\n| 2 | 4 |\n\n"
-        "* short failed (ValueError: no luck / at all)\n\n* Did not fit into the time: long.\n\n")
-    with pytest.raises(ValueError, match="3 cells"):
-        table.add(1, 2, 3)
-    again = Report(report.path)
-    again.section("another part")
-    assert again.path.read_text().endswith("long.\n\n## another part\n\n")
-
-
-def good(report, tell):
-    report.section("good")
-    run_steps([("a", 0, lambda report: report.note("done"))], report, tell)
-
-
-def crashes(report, tell):
-    report.section("crashes")
-    for _ in range(200):                               # more than a pipe holds
-        tell(["b", "c" * 1000])
-    tell(["b", "c"])
-    os._exit(9)
-
-
-def fails(report, tell):
-    report.section("fails")
-    sys.stderr = sys.__stderr__                        # pytest's own goes past file descriptor 2
-    run_steps([("f", 0, lambda report: 1 / 0)], report, tell)
-
-
-def hangs(report, tell):
-    report.section("hangs")
-    tell(["d"])
-    later = "import pathlib, sys, time; time.sleep(3); pathlib.Path(sys.argv[1]).touch()"
-    subprocess.run([sys.executable, "-c", later, str(report.path.with_name("later"))])
-
-
-def wrong(report, tell):
-    tell(["e"])
-    raise UsageError("the kernel is wrong by more than 1")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked here, to be quick")
-def test_a_part_that_crashes_or_hangs_leaves_the_others_their_time(monkeypatch, tmp_path):
-    parts = {"crashes": (crashes, 1), "hangs": (hangs, 1), "fails": (fails, 9), "good": (good, 9),
-             "wrong": (wrong, 9), "last": (good, 9)}
-    monkeypatch.setattr(gpu, "PARTS", parts)
-    monkeypatch.setattr(gpu, "START", "fork")
-    path = tmp_path / "report.md"
-    with pytest.raises(UsageError, match="the kernel is wrong: see"):
-        gpu.run_parts([*gpu.PARTS], path, 40)
-    notes = re.findall(r"^(?:##|\*) (.*)$", path.read_text(), re.M)
-    assert notes == [
-        "crashes", "crashes ended with exit code 9.", "Did not fit into the time: b; c.",
-        "hangs", "hangs was stopped after 1 s.", "Did not fit into the time: d.",
-        "fails", "f failed (ZeroDivisionError: division by zero)", "good", "done",
-        "Stopped: the kernel is wrong by more than 1", "Did not fit into the time: e.",
-        "Not run, because of the kernel: last."]
-    assert "1 / 0" in (tmp_path / "errors.txt").read_text()
-    time.sleep(3)
-    assert not (tmp_path / "later").exists()           # what a part started has ended with it
-
-
-def test_the_command_writes_the_machine_and_the_parts_in_processes_of_their_own(
-        monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "PARTS", {"check": (good, 1)})
-    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--part", "check", "--out", str(tmp_path)])
-    gpu.main()
-    report = Report(tmp_path / "report.md")
-    what = [row["what"] for row in read_tables(report)["The machine and the code"]]
-    assert {"commit", "GPU, driver, memory, clock, power", "torch, CUDA, triton, python"} <= {*what}
-    assert report.before.endswith("## good\n\n* done\n\n")
-    with pytest.raises(UsageError, match="--force overwrites it"):
-        gpu.main()
-
-
-def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path / "out")])
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(UsageError, match="unset it"):
         gpu.main()
-    assert not (tmp_path / "report.md").exists()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(gpu, "available", lambda: "there is no CUDA GPU")
+    with pytest.raises(UsageError, match="no CUDA GPU"):
+        gpu.main()
+    monkeypatch.setattr(sys, "argv", ["gpu", "layers"])
+    with pytest.raises(UsageError, match="layers is no part"):
+        gpu.main()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
+def test_every_configuration_compiles_ahead_of_time_without_spills():
+    """A process for each GPU, side by side: together they take a minute of a core."""
+    processes = []
+    for target in (80, 89, 90):
+        code = ("import benchmarks.kernel_compile as script; "
+                f"script.TARGETS = ({target},); script.cli(script.main)")
+        processes.append(subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    lines = []
+    for process in processes:
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        lines += [line.split() for line in out.splitlines() if " sm_" in line]
+    assert len(lines) == 3 * 4 * 3
+
+    # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
+    aims = {"forward": 11, "dq": 30, "dkv": 21}
+    for name, _, v, target, _, _, _, _, spills, shared, edge, interior in lines:
+        assert int(spills) == 0
+        assert int(shared) <= 99 * 1024
+        assert float(interior) < float(edge)
+        assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
 
 
 # --------------------------------------------------------------------------------- the CPU
 
 def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
     compiled = []
-    monkeypatch.setattr(cpu_benchmark, "compile_layers", compiled.append)
-    monkeypatch.setattr(cpu_benchmark, "LENGTH", 8)
+    monkeypatch.setattr(cpu, "compile_layers", compiled.append)
+    monkeypatch.setattr(cpu, "LENGTH", 8)
     monkeypatch.setattr(sys, "argv", [
-        "cpu_benchmark", "--psi", "2", "--transformer", "1,2,8", "--contexts", "5", "40",
+        "cpu", "--psi", "2", "--transformer", "1,2,8", "--contexts", "5", "40",
         "--repeats", "2", "--tokens", "2", "--out", str(tmp_path)])
-    cpu_benchmark.main()
-    rows = read_table(tmp_path / "cpu_benchmark.tsv")
+    cpu.main()
+    rows = read_table(tmp_path / "cpu.tsv")
     assert [(row["what"], row["setting"], row["context"]) for row in rows] == [
         ("train", "eager", "-"), ("train", "compiled", "-"),
         *(("decode", s, T) for s in ("initial", "trained-like") for T in ("5", "40"))]
@@ -433,13 +298,16 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
     for row in rows:
         ratio = float(row["multiscreen"]) / float(row["transformer"])
         assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
+    monkeypatch.setattr(cpu, "compare", None)
+    cpu.main()                                         # nothing is missing
+    assert read_table(tmp_path / "cpu.tsv") == rows
 
 
 @pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
 def test_filled_caches_are_those_of_a_context(name):
     model = build_model(name, {"psi": 2, "vocab_size": 11})
     with torch.no_grad():
-        caches = cpu_benchmark.fill_caches(model, 30)
+        caches = cpu.fill_caches(model, 30)
         model.hidden(torch.zeros(1, 1, dtype=torch.int64), caches)
         real = [KeyCache() for _ in model.layers]
         model.hidden(torch.zeros(1, 30, dtype=torch.int64), real)
