@@ -27,7 +27,7 @@ from support.cli import Parser, UsageError, cli, get_device
 
 COLUMNS = ("multiscreen", "transformer", "ratio")
 BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes
-WARM_UP = 3
+WARM_UP, STEPS, TOKENS = 3, 20, 64                     # runs that do not count, runs that do
 
 
 def compare(tokens, functions, repeats):
@@ -56,7 +56,7 @@ def train(args, setting):
         for model in models.values():
             compile_layers(model)
     steps = [training_step(model, recipe(name), BATCH, LENGTH) for name, model in models.items()]
-    return compare(BATCH * LENGTH, steps, args.repeats)
+    return compare(BATCH * LENGTH, steps, STEPS)
 
 
 def decode(args, setting, context):
@@ -64,7 +64,7 @@ def decode(args, setting, context):
     models = get_models(args)
     if setting == "trained-like":
         set_trained_like(models["multiscreen"])
-    return compare(1, [get_decoder(m, context) for m in models.values()], args.tokens)
+    return compare(1, [get_decoder(m, context) for m in models.values()], TOKENS)
 
 
 def fill_caches(model, context):
@@ -91,15 +91,13 @@ def get_decoder(model, context):
 
 def cells(args):
     about = {"psi": args.psi, "beside": args.transformer, "threads": torch.get_num_threads()}
-    if args.part != "decode":
-        for setting in ("eager", "compiled"):          # without a compiler the second one fails
-            yield ({"what": "train", "setting": setting, "context": None} | about,
-                   partial(train, args, setting))
-    if args.part != "train":
-        for setting in ("initial", "trained-like"):
-            for context in args.contexts:
-                yield ({"what": "decode", "setting": setting, "context": context} | about,
-                       partial(decode, args, setting, context))
+    for setting in ("eager", "compiled") if args.part != "decode" else ():
+        what = {"what": "train", "setting": setting, "context": None}
+        yield what | about, partial(train, args, setting)
+    for setting in ("initial", "trained-like") if args.part != "train" else ():
+        for context in args.contexts:
+            what = {"what": "decode", "setting": setting, "context": context}
+            yield what | about, partial(decode, args, setting, context)
 
 
 def main():
@@ -110,12 +108,10 @@ def main():
     p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
     p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
                    help="tokens before the one that is decoded [256 8192 131072]")
-    p.add_argument("--repeats", type=int, default=20, help="steps of training that count [20]")
-    p.add_argument("--tokens", type=int, default=64, help="decoded tokens that count [64]")
     p.add_argument("--out", default="out/cpu", help="folder of cpu.tsv [out/cpu]")
     args = p.parse_args()
-    if min(args.psi, args.repeats, args.tokens, *args.contexts) < 1:
-        raise UsageError("--psi, --contexts, --repeats and --tokens must be at least 1")
+    if min(args.psi, *args.contexts) < 1:
+        raise UsageError("--psi and --contexts must be at least 1")
     get_device("cpu")                                  # as train.py: glibc keeps freed memory
     path = Path(args.out) / "cpu.tsv"
     path.parent.mkdir(parents=True, exist_ok=True)

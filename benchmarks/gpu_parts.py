@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache, lru_cache, partial
+from itertools import product
 from unittest import mock
 
 import torch
@@ -42,8 +43,8 @@ def randn(*shape, dtype=torch.bfloat16):
 def tests():
     """The tests of the kernel, compiled, and a small case under compute-sanitizer."""
     beside = ["-n", "8"] if importlib.util.find_spec("xdist") else []
-    commands = {"tests": [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *beside,
-                          "test_multiscreen.py", "-k", "kernel"]}
+    commands = {"pytest": [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *beside,
+                           "test_multiscreen.py", "-k", "kernel"]}
     sanitizer = shutil.which("compute-sanitizer", path="/usr/local/cuda/bin") or "compute-sanitizer"
     small = ("from benchmarks.gpu_parts import *; x = draw_inputs(130, (2.0, 70.5, math.inf), "
              "torch.bfloat16); value_and_gradients(screen, *x)")
@@ -55,19 +56,20 @@ def tests():
 
 
 def run_command(command):
-    """How a command ends. Memory is not pooled, so that nothing out of bounds hides."""
+    """The last line of a command that succeeds. Memory is not pooled: it would hide mistakes."""
     command = ["env", "TRITON_INTERPRET=0", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *command]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True)
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return {"exit_code": done.returncode, "note": " / ".join(lines[-5:])}
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {' / '.join(lines[-5:])}")
+    return {"result": lines[-1]}
 
 
 def check():
     """h and its gradients against `screen_windowed` in float64; the same bits twice."""
-    for T in CHECKED:
-        for dtype in LIMITS:
-            yield {"T": T, "v": str(dtype)[6:]}, partial(compare_with_float64, T, dtype)
+    for T, dtype in product(CHECKED, LIMITS):
+        yield {"T": T, "v": str(dtype)[6:]}, partial(compare_with_float64, T, dtype)
 
 
 def draw_inputs(T, w, dtype):
@@ -129,21 +131,6 @@ def both_times(f, *x):
     return found
 
 
-@cache
-def roofline():
-    """What this GPU does a ms: (operations in bfloat16 products, bytes to and from memory)."""
-    a, b, x = randn(8192, 8192), randn(8192, 8192), randn(2**28, dtype=torch.float32)
-    operations = 2 * 8192**3 / milliseconds(lambda: a @ b)
-    return operations, 2 * 2**30 / milliseconds(lambda: x.add_(1))
-
-
-def pairs_inside(T, w):
-    """How many query-key pairs of a sequence of T lie in the windows w."""
-    # The queries that see a key d back are T - d, for d = 0 .. n - 1 where the window is n.
-    n_inside = [math.ceil(min(width, T)) for width in w]
-    return sum(n * T - n * (n - 1) // 2 for n in n_inside)
-
-
 def layer_windows():
     """{name: the windows of a layer}"""
     tile, = Multiscreen(Config(psi=PSI, N_L=1, vocab_size=2)).layers
@@ -153,23 +140,13 @@ def layer_windows():
 
 def layer():
     """Screening of a layer, and one infinite tile, beside the matrix products of the layer."""
-    for T in LENGTHS:
-        for name, w in layer_windows().items():
-            yield {"windows": name, "T": T}, partial(time_layer, T, w)
-    yield {"windows": "one infinite tile", "T": LENGTHS[0]}, partial(
-        time_layer, LENGTHS[0], [math.inf])
+    for T, (name, w) in product(LENGTHS, layer_windows().items()):
+        yield {"windows": name, "T": T}, partial(time_layer, T, w)
+    yield {"windows": "one, infinite", "T": LENGTHS[0]}, partial(time_layer, LENGTHS[0], [math.inf])
 
 
 def time_layer(T, w):
-    """A pair takes 2 (K + V) operations forward, 2 (2K + V) for dq, 2 (2K + 2V) for dk and dv.
-
-    A position takes 384 bytes forward (q, k, v, h), 1,024 backward (q, k, v, dh twice, dq, dk, dv).
-    """
-    found, pairs = both_times(screen, *draw_inputs(T, w, torch.bfloat16)), pairs_inside(T, w)
-    operations, size = roofline()
-    for way, per_pair, per_position in (("forward", 160, 384), ("backward", 512, 1024)):
-        least = max(per_pair * pairs / operations, per_position * len(w) * T / size)
-        found[f"{way}_roofline"] = least / found.get(f"{way}_ms", math.nan)
+    found = both_times(screen, *draw_inputs(T, w, torch.bfloat16))
     x, y = randn(T, PSI**2), randn(T, PSI * 64)
     W_in, W_out = randn(PSI**2, PSI * (16 + 16 + 64 + 64)), randn(PSI * 64, PSI**2)
     return found | {"products_ms": milliseconds(lambda: (x @ W_in, y @ W_out))}
@@ -179,11 +156,9 @@ def peers():
     """Other ways to screen a layer, and a layer of the Transformer's attention."""
     ways = {f"attention, {backend}": math.inf for backend in ("flash", "cudnn")}
     ways |= {"screen, torch.compile": DENSE, "screen_windowed": SLOW, "FlexAttention": math.inf}
-    for way, longest in ways.items():                  # FlexAttention compiles for half a minute
-        for name, w in layer_windows().items():
-            for T in (T for T in LENGTHS if T <= longest):
-                if name == "initial" or not way.startswith("attention"):
-                    yield {"way": way, "windows": name, "T": T}, partial(time_peer, way, T, w)
+    for way, (name, w), T in product(ways, layer_windows().items(), LENGTHS):
+        if T <= ways[way] and (name == "initial" or not way.startswith("attention")):
+            yield {"way": way, "windows": name, "T": T}, partial(time_peer, way, T, w)
 
 
 def time_peer(way, T, w):
@@ -199,7 +174,7 @@ def time_peer(way, T, w):
         f = screen_windowed if way == "screen_windowed" else torch.compile(dense, dynamic=False)
     found = both_times(f, *x)
     for ms in found.keys() & {"forward_ms", "backward_ms"}:
-        found[f"x_{ms[:-3]}"] = layers * found[ms] / fused[ms]
+        found[f"x_{ms[:-3]}"] = layers * found[ms] / fused.get(ms, math.nan)
     return found
 
 
@@ -233,9 +208,9 @@ def time_models(psi, size, setting, T):
         model.expand_windows(T_TRAIN)
     ms = time_forward(model, T)
     times = transformer_times(psi, size, T)
-    fastest = min(times, key=times.get)
-    return {"ms": ms, "flash_ms": times.get("flash"), "fastest": fastest,
-            "x_flash": times.get("flash", math.nan) / ms, "x_fastest": times[fastest] / ms}
+    flash, fastest = times.get("flash", math.nan), min(times, key=times.get, default=None)
+    return {"ms": ms, "flash_ms": flash, "fastest": fastest, "x_flash": flash / ms,
+            "x_fastest": times.get(fastest, math.nan) / ms}
 
 
 @cache

@@ -30,8 +30,8 @@ DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 89, 90)
 SHARED = 99 * 1024                      # what sm_89 grants a program; the other two grant more
-COLUMNS = {"kernel": 8, "q, k": 6, "v": 6, "target": 8, "block": 7, "warps": 7, "stages": 8,
-           "registers": 11, "spills": 8, "shared": 8, "edge": 8, "interior": 10}
+COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
+           "shared", "edge", "interior")
 
 
 def compile_kernel(kernel, qk, v, target, blocks):
@@ -83,10 +83,6 @@ def longest_loops(code):
     return sorted(loops)[-2:]
 
 
-def print_row(cells):
-    print("".join(f"{x:>{n}}" for x, n in zip(cells, COLUMNS.values())), flush=True)
-
-
 def main():
     Parser(__doc__).parse_args()
     if triton is None:
@@ -96,7 +92,7 @@ def main():
         os.execve(sys.executable, sys.orig_argv, os.environ | {"TRITON_INTERPRET": "0"})
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
-    print_row(COLUMNS)
+    print(*COLUMNS, sep="\t")
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
@@ -108,8 +104,8 @@ def main():
             spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in code)
             shared = binary.metadata.shared
             interior, edge = (n * 32 * warps / (BI * BJ) for n in longest_loops(code))
-            print_row((kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
-                       registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}"))
+            print(kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
+                  registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}", sep="\t", flush=True)
             bad += spills > 0 or shared > SHARED
     if bad:
         raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "

@@ -19,15 +19,11 @@ from support.checkpoint import build_model, has_windows
 from support.cli import Parser, UsageError, cli
 
 DEFAULTS = {"--model": "multiscreen", "--psi": 8, "--vocab-size": 50257, "--seq-len": 4096,
-            "--batch-size": 1, "--batch-tokens": 2**22, "--shard": 1, "--gpus": 1}
-PAPER = [                           # its GPUs (appendix "Compute Resources"), 80 GiB each
-    "--psi 8 --gpus 16 --batch-size 64", "--psi 16 --gpus 16 --batch-size 32",
-    "--psi 32 --gpus 64 --batch-size 4", "--psi 48 --gpus 64 --batch-size 2",
-    "--psi 64 --gpus 64 --batch-size 1 --shard 8",
-    "--model transformer:8M --gpus 16 --batch-size 64",
-    "--model transformer:45M --gpus 16 --batch-size 64",
-    "--model transformer:353M --gpus 64 --batch-size 8",
-    "--model transformer:1.3B --gpus 64 --batch-size 2"]
+            "--batch-size": 1, "--batch-tokens": 2**22, "--shard": 1, "--gpus": 1}# GPUs (appendix "Compute Resources"), and the sequences of a pass that fit into 80 GiB.
+PAPER = {"--psi 8": (16, 64), "--psi 16": (16, 32), "--psi 32": (64, 4), "--psi 48": (64, 2),
+         "--psi 64 --shard 8": (64, 1), "--model transformer:8M": (16, 64),
+         "--model transformer:45M": (16, 64), "--model transformer:353M": (64, 8),
+         "--model transformer:1.3B": (64, 2)}
 
 
 def count_bytes(name, config, dtype, batch_size, seq_len):
@@ -90,13 +86,15 @@ def plan(words):
 
 
 def main():
-    runs = [" ".join(sys.argv[1:])] if len(sys.argv) > 1 else PAPER
+    runs = [f"{model} --gpus {n} --batch-size {size}" for model, (n, size) in PAPER.items()]
+    if len(sys.argv) > 1:
+        runs = [" ".join(sys.argv[1:])]
     plans = {run: plan(run.split()) for run in runs}
     print("| flags | parameters | passes a step | weights | gradients | moments | gathered "
           "| activations | all, GiB | checkpoint, GiB |\n|---" + "|--:" * 9 + "|")
     for run, (c, passes, need) in plans.items():
         # A checkpoint holds weights and two moments in float32.
-        need = [*need.values(), sum(need.values()), 12 * c.parameters]
+        need = *need.values(), sum(need.values()), 12 * c.parameters
         sizes = " | ".join(f"{n / 2**30:.2f}" for n in need)
         print(f"| `{run}` | {c.parameters:,} | {passes:,} | {sizes} |")
 

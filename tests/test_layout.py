@@ -25,7 +25,8 @@ ROOMS = {
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
-FOLDERS = {".ci", "baselines", "benchmarks", "support", "experiments", "exercises", "models", "tests"}
+FOLDERS = {".ci", "baselines", "benchmarks", "support", "experiments", "exercises", "models",
+           "tests"}
 
 
 def modules_of(room):
