@@ -369,7 +369,7 @@ KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
 # (BI, BJ, warps, stages) before compute capability 9.0 and from there on, by kernel and by whether
 # the values are float32. The rows of a matrix product (queries; keys in dkv) are at least 16 x
 # warps, or warps do the same work twice. Chosen for d_K = 16, d_V = 64, without spills
-# (experiments/kernel_compile.py).
+# (benchmarks/kernel_compile.py).
 BLOCKS = {
     ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2)),
     ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1)),

@@ -3,7 +3,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -11,8 +10,6 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-import multiscreen
-import screening_triton as fused
 import train
 from experiments import (
     ablations,
@@ -20,8 +17,6 @@ from experiments import (
     curves,
     fits,
     grids,
-    kernel_benchmark,
-    kernel_check,
     latency,
     long_context,
     lr_sweep,
@@ -45,7 +40,7 @@ from support.cli import UsageError, check_writable
 from support.data import Sequences, files_of, get_data, get_tokenizer
 from support.results import Key, Results
 from support.run import Lock, Log
-from tests.helpers import INF, ROOT, draw_tokens, fit, read_table
+from tests.helpers import INF, draw_tokens, fit, read_table
 
 NAN = math.nan
 TINY = ["--seq-len", 16, "--batch-size", 2, "--device", "cpu", "--kernel", "definition"]
@@ -754,92 +749,6 @@ def test_ratios():
     found = timing.ratios(50, {"flash": 400, "cudnn": 250, "math": 900})
     assert found == [8, 5, "cudnn"]
     assert timing.ratios(None, {"flash": 1}) == [None, None, None]
-
-
-# ---------------------------------------------------------------------------- the fused kernel
-
-@pytest.fixture
-def small_benchmark(monkeypatch):
-    """small_benchmark(screen): check and benchmark that function, on a CPU, at small lengths."""
-    def patch(screen):
-        monkeypatch.setattr(kernel_check, "DEVICE", "cpu")
-        for script, lengths in ((kernel_check, [70]), (kernel_benchmark, [16, 32])):
-            monkeypatch.setattr(script, "LENGTHS", lengths)
-            monkeypatch.setattr(script, "screen", screen)
-
-    return patch
-
-
-def test_the_kernel_check_takes_a_right_kernel_and_no_wrong_one(small_benchmark, capsys):
-    right, noise = multiscreen.screen, iter(range(10))
-    small_benchmark(right)
-    kernel_check.check_kernel()
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 3
-    small_benchmark(lambda q, k, v, w, r: right(q, k, v, w * 1.001, r))
-    with pytest.raises(UsageError, match="wrong by more than 0.0001"):
-        kernel_check.check_kernel()
-    small_benchmark(lambda q, k, v, w, r: right(q, k, v * (1 + next(noise) * 1e-6), w, r))
-    with pytest.raises(UsageError, match="other bits the second time"):
-        kernel_check.check_kernel()
-
-
-def test_the_kernel_benchmark_has_a_line_for_each_way_or_says_why_not(small_benchmark, monkeypatch,
-                                                                      capsys):
-    def two_milliseconds(f):
-        f()
-        return 2.0
-
-    small_benchmark(multiscreen.screen)
-    monkeypatch.setattr(kernel_benchmark, "median", two_milliseconds)
-    monkeypatch.setattr(kernel_benchmark, "roofline", lambda: (1e12, 1e9))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch, "compile", lambda f, dynamic: f)
-    kernel_benchmark.benchmark()
-    lines = capsys.readouterr().out.splitlines()
-    for T in (16, 32):
-        found = {line[9:31].strip(): line for line in lines if line.split()[:1] == [str(T)]}
-        assert list(found) == ["fused", "screen_windowed", "screen, torch.compile",
-                               "attention, flash", "attention, cuDNN"]
-        assert found["fused"].split()[-1] == "1.00"
-        assert "nan" in found["attention, cuDNN"]              # a CPU has none
-    assert sum("not run: " in line for line in lines) == 2
-
-
-@pytest.mark.parametrize("script", [kernel_check, kernel_benchmark])
-def test_a_kernel_is_checked_and_timed_on_a_gpu_only(call, monkeypatch, script):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UsageError, match="unset it"):
-        call(script)
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(kernel_check, "available", lambda: "there is no CUDA GPU")
-    with pytest.raises(UsageError, match="no CUDA GPU"):
-        call(script)
-
-
-@pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
-def test_every_configuration_compiles_ahead_of_time_without_spills():
-    """A process for each GPU, side by side: together they take a minute of a core."""
-    processes = []
-    for target in (80, 89, 90):
-        code = ("import experiments.kernel_compile as script; "
-                f"script.TARGETS = ({target},); script.cli(script.main)")
-        processes.append(subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    lines = []
-    for process in processes:
-        out, errors = process.communicate()
-        assert process.returncode == 0, errors
-        lines += [line.split() for line in out.splitlines() if " sm_" in line]
-    assert len(lines) == 3 * 4 * 3
-
-    # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
-    aims = {"forward": 11, "dq": 30, "dkv": 21}
-    for name, _, v, target, _, _, _, _, spills, shared, edge, interior in lines:
-        assert int(spills) == 0
-        assert int(shared) <= 99 * 1024
-        assert float(interior) < float(edge)
-        assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
 
 
 def test_parameters_are_counted_beside_a_run_that_is_there(tmp_path, monkeypatch):

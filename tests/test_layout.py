@@ -18,13 +18,15 @@ ROOMS = {
                 "baselines"},
     "abcdigits": {"torch", "support"},
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
+    "benchmarks": {"torch", "triton", "support", "baselines", "multiscreen", "screening_triton"},
     "exercises": {"torch", "triton", "numpy", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
                     "multiscreen", "screening_triton", "abcdigits", "train"},
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
-FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "tests"}
+FOLDERS = {".ci", "baselines", "benchmarks", "support", "experiments", "exercises", "models",
+           "tests"}
 
 
 def modules_of(room):

@@ -1,7 +1,6 @@
 """What the compiler makes of the fused kernel (screening_triton.py). Needs no GPU.
 
-    python -m experiments.kernel_compile            the compiler's tables
-    python -m experiments.kernel_compile --layer    the bytes that a layer moves around the kernel
+    python -m benchmarks.kernel_compile
 
 Every shipped configuration is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100, H200),
 with d_K = 16 and d_V = 64, in one minute on a CPU. A spill is a value that did not fit into a
@@ -12,9 +11,6 @@ block:           queries x keys
 shared:          bytes of shared memory of a program
 edge, interior:  instructions of a thread per query-key pair, in the loop with and without masks
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.kernel_compile in the folder above")
-
 import itertools
 import os
 import re
@@ -25,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from experiments.layer_bytes import print_layer
 from screening_triton import KERNELS, available, config, parts, triton
 from support.cli import Parser, UsageError, cli
 
@@ -35,8 +30,8 @@ DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 89, 90)
 SHARED = 99 * 1024                      # what sm_89 grants a program; the other two grant more
-COLUMNS = {"kernel": 8, "q, k": 6, "v": 6, "target": 8, "block": 7, "warps": 7, "stages": 8,
-           "registers": 11, "spills": 8, "shared": 8, "edge": 8, "interior": 10}
+COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
+           "shared", "edge", "interior")
 
 
 def compile_kernel(kernel, qk, v, target, blocks):
@@ -88,18 +83,8 @@ def longest_loops(code):
     return sorted(loops)[-2:]
 
 
-def print_row(cells):
-    print("".join(f"{x:>{n}}" for x, n in zip(cells, COLUMNS.values())), flush=True)
-
-
 def main():
-    parser = Parser(__doc__)
-    parser.add_argument("--layer", action="store_true",
-                        help="count the bytes that a layer at psi = 48 moves per token, by hand, "
-                        "eager, fused and at the least (experiments/layer_bytes.py)")
-    if parser.parse_args().layer:
-        print_layer()
-        return
+    Parser(__doc__).parse_args()
     if triton is None:
         raise UsageError(available())
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -107,7 +92,7 @@ def main():
         os.execve(sys.executable, sys.orig_argv, os.environ | {"TRITON_INTERPRET": "0"})
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
-    print_row(COLUMNS)
+    print(*COLUMNS, sep="\t")
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
@@ -119,8 +104,8 @@ def main():
             spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in code)
             shared = binary.metadata.shared
             interior, edge = (n * 32 * warps / (BI * BJ) for n in longest_loops(code))
-            print_row((kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
-                       registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}"))
+            print(kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
+                  registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}", sep="\t", flush=True)
             bad += spills > 0 or shared > SHARED
     if bad:
         raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "

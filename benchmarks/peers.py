@@ -1,6 +1,4 @@
-"""What the fused kernel is measured against: attention, and stock PyTorch's way to screening."""
-from functools import partial
-
+"""What screening is measured against: attention, and stock PyTorch's way to screening."""
 import torch
 import torch._dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,17 +7,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from multiscreen import softmask, trim
 
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
 def attention(backend, q, k, v):
+    """Causal attention with one of BACKENDS."""
     with sdpa_kernel(BACKENDS[backend]):
         return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-def attentions():
-    """{backend: causal attention of q, k, v with it}."""
-    return {name: partial(attention, name) for name in BACKENDS}
 
 
 def flex_screen(T, w, compiled=True):

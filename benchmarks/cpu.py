@@ -1,0 +1,124 @@
+"""What a laptop feels: training and decoding beside the Transformer, measured side by side.
+
+    python -m benchmarks.cpu                 all of it, psi = 8 beside transformer:8M
+    python -m benchmarks.cpu --part decode
+
+train    a default step of train.py: 8 sequences of 256 bytes, eager and with --compile
+decode   one token after the other, after 256, 8,192 and 131,072 tokens of context, with initial and
+         trained-like windows, and the Transformer with its cache
+
+OUT/cpu.tsv has tokens per second, from medians; given again, the command measures what is missing.
+The two models take turns, so that other work on the machine slows both. The contexts of `decode`
+are random keys and values: what a token costs does not depend on what they are.
+"""
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from baselines import recipe
+from benchmarks.measure import measure_missing, random_model, set_trained_like, training_step
+from multiscreen import KeyCache
+from support.checkpoint import has_windows
+from support.choose import compile_layers
+from support.cli import Parser, UsageError, cli, get_device
+
+COLUMNS = ("multiscreen", "transformer", "ratio")
+BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes
+WARM_UP, STEPS, TOKENS = 3, 20, 64                     # runs that do not count, runs that do
+
+
+def compare(tokens, functions, repeats):
+    """Tokens per second of the functions, which handle so many tokens. They take turns."""
+    times = [[], []]
+    for _ in range(WARM_UP + repeats):
+        for column, f in zip(times, functions):
+            began = time.perf_counter()
+            f()
+            column.append(time.perf_counter() - began)
+    ours, theirs = (tokens / statistics.median(column[WARM_UP:]) for column in times)
+    return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
+
+
+def get_models(args):
+    """{name: model} of the two, with random weights."""
+    names = {"multiscreen": args.psi, f"transformer:{args.transformer}": None}
+    return {name: random_model(name, {"psi": psi, "vocab_size": VOCABULARY}, "cpu")
+            for name, psi in names.items()}
+
+
+def train(args, setting):
+    """A step, eager or compiled."""
+    models = get_models(args)
+    if setting == "compiled":
+        for model in models.values():
+            compile_layers(model)
+    steps = [training_step(model, recipe(name), BATCH, LENGTH) for name, model in models.items()]
+    return compare(BATCH * LENGTH, steps, STEPS)
+
+
+def decode(args, setting, context):
+    """A token after that many."""
+    models = get_models(args)
+    if setting == "trained-like":
+        set_trained_like(models["multiscreen"])
+    return compare(1, [get_decoder(m, context) for m in models.values()], TOKENS)
+
+
+def fill_caches(model, context):
+    """A KeyCache for each layer, with random keys and values of `context` tokens."""
+    c, caches = model.config, [KeyCache() for _ in model.layers]
+    d_K, d_V = (c.d_K, c.d_V) if has_windows(model) else [c.d_E // c.N_H] * 2
+    for cache in caches:
+        k, v = (torch.nn.functional.normalize(torch.randn(1, c.N_H, context, d), dim=-1)
+                for d in (d_K, d_V))
+        cache.append(k, v, torch.full((c.N_H,), torch.inf))
+    return caches
+
+
+def get_decoder(model, context):
+    """A function that decodes one token, as Multiscreen.stream does."""
+    caches, tokens = fill_caches(model, context), torch.zeros(1, 1, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step():
+        return model.logits(model.hidden(tokens, caches)[:, -1]).argmax(-1).item()
+
+    return step
+
+
+def cells(args):
+    about = {"psi": args.psi, "beside": args.transformer, "threads": torch.get_num_threads()}
+    for setting in ("eager", "compiled") if args.part != "decode" else ():
+        what = {"what": "train", "setting": setting, "context": None}
+        yield what | about, partial(train, args, setting)
+    for setting in ("initial", "trained-like") if args.part != "train" else ():
+        for context in args.contexts:
+            what = {"what": "decode", "setting": setting, "context": context}
+            yield what | about, partial(decode, args, setting, context)
+
+
+def main():
+    p = Parser(__doc__)
+    p.add_argument("--part", choices=["train", "decode", "all"], default="all",
+                   help="what to time [all]")
+    p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
+    p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
+    p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
+                   help="tokens before the one that is decoded [256 8192 131072]")
+    p.add_argument("--out", default="out/cpu", help="folder of cpu.tsv [out/cpu]")
+    args = p.parse_args()
+    if min(args.psi, *args.contexts) < 1:
+        raise UsageError("--psi and --contexts must be at least 1")
+    get_device("cpu")                                  # as train.py: glibc keeps freed memory
+    path = Path(args.out) / "cpu.tsv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    measure_missing(path, COLUMNS, cells(args))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    cli(main)

@@ -1,0 +1,313 @@
+"""benchmarks/ without a GPU: each part at tiny sizes, through Triton's interpreter.
+
+What needs CUDA is replaced: clocks, memory, the compiler.
+"""
+from tests import DEVICE
+
+# isort: split
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import screening_triton as fused
+from benchmarks import cpu, gpu, gpu_parts, measure, peers
+from multiscreen import KeyCache, Multiscreen, screen, window
+from support.checkpoint import build_model
+from support.cli import UsageError
+from tests.helpers import INF, ROOT, correlated, read_table
+
+interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
+                                 reason="for a machine with Triton and without a GPU")
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """call(*flags): benchmarks.gpu at tiny sizes on a CPU; returns the rows of the last part."""
+    def two_milliseconds(f):
+        f()
+        return 2.0
+
+    changes = {"DEVICE": "cpu", "PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
+               "HEADS": 1, "WIDTH": 16, "CHECKED": [20], "MODELS": [(2, "1,2,8"), (3, "1,2,8")],
+               "TRAINED": [(2, "1,2,8", 2)], "T_TRAIN": 16, "milliseconds": two_milliseconds,
+               "compile_layers": lambda model: None}
+    for name, value in changes.items():
+        monkeypatch.setattr(gpu_parts, name, value)
+    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+
+    def run(part, *flags):
+        monkeypatch.setattr(sys, "argv", ["gpu", part, *flags, "--out", str(tmp_path)])
+        gpu.main()
+        return read_table(tmp_path / f"{part}.tsv")
+
+    return run
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """A table that says that the kernel is right."""
+    measure.measure_missing(tmp_path / "check.tsv", ["verdict"],
+                            [({"T": 40}, lambda: {"verdict": "right"})])
+
+
+# --------------------------------------------------------------------------------- the parts
+
+@interpreted
+def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match="nothing is timed before"):
+        call("layer")
+    rows = call("check")
+    assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
+        ("20", v, "right") for v in ("float32", "float16", "bfloat16")]
+    assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
+
+    right = gpu_parts.screen
+    monkeypatch.setattr(gpu_parts, "screen", lambda q, k, v, w, r: right(q, k, v, 1.1 * w, r))
+    monkeypatch.setattr(gpu_parts, "CHECKED", [40])
+    for part in ("check", "layer"):
+        with pytest.raises(UsageError, match="the kernel is wrong"):
+            call(part)
+    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[3:]] == [
+        "wrong by more than 0.0001", "wrong by more than 0.004", "wrong by more than 0.02"]
+
+
+def test_other_bits_the_second_time_are_wrong(call, monkeypatch):
+    noise = iter(range(10))
+    monkeypatch.setattr(gpu_parts, "screen",
+                        lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
+    found = gpu_parts.compare_with_float64(70, torch.float32)
+    assert found["verdict"] == "other bits the second time"
+
+
+def test_the_tests_are_run_and_what_fails_shows_its_last_lines(monkeypatch):
+    names = [what["command"] for what, _ in gpu_parts.tests()]
+    assert names == ["pytest", "memcheck", "racecheck"]
+    say = "import os; print(os.environ['TRITON_INTERPRET'], 'one'); print(); print('two'); "
+    assert gpu_parts.run_command([sys.executable, "-c", say]) == {"result": "two"}
+    with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
+        gpu_parts.run_command([sys.executable, "-c", say + "raise SystemExit(3)"])
+
+
+@interpreted
+def test_layer_has_a_row_for_each_window_and_length(call, checked):
+    rows = call("layer")
+    assert [(row["windows"], row["T"]) for row in rows] == [
+        ("initial", "40"), ("trained-like", "40"), ("initial", "20"), ("trained-like", "20"),
+        ("one, infinite", "40")]
+    assert {row[x] for row in rows for x in ("forward_ms", "backward_ms", "products_ms")} == {"2"}
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")                  # FlexAttention warns without a compiler
+def test_peers_have_a_row_for_each_way_window_and_length(call, checked):
+    rows = {(row["way"], row["windows"], row["T"]): row for row in call("peers")}
+    settings = ("initial", "trained-like")
+    assert rows.keys() == {
+        *((f"attention, {x}", "initial", T) for x in ("flash", "cudnn") for T in ("20", "40")),
+        *((way, s, "20") for way in ("screen, torch.compile", "screen_windowed") for s in settings),
+        *(("FlexAttention", s, T) for s in settings for T in ("20", "40"))}
+    # 2 ms each: ratios are 1, and 24 layers of attention over 2 of screening.
+    assert rows["screen_windowed", "initial", "20"]["x_backward"] == "1"
+    assert rows["attention, flash", "initial", "20"]["x_forward"] == "12"
+    assert rows["attention, cudnn", "initial", "20"]["forward_ms"] == "-"      # a CPU has none
+    assert rows["attention, cudnn", "initial", "20"]["note"].startswith("RuntimeError: ")
+    flex = rows["FlexAttention", "trained-like", "20"]
+    assert (flex["x_forward"], flex["x_backward"]) == ("1", "-")
+    assert flex["note"].startswith("backward: ")
+
+
+def test_model_times_both_in_each_setting(call, checked, monkeypatch, capsys):
+    gpu_parts.compiled_model.cache_clear()
+    gpu_parts.transformer_times.cache_clear()
+    rows = call("model")
+    settings = ("initial", "trained-like", "trained-like + SWE")
+    assert [(row["psi"], row["T"], row["setting"]) for row in rows] == [
+        (psi, T, s) for psi, T in (("2", "40"), ("2", "20"), ("3", "40")) for s in settings]
+    assert {(row["ms"], row["x_flash"], row["x_fastest"]) for row in rows} == {("2", "1", "1")}
+    assert "transformer:1,2,8, cudnn, T = 20: " in capsys.readouterr().out     # a CPU has none
+
+
+def test_the_settings_of_a_model_do_not_depend_on_their_order(call, monkeypatch):
+    gpu_parts.compiled_model.cache_clear()
+    monkeypatch.setattr(gpu_parts, "T_TRAIN", 4096)
+    seen = []
+    monkeypatch.setattr(gpu_parts, "time_forward", lambda model, T: seen.append(
+        torch.cat([window(layer.s_w) for layer in model.layers if hasattr(layer, "s_w")] or [
+            torch.zeros(0)])) or 1.0)
+    for setting in ("trained-like + SWE", "initial", "trained-like"):
+        gpu_parts.time_models(3, "1,2,8", setting, 16)
+    expanded, initial, likely = (w for w in seen if len(w))
+    torch.testing.assert_close(likely, measure.trained_like(9), rtol=1e-5, atol=0)
+    assert torch.equal(expanded, torch.where(likely > 4096, INF, likely))
+    fresh = Multiscreen(gpu_parts.Config(psi=3, vocab_size=5))
+    assert torch.equal(initial, torch.cat([window(tile.s_w) for tile in fresh.layers]))
+
+
+def test_training_counts_tokens_per_second(call, checked):
+    ours, theirs = call("training")
+    assert [ours["model"], theirs["model"]] == ["multiscreen", "transformer:1,2,8"]
+    assert ours["tokens_per_s"] == theirs["tokens_per_s"] == "16000"           # 32 in 2 ms
+
+
+def test_a_step_of_training_is_a_step():
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 11})
+    before = [p.detach().clone() for p in model.parameters()]
+    measure.training_step(model, {"lr": 1.0, "weight_decay": 0.0, "clip": 0.0}, 2, 8)()
+    assert all(p.grad is None and not torch.equal(p, old)
+               for p, old in zip(model.parameters(), before))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_screens_as_the_definition_does():
+    q, k, v = correlated(0, 1, 3, 256, 256)
+    w, r = torch.tensor([2.0, 40.5, INF]).double(), torch.tensor([0.3, 0.5, 1.0]).double()
+    found = peers.flex_screen(256, w, False)(q, k, v, w, r)
+    torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
+
+
+def test_trained_like_windows_have_the_stated_shares_and_ranges():
+    w = measure.trained_like(1000)
+    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
+    assert shares == [700, 250, 50]
+    near = w[w <= 128]
+    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
+    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
+    assert (measure.trained_like(9) > 4096).sum() == 1
+
+
+# --------------------------------------------------------------------- the table, the command
+
+def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, monkeypatch):
+    asked, path = [], tmp_path / "t.tsv"
+
+    def cells(*names):
+        def do(name):
+            asked.append(name)
+            if name == "bad" and len(asked) < 4:
+                raise ValueError("no luck\nat\tall")
+            return {"x": len(asked) / 3, "y": None}
+
+        return [({"name": name}, lambda name=name: do(name)) for name in names]
+
+    def measured(*names, **options):
+        asked.clear()
+        measure.measure_missing(path, ("x", "y"), cells(*names), **options)
+        return asked
+
+    assert measured("a", "bad") == ["a", "bad"]
+    rows = read_table(path)
+    assert [(row["name"], row["x"], row["y"]) for row in rows] == [("a", "0.33333", "-"),
+                                                                   ("bad", "-", "-")]
+    assert rows[1]["note"] == "ValueError: no luck at all"
+    assert measured("a", "bad", "b") == ["bad", "b"]
+    assert measured("a", "b", "c", end=time.monotonic()) == []
+    monkeypatch.setattr(measure, "stamp", lambda: {"code": "other", "torch": "0", "GPU": "none"})
+    assert measured("a") == ["a"]
+    assert [row["code"] for row in read_table(path)].count("other") == 1
+    assert len(read_table(path)) == 3                          # what other code gave stays
+
+
+def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
+    for name in measure.CODE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    before = measure.stamp()
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    assert measure.stamp() == before
+    (tmp_path / "multiscreen.py").write_text("edited")
+    assert measure.stamp()["code"] != before["code"]
+
+
+def test_the_report_has_each_table_and_the_machine(call, checked, tmp_path):
+    call("training")
+    text = (tmp_path / "report.md").read_text()
+    assert f"* torch: {torch.__version__}\n" in text
+    assert "| psi | model | sequences | ms | tokens_per_s | peak_GiB | note |\n| --- |" in text
+    assert "| 2 | multiscreen | 2 | 2 | 16000 | 0 | - |\n" in text
+    assert text.count("not measured") == len(gpu.PARTS) - 2
+
+
+def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path / "out")])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="unset it"):
+        gpu.main()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(gpu, "available", lambda: "there is no CUDA GPU")
+    with pytest.raises(UsageError, match="no CUDA GPU"):
+        gpu.main()
+    monkeypatch.setattr(sys, "argv", ["gpu", "layers"])
+    with pytest.raises(UsageError, match="layers is no part"):
+        gpu.main()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
+def test_every_configuration_compiles_ahead_of_time_without_spills():
+    """A process for each GPU, side by side: together they take a minute of a core."""
+    processes = []
+    for target in (80, 89, 90):
+        code = ("import benchmarks.kernel_compile as script; "
+                f"script.TARGETS = ({target},); script.cli(script.main)")
+        processes.append(subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    lines = []
+    for process in processes:
+        out, errors = process.communicate()
+        assert process.returncode == 0, errors
+        lines += [line.split() for line in out.splitlines() if "sm_" in line]
+    assert len(lines) == 3 * 4 * 3
+
+    # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
+    aims = {"forward": 11, "dq": 30, "dkv": 21}
+    for name, _, v, target, _, _, _, _, spills, shared, edge, interior in lines:
+        assert int(spills) == 0
+        assert int(shared) <= 99 * 1024
+        assert float(interior) < float(edge)
+        assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
+
+
+# --------------------------------------------------------------------------------- the CPU
+
+def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
+    compiled = []
+    monkeypatch.setattr(cpu, "compile_layers", compiled.append)
+    for name in ("LENGTH", "STEPS", "TOKENS"):
+        monkeypatch.setattr(cpu, name, 3)
+    monkeypatch.setattr(sys, "argv", [
+        "cpu", "--psi", "2", "--transformer", "1,2,8", "--contexts", "5", "40",
+        "--out", str(tmp_path)])
+    cpu.main()
+    rows = read_table(tmp_path / "cpu.tsv")
+    assert [(row["what"], row["setting"], row["context"]) for row in rows] == [
+        ("train", "eager", "-"), ("train", "compiled", "-"),
+        *(("decode", s, T) for s in ("initial", "trained-like") for T in ("5", "40"))]
+    assert len(compiled) == 2
+    for row in rows:
+        ratio = float(row["multiscreen"]) / float(row["transformer"])
+        assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
+    monkeypatch.setattr(cpu, "compare", None)
+    cpu.main()                                         # nothing is missing
+    assert read_table(tmp_path / "cpu.tsv") == rows
+
+
+@pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
+def test_filled_caches_are_those_of_a_context(name):
+    model = build_model(name, {"psi": 2, "vocab_size": 11})
+    with torch.no_grad():
+        caches = cpu.fill_caches(model, 30)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), caches)
+        real = [KeyCache() for _ in model.layers]
+        model.hidden(torch.zeros(1, 30, dtype=torch.int64), real)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), real)
+    for a, b in zip(caches, real):
+        assert (a.first, a.end) == (b.first, b.end) == (0, 31)
+        assert a.k[:, :, :31].shape == b.k[:, :, :31].shape
+        assert a.v[:, :, :31].shape == b.v[:, :, :31].shape
