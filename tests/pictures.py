@@ -2,14 +2,13 @@
 
     python -m tests.pictures
 """
-import sys
 import tempfile
 from pathlib import Path
 
-from experiments import playground
 from tests.browser import CHROMIUM, Browser
+from tests.helpers import ROOT, run
 
-FIGURES = Path(__file__).parent.parent / "experiments/figures"
+FIGURES = ROOT / "playground/figures"
 WIDTH = 1000
 
 
@@ -25,12 +24,11 @@ def main():
         raise SystemExit("error: these pictures need Debian's package chromium")
     with tempfile.TemporaryDirectory() as folder:
         html = Path(folder) / "playground.html"
-        sys.argv = ["playground", "--out", str(html)]
-        playground.main()
+        run("-m", "playground", "--out", html, check=True)
         page = Browser(folder)
         page.look(WIDTH, 900, "light")
         page.open(html)
-        take(page, FIGURES / "playground.png", "h1",
+        take(page, FIGURES / "page.png", "h1",
              page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
 
         # Five copies of the fourth key, none of the fifth.
@@ -39,7 +37,7 @@ def main():
             page.point("#competition tbody tr:nth-child(4) .copies button:last-child", click=True)
         page.point("#competition tbody tr:nth-child(5) .key button", click=True)
         page.point("h1")
-        take(page, FIGURES / "playground_competition.png", "#competition-head", 770)
+        take(page, FIGURES / "competition.png", "#competition-head", 770)
         for name in ("needle-line", "reading", "screening-numbers", "softmax-numbers"):
             print(page.evaluate(f"document.getElementById('{name}').textContent"))
         page.close()

@@ -21,10 +21,12 @@ ROOMS = {
     "exercises": {"torch", "triton", "numpy", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
                     "multiscreen", "screening_triton", "abcdigits", "train"},
+    "playground": {"torch", "numpy", "support", "multiscreen", "abcdigits"},
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
-FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "tests"}
+FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models",
+           "playground", "tests"}
 
 
 def modules_of(room):
