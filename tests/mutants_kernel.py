@@ -6,8 +6,8 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
-from exercises.mutants import correct, mutant
 from exercises.solutions import part4_kernel
+from tests.mutants import correct, mutant
 
 SOURCE = Path(part4_kernel.__file__).read_text()
 FOLDER = tempfile.TemporaryDirectory()
