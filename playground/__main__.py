@@ -18,21 +18,21 @@ from pathlib import Path
 
 import multiscreen
 from abcdigits import generate_by_line_count
-from playground.data import get_data
+from playground.data import page_data
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, check_writable, cli
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
 MARKER = "PLAYGROUND_DATA"                             # in the page, once
-TEXT = multiscreen.__doc__.split("\n\n")[1]            # what screening is
+SCREENING = multiscreen.__doc__.split("\n\n")[1]       # what screening is
 MOST_TOKENS = 1000
 
 
 def default_text(ckpt, tokenizer, n_tokens):
-    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise TEXT."""
+    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise SCREENING."""
     if ckpt["args"]["data"] != ["abcdigits"]:
-        return TEXT
+        return SCREENING
     digits = ckpt["args"]["digits"]
     line = tokenizer.encode_ordinary(f"A={10 ** (digits - 1)}\n")
     n_lines = max(n_tokens // len(line), 27)           # the shortest prompt
@@ -63,9 +63,9 @@ def main(argv=None):
 
     text = args.text or default_text(ckpt, tokenizer, args.tokens)
     tokens = tokenizer.encode_ordinary(text)
-    shown = tokens[: args.tokens] if args.text or text is TEXT else tokens
+    shown = tokens[: args.tokens] if args.text or text is SCREENING else tokens
     print(f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
-    data = get_data(model, tokenizer, shown)
+    data = page_data(model, tokenizer, shown)
     write_page(args.out, data | {"model": ckpt["model"].capitalize(), "step": ckpt["step"]})
     layer, tile = divmod(data["chosen"], data["tiles"])
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB: open it in a browser; it "

@@ -84,7 +84,7 @@ def alive(alpha_d, w):
     return (alpha_d > 0)[(d >= 0) & (d < w)].double().mean().item()
 
 
-def get_data(model, tokenizer, tokens):
+def page_data(model, tokenizer, tokens):
     """What the page gets, a dict for JSON. tokens: a list."""
     x = torch.tensor([tokens], device=model.W_E.device)
     q, k, v, w, r, h, maps = (torch.cat(parts) for parts in zip(*record_screening(model, x)))

@@ -96,7 +96,7 @@ def make(folder):
     (folder / "link/ckpt.pt").symlink_to(folder / "text.txt")
 
 
-def run(main, argv, seconds=20):
+def run_forked(main, argv, seconds=20):
     """(exit code or "hangs", stderr) of cli(main) in a fork of this process."""
     read, write = os.pipe()
     pid = os.fork()
@@ -148,7 +148,7 @@ def main():
     before = contents()
     good = 0
     for function, name, flags in cases:
-        code, said = run(function, [name, *flags.split()])
+        code, said = run_forked(function, [name, *flags.split()])
         same = contents() == before
         right = code == 1 and said.startswith("error: ") and said.count("\n") == 1 and same
         good += right

@@ -28,7 +28,7 @@ from tests.helpers import ROOT, SMALL, TEXT, read_table
 STEPS = 60
 WRITERS = {"save", "save_checkpoint", "add", "rewrite", "open_run", "replacing", "__enter__",
            "__exit__"}
-FILES = ("train.py", "support/checkpoint.py", "support/run.py", "support/files.py")
+WRITTEN_IN = ("train.py", "support/checkpoint.py", "support/run.py", "support/files.py")
 
 
 def kill_at_line(n):
@@ -44,7 +44,7 @@ def kill_at_line(n):
 
     def call(frame, event, _):
         code = frame.f_code
-        return line if code.co_name in WRITERS and code.co_filename.endswith(FILES) else None
+        return line if code.co_name in WRITERS and code.co_filename.endswith(WRITTEN_IN) else None
 
     sys.settrace(call)
 
@@ -137,14 +137,14 @@ def main():
             break
         if step == STEPS and kills < args.kills:
             ended += 1
-            compare(whole, parts, args.processes)
+            compare_runs(whole, parts, args.processes)
             parts = folder / f"parts{ended}"
         print(f"\r{kills} kills, step {step}, {failed} resumes failed", end="", flush=True)
 
     # To the end, in one process.
     start = "--resume" if (parts / "ckpt.pt").exists() else "--force"
     os.waitpid(start_one([*base, "--out", str(parts), start], None), 0)
-    differing, lost = compare(whole, parts, args.processes)
+    differing, lost = compare_runs(whole, parts, args.processes)
     print(f"\n{kills} kills of {args.processes} processes, the last at line {line} of what writes: "
           f"unreadable checkpoints {unreadable}, resumes that fail {failed}, runs whose final "
           f"weights differ {differing}, log rows lost {lost}")
@@ -154,7 +154,7 @@ def main():
 totals = [0, 0]
 
 
-def compare(whole, parts, processes):
+def compare_runs(whole, parts, processes):
     """(runs whose final weights differ, log rows lost), of all runs so far."""
     a, b = (read_checkpoint(out / "ckpt.pt") for out in (whole, parts))
     tolerance = {"rtol": 0, "atol": 0} if processes == 1 else {"rtol": 0.05, "atol": 0.02}

@@ -31,7 +31,7 @@ def correct(exercise):
     return add
 
 
-def place(exercise, f):
+def stands_for(exercise, f):
     """The name in adapters.py that f stands in for: its exercise's, or that of multiscreen.py."""
     if not isinstance(f, type):
         return exercise

@@ -9,13 +9,13 @@ from tests.browser import CHROMIUM, Browser
 from tests.helpers import ROOT, run
 
 FIGURES = ROOT / "playground/figures"
-WIDTH = 1000
+PAGE_WIDTH = 1000
 
 
 def take(page, path, first, height):
     """The page from the top of the element `first` on, as wide as the window."""
     y = page.evaluate(f"document.querySelector('{first}').getBoundingClientRect().y + scrollY - 16")
-    page.screenshot(path, clip={"x": 0, "y": max(y, 0), "width": WIDTH, "height": height,
+    page.screenshot(path, clip={"x": 0, "y": max(y, 0), "width": PAGE_WIDTH, "height": height,
                                 "scale": 1})
 
 
@@ -26,13 +26,13 @@ def main():
         html = Path(folder) / "playground.html"
         run("-m", "playground", "--out", html, check=True)
         page = Browser(folder)
-        page.look(WIDTH, 900, "light")
+        page.look(PAGE_WIDTH, 900, "light")
         page.open(html)
         take(page, FIGURES / "page.png", "h1",
              page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
 
         # Five copies of the fourth key, none of the fifth.
-        page.look(WIDTH, 900, "dark")
+        page.look(PAGE_WIDTH, 900, "dark")
         for _ in range(4):
             page.point("#competition tbody tr:nth-child(4) .copies button:last-child", click=True)
         page.point("#competition tbody tr:nth-child(5) .key button", click=True)

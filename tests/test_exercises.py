@@ -38,7 +38,7 @@ def solved(monkeypatch):
 def put(monkeypatch):
     """put(exercise, f): f stands in for the student's work."""
     def stand_in(exercise, f):
-        monkeypatch.setitem(vars(mine), mutants.place(exercise, f), f)
+        monkeypatch.setitem(vars(mine), mutants.stands_for(exercise, f), f)
 
     return stand_in
 
@@ -132,8 +132,8 @@ def test_each_open_question_can_be_trained(variant, capsys, monkeypatch):
     data = "abcdigits" if variant == "compete" else str(ROOT / "test_multiscreen.py")
     part5_research.main([variant, "--steps", "2", "--data", data])
     out = capsys.readouterr().out
-    rows = [line for line in out.splitlines() if line.startswith(tuple(part5_research.LINES))]
-    assert len(rows) == len(part5_research.LINES)
+    rows = [line for line in out.splitlines() if line.startswith(tuple(part5_research.ROW_NAMES))]
+    assert len(rows) == len(part5_research.ROW_NAMES)
     assert "nan" not in out
 
 
@@ -153,7 +153,7 @@ def test_variants_change_what_they_say():
 
 
 def test_untied_begins_as_the_base_does():
-    base, untied = (part5_research.build(name, 0) for name in ("base", "untied"))
+    base, untied = (part5_research.build_variant(name, 0) for name in ("base", "untied"))
     assert untied.screen is base.screen                # or the milliseconds differ for no reason
     tokens = torch.arange(40)[None]
     torch.testing.assert_close(untied(tokens), base(tokens))

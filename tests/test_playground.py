@@ -8,7 +8,7 @@ import torch
 import multiscreen
 from multiscreen import relevance, screen, softmask, trim
 from playground import __main__ as playground
-from playground.data import choose_tile, find_needle, get_data, round_similarities
+from playground.data import choose_tile, find_needle, page_data, round_similarities
 from support.cli import UsageError
 from support.tokens import get_tokenizer
 from tests.browser import CHROMIUM, Browser
@@ -30,14 +30,14 @@ def prompt(n_tokens, digits=2):
     return playground.default_text(ckpt, BYTES, n_tokens).encode()
 
 
-def split(text):
+def bytes_of(text):
     """The bytes of a text, one by one."""
     return [bytes([b]) for b in text]
 
 
-def write_page(path, model, tokens):
+def make_page(path, model, tokens):
     """A page about a model that looks at tokens."""
-    data = get_data(model, BYTES, list(tokens))
+    data = page_data(model, BYTES, list(tokens))
     playground.write_page(path, data | {"model": "Multiscreen", "step": 0})
     return data
 
@@ -45,10 +45,10 @@ def write_page(path, model, tokens):
 # ------------------------------------------------------------------------------- without a page
 
 @pytest.mark.parametrize("pieces, found", [
-    (split(b"A=12\nB=34\nA="), ("A", "12", [0, 1, 2, 3])),
-    (split(b"A=12\nA=13\nA="), ("A", "12", [0, 1, 2, 3, 5, 6, 7, 8])),
+    (bytes_of(b"A=12\nB=34\nA="), ("A", "12", [0, 1, 2, 3])),
+    (bytes_of(b"A=12\nA=13\nA="), ("A", "12", [0, 1, 2, 3, 5, 6, 7, 8])),
     ([b"B=3", b"4\nA", b"=12\n", b"A="], ("A", "12", [1, 2])),
-    (split(b"A=12\nB="), None), (split(b"A=12\nA=1"), None), ([], None)])
+    (bytes_of(b"A=12\nB="), None), (bytes_of(b"A=12\nA=1"), None), ([], None)])
 def test_the_needles_line_is_found_in_an_abcdigits_prompt(pieces, found):
     assert find_needle(pieces) == found
 
@@ -76,11 +76,11 @@ def test_the_first_tile_is_the_one_that_finds_the_needle_or_looks_back_farthest(
 
 def test_the_text_is_a_prompt_for_a_retrieval_model_only():
     assert len(prompt(200)) == 40 * 5 - 3              # 40 lines, without "89" and a newline
-    assert find_needle(split(prompt(200)))
+    assert find_needle(bytes_of(prompt(200)))
     assert len(prompt(100, digits=6)) == 27 * 9 - 7
     ckpt = {"args": {"data": ["books"], "digits": 2}}
-    assert playground.default_text(ckpt, BYTES, 200) is playground.TEXT
-    assert playground.TEXT.startswith("Softmax attention divides")
+    assert playground.default_text(ckpt, BYTES, 200) is playground.SCREENING
+    assert playground.SCREENING.startswith("Softmax attention divides")
 
 
 def test_a_page_is_written_and_what_is_there_stays(tmp_path, capsys):
@@ -127,7 +127,7 @@ def browser(tmp_path_factory):
 def made(model, tmp_path_factory):
     """The path of a page: the model looks at a prompt."""
     path = tmp_path_factory.mktemp("page") / "p.html"
-    write_page(path, model, prompt(135))
+    make_page(path, model, prompt(135))
     return path
 
 
@@ -374,7 +374,7 @@ def test_an_edited_equation_is_told_on_the_page(browser, model, tmp_path, monkey
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     tokens = [*b"</script><!-- \xe9 &amp; \\", *"é".encode()]
     path = tmp_path / "edited.html"
-    data = write_page(path, model, tokens)
+    data = make_page(path, model, tokens)
     browser.events.clear()
     browser.open(path)
     assert browser.evaluate("$('warning').hidden") is False
