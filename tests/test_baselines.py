@@ -214,7 +214,7 @@ def test_unknown_models_are_explained(name, message):
 
 
 @pytest.mark.parametrize("flags, recipe", [
-    ([], (0.0625, 0.0, 0.0)), (["--model", "multiscreen:nope"], (0.0625, 0.0, 0.0)),
+    (["--model", "multiscreen:nope"], (0.0625, 0.0, 0.0)),
     (["--model", "transformer:8M"], (1e-3, 0.1, 1.0)),
     (["--model", "transformer:45M:qknorm"], (1e-3, 0.1, 1.0)),
     (["--model", "transformer:353M"], (3e-4, 0.1, 1.0)),
