@@ -296,7 +296,7 @@ def test_tanh_norm_gradcheck():
 
 # -------------------------------------------------------------------- screening, block by block
 
-def with_gradients(screen, q, k, v, w, r, i0, seed):
+def h_and_gradients(screen, q, k, v, w, r, i0, seed):
     """h, and the gradients of q, k, v, w, r for a random gradient of h."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v, w, r)]
     h = screen(*inputs, i0)
@@ -315,8 +315,8 @@ def with_gradients(screen, q, k, v, w, r, i0, seed):
 def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more, w, r, K):
     q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1), K=K, V=8)
     w, r = torch.tensor([w, r], dtype=torch.float64)
-    dense = with_gradients(ms.screen, q, k, v, w, r, i0, seed)
-    windowed = with_gradients(screen_windowed, q, k, v, w, r, i0, seed)
+    dense = h_and_gradients(ms.screen, q, k, v, w, r, i0, seed)
+    windowed = h_and_gradients(screen_windowed, q, k, v, w, r, i0, seed)
     for a, b in zip(windowed, dense):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * max(1.0, b.abs().max().item()))
 
@@ -334,9 +334,9 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     order = torch.randperm(6, generator=random(seed))
     w = torch.tensor([3.0, 256.0, 257.0, 257.5, 258.0, INF]).double()[order]
     r = torch.tensor([0.5, 0.9, 1.0]).double().repeat(2)
-    dense = with_gradients(ms.screen, q, k, v, w, r, 400 - T, seed)
+    dense = h_and_gradients(ms.screen, q, k, v, w, r, 400 - T, seed)
     windowed = functools.partial(screen_windowed, screen=screen)
-    few = with_gradients(windowed, q, k, v, w, r, 400 - T, seed)
+    few = h_and_gradients(windowed, q, k, v, w, r, 400 - T, seed)
     for a, b in zip(few, dense):
         torch.testing.assert_close(a, b)
     assert len(seen) == 1 + 3

@@ -14,7 +14,7 @@ def build(name, config, dtype=None):
     if name == "multiscreen":
         return Multiscreen(Config(**config), dtype)
     if family == "multiscreen":
-        return ablations.build(variant, config, dtype)
+        return ablations.build_ablation(variant, config, dtype)
     if family == "transformer":
         return transformer.Transformer(transformer.get_config(variant, **config), dtype)
     raise ValueError(f"model {name!r} is unknown: take {NAMES}")

@@ -35,7 +35,7 @@ class NoTanhNorm(GatedScreeningTiles):
 
 
 class NoGate(GatedScreeningTiles):
-    """No gate and no W_G; `build` adds layers and tiles to make up for the parameters."""
+    """No gate and no W_G; `build_ablation` adds layers and tiles to make up for the parameters."""
 
     def __init__(self, config, dtype=None):
         super().__init__(config, dtype)
@@ -60,7 +60,7 @@ TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGat
          "fixed-r": FixedR}
 
 
-def build(variant, config, dtype=None):
+def build_ablation(variant, config, dtype=None):
     """The ablation of that name; raises ValueError if there is none.
 
     Without a gate a tile has 160 d_E weights instead of 224 d_E. So N_L and N_H become

@@ -28,7 +28,7 @@ LEARNING_RATES = {"8M": 1e-3, "45M": 1e-3, "353M": 3e-4, "1.3B": 2e-4}
 
 
 @dataclass
-class Config:
+class TransformerConfig:
     """Sizes. The head dimension is d_E / N_H."""
     N_L: int
     N_H: int
@@ -45,7 +45,7 @@ class Config:
 
 
 def get_config(variant, **given):
-    """The Config of a name after "transformer:", with what is given (not None) put over it."""
+    """The sizes of a name after "transformer:", with what is given (not None) put over them."""
     size, _, norm = variant.partition(":")
     dims = size.split(",")
     known = size in SIZES or len(dims) == 3 and all(d.isdigit() for d in dims)
@@ -54,8 +54,10 @@ def get_config(variant, **given):
                          "or N_L,N_H,d_E, and :qknorm after it")
     N_L, N_H, d_E = SIZES.get(size) or map(int, dims)
     base = {"N_L": N_L, "N_H": N_H, "d_E": d_E, "qk_norm": bool(norm)}
-    fields = Config.__dataclass_fields__
-    return Config(**base | {k: v for k, v in given.items() if v is not None and k in fields})
+    for name, value in given.items():
+        if value is not None and name in TransformerConfig.__dataclass_fields__:
+            base[name] = value
+    return TransformerConfig(**base)
 
 
 def rope(x, i, scale=1.0, theta=10_000.0):

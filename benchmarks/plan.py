@@ -19,7 +19,8 @@ from support.checkpoint import build_model, has_windows
 from support.cli import Parser, UsageError, cli
 
 DEFAULTS = {"--model": "multiscreen", "--psi": 8, "--vocab-size": 50257, "--seq-len": 4096,
-            "--batch-size": 1, "--batch-tokens": 2**22, "--shard": 1, "--gpus": 1}# GPUs (appendix "Compute Resources"), and the sequences of a pass that fit into 80 GiB.
+            "--batch-size": 1, "--batch-tokens": 2**22, "--shard": 1, "--gpus": 1}
+# GPUs (appendix "Compute Resources"), and the sequences of a pass that fit into 80 GiB.
 PAPER = {"--psi 8": (16, 64), "--psi 16": (16, 32), "--psi 32": (64, 4), "--psi 48": (64, 2),
          "--psi 64 --shard 8": (64, 1), "--model transformer:8M": (16, 64),
          "--model transformer:45M": (16, 64), "--model transformer:353M": (64, 8),

@@ -24,14 +24,9 @@ SOLUTIONS = {"exercises.part1_screening": "multiscreen", "exercises.part2_model"
 
 
 class Work:
-    """Your work, looked up by name each time. `instead` holds what mutants.py puts in its place."""
-
-    def __init__(self):
-        self.instead = {}
+    """Your work, looked up by name each time."""
 
     def __getattr__(self, name):
-        if name in self.instead:
-            return self.instead[name]
         for file, names in FILES.items():
             if name in names:
                 return getattr(importlib.import_module(chosen(file)), name)

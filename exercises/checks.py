@@ -25,11 +25,11 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5):
     for wrong, cause in mistakes:
         wrong = as_tensor(wrong)
         if wrong.shape == found.shape and near(found, wrong, tolerance):
-            raise Wrong(f"{cause}\n{difference(found, right, what)}")
-    raise Wrong(difference(found, right, what))
+            raise Wrong(f"{cause}\n{describe_difference(found, right, what)}")
+    raise Wrong(describe_difference(found, right, what))
 
 
-def difference(found, right, what):
+def describe_difference(found, right, what):
     """`what` is .. , it should be .. ; of tensors the place that is off most."""
     if found.numel() == 1:
         return f"{what} is {found.item():.8g}, it should be {right.item():.8g}"

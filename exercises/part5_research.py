@@ -68,34 +68,34 @@ class Untied(ms.Multiscreen):
         return self.s_F.exp() * ms.unit(self.W_F)
 
 
-def mine(q, k, v, w, r, i0=0):
+def my_screen(q, k, v, w, r, i0=0):
     """Your own question: a function with the arguments of `screen`."""
     raise NotImplementedError("Exercise 5: a question of your own")
 
 
-SCREENS = {"compete": compete, "hard-window": hard_window, "sigmoid": sigmoid, "mine": mine}
-ABLATIONS = {"nope": "multiscreen:nope", "no-bound": "multiscreen:no-tanhnorm"}
-VARIANTS = [*SCREENS, *ABLATIONS, "untied"]
+SCREENS = {"compete": compete, "hard-window": hard_window, "sigmoid": sigmoid, "mine": my_screen}
+MODEL_NAMES = {"nope": "multiscreen:nope", "no-bound": "multiscreen:no-tanhnorm"}
+VARIANTS = [*SCREENS, *MODEL_NAMES, "untied"]
 
 
-def build(variant, seed):
+def build_variant(variant, seed):
     """A model; `base` is the paper's. All have the same initial weights for one seed."""
     torch.manual_seed(seed)
     if variant == "untied":
         model = Untied(ms.Config(**SIZES))
     else:
-        model = build_model(ABLATIONS.get(variant, "multiscreen"), SIZES)
+        model = build_model(MODEL_NAMES.get(variant, "multiscreen"), SIZES)
     model.screen = SCREENS.get(variant, ms.screen)
     try:
         model(torch.zeros(1, 2, dtype=torch.int64))    # what cannot run shows before training
     except NotImplementedError as e:
-        raise UsageError(f"{e}: write it, exercises/part5_research.py, `{variant}`") from None
+        raise UsageError(f"{e}: write my_screen in exercises/part5_research.py") from None
     return model
 
 
 # ---------------------------------------------------------------------------------- harness
 
-def train(name, model, data, args):
+def train_variant(name, model, data, args):
     """The paper's recipe. Returns the losses, gradient norms and milliseconds of all steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95),
                                   weight_decay=0)
@@ -122,7 +122,7 @@ def mean_of_last(rows, column, n=20):
     return statistics.mean(row[column] for row in rows[-n:])
 
 
-def windows(model):
+def all_windows(model):
     return torch.cat([ms.window(tile.s_w.detach()) for tile in model.layers])
 
 
@@ -131,14 +131,14 @@ def least_to_largest(w):
 
 
 @torch.no_grad()
-def describe(model, rows, val, long):
+def table_column(model, rows, val, long):
     """What the table shows of a model."""
     def loss(data, n):
         x = torch.from_numpy(np.stack([data[i] for i in data.spread(n)]))
         return model.loss(x[:, :-1], x[:, 1:]).item()
 
     model.eval()                                       # for your dropout
-    w = windows(model)
+    w = all_windows(model)
     x = torch.from_numpy(val[0])[None, :-1]
     alive = torch.cat([alpha_d.flatten(2).gt(0).sum(-1).flatten()
                        for alpha_d in model.relevance_maps(x)]).sum()
@@ -152,7 +152,7 @@ def describe(model, rows, val, long):
             f"{statistics.median(row[2] for row in rows):.0f}"]
 
 
-LINES = ["training loss, last 20 steps", "validation loss, 128 tokens",
+ROW_NAMES = ["training loss, last 20 steps", "validation loss, 128 tokens",
          "validation loss, 1,024 tokens", "gradient norm, last 20 steps",
          "windows: least, median, largest", "pairs in the windows that pass Trim",
          "parameters", "milliseconds a step"]
@@ -180,13 +180,13 @@ def main(argv=None):
     data, val = get_data(flags, tokenizer, files)
 
     columns = []
-    models = {name: build(name, args.seed) for name in ("base", args.variant)}
-    before = least_to_largest(windows(models["base"]))
+    models = {name: build_variant(name, args.seed) for name in ("base", args.variant)}
+    before = least_to_largest(all_windows(models["base"]))
     for name, model in models.items():
-        rows = train(name, model, data, args)
-        columns.append([name, *describe(model, rows, val, long)])
+        rows = train_variant(name, model, data, args)
+        columns.append([name, *table_column(model, rows, val, long)])
     print(f"\n{args.steps} steps of 8 x 128 tokens, seed {args.seed}; windows before: {before}")
-    for line, *cells in zip(["", *LINES], *columns):
+    for line, *cells in zip(["", *ROW_NAMES], *columns):
         print(f"{line:36s}" + "".join(f"{cell:>18s}" for cell in cells))
 
 

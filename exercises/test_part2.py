@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import check, correlated, enliven, expect, random
-from exercises.trained import blank, fit, load_into, trained_model
+from exercises.trained import blank, load_into, train_steps, trained_model
 
 SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
 
@@ -37,7 +37,7 @@ def a_model(**sizes):
     return yours, theirs
 
 
-def draw(*shape):
+def draw_inputs(*shape):
     """Positions alike: a part of them in common, or all keys would be rejected."""
     g = random(0)
     return torch.randn(shape[-1], generator=g) + 0.5 * torch.randn(*shape, generator=g)
@@ -57,7 +57,7 @@ def test_project():
     expect(found, [[[[1.2], [0.3], [1]], [[20], [15], [10]]]], "x W of two tiles and 3 positions",
            [([[[[1.2], [20], [0.3]], [[15], [1], [10]]]], "tiles and positions are mixed up: the "
              "product is (B, T, H, D). Transpose it, a reshape only renames the axes")])
-    x, W = draw(2, 5, 24), draw(24, 3, 7)
+    x, W = draw_inputs(2, 5, 24), draw_inputs(24, 3, 7)
     expect(yours.project(x, W), torch.einsum("bte,ehd->bhtd", x, W), "x W",
            [((x @ W.flatten(1)).unflatten(-1, (7, 3)).permute(0, 3, 1, 2), "tiles and dimensions "
              "are mixed up: unflatten(-1, (H, D)), in the order of W's axes")])
@@ -65,7 +65,7 @@ def test_project():
 
 def test_gate():
     yours, theirs = a_layer()
-    x = draw(2, 5, 24)
+    x = draw_inputs(2, 5, 24)
     g = theirs.project(x, theirs.W_G)
     expect(yours.gate(x), torch.tanh(g * torch.sigmoid(g)), "the gate",
            [(F.silu(g), "the gate is not bounded: tanh is missing"),
@@ -91,7 +91,7 @@ def parts_of(layer, x, start=0):
 
 def test_screening():
     yours, theirs = a_layer()
-    x = draw(2, 9, 24)
+    x = draw_inputs(2, 9, 24)
     q, k, v, angle, w, r = parts_of(theirs, x)
     q_tilde, k_tilde, v_bar = ms.mipe(q, angle), ms.mipe(k, angle), ms.unit(v)
     h = ms.screen(q_tilde, k_tilde, v_bar, w, r)
@@ -126,7 +126,7 @@ def test_screening():
 
 def test_forward():
     yours, theirs = a_layer()
-    x = draw(2, 9, 24)
+    x = draw_inputs(2, 9, 24)
     y = theirs.screening(x, ms.screen) * theirs.gate(x)
     updates = torch.einsum("bhtv,hve->bthe", y, theirs.W_O)
     scale = theirs.s_O.exp()[:, None]
@@ -200,7 +200,7 @@ def test_embed():
 
 def test_logits():
     yours, theirs = a_model()
-    x = draw(2, 5, 24)
+    x = draw_inputs(2, 5, 24)
     E_bar = F.normalize(theirs.W_E, dim=-1)
     expect(yours.logits(x), theirs.logits(x), "the logits",
            [(theirs.s_F.exp() * x @ theirs.W_E.T, "the rows of W_E are not of unit length here"),
@@ -275,7 +275,7 @@ def check_append():
 def test_cache():
     check_append()
     yours, theirs = a_layer()
-    x = draw(2, 12, 24)
+    x = draw_inputs(2, 12, 24)
     pieces = torch.split(x, [5, 1, 1, 4, 1], 1)
 
     def wrong(from_0=False, i0=lambda start, first, end: start - first):
@@ -381,7 +381,8 @@ def test_training():
         check(p.grad is not None and p.grad.abs().max() > 0,
               f"no gradient reaches {name}: what does not depend on it any more?")
         check(p.grad.isfinite().all(), f"the gradient of {name} is not finite")
-    right, found = list(fit(theirs, text, steps=3)), list(fit(yours, text, steps=200))
+    right = list(train_steps(theirs, text, steps=3))
+    found = list(train_steps(yours, text, steps=200))
     expect(found[:3], right, "the loss of the first three steps", tolerance=1e-3)
     check(found[-1] < 0.7 * found[0], f"after 200 steps the loss is {found[-1]:.2f}, it began at "
           f"{found[0]:.2f}: the model hardly learns")

@@ -101,7 +101,7 @@ def test_bounds_kernel():
                   + where)
 
 
-def pairs(q, k, w, r, i0):
+def pairs_with_windows(q, k, w, r, i0):
     """z, m before its window, whether a key is in the window, is past, in a block to be visited,
     and in the last of them."""
     T, S = len(q), len(k)
@@ -123,7 +123,7 @@ def test_forward_kernel():
         check_rows(h, "h")
         right = screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
         at_0 = relevance(q[None, None], k[None, None], w, r, 0)[0, 0]
-        z, m, near, past, visited, own = pairs(q, k, w, r, i0)
+        z, m, near, past, visited, own = pairs_with_windows(q, k, w, r, i0)
         alpha_d = z * z * m * near * past
         expect(h, right, f"h of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
                [(at_0 @ v, "i0 does not act: query t is at position i0 + t"),
@@ -173,8 +173,8 @@ def test_dq_kernel():
             return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
 
         right, = gradient(h, q, dh=dh)
-        z, m, near, past, visited, own = pairs(q, k, w, r, i0)
-        m, (_, m_0, near_0, past_0, *_) = m * near, pairs(q, k, w, r, 0)
+        z, m, near, past, visited, own = pairs_with_windows(q, k, w, r, i0)
+        m, (_, m_0, near_0, past_0, *_) = m * near, pairs_with_windows(q, k, w, r, 0)
         slope = 2 * z * (dh @ v.T) * visited / r
         expect(found, right, f"dq of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
                [(right / 2, "the 2 of the square's derivative is missing"),

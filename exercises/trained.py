@@ -48,7 +48,7 @@ def trained_model():
     return model, torch.randint(256, (1, 200), generator=random(2))
 
 
-def fit(model, text, steps, T=32, B=4, seed=0):
+def train_steps(model, text, steps, T=32, B=4, seed=0):
     """Train with the paper's recipe on random pieces of `text`. Yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
@@ -66,12 +66,12 @@ def fit(model, text, steps, T=32, B=4, seed=0):
 
 def main(argv=None):
     try:
-        compare(argv)
+        compare_models(argv)
     except NotImplementedError as e:
         raise UsageError(f"still to do: {e}: pytest exercises -k part2") from None
 
 
-def compare(argv):
+def compare_models(argv):
     parser = Parser(__doc__)
     parser.add_argument("--ckpt", help="a checkpoint of train.py [models/retrieval.pt]")
     parser.add_argument("--steps", type=int, default=200, help="[200]")
@@ -84,8 +84,8 @@ def compare(argv):
     load_into(yours, theirs)
     print(f"{args.steps} steps on the source of multiscreen.py, from the same weights")
     print(" step  theirs   yours")
-    losses = zip(fit(theirs, text, args.steps, T=128), fit(yours, text, args.steps, T=128))
-    for step, (a, b) in enumerate(losses, 1):
+    losses = [train_steps(model, text, args.steps, T=128) for model in (theirs, yours)]
+    for step, (a, b) in enumerate(zip(*losses), 1):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 

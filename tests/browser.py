@@ -12,7 +12,7 @@ import subprocess
 import time
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
+SWITCHES = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--hide-scrollbars", "--disable-dev-shm-usage"]
 SECONDS = 60                                           # that a reply may take
@@ -29,7 +29,7 @@ class Browser:
         # Chromium reads from descriptor 3 and writes to 4.
         self.process = subprocess.Popen(
             ["bash", "-c", 'exec "${@:3}" 3<&"$1" 4>&"$2"', "bash", str(read), str(write),
-             CHROMIUM, *FLAGS, *sandbox, f"--user-data-dir={folder}"], pass_fds=(read, write),
+             CHROMIUM, *SWITCHES, *sandbox, f"--user-data-dir={folder}"], pass_fds=(read, write),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(read)
         os.close(write)

@@ -16,7 +16,7 @@ import train
 from support.distributed import leave
 
 
-def start(rank, processes, port, flags):
+def fork_process(rank, processes, port, flags):
     """The number of a new process that trains as one of several."""
     pid = os.fork()
     if pid:
@@ -42,7 +42,7 @@ def main(jobs):
     for processes, flags in jobs:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        pids = [start(rank, processes, port, flags) for rank in range(processes)]
+        pids = [fork_process(rank, processes, port, flags) for rank in range(processes)]
         if any([os.waitpid(pid, 0)[1] for pid in pids]):
             sys.exit(1)
 

@@ -20,7 +20,7 @@ from tests.reference import reference_logits, reference_transformer
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
-def build(name, far=False, **sizes):
+def tiny_model(name, far=False, **sizes):
     """A small model in float64; with `far`, its parameters are far from their initial values."""
     torch.manual_seed(0)
     model, g = build_model(name, TINY | sizes).double(), random(0)
@@ -33,7 +33,7 @@ def build(name, far=False, **sizes):
     return model
 
 
-def count(name, config):
+def parameter_counts(name, config):
     """(parameters, non-embedding parameters) of a model."""
     with torch.device("meta"):
         return count_parameters(build_model(name, config))
@@ -48,8 +48,8 @@ def test_transformer_counts_are_the_papers(size, total, rest):
     config = {"psi": 8, "N_L": None, "vocab_size": 50257}
     N_L, N_H, d_E = transformer.SIZES[size]
     norms = N_L * 2 * (d_E // N_H)
-    assert count(f"transformer:{size}", config) == (total, rest)
-    assert count(f"transformer:{size}:qknorm", config) == (total + norms, rest + norms)
+    assert parameter_counts(f"transformer:{size}", config) == (total, rest)
+    assert parameter_counts(f"transformer:{size}:qknorm", config) == (total + norms, rest + norms)
 
 
 def test_transformer_is_initialised_as_gpt_neox():
@@ -70,7 +70,7 @@ def test_transformer_is_initialised_as_gpt_neox():
 @pytest.mark.parametrize("scale", [1, 4])
 @torch.no_grad()
 def test_transformer_is_a_llama(name, scale):
-    model, x = build(name, far=True), draw_tokens(1, 30)
+    model, x = tiny_model(name, far=True), draw_tokens(1, 30)
     p = dict(model.named_parameters())
     exact = reference_transformer(p, model.config, x[0], scale)
     scale_rope(model, scale)
@@ -106,7 +106,7 @@ def test_rope_by_hand():
     "transformer:2,3,24", "multiscreen:rope", "multiscreen:nope", "multiscreen:no-gate"])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
-    model, x = build(name, far=True), draw_tokens(2, 60)
+    model, x = tiny_model(name, far=True), draw_tokens(2, 60)
     chunks = model.logits(model.hidden(x, chunk=17))
     torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
     y = x
@@ -116,7 +116,7 @@ def test_cached_chunks_and_decoding_equal_one_pass(name):
 
 
 def test_transformer_is_causal():
-    model, x = build("transformer:2,3,24", far=True), draw_tokens(1, 60)
+    model, x = tiny_model("transformer:2,3,24", far=True), draw_tokens(1, 60)
     full = model(x)
     other = model(torch.cat((x[:, :40], draw_tokens(1, 20, seed=1)), 1))
     torch.testing.assert_close(full[:, :40], other[:, :40], rtol=1e-12, atol=1e-12)
@@ -124,7 +124,7 @@ def test_transformer_is_causal():
 
 
 def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
-    model, x = build("transformer:2,3,24", far=True).float(), draw_tokens(1, 60)
+    model, x = tiny_model("transformer:2,3,24", far=True).float(), draw_tokens(1, 60)
     full = model(x)
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         model.screen = backend
@@ -136,7 +136,7 @@ def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
-    model = build("transformer:2,3,24").float()
+    model = tiny_model("transformer:2,3,24").float()
     layer = model.layers[0]
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
     for T in (20, 33):
@@ -148,7 +148,7 @@ def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
 
 @pytest.mark.parametrize("variant", ["", *ablations.TILES])
 def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
-    model = build(f"multiscreen:{variant}".rstrip(":"), far=True)
+    model = tiny_model(f"multiscreen:{variant}".rstrip(":"), far=True)
     x = draw_tokens(1, 50)
     p = {name: value.detach() for name, value in model.named_parameters()}
     exact = reference_logits(p, model.config, x[0], variant)
@@ -164,21 +164,21 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
 
 @torch.no_grad()
 def test_the_positions_of_the_rope_ablation_can_be_scaled():
-    model, x = build("multiscreen:rope", far=True), draw_tokens(1, 50)
+    model, x = tiny_model("multiscreen:rope", far=True), draw_tokens(1, 50)
     scale_rope(model, 8)
     exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", 8)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
     with pytest.raises(UsageError, match="above 0"):
         scale_rope(model, 0)
     with pytest.raises(UsageError, match="RoPE"):
-        scale_rope(build("multiscreen"), 2)
+        scale_rope(tiny_model("multiscreen"), 2)
 
 
 @pytest.mark.parametrize("psi", range(4, 17))
 def test_without_a_gate_the_parameters_stay_about_the_same(psi):
     config = {"psi": psi, "vocab_size": 257}
-    _, gated = count("multiscreen", config)
-    _, without = count("multiscreen:no-gate", config)
+    _, gated = parameter_counts("multiscreen", config)
+    _, without = parameter_counts("multiscreen:no-gate", config)
     assert abs(without / gated - 1) < 0.15
 
 
@@ -214,7 +214,7 @@ def test_unknown_models_are_explained(name, message):
 
 
 @pytest.mark.parametrize("flags, recipe", [
-    ([], (0.0625, 0.0, 0.0)), (["--model", "multiscreen:nope"], (0.0625, 0.0, 0.0)),
+    (["--model", "multiscreen:nope"], (0.0625, 0.0, 0.0)),
     (["--model", "transformer:8M"], (1e-3, 0.1, 1.0)),
     (["--model", "transformer:45M:qknorm"], (1e-3, 0.1, 1.0)),
     (["--model", "transformer:353M"], (3e-4, 0.1, 1.0)),

@@ -271,10 +271,9 @@ def test_the_definition_is_compared_in_float64(monkeypatch):
     assert seen == {torch.float64}
 
 
-@pytest.mark.parametrize("kind", ["windowed", "definition"])
-def test_pieces_are_far_below_the_limit(kind):
+@pytest.mark.parametrize("f", [screen_windowed, ms.screen])
+def test_pieces_are_far_below_the_limit(f):
     """At least ten times, where r is not below 0.03."""
-    f = {"windowed": screen_windowed, "definition": ms.screen}[kind]
     for case in CASES:
         inputs, wide = (revealing_inputs(*case, Config(5), CPU, double) for double in (0, 1))
         error = difference(with_gradients(f, inputs), with_gradients(ms.screen, wide))
@@ -283,14 +282,11 @@ def test_pieces_are_far_below_the_limit(kind):
 
 @pytest.mark.parametrize("name, screen", [
     ("auto", screen_windowed), ("windowed", screen_windowed), ("definition", ms.screen)])
-def test_each_name_of_a_kernel_is_obeyed(name, screen):
-    found, _, expected = get_screen(of_sizes(), name)
-    assert found is screen
-    assert expected
-
-
-def test_other_sizes_are_compared_too():
-    assert get_screen(of_sizes(SHORT, d_K=7, d_V=5, N_H=3))[0] is screen_windowed
+def test_each_name_of_a_kernel_is_obeyed_for_all_sizes(name, screen):
+    for sizes in ({}, {"d_K": 7, "d_V": 5, "N_H": 3, "dtype": SHORT}):
+        found, _, expected = get_screen(of_sizes(**sizes), name)
+        assert found is screen
+        assert expected
 
 
 # --------------------------------------------------------------------------- the fused kernel

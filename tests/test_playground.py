@@ -1,4 +1,4 @@
-"""Tests of the page of experiments/playground.py: its numbers, and a hand on it in a Chromium."""
+"""Tests of playground/: the numbers of its page, and a hand on it in a Chromium."""
 import json
 
 import numpy as np
@@ -6,71 +6,51 @@ import pytest
 import torch
 
 import multiscreen
-from experiments import playground, playground_data
-from experiments.relevance_maps import TEXT, alive
-from multiscreen import relevance, screen, trim
-from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
+from multiscreen import relevance, screen, softmask, trim
+from playground import __main__ as playground
+from playground.data import choose_tile, find_needle, page_data, round_similarities
 from support.cli import UsageError
 from support.data import get_tokenizer
 from tests.browser import CHROMIUM, Browser
-from tests.helpers import INF, draw_tokens, move_away, random
+from tests.helpers import INF, fit, random, small
 
-SIZES = {"psi": 3, "N_L": 2, "d_E": 24, "vocab_size": 257}
 UNIT = 1 / 32767
+BYTES = get_tokenizer("bytes")
 
 
 @pytest.fixture(scope="module")
 def model():
     """Six tiles far from their initial values; one window has no edge."""
-    torch.manual_seed(0)
-    model = build_model("multiscreen", SIZES)
-    move_away(model, random(3))
-    return model
+    return small(4, far=True, vocab_size=257, N_L=2)
 
 
-def write_checkpoint(folder, name, sizes):
-    """A checkpoint of train.py, of a retrieval model that has not learned."""
-    torch.manual_seed(0)
-    model = build_model(name, sizes)
-    args = dict.fromkeys(FIXED) | {"model": name, "data": ["abcdigits"], "digits": 2,
-                                   "seq_len": 64, "kernel": "definition"}
-    folder.mkdir()
-    save_checkpoint(folder / "ckpt.pt", {key: kind() for key, kind in KEYS.items()} | {
-        "model": name, "config": vars(model.config), "weights": model.state_dict(),
-        "tokenizer": "bytes", "args": args})
-    return folder / "ckpt.pt"
-
-
-def prompt(n_tokens):
+def prompt(n_tokens, digits=2):
     """An ABCDigits prompt in bytes."""
-    ckpt = {"args": {"data": ["abcdigits"], "digits": 2}}
-    return list(playground.default_text(ckpt, get_tokenizer("bytes"), n_tokens).encode())
+    ckpt = {"args": {"data": ["abcdigits"], "digits": digits}}
+    return playground.default_text(ckpt, BYTES, n_tokens).encode()
 
 
-@pytest.fixture
-def call(monkeypatch, tmp_path):
-    """call(*flags) runs the script in a folder of this test."""
-    monkeypatch.chdir(tmp_path)
+def bytes_of(text):
+    """The bytes of a text, one by one."""
+    return [bytes([b]) for b in text]
 
-    def run(*flags):
-        monkeypatch.setattr("sys.argv", ["playground", *map(str, flags)])
-        playground.main()
 
-    return run
+def make_page(path, model, tokens):
+    """A page about a model that looks at tokens."""
+    data = page_data(model, BYTES, list(tokens))
+    playground.write_page(path, data | {"model": "Multiscreen", "step": 0})
+    return data
 
 
 # ------------------------------------------------------------------------------- without a page
 
-@pytest.mark.parametrize("text, found", [
-    ("A=12\nB=34\nA=", ("A", "12", [0, 1, 2, 3])), ("A=12\nB=34\nB=", ("B", "34", [5, 6, 7, 8])),
-    ("A=12\nA=13\nA=", ("A", "12", [0, 1, 2, 3, 5, 6, 7, 8])), ("A=12\nB=", None),
-    ("A=12\nA=1", None), ("screening", None), ("", None)])
-def test_the_needles_line_is_found_in_an_abcdigits_prompt(text, found):
-    assert playground_data.find_needle([bytes([b]) for b in text.encode()]) == found
-
-
-def test_the_needles_tokens_are_found_where_tokens_are_longer():
-    assert playground_data.find_needle([b"B=3", b"4\nA", b"=12\n", b"A="]) == ("A", "12", [1, 2])
+@pytest.mark.parametrize("pieces, found", [
+    (bytes_of(b"A=12\nB=34\nA="), ("A", "12", [0, 1, 2, 3])),
+    (bytes_of(b"A=12\nA=13\nA="), ("A", "12", [0, 1, 2, 3, 5, 6, 7, 8])),
+    ([b"B=3", b"4\nA", b"=12\n", b"A="], ("A", "12", [1, 2])),
+    (bytes_of(b"A=12\nB="), None), (bytes_of(b"A=12\nA=1"), None), ([], None)])
+def test_the_needles_line_is_found_in_an_abcdigits_prompt(pieces, found):
+    assert find_needle(pieces) == found
 
 
 def test_rounding_keeps_each_similarity_on_its_side_of_the_threshold():
@@ -79,7 +59,7 @@ def test_rounding_keeps_each_similarity_on_its_side_of_the_threshold():
     for n in range(4):                                 # every unit near the threshold
         s[n, 0] = 1 - r[n] + torch.linspace(-3 * UNIT, 3 * UNIT, 300)
     s = s.clamp(-1, 1)
-    rounded = playground_data.round_similarities(s, r).double() * UNIT
+    rounded = round_similarities(s, r).double() * UNIT
     assert ((rounded - s).abs() <= 1.51 * UNIT).all()
     accepted = trim(rounded, r.double()[:, None, None]) > 0
     assert torch.equal(accepted, trim(s, r[:, None, None]) > 0)
@@ -90,60 +70,45 @@ def test_the_first_tile_is_the_one_that_finds_the_needle_or_looks_back_farthest(
     maps[0, 4, 4] = maps[0, 3, 1] = 1
     maps[1, 4, 1] = 0.2
     maps[2, 4, 0] = 0.9
-    assert playground_data.choose_tile(maps, [1, 2]) == 1
-    assert playground_data.choose_tile(maps, None) == 2
+    assert choose_tile(maps, [1, 2]) == 1
+    assert choose_tile(maps, None) == 2
 
 
 def test_the_text_is_a_prompt_for_a_retrieval_model_only():
-    tokenizer = get_tokenizer("bytes")
-    ckpt = {"args": {"data": ["abcdigits"], "digits": 2}}
-    text = playground.default_text(ckpt, tokenizer, 200)
-    assert len(text) == 40 * 5 - 3                     # 40 lines, without "89" and a newline
-    assert playground_data.find_needle([bytes([b]) for b in text.encode()])
-    ckpt["args"]["digits"] = 6
-    assert len(playground.default_text(ckpt, tokenizer, 100)) == 27 * 9 - 7
-    ckpt["args"]["data"] = ["books"]
-    assert playground.default_text(ckpt, tokenizer, 200) is TEXT
+    assert len(prompt(200)) == 40 * 5 - 3              # 40 lines, without "89" and a newline
+    assert find_needle(bytes_of(prompt(200)))
+    assert len(prompt(100, digits=6)) == 27 * 9 - 7
+    ckpt = {"args": {"data": ["books"], "digits": 2}}
+    assert playground.default_text(ckpt, BYTES, 200) is playground.SCREENING
+    assert playground.SCREENING.startswith("Softmax attention divides")
 
 
-@pytest.mark.parametrize("flags, message", [
-    ([], "models/retrieval.pt does not exist: train a model first"), (["--tokens", 0], "--tokens"),
-    (["--tokens", 1001], "from 1 to 1000"), (["--text", ""], "--text not empty"),
-    (["--ckpt", "nowhere.pt"], "does not exist"), (["--nonsense", 1], "nonsense")])
-def test_a_mistake_is_told_in_one_line(call, flags, message):
-    with pytest.raises(UsageError, match=message) as e:
-        call(*flags)
-    assert "\n" not in str(e.value)
-
-
-def test_a_page_is_written_and_what_is_there_stays(call, tmp_path, capsys):
-    flags = ["--ckpt", write_checkpoint(tmp_path / "m", "multiscreen", SIZES), "--device", "cpu"]
-    call(*flags, "--out", "new/p.html")
-    text = (tmp_path / "new/p.html").read_text()
-    assert playground.MARKER not in text
-    assert '"needle": {"letter": "R", "number": "89", "positions": [55, 56, 57, 58]' in text
+def test_a_page_is_written_and_what_is_there_stays(tmp_path, capsys):
+    fit(tmp_path / "m", "--data", "abcdigits", "--digits", "2", "--steps", "1")
+    page = tmp_path / "new/p.html"
+    flags = ["--ckpt", str(tmp_path / "m/ckpt.pt"), "--device", "cpu", "--out", str(page)]
+    playground.main(flags)
+    assert playground.MARKER not in page.read_text()
+    assert '"needle": {"letter": "R", "number": "89", "positions": [55, 56, 57, 58]' in (
+        page.read_text())
     assert "197 of the text's 197 tokens (bytes)" in capsys.readouterr().out
     with pytest.raises(UsageError, match="p.html exists: --force"):
-        call(*flags, "--out", "new/p.html")
-    call(*flags, "--out", "new/p.html", "--force", "--text", "screening", "--tokens", 6)
-    assert '"needle": null' in (tmp_path / "new/p.html").read_text()
+        playground.main(flags)
+    playground.main([*flags, "--force", "--text", "screening", "--tokens", "6"])
+    assert '"needle": null' in page.read_text()
     assert "6 of the text's 9 tokens (bytes)" in capsys.readouterr().out
+    for wrong in (["--tokens", "0"], ["--tokens", "1001"], ["--text", ""]):
+        with pytest.raises(UsageError, match="from 1 to 1000, and --text not empty"):
+            playground.main([*flags, *wrong])
 
 
-def test_a_model_without_windows_is_refused(call, tmp_path):
-    name = "transformer:2,2,8"
+def test_a_model_without_windows_is_refused(tmp_path):
+    fit(tmp_path / "t", "--model", "transformer:2,2,8", "--steps", "1")
+    out = tmp_path / "out/p.html"
     with pytest.raises(UsageError, match="no screening windows"):
-        call("--ckpt", write_checkpoint(tmp_path / "t", name, {"vocab_size": 257}), "--device",
-             "cpu")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_page_of_200_tokens_and_32_tiles_is_smaller_than_3_megabytes(tmp_path):
-    model = build_model("multiscreen", {"psi": 8, "N_L": 4, "vocab_size": 257})
-    data = playground_data.get_data(model, get_tokenizer("bytes"),
-                                    draw_tokens(200, n=256).tolist())
-    playground.write_page(tmp_path / "p.html", data | {"model": "Multiscreen", "step": 0})
-    assert (tmp_path / "p.html").stat().st_size < 3e6
+        playground.main(["--ckpt", str(tmp_path / "t/ckpt.pt"), "--device", "cpu", "--out",
+                         str(out)])
+    assert not out.parent.exists()
 
 
 # -------------------------------------------------------------------------------- in a Chromium
@@ -162,8 +127,7 @@ def browser(tmp_path_factory):
 def made(model, tmp_path_factory):
     """The path of a page: the model looks at a prompt."""
     path = tmp_path_factory.mktemp("page") / "p.html"
-    data = playground_data.get_data(model, get_tokenizer("bytes"), prompt(135))
-    playground.write_page(path, data | {"model": "Multiscreen", "step": 0})
+    make_page(path, model, prompt(135))
     return path
 
 
@@ -201,9 +165,7 @@ def seen(model):
         return screen(q, k, v, w, r, i0)
 
     with torch.no_grad():
-        x = model.embed(torch.tensor([prompt(135)]))
-        for tile in model.layers:
-            x = tile(x, record)
+        model.through_layers(torch.tensor([list(prompt(135))]), None, record)
     return tuple(torch.cat(parts) for parts in zip(*layers))
 
 
@@ -220,6 +182,7 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
     assert page.evaluate("DATA.pieces.length") == T
     assert page.evaluate("$('warning').hidden")
     maps = relevance(q[None], k[None], w, r)[0]
+    inside = softmask(torch.arange(T) - torch.arange(T)[:, None], w[:, None, None]) > 0
     h = screen(q[None], k[None], v[None], w, r)[0]
     for n in range(len(w)):
         found = page.evaluate(f"""(() => {{
@@ -239,7 +202,8 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
         torch.testing.assert_close(rows, maps[n], rtol=0, atol=limit)
         assert torch.equal(rows > 0, maps[n] > 0)      # not one key too many or too few
         assert found["accepted"] == (maps[n] > 0).sum(1).tolist()
-        assert found["alive"] == found["shown"] == alive(maps[n].numpy(), w[n].item())
+        assert found["alive"] == found["shown"]
+        assert found["alive"] == (maps[n] > 0)[inside[n]].double().mean()
         torch.testing.assert_close(torch.tensor(found["h"]), h[n].norm(dim=-1), rtol=0.02,
                                    atol=0.01)
 
@@ -384,7 +348,7 @@ def test_the_page_begins_with_the_needle_and_maps_choose_another_tile(page, seen
     assert page.evaluate(lit) == 0
     other = (data[0] + 1) % len(w)
     page.point(f"#maps button:nth-child({other + 1})", click=True)
-    layer, tile = divmod(other, SIZES["psi"])
+    layer, tile = divmod(other, 3)
     assert page.evaluate("$('tile-name').textContent").startswith(
         f"Layer {layer + 1}, tile {tile + 1}: ")
     assert page.evaluate("[state.w, state.r].join() === "
@@ -410,12 +374,11 @@ def test_an_edited_equation_is_told_on_the_page(browser, model, tmp_path, monkey
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     tokens = [*b"</script><!-- \xe9 &amp; \\", *"é".encode()]
     path = tmp_path / "edited.html"
-    data = playground_data.get_data(model, get_tokenizer("bytes"), tokens)
-    playground.write_page(path, data | {"model": "Multiscreen", "step": 0})
+    data = make_page(path, model, tokens)
     browser.events.clear()
     browser.open(path)
     assert browser.evaluate("$('warning').hidden") is False
-    assert "playground.html" in browser.evaluate("$('warning').textContent")
+    assert "playground/page.html" in browser.evaluate("$('warning').textContent")
     pieces = [chr(t) for t in tokens]
     pieces[14], pieces[-2:] = "\\xe9", ["\\xc3", "\\xa9"]
     assert browser.evaluate("DATA.pieces") == pieces == json.loads(json.dumps(data["pieces"]))

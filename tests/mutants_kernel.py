@@ -6,14 +6,14 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
-from exercises.mutants import correct, mutant
 from exercises.solutions import part4_kernel
+from tests.mutants import correct, mutant
 
 SOURCE = Path(part4_kernel.__file__).read_text()
 FOLDER = tempfile.TemporaryDirectory()
 
 
-def edited(exercise, label, *edits):
+def edited_kernel(exercise, label, *edits):
     """That kernel of the solution after (old, new) edits, each in one place or more."""
     source = SOURCE
     for old, new in edits:
@@ -106,9 +106,9 @@ MISTAKES = [
     ("dq_kernel", "dq_multiplied_by_r", "this multiplies", ("dq / tl.load(R)", "dq * tl.load(R)")),
 ]
 for exercise, label, words, *edits in MISTAKES:
-    mutant(exercise, words)(edited(exercise, label, *edits))
+    mutant(exercise, words)(edited_kernel(exercise, label, *edits))
 
-correct("forward_kernel")(edited(
+correct("forward_kernel")(edited_kernel(
     "forward_kernel", "in_the_other_order",
     ("for j0 in range(lo, hi, BJ):\n        k, v = load_rows(K_, j0",
      "for n in range(lo, hi, BJ):\n        j0 = lo + (hi - 1 - lo) // BJ * BJ - (n - lo)\n"

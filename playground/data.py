@@ -1,4 +1,4 @@
-"""The numbers of the page that experiments/playground.py writes: what each tile sees of a text."""
+"""The numbers of the page: what each tile sees of a text."""
 import base64
 import math
 import re
@@ -6,8 +6,7 @@ import re
 import numpy as np
 import torch
 
-from experiments.relevance_maps import get_maps
-from multiscreen import trim
+from multiscreen import trim, weights
 
 
 def find_needle(pieces):
@@ -30,17 +29,19 @@ def find_needle(pieces):
 
 @torch.no_grad()
 def record_screening(model, tokens):
-    """What each layer hands to `screen` and gets back: a list of (q, k, v, r, h). tokens: (1, T)"""
+    """What each layer hands to `screen`, what returns, and the maps: (q, k, v, w, r, h, alpha_d).
+
+    tokens: (1, T). Without the batch's axis, and on the CPU.
+    """
     layers = []
 
     def record(q, k, v, w, r, i0):
         h = model.screen(q, k, v, w, r, i0)
-        layers.append((q[0].float(), k[0].float(), v[0].float(), r, h[0].float()))
+        alpha_d = weights(model.screen, q, k, w, r, i0)
+        layers.append([x.float().cpu() for x in (q[0], k[0], v[0], w, r, h[0], alpha_d[0])])
         return h
 
-    x = model.embed(tokens)
-    for tile in model.layers:
-        x = tile(x, record)
+    model.through_layers(tokens, None, record)
     return layers
 
 
@@ -71,37 +72,37 @@ def choose_tile(maps, needle):
     return int((maps * (i[:, None] - i)).sum((1, 2)).argmax())
 
 
-def pack(arrays, dtype):
-    """Arrays of numbers one after the other, little-endian, as base64 text."""
-    flat = np.concatenate([np.asarray(a).ravel() for a in arrays])
-    return base64.b64encode(flat.astype(np.dtype(dtype).newbyteorder("<")).tobytes()).decode()
+def pack(numbers, dtype):
+    """An array of numbers, little-endian, as base64 text."""
+    little_endian = np.asarray(numbers).astype(np.dtype(dtype).newbyteorder("<"))
+    return base64.b64encode(little_endian.tobytes()).decode()
 
 
-def get_data(model, tokenizer, tokens):
+def alive(alpha_d, w):
+    """Pr(alpha_d > 0) among the pairs inside the window w. alpha_d: (T, T)"""
+    d = torch.arange(len(alpha_d))[:, None] - torch.arange(len(alpha_d))
+    return (alpha_d > 0)[(d >= 0) & (d < w)].double().mean().item()
+
+
+def page_data(model, tokenizer, tokens):
     """What the page gets, a dict for JSON. tokens: a list."""
     x = torch.tensor([tokens], device=model.W_E.device)
+    q, k, v, w, r, h, maps = (torch.cat(parts) for parts in zip(*record_screening(model, x)))
+    past = np.tril_indices(len(tokens))                # pairs (i, j <= i), row by row
+    scale = v.abs().amax((1, 2), keepdim=True).clamp_min(1e-12) / 127
     pieces = tokenizer.decode_tokens_bytes(tokens)
     needle = find_needle(pieces)
-    maps, rows = get_maps(model, x)
-    maps = maps.reshape(-1, *maps.shape[2:])
-    past = np.tril_indices(len(tokens))                # pairs (i, j <= i), row by row
-    similarities, values, scales, lengths = [], [], [], []
-    for q, k, v, r, h in record_screening(model, x):
-        s = round_similarities(q @ k.mT, r).cpu().numpy()
-        similarities.append(s[:, *past])
-        scale = v.abs().amax((1, 2), keepdim=True).clamp_min(1e-12) / 127
-        values.append((v / scale).round().cpu().numpy())
-        scales += scale.flatten().tolist()
-        lengths += h[:, -1].norm(dim=-1).tolist()
     data = {"pieces": [piece.decode(errors="backslashreplace") for piece in pieces],
             "tokenizer": tokenizer.name, "layers": model.config.N_L, "tiles": model.config.N_H,
-            "w": [None if math.isinf(w) else w for _, _, w, _, _ in rows],     # JSON has no inf
-            "r": [r for _, _, _, r, _ in rows], "alive": [share for *_, share in rows],
-            "d_V": model.config.d_V, "similarities": pack(similarities, np.int16),
-            "values": pack(values, np.int8), "value_scales": scales,
-            "chosen": choose_tile(maps, needle and needle[2]), "needle": None,
+            "w": [None if math.isinf(x) else x for x in w.tolist()],       # JSON has no inf
+            "r": r.tolist(), "alive": [alive(*tile) for tile in zip(maps, w)],
+            "d_V": model.config.d_V,
+            "similarities": pack(round_similarities(q @ k.mT, r).numpy()[:, *past], np.int16),
+            "values": pack((v / scale).round(), np.int8), "value_scales": scale.flatten().tolist(),
+            "chosen": choose_tile(maps.numpy(), needle and needle[2]), "needle": None,
             # PyTorch's numbers for the last query, for the page to compare with.
-            "last_alpha_d": pack([maps[:, -1]], np.float32), "last_length": lengths}
+            "last_alpha_d": pack(maps[:, -1], np.float32),
+            "last_length": h[:, -1].norm(dim=-1).tolist()}
     if needle:
         letter, number, positions = needle
         answer = model.generate(x, len(tokenizer.encode_ordinary(number)))[0].tolist()

@@ -1,38 +1,38 @@
 """One page to play with: the keys that each tile accepts, and what softmax would do with them.
 
-    python -m experiments.playground --ckpt out-abc/ckpt.pt
+    python -m playground --ckpt out-abc/ckpt.pt
 
-Seconds. It writes one HTML file that needs no network. A model that was trained on ABCDigits gets a
-prompt of that benchmark, and the page begins with the tile that finds the needle. Another model
-gets the text of `experiments.relevance_maps`; --text takes one of yours.
+Seconds. It writes one HTML file that needs no network. A model trained on ABCDigits gets a prompt
+of that benchmark, and the page begins with the tile that finds the needle. Another model gets a
+text about screening; --text takes one of yours.
 
 The similarities are stored in 16 bits, the values in 8. From them the page computes relevances with
-Trim and Softmask of its own, in JavaScript: see the script in playground.html. It compares them
-with PyTorch's when it opens, and says so if an equation of multiscreen.py was changed.
+Trim and Softmask of its own, in JavaScript: see the script in page.html. It compares them with
+PyTorch's when it opens, and says so if an equation of multiscreen.py was changed.
 """
 if not __package__:
-    raise SystemExit("error: run python -m experiments.playground in the folder above")
+    raise SystemExit("error: run python -m playground in the folder above")
 
 import json
 from pathlib import Path
 
+import multiscreen
 from abcdigits import generate_by_line_count
-from experiments.playground_data import get_data
-from experiments.relevance_maps import TEXT
-from experiments.style import paper_name
+from playground.data import page_data
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, check_writable, cli
 
 MODEL = "models/retrieval.pt"
-PAGE = Path(__file__).with_suffix(".html")
+PAGE = Path(__file__).with_name("page.html")
 MARKER = "PLAYGROUND_DATA"                             # in the page, once
+SCREENING = multiscreen.__doc__.split("\n\n")[1]       # what screening is
 MOST_TOKENS = 1000
 
 
 def default_text(ckpt, tokenizer, n_tokens):
-    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise TEXT."""
+    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise SCREENING."""
     if ckpt["args"]["data"] != ["abcdigits"]:
-        return TEXT
+        return SCREENING
     digits = ckpt["args"]["digits"]
     line = tokenizer.encode_ordinary(f"A={10 ** (digits - 1)}\n")
     n_lines = max(n_tokens // len(line), 27)           # the shortest prompt
@@ -45,35 +45,31 @@ def write_page(path, data):
     path.write_text(PAGE.read_text(encoding="utf-8").replace(MARKER, text), encoding="utf-8")
 
 
-def main():
+def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--ckpt", help=f"checkpoint of train.py [{MODEL}]")
-    p.add_argument("--text", help="the text [an ABCDigits prompt, or six lines about screening]")
+    p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
+    p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
     p.add_argument("--tokens", type=int, default=200, help="at most this many of its tokens, but "
                    "all of an ABCDigits prompt; the page grows with their square [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the file to write [out/playground.html]")
     p.add_shared("--device", "--force")
-    args = p.parse_args()
+    args = p.parse_args(argv)
     if not 1 <= args.tokens <= MOST_TOKENS or args.text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
-    if args.ckpt is None and not Path(MODEL).exists():
-        raise UsageError(f"{MODEL} does not exist: train a model first (python train.py --data "
-                         "abcdigits ..., see the README) and name its checkpoint with --ckpt")
-    ckpt_path = args.ckpt or MODEL
-    model, tokenizer, ckpt = load_for_evaluation(ckpt_path, args.device)
-    require_windows(model, ckpt_path, ckpt["model"])
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
+    require_windows(model, args.ckpt, ckpt["model"])
     check_writable(args.out, args.force)
 
     text = args.text or default_text(ckpt, tokenizer, args.tokens)
     tokens = tokenizer.encode_ordinary(text)
-    shown = tokens[: args.tokens] if args.text or text is TEXT else tokens
+    shown = tokens[: args.tokens] if args.text or text is SCREENING else tokens
     print(f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
-    data = get_data(model, tokenizer, shown)
-    write_page(args.out, data | {"model": paper_name(ckpt["model"]), "step": ckpt["step"]})
-    n, m = divmod(data["chosen"], data["tiles"])
+    data = page_data(model, tokenizer, shown)
+    write_page(args.out, data | {"model": ckpt["model"].capitalize(), "step": ckpt["step"]})
+    layer, tile = divmod(data["chosen"], data["tiles"])
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB: open it in a browser; it "
-          f"begins with layer {n + 1}, tile {m + 1}")
+          f"begins with layer {layer + 1}, tile {tile + 1}")
 
 
 if __name__ == "__main__":

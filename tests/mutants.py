@@ -17,11 +17,22 @@ CORRECT = []                                           # (exercise, f)
 
 
 def mutant(exercise, words):
-    """Add a function or class to the list of mistakes. In part 2 an exercise is a method."""
+    """Add one function or class to the list of mistakes. In part 2 an exercise is a method."""
     def add(f):
         MUTANTS.append((exercise, f, words))
         return f
     return add
+
+
+def mistakes(exercise, wrong):
+    """Add functions to the list of mistakes. wrong: {words: f}"""
+    MUTANTS.extend((exercise, f, words) for words, f in wrong.items())
+
+
+def methods(exercise, base, name, wrong):
+    """Add classes to the list: `base` with a method of that name for each of wrong: {words: f}."""
+    mistakes(exercise, {words: type(base.__name__, (base,), {name: f})
+                        for words, f in wrong.items()})
 
 
 def correct(exercise):
@@ -31,7 +42,7 @@ def correct(exercise):
     return add
 
 
-def place(exercise, f):
+def stands_for(exercise, f):
     """The name in adapters.py that f stands in for: its exercise's, or that of multiscreen.py."""
     if not isinstance(f, type):
         return exercise
@@ -40,14 +51,10 @@ def place(exercise, f):
 
 # ------------------------------------------------------------------------ windows and widths
 
-@mutant("window", "w lacks the + 1")
-def window_without_one(s_w):
-    return s_w.exp()
-
-
-@mutant("window", "the gradient at s_w = inf is")
-def window_of_infinity(s_w):
-    return s_w.exp() + 1
+mistakes("window", {
+    "w lacks the + 1": lambda s_w: s_w.exp(),
+    "the gradient at s_w = inf is": lambda s_w: s_w.exp() + 1,
+})
 
 
 @correct("window")
@@ -56,19 +63,11 @@ def window_by_a_mask(s_w):
     return 1 + torch.exp(s_w.masked_fill(far, 0.0)).masked_fill(far, math.inf)
 
 
-@mutant("acceptance", "older version of the paper")
-def acceptance_of_the_older_version(s_r):
-    return s_r.exp() + 1
-
-
-@mutant("acceptance", "the sign of s_r")
-def acceptance_with_the_other_sign(s_r):
-    return torch.sigmoid(-s_r).clamp_min(1e-6)
-
-
-@mutant("acceptance", "clip r at 1e-6")
-def acceptance_down_to_zero(s_r):
-    return torch.sigmoid(s_r)
+mistakes("acceptance", {
+    "older version of the paper": lambda s_r: s_r.exp() + 1,
+    "the sign of s_r": lambda s_r: torch.sigmoid(-s_r).clamp_min(1e-6),
+    "clip r at 1e-6": lambda s_r: torch.sigmoid(s_r),
+})
 
 
 @correct("acceptance")
@@ -78,24 +77,13 @@ def acceptance_as_a_fraction(s_r):
 
 # ------------------------------------------------------------------------------ unit vectors
 
-@mutant("unit", "all vectors were divided by one length")
-def unit_of_the_whole(x, eps=1e-6):
-    return x / x.norm().clamp_min(eps)
-
-
-@mutant("unit", "eps was added")
-def unit_with_eps_added(x, eps=1e-6):
-    return x / (x.square().sum(-1, keepdim=True).sqrt() + eps)
-
-
-@mutant("unit", "unit(0) is not 0")
-def unit_without_eps(x, eps=1e-6):
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-@mutant("unit", "Clip the square, before the root")
-def unit_clipped_after_the_root(x, eps=1e-6):
-    return x / x.square().sum(-1, keepdim=True).sqrt().clamp_min(eps)
+mistakes("unit", {
+    "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
+    "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
+    "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "Clip the square, before the root":
+        lambda x, eps=1e-6: x / x.square().sum(-1, keepdim=True).sqrt().clamp_min(eps),
+})
 
 
 @correct("unit")
@@ -109,21 +97,17 @@ def gamma(w, w_th):
     return (torch.cos(math.pi * w.clamp(max=w_th) / w_th) + 1) / 2
 
 
-@mutant("mipe_angle", "the angle lacks pi")
-def angle_without_pi(i, w, w_th):
-    w = w.double()
-    return i * (gamma(w, w_th) / w)[:, None]
+mistakes("mipe_angle", {
+    "the angle lacks pi": lambda i, w, w_th: i * (gamma(w.double(), w_th) / w.double())[:, None],
+    "gamma is missing": lambda i, w, w_th: i * (math.pi / w.double())[:, None],
+    "multiply in float64":
+        lambda i, w, w_th: math.pi * i * (gamma(w, w_th) / w.clamp(max=w_th))[:, None],
+})
 
 
 @mutant("mipe_angle", "does gamma lack its 1/2")
 def angle_with_twice_gamma(i, w, w_th):
-    w = w.double()
-    return i * (2 * math.pi * gamma(w, w_th) / w.clamp(max=w_th))[:, None]
-
-
-@mutant("mipe_angle", "gamma is missing")
-def angle_without_gamma(i, w, w_th):
-    return i * (math.pi / w.double())[:, None]
+    return i * (2 * math.pi * gamma(w.double(), w_th) / w.double().clamp(max=w_th))[:, None]
 
 
 @mutant("mipe_angle", "MiPE still turns at w >= w_th")
@@ -139,11 +123,6 @@ def angle_with_a_bare_where(i, w, w_th):
     return math.pi * i * (torch.where(w < w_th, cosine, 0.0) / w)[:, None]
 
 
-@mutant("mipe_angle", "multiply in float64")
-def angle_in_float32(i, w, w_th):
-    return math.pi * i * (gamma(w, w_th) / w.clamp(max=w_th))[:, None]
-
-
 @correct("mipe_angle")
 def angle_by_a_double_where(i, w, w_th):
     near = w < w_th
@@ -152,9 +131,9 @@ def angle_by_a_double_where(i, w, w_th):
     return (2 * math.pi * (turns - turns.round())).to(w.dtype)
 
 
-@mutant("mipe", "turned the wrong way")
-def mipe_the_wrong_way(x, angle):
-    return ms.mipe(x, -angle)
+mistakes("mipe", {
+    "turned the wrong way": lambda x, angle: ms.mipe(x, -angle),
+})
 
 
 @mutant("mipe", "as in RoPE")
@@ -186,34 +165,14 @@ def mipe_as_complex_numbers(x, angle):
 
 # -------------------------------------------------------------------------- Trim and Softmask
 
-@mutant("trim", "divided by r, not multiplied")
-def trim_multiplied(s, r):
-    return (1 - (1 - s) * r).relu().square()
-
-
-@mutant("trim", "s = 1 must give 1 whatever r is")
-def trim_not_divided(s, r):
-    return (r - (1 - s)).relu().square()
-
-
-@mutant("trim", "the relevance rises again")
-def trim_without_max(s, r):
-    return (1 - (1 - s) / r).square()
-
-
-@mutant("trim", "the square is missing")
-def trim_without_square(s, r):
-    return (1 - (1 - s) / r).relu()
-
-
-@mutant("trim", "r was taken for the threshold")
-def trim_with_r_as_threshold(s, r):
-    return ((s - r) / (1 - r)).relu().square()
-
-
-@mutant("trim", "r does not act")
-def trim_with_a_constant(s, r):
-    return (1 - (1 - s) / 0.5).relu().square()
+mistakes("trim", {
+    "divided by r, not multiplied": lambda s, r: (1 - (1 - s) * r).relu().square(),
+    "s = 1 must give 1 whatever r is": lambda s, r: (r - (1 - s)).relu().square(),
+    "the relevance rises again": lambda s, r: (1 - (1 - s) / r).square(),
+    "the square is missing": lambda s, r: (1 - (1 - s) / r).relu(),
+    "r was taken for the threshold": lambda s, r: ((s - r) / (1 - r)).relu().square(),
+    "r does not act": lambda s, r: (1 - (1 - s) / 0.5).relu().square(),
+})
 
 
 @correct("trim")
@@ -221,34 +180,21 @@ def trim_by_clamp(s, r):
     return torch.clamp(1 - (1 - s) / r, min=0) ** 2
 
 
-@mutant("softmask", "not yet between 0 and 1")
-def softmask_without_half_and_one(d, w):
-    return torch.where((-w < d) & (d <= 0), torch.cos(math.pi * (d / w)), 0.0)
+mistakes("softmask", {
+    "not yet between 0 and 1":
+        lambda d, w: torch.where((-w < d) & (d <= 0), torch.cos(math.pi * (d / w)), 0.0),
+    "the cosine rises again":
+        lambda d, w: torch.where(d <= 0, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0),
+    "sees the future":
+        lambda d, w: torch.where(d.abs() < w, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0),
+    "is negative in the past": lambda d, w: ms.softmask(-d, w),
+    "this window is hard": lambda d, w: ((-w < d) & (d <= 0)).float(),
+})
 
 
 @mutant("softmask", "a key at distance exactly w must get 0")
 def softmask_over_one_more(d, w):
     return torch.where((-w <= d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / (w + 1)) + 1), 0.0)
-
-
-@mutant("softmask", "the cosine rises again")
-def softmask_without_edge(d, w):
-    return torch.where(d <= 0, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
-
-
-@mutant("softmask", "sees the future")
-def softmask_of_both_sides(d, w):
-    return torch.where(d.abs() < w, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
-
-
-@mutant("softmask", "is negative in the past")
-def softmask_of_the_future(d, w):
-    return ms.softmask(-d, w)
-
-
-@mutant("softmask", "this window is hard")
-def softmask_hard(d, w):
-    return ((-w < d) & (d <= 0)).float()
 
 
 @correct("softmask")
@@ -259,14 +205,10 @@ def softmask_as_a_squared_cosine(d, w):
 
 # --------------------------------------------------------------------- relevance and screening
 
-@mutant("relevance", "queries and keys were swapped")
-def relevance_transposed(q, k, w, r, i0=0):
-    return ms.relevance(k, q, w, r, i0)
-
-
-@mutant("relevance", "i0 is not used")
-def relevance_without_i0(q, k, w, r, i0=0):
-    return ms.relevance(q, k, w, r)
+mistakes("relevance", {
+    "queries and keys were swapped": lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0),
+    "i0 is not used": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r),
+})
 
 
 @mutant("relevance", "the relevances of a query sum to 1")
@@ -297,35 +239,16 @@ def screen_with_competition(q, k, v, w, r, i0=0):
     return alpha_d / alpha_d.sum(-1, keepdim=True) @ v
 
 
-@mutant("screen", "i0 is not handed on")
-def screen_without_i0(q, k, v, w, r, i0=0):
-    return ms.screen(q, k, v, w, r)
-
-
-@mutant("screen", "TanhNorm comes later")
-def screen_with_tanh_norm(q, k, v, w, r, i0=0):
-    return ms.tanh_norm(ms.screen(q, k, v, w, r, i0))
-
-
-@mutant("screen", "return v's dtype")
-def screen_in_another_dtype(q, k, v, w, r, i0=0):
-    return ms.screen(q, k, v.to(w.dtype), w, r, i0)
-
-
-@mutant("screen", "Turn them to float32 first")
-def screen_of_two_dtypes(q, k, v, w, r, i0=0):
-    return ms.relevance(q, k, w, r, i0) @ v
-
-
-@mutant("screen", "Turn q, k and v to float32")
-def screen_in_bfloat16(q, k, v, w, r, i0=0):
-    alpha_d = ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0)
-    return alpha_d @ v
-
-
-@mutant("screen", "no gradient comes back")
-def screen_that_detaches(q, k, v, w, r, i0=0):
-    return ms.screen(*(x.detach() for x in (q, k, v, w, r)), i0)
+mistakes("screen", {
+    "i0 is not handed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
+    "TanhNorm comes later": lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)),
+    "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
+    "Turn them to float32 first": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
+    "Turn q, k and v to float32":
+        lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0) @ v,
+    "no gradient comes back":
+        lambda q, k, v, w, r, i0=0: ms.screen(*(x.detach() for x in (q, k, v, w, r)), i0),
+})
 
 
 @correct("screen")
@@ -338,14 +261,10 @@ def screen_one_query_at_a_time(q, k, v, w, r, i0=0):
 
 # ---------------------------------------------------------------------------------- TanhNorm
 
-@mutant("tanh_norm", "tanh of each number changes the direction")
-def tanh_of_each_number(x, eps=1e-6):
-    return torch.tanh(x)
-
-
-@mutant("tanh_norm", "not divided by the length")
-def tanh_norm_undivided(x, eps=1e-6):
-    return x * torch.tanh(x.norm(dim=-1, keepdim=True))
+mistakes("tanh_norm", {
+    "tanh of each number changes the direction": lambda x: torch.tanh(x),
+    "not divided by the length": lambda x: x * torch.tanh(x.norm(dim=-1, keepdim=True)),
+})
 
 
 @mutant("tanh_norm", "Jacobian at 0 is 0, not the identity")
@@ -374,16 +293,11 @@ def tanh_norm_with_two_clamps(x, eps=1e-6):
 
 # --------------------------------------------------------------------------------- the layer
 
-@mutant("project", "tiles and positions are mixed up")
-class Reshaped(ms.GatedScreeningTiles):
-    def project(self, x, W):
-        return (x @ W.flatten(1)).view(x.shape[0], W.shape[1], x.shape[1], W.shape[2])
-
-
-@mutant("project", "the tiles come before the positions")
-class Untransposed(ms.GatedScreeningTiles):
-    def project(self, x, W):
-        return torch.einsum("bte,ehd->bthd", x, W)
+methods("project", ms.GatedScreeningTiles, "project", {
+    "tiles and positions are mixed up":
+        lambda self, x, W: (x @ W.flatten(1)).view(x.shape[0], W.shape[1], x.shape[1], W.shape[2]),
+    "the tiles come before the positions": lambda self, x, W: torch.einsum("bte,ehd->bthd", x, W),
+})
 
 
 @mutant("project", "tiles and dimensions are mixed up")
@@ -399,34 +313,14 @@ class ProjectedByEinsum(ms.GatedScreeningTiles):
         return torch.einsum("bte,ehd->bhtd", x, W)
 
 
-@mutant("gate", "tanh is missing")
-class GateWithoutTanh(ms.GatedScreeningTiles):
-    def gate(self, x):
-        return F.silu(self.project(x, self.W_G))
-
-
-@mutant("gate", "SiLU is missing")
-class GateWithoutSiLU(ms.GatedScreeningTiles):
-    def gate(self, x):
-        return torch.tanh(self.project(x, self.W_G))
-
-
-@mutant("gate", "this is a sigmoid")
-class GateOfGLU(ms.GatedScreeningTiles):
-    def gate(self, x):
-        return torch.sigmoid(self.project(x, self.W_G))
-
-
-@mutant("gate", "here W_G")
-class GateOfTheValues(ms.GatedScreeningTiles):
-    def gate(self, x):
-        return torch.tanh(F.silu(self.project(x, self.W_V)))
-
-
-@mutant("gate", "g must not be of unit length")
-class UnitGate(ms.GatedScreeningTiles):
-    def gate(self, x):
-        return torch.tanh(F.silu(ms.unit(self.project(x, self.W_G))))
+methods("gate", ms.GatedScreeningTiles, "gate", {
+    "tanh is missing": lambda self, x: F.silu(self.project(x, self.W_G)),
+    "SiLU is missing": lambda self, x: torch.tanh(self.project(x, self.W_G)),
+    "this is a sigmoid": lambda self, x: torch.sigmoid(self.project(x, self.W_G)),
+    "here W_G": lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))),
+    "g must not be of unit length":
+        lambda self, x: torch.tanh(F.silu(ms.unit(self.project(x, self.W_G)))),
+})
 
 
 @correct("gate")
@@ -436,10 +330,10 @@ class GateByHand(ms.GatedScreeningTiles):
         return (g / (1 + torch.exp(-g))).tanh()
 
 
-@mutant("screening", "TanhNorm, is missing")
-class Unbounded(ms.GatedScreeningTiles):
-    def bound(self, h):
-        return h
+methods("screening", ms.GatedScreeningTiles, "bound", {
+    "TanhNorm, is missing": lambda self, h: h,
+    "TanhNorm scales the whole vector": lambda self, h: torch.tanh(h),
+})
 
 
 @mutant("screening", "the values are not of unit length")
@@ -461,16 +355,10 @@ class LongKeys(ms.GatedScreeningTiles):
         return super().screening(x, longer, cache)
 
 
-@mutant("screening", "w_th is self.w_th")
-class ThresholdOf256(ms.GatedScreeningTiles):
-    def encode(self, x_bar, i, w):
-        return ms.mipe(x_bar, ms.mipe_angle(i, w, 256.0))
-
-
-@mutant("screening", "TanhNorm scales the whole vector")
-class TanhOfEach(ms.GatedScreeningTiles):
-    def bound(self, h):
-        return torch.tanh(h)
+methods("screening", ms.GatedScreeningTiles, "encode", {
+    "w_th is self.w_th": lambda self, x_bar, i, w: ms.mipe(x_bar, ms.mipe_angle(i, w, 256.0)),
+    "MiPE is missing": lambda self, x_bar, i, w: x_bar,
+})
 
 
 @mutant("screening", "w and r were swapped")
@@ -480,12 +368,6 @@ class WidthForWindow(ms.GatedScreeningTiles):
             return screen(q, k, v, r, w, i0)
 
         return super().screening(x, swapped, cache)
-
-
-@mutant("screening", "MiPE is missing")
-class Placeless(ms.GatedScreeningTiles):
-    def encode(self, x_bar, i, w):
-        return x_bar
 
 
 @mutant("screening", "queries and keys were swapped")
@@ -525,16 +407,16 @@ class Averaged(ms.GatedScreeningTiles):
         return x + (super().forward(x, screen, cache) - x) / len(self.s_O)
 
 
-@mutant("cache", "MiPE counts from 0 in each piece")
-class AlwaysFromZero(ms.GatedScreeningTiles):
-    def encode(self, x_bar, i, w):
-        return super().encode(x_bar, i - i[0], w)
+methods("cache", ms.GatedScreeningTiles, "encode", {
+    "MiPE counts from 0 in each piece":
+        lambda self, x_bar, i, w: ms.GatedScreeningTiles.encode(self, x_bar, i - i[0], w),
+})
 
 
-@mutant("cache", "each piece sees itself only")
-class Forgetful(ms.GatedScreeningTiles):
-    def screening(self, x, screen, cache=None):
-        return super().screening(x, screen)
+methods("cache", ms.GatedScreeningTiles, "screening", {
+    "each piece sees itself only":
+        lambda self, x, screen, cache=None: ms.GatedScreeningTiles.screening(self, x, screen),
+})
 
 
 @mutant("cache", "i0 is not handed to screen")
@@ -623,113 +505,57 @@ class Everything(ms.KeyCache):
 
 # --------------------------------------------------------------------------------- the model
 
-def restarted(words):
-    """A mutant of `initialize`: change(model, config), after the right initial values."""
-    def add(change):
+def restarted(wrong):
+    """Mutants of `initialize`: change(layer, config), after the right initial values."""
+    def add(words, change):
         class Restarted(ms.Multiscreen):
             @torch.no_grad()
             def __init__(self, config):
                 super().__init__(config)
-                change(self, config)
+                for layer in self.layers:
+                    change(layer, config)
 
-        Restarted.__name__ = change.__name__
-        return mutant("initialize", words)(Restarted)
-    return add
+        mutant("initialize", words)(Restarted)
 
-
-@restarted("the root of the wrong dimension")
-def keys_by_width(model, c):
-    for layer in model.layers:
-        layer.W_K.mul_(math.sqrt(c.d_K / c.d_E))
+    for words, change in wrong.items():
+        add(words, change)
 
 
-@restarted("is the deviation x, not the variance")
-def a_variance(model, c):
-    for layer in model.layers:
-        layer.W_Q.mul_((0.1 / math.sqrt(c.d_K)) ** -0.5)
+restarted({
+    "the root of the wrong dimension": lambda layer, c: layer.W_K.mul_(math.sqrt(c.d_K / c.d_E)),
+    "is the deviation x, not the variance":
+        lambda layer, c: layer.W_Q.mul_((0.1 / math.sqrt(c.d_K)) ** -0.5),
+    "W_G has the fixed scale": lambda layer, c: layer.W_G.div_(math.sqrt(c.d_V)),
+    "s_w is spread over the tiles": lambda layer, c: layer.s_w.zero_(),
+    "the root is missing": lambda layer, c: layer.s_O.mul_(2),
+    "divided by the dimension: by its root": lambda layer, c: layer.W_Q.div_(math.sqrt(c.d_K)),
+    "W_V has no initial values": lambda layer, c: layer.W_V.zero_(),
+    "w_th is config.w_th":
+        lambda layer, c: layer.s_w.copy_(torch.linspace(0, math.log(256), c.N_H)),
+    "N_H values are N_H - 1 steps":
+        lambda layer, c: layer.s_w.copy_(torch.arange(c.N_H) / c.N_H * math.log(c.w_th)),
+})
 
 
-@restarted("W_G has the fixed scale")
-def a_smaller_gate(model, c):
-    for layer in model.layers:
-        layer.W_G.div_(math.sqrt(c.d_V))
+@mutant("initialize", "the log is missing")
+class LoudHead(ms.Multiscreen):
+    def __init__(self, config):
+        super().__init__(config)
+        torch.nn.init.constant_(self.s_F, math.sqrt(config.d_E))
 
 
-@restarted("s_w is spread over the tiles")
-def equal_windows(model, c):
-    for layer in model.layers:
-        layer.s_w.zero_()
+methods("embed", ms.Multiscreen, "embed", {
+    "the embedding is not of unit length": lambda self, tokens: self.s_E.exp() * self.W_E[tokens],
+    "the scale is e^s_E, not s_E": lambda self, tokens: self.s_E * ms.unit(self.W_E[tokens]),
+})
 
 
-@restarted("the root is missing")
-def smaller_updates(model, c):
-    for layer in model.layers:
-        layer.s_O.mul_(2)
-
-
-@restarted("the log is missing")
-def a_loud_head(model, c):
-    model.s_F.fill_(math.sqrt(c.d_E))
-
-
-@restarted("divided by the dimension: by its root")
-def no_root(model, c):
-    for layer in model.layers:
-        layer.W_Q.div_(math.sqrt(c.d_K))
-
-
-@restarted("W_V has no initial values")
-def values_forgotten(model, c):
-    for layer in model.layers:
-        layer.W_V.zero_()
-
-
-@restarted("w_th is config.w_th")
-def always_256(model, c):
-    for layer in model.layers:
-        layer.s_w.copy_(torch.linspace(0, math.log(256), c.N_H))
-
-
-@restarted("N_H values are N_H - 1 steps")
-def a_step_too_many(model, c):
-    for layer in model.layers:
-        layer.s_w.copy_(torch.arange(c.N_H) / c.N_H * math.log(c.w_th))
-
-
-@mutant("embed", "the embedding is not of unit length")
-class LongEmbedding(ms.Multiscreen):
-    def embed(self, tokens):
-        return self.s_E.exp() * self.W_E[tokens]
-
-
-@mutant("embed", "the scale is e^s_E, not s_E")
-class LinearScale(ms.Multiscreen):
-    def embed(self, tokens):
-        return self.s_E * ms.unit(self.W_E[tokens])
-
-
-@mutant("logits", "the rows of W_E are not of unit length")
-class LongHead(ms.Multiscreen):
-    def logits(self, x):
-        return self.s_F.exp() * x @ self.W_E.T
-
-
-@mutant("logits", "no norm before the head")
-class NormBeforeTheHead(ms.Multiscreen):
-    def logits(self, x):
-        return super().logits(ms.unit(x))
-
-
-@mutant("logits", "the scale is e^s_F, not s_F")
-class LinearScaleOfTheHead(ms.Multiscreen):
-    def logits(self, x):
-        return self.s_F * x @ ms.unit(self.W_E).T
-
-
-@mutant("logits", "these are probabilities")
-class Probabilities(ms.Multiscreen):
-    def logits(self, x):
-        return super().logits(x).softmax(-1)
+methods("logits", ms.Multiscreen, "logits", {
+    "the rows of W_E are not of unit length": lambda self, x: self.s_F.exp() * x @ self.W_E.T,
+    "no norm before the head": lambda self, x: ms.Multiscreen.logits(self, ms.unit(x)),
+    "the scale is e^s_F, not s_F": lambda self, x: self.s_F * x @ ms.unit(self.W_E).T,
+    "these are probabilities": lambda self, x: ms.Multiscreen.logits(self, x).softmax(-1),
+})
 
 
 @mutant("loss", "the targets are shifted twice")
@@ -764,10 +590,10 @@ class LossInOneLine(ms.Multiscreen):
         return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
 
 
-@mutant("generate", "the prompt too")
-class WithThePrompt(ms.Multiscreen):
-    def generate(self, tokens, n):
-        return torch.cat((tokens, super().generate(tokens, n)), 1)
+methods("generate", ms.Multiscreen, "generate", {
+    "the prompt too":
+        lambda self, tokens, n: torch.cat((tokens, ms.Multiscreen.generate(self, tokens, n)), 1),
+})
 
 
 @mutant("generate", "all tokens go through the layers again")
@@ -797,10 +623,10 @@ class Unmasked(ms.Multiscreen):
         return z + 1e-6 * z.roll(-1, 1)
 
 
-@mutant("training", "no gradient reaches")
-class Detached(ms.Multiscreen):
-    def hidden(self, tokens, caches=None):
-        return super().hidden(tokens, caches).detach()
+methods("training", ms.Multiscreen, "hidden", {
+    "no gradient reaches":
+        lambda self, tokens, caches=None: ms.Multiscreen.hidden(self, tokens, caches).detach(),
+})
 
 
 # ---------------------------------------------------------------------- gradients, block by block
@@ -841,84 +667,45 @@ def pairs_of_the_strict_past(q, k, w, r, i, j):
     return z, c * (d > 0), d
 
 
-@mutant("dv_block", "the square is missing")
-def dv_without_square(z, c, dh):
-    return (z * c).T @ dh
+mistakes("dv_block", {
+    "the square is missing": lambda z, c, dh: (z * c).T @ dh,
+    "c is squared too": lambda z, c, dh: (z.square() * c).T @ dh,
+})
 
 
-@mutant("dv_block", "c is squared too")
-def dv_with_one_c(z, c, dh):
-    return (z.square() * c).T @ dh
+mistakes("dz_block", {
+    "this is dL/dc": lambda z, c, v, dh: 2 * z.square() * c * (dh @ v.T),
+    "one factor c is missing": lambda z, c, v, dh: 2 * z * c * (dh @ v.T),
+    "the 2 of the square's derivative": lambda z, c, v, dh: z * c.square() * (dh @ v.T),
+})
 
 
-@mutant("dz_block", "this is dL/dc")
-def dz_for_c(z, c, v, dh):
-    return 2 * z.square() * c * (dh @ v.T)
+mistakes("dq_block", {
+    "1/r is missing": lambda dz, k, r: dz @ k,
+    "this multiplies": lambda dz, k, r: dz @ k * r,
+})
 
 
-@mutant("dz_block", "one factor c is missing")
-def dz_without_c(z, c, v, dh):
-    return 2 * z * c * (dh @ v.T)
+mistakes("dk_block", {
+    "queries and keys were swapped": lambda dz, q, r: dz @ q / r,
+    "the sign": lambda dz, q, r: -dz.T @ q / r,
+})
 
 
-@mutant("dz_block", "the 2 of the square's derivative")
-def dz_without_2(z, c, v, dh):
-    return z * c.square() * (dh @ v.T)
+mistakes("dr_block", {
+    "the mean over the pairs": lambda dz, z, r: (dz * (1 - z)).mean() / r,
+    "1 - z has one r in it already": lambda dz, z, r: (dz * (1 - z)).sum() / r**2,
+    "the sign": lambda dz, z, r: (dz * (z - 1)).sum() / r,
+})
 
 
-@mutant("dq_block", "1/r is missing")
-def dq_without_r(dz, k, r):
-    return dz @ k
-
-
-@mutant("dq_block", "this multiplies")
-def dq_multiplied(dz, k, r):
-    return dz @ k * r
-
-
-@mutant("dk_block", "queries and keys were swapped")
-def dk_not_transposed(dz, q, r):
-    return dz @ q / r
-
-
-@mutant("dk_block", "the sign")
-def dk_with_the_other_sign(dz, q, r):
-    return -dz.T @ q / r
-
-
-@mutant("dr_block", "the mean over the pairs")
-def dr_as_a_mean(dz, z, r):
-    return (dz * (1 - z)).mean() / r
-
-
-@mutant("dr_block", "1 - z has one r in it already")
-def dr_divided_twice(dz, z, r):
-    return (dz * (1 - z)).sum() / r**2
-
-
-@mutant("dr_block", "the sign")
-def dr_with_the_other_sign(dz, z, r):
-    return (dz * (z - 1)).sum() / r
-
-
-@mutant("dw_block", "the sign")
-def dw_with_the_other_sign(z, c, d, v, dh, w):
-    return solved.dw_block(z, c, -d, v, -dh, w)
-
-
-@mutant("dw_block", "a 1/w is missing")
-def dw_for_theta(z, c, d, v, dh, w):
-    return solved.dw_block(z, c, d, v, dh, w) * w
-
-
-@mutant("dw_block", "one factor c is too many")
-def dw_with_c_twice(z, c, d, v, dh, w):
-    return solved.dw_block(z * c.sqrt(), c, d, v, dh, w)
-
-
-@mutant("dw_block", "for w = inf")
-def dw_by_a_quotient(z, c, d, v, dh, w):
-    return solved.dw_block(z, c, d, v, dh, w) * w / w
+mistakes("dw_block", {
+    "the sign": lambda z, c, d, v, dh, w: solved.dw_block(z, c, -d, v, -dh, w),
+    "a 1/w is missing": lambda z, c, d, v, dh, w: solved.dw_block(z, c, d, v, dh, w) * w,
+    "one factor c is too many":
+        lambda z, c, d, v, dh, w: solved.dw_block(z * c.sqrt(), c, d, v, dh, w),
+    "for w = inf": lambda z, c, d, v, dh, w: solved.dw_block(z, c, d, v, dh, w) * w / w,
+})
 
 
 @correct("dw_block")
@@ -928,14 +715,11 @@ def dw_by_the_double_angle(z, c, d, v, dh, w):
     return (z.square() * (dh @ v.T) * slope).sum() * math.pi / 2 / w / w
 
 
-@mutant("gradients", "T x S must never exist")
-def gradients_in_one_block(q, k, v, w, r, dh, i0=0, size=16):
-    return solved.gradients(q, k, v, w, r, dh, i0, 10**6)
-
-
-@mutant("gradients", "i0 does not act")
-def gradients_without_i0(q, k, v, w, r, dh, i0=0, size=16):
-    return solved.gradients(q, k, v, w, r, dh)
+mistakes("gradients", {
+    "T x S must never exist":
+        lambda q, k, v, w, r, dh, i0=0, size=16: solved.gradients(q, k, v, w, r, dh, i0, 10**6),
+    "i0 does not act": lambda q, k, v, w, r, dh, i0=0, size=16: solved.gradients(q, k, v, w, r, dh),
+})
 
 
 @mutant("gradients", "blocks outside the window are visited")
