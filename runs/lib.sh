@@ -3,7 +3,7 @@
 #   bash runs/small.sh                    every figure; what is finished is not done again
 #   bash runs/small.sh scaling lr_sweep   some figures
 #   bash runs/small.sh --print scaling    the commands, one a line, and nothing is run
-#   LANES=2 bash runs/small.sh            two models at a time
+#   LANES=2 bash runs/small.sh            two commands at a time
 #   OUT=out-edited bash runs/small.sh     in a folder of its own, for an edited model
 #
 # A command that fails does not stop the others: all failures are listed at the end.
@@ -13,10 +13,11 @@ SELF=runs/$(basename "$0")
 LANES=${LANES:-1}
 
 # A thread for each process: the numbers do not depend on how many cores there are.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 PRINT FAILED OUT
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT FAILED
+PRINT= STOP=130 REPORT=$OUT/report E="python -m experiments"
 
-# Run a command. Ctrl-C (130) ends this script, too; 255 tells xargs to start nothing more.
-run() {
+# A command, or with --print its line. Ctrl-C, which is 130, ends this script, too.
+attempt() {
     if [ "$PRINT" ]; then
         echo "$*"
         return
@@ -24,35 +25,41 @@ run() {
     echo "+ $*"
     "$@"
     local code=$?
-    [ $code = 130 ] && exit 255
-    [ $code = 0 ] || echo "$*" >>"$FAILED"
+    [ $code = 130 ] && exit $STOP
     return $code
+}
+
+fail() {
+    echo "$*" >>"$FAILED"
+    return 1
+}
+
+run() {
+    attempt "$@" || fail "$@"
 }
 
 # Train the run in the folder that the last word names. Divergence is a result, not a failure.
 train() {
-    local out=${!#}
-    [ "$PRINT" ] || [ ! -e "$out/diverged.txt" ] || return 0
-    run ${LAUNCH:-python} train.py "$@"
+    attempt ${LAUNCH:-python} train.py "$@" || [ -e "${!#}/diverged.txt" ] || fail train.py "$@"
 }
 
-# Call a function once for each word, LANES at a time.
-lanes() {
-    local function=$1 word
+# each "0 1 2" COMMAND...: the command once for each word, which stands for @. LANES at a time.
+each() {
+    local word words=$1
     shift
     if [ "$PRINT" ]; then
-        for word in "$@"; do $function "$word"; done
+        for word in $words; do "${@//@/$word}"; done
         return
     fi
     # After Ctrl-C `cat` stays until the last of them has saved its checkpoint.
-    printf '%s\0' "$@" | xargs -0 -n 1 -P "$LANES" bash "$SELF" --lane "$function" |
-        (trap '' INT; cat)
-    [ "${PIPESTATUS[1]}" -lt 124 ] || exit 130
+    printf '%s\0' $words | xargs -0 -I @ -P "$LANES" bash "$SELF" --lane "$@" | (trap '' INT; cat)
+    [ "${PIPESTATUS[1]}" -lt 124 ] || exit $STOP
 }
 
 main() {
     if [ "$1" = --lane ]; then
-        $2 "$3"
+        STOP=255                                       # for xargs: start nothing more
+        "${@:2}"
         exit 0
     fi
     local figure figures=()
