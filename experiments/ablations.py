@@ -1,28 +1,30 @@
-"""The paper's five ablations, trained beside the original (appendix "Architectural Ablations").
+"""The paper's five ablations beside the original (appendix "Architectural Ablations").
 
-Paper:  python -m experiments.ablations --seeds 3 --psi 16 --data slimpajama/ --tokenizer gpt2 \\
-            --seq-len 4096 --batch-size 16 --batch-tokens 4194304 --steps 16384 --warmup 4096 \\
-            --eval-every 4096 --out out/ablations_paper
-        2^36 tokens each. To train one: python train.py --model multiscreen:nope
-Small:  python -m experiments.ablations
-        All six on the standard library's source text, 5 minutes on 2 cores. What it leaves out:
-        the size (0.3M parameters instead of 28M), 99.99 % of the tokens, and two of three seeds.
-        Warm-up is 50 of 350 steps, in the paper a quarter. For long contexts and retrieval, give
-        the checkpoints to `python -m experiments.long_context` and `python abcdigits.py`.
+    bash runs/small.sh ablations                     trains the runs, measures and draws them
+    python -m experiments.ablations RUN...           draws the losses of runs of your own
+    python train.py --model multiscreen:nope         trains one; they are in baselines/ablations.py
 
-The models are in baselines/ablations.py. Every flag that is not listed below goes to train.py.
+In the paper: 28M parameters, 2^36 tokens, three seeds. Long contexts and retrieval of the same
+models: `python -m experiments.long_context` and `python -m experiments.retrieval`.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.ablations in the folder above")
 
 import math
-from pathlib import Path
 
-from experiments.common import mean_and_std, pyplot, report, save_figure, signed
-from experiments.models import parameters_of
-from experiments.runs import flat, make_runs, parse_flags, train_missing
+from experiments.common import (
+    group_runs,
+    mean_and_std,
+    print_table,
+    pyplot,
+    read_runs,
+    runs_parser,
+    save_figure,
+    save_runs,
+    signed,
+)
 from experiments.style import ABLATIONS, COLORS, legend_below
-from support.cli import Parser, cli
+from support.cli import UsageError, cli
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),
@@ -34,6 +36,27 @@ PAPER = {                                              # validation loss: mean, 
 }
 COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "change", "paper_28M",
            "paper_std", "paper_change"]
+
+
+def ablation_rows(runs):
+    """Rows of COLUMNS, in the paper's order: the original, and those ablations that were run."""
+    groups = {}
+    for (model, n), losses in group_runs(runs, "model", "parameters").items():
+        if model not in PAPER or model in groups:
+            raise UsageError(f"{model} is no ablation, or there are two sizes of it: name runs of "
+                             "one Multiscreen and its ablations")
+        groups[model] = n, losses
+    if "multiscreen" not in groups:
+        raise UsageError("the original is missing: name a run of --model multiscreen, too")
+    rows = []
+    for name in filter(groups.get, PAPER):
+        n, losses = groups[name]
+        mean, std, diverged = mean_and_std(losses)
+        original = rows[0][3] if rows else mean
+        paper, paper_std = PAPER[name]
+        rows.append([name, n, len(losses), mean, std, diverged, signed(mean - original), paper,
+                     paper_std, signed(paper - PAPER["multiscreen"][0])])
+    return rows
 
 
 def draw_ablations(plt, rows, path):
@@ -54,39 +77,23 @@ def draw_ablations(plt, rows, path):
             ax.annotate("diverged", (0, y), (4, 0), textcoords="offset points", va="center")
 
     # From top to bottom in the table's order.
-    ax.set_yticks(range(len(rows)), ["Original", *ABLATIONS.values()])
+    names = [ABLATIONS.get(row["model"].partition(":")[2], "Original") for row in rows]
+    ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.set_xlabel("change of the validation loss (nats per token); above 0 is worse")
     legend_below(fig, ax)
     save_figure(fig, path)
 
 
-def read_flags(argv=None):
-    """(arguments, {model: [Run]}, flags of train.py)"""
-    args, flags = parse_flags(Parser(__doc__), argv, "out/ablations", steps=350, paper_steps=16384,
-                              seeds="runs of each model (paper: 3)")
-    flags = ["--psi", 6, "--seq-len", 128, "--batch-size", 8, "--log-every", 50, *flags]
-    runs = {name: make_runs(name.replace(":", "_"), ["--model", name, *flags], args)
-            for name in PAPER}
-    return args, runs, flags
-
-
 def main():
-    args, runs, flags = read_flags()
-    parameters = {name: parameters_of("--model", name, *flags)[0] for name in runs}
-    out, losses = Path(args.out), train_missing(flat(runs), args.out)
-    rows = []
-    paper_original, _ = PAPER["multiscreen"]
-    for name, (paper, paper_std) in PAPER.items():
-        mean, std, diverged = mean_and_std([losses[run] for run in runs[name]])
-        original = rows[0][3] if rows else mean
-        rows.append([name, parameters[name], len(runs[name]), mean, std, diverged,
-                     signed(mean - original), paper, paper_std, signed(paper - paper_original)])
-    report(out / "ablations.tsv", COLUMNS, rows,
-           f"Validation loss, nats per token, after {args.steps} steps; the paper's: 28M "
-           "parameters, 2^36 tokens, 3 seeds")
+    args = runs_parser(__doc__).parse_args()
+    runs = read_runs(args.runs)
+    rows = ablation_rows(runs)
+    save_runs(args.out / "ablations.tsv", runs)
+    print_table(COLUMNS, rows, f"Validation loss, nats per token, after {runs[0]['steps']} steps; "
+                "the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():
-        draw_ablations(plt, rows, out / "ablations.png")
+        draw_ablations(plt, rows, args.out / "ablations.png")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,155 @@
-"""What the experiments share: tables, figures, progress."""
+"""What the experiments share: runs of train.py, tables, figures, progress."""
 import math
 import statistics
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 from experiments.style import SETTINGS
-from support.cli import clock
+from support.cli import Parser, UsageError, clock
 
+# What a table of runs says of each: flags of train.py, the number of weights, the equations' hash.
+RUN = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
+       "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
+# Losses are compared only between runs that agree in these.
+BUDGET = ("data", "tokenizer", "seq_len", "batch_tokens", "steps")
+VOCABULARY = {"bytes": 257, "gpt2": 50257}
+
+
+# ------------------------------------------------------------------------------------ runs
+
+class Run(NamedTuple):
+    """A run of train.py. flags: text by name; rows: of its log; loss: NaN if it diverged."""
+    folder: Path
+    flags: dict
+    rows: list
+    loss: float
+
+
+def read_rows(path):
+    """The rows of a TSV as dicts of text, without half a last row of a killed process."""
+    try:
+        head, *lines = [line.split("\t") for line in path.read_text().split("\n")[:-1]]
+        return [dict(zip(head, line, strict=True)) for line in lines]
+    except ValueError:
+        raise UsageError(f"{path} is not a table: name another") from None
+
+
+def read_run(folder):
+    """The Run in a folder that train.py wrote; its loss is the last validation loss."""
+    folder = Path(folder)
+    if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
+        raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
+    lines = (folder / "flags.txt").read_text().splitlines()
+    flags = dict(line.partition("\t")[::2] for line in lines)
+    rows = [{name: float(x) for name, x in row.items() if x}
+            for row in read_rows(folder / "log.tsv")]
+    return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
+
+
+def final_loss(rows, diverged):
+    """The last validation loss of a log, nats per token, or NaN if the run diverged.
+
+    Diverged: train.py stopped it, or it ended more than half a nat above its first loss, or above
+    the least mean over an eighth of the logged rows.
+    """
+    losses = [row["loss"] for row in rows if "loss" in row]
+    if diverged or not losses:
+        return math.nan
+    n = max(len(losses) // 8, 1)
+    best = min(losses[0], *(sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)))
+    last = ([row["val_loss"] for row in rows if "val_loss" in row] or losses)[-1]
+    return last if last <= best + 0.5 else math.nan
+
+
+def describe_run(folder):
+    """A finished run as a row of RUN, all text."""
+    run = read_run(folder)
+    flags, stopped = run.flags, (run.folder / "diverged.txt").exists()
+    step = max((row["step"] for row in run.rows), default=0)
+    if not stopped and step < int(flags["steps"]):
+        raise UsageError(f"{folder} is at step {step:g} of {flags['steps']}: give its command "
+                         "again, and it goes on")
+    psi = "-" if flags["model"].startswith("transformer") else flags["psi"]
+    known = {"equations": "-"} | flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
+    return {name: known[name] for name in RUN}
+
+
+def read_runs(paths):
+    """Rows of RUN: from folders of runs, and from tables that save_runs wrote. None comes twice.
+
+    Raises UsageError if they differ in what makes losses comparable.
+    """
+    runs = {}
+    for path in map(Path, paths):
+        found = read_rows(path) if path.suffix == ".tsv" else [describe_run(path)]
+        if found and tuple(found[0]) != RUN:
+            raise UsageError(f"{path} is no table of runs: name one that this script wrote")
+        runs |= {identity(run): run for run in found}
+    runs = list(runs.values())
+    for name in BUDGET:
+        values = sorted({run[name] for run in runs})
+        if len(values) > 1:
+            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them apart")
+    return runs
+
+
+def identity(run):
+    """All of a row of RUN but its result."""
+    return tuple(run[name] for name in RUN[:-1])
+
+
+def save_runs(path, runs):
+    """Write rows of RUN as TSV. Raises UsageError if that would lose a run that is there."""
+    if path.exists():
+        lost = {*map(identity, read_rows(path))} - {*map(identity, runs)}
+        if lost:
+            raise UsageError(f"{path} holds {len(lost)} more runs: name it as an input, too, or "
+                             "another --out")
+    write_table(path, RUN, [run.values() for run in runs])
+
+
+def group_runs(runs, *names):
+    """{values of the columns `names`: losses of the seeds}. Other columns must not differ."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(tuple(run[name] for name in names), []).append(run)
+    for key, found in groups.items():
+        for name in RUN[:-2]:
+            if len({run[name] for run in found}) > 1:
+                raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them apart")
+    return {key: [float(run["val_loss"]) for run in found] for key, found in groups.items()}
+
+
+def runs_parser(description):
+    """The flags of a script that draws from runs."""
+    p = Parser(description)
+    p.add_argument("runs", nargs="+", metavar="RUN",
+                   help="folders of train.py, or a table of runs that this script wrote")
+    p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results [out]")
+    return p
+
+
+# ---------------------------------------------------------------------------------- tables
 
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
+    print_table(columns, rows, title)
+    write_table(path, columns, rows)
+
+
+def print_table(columns, rows, title):
+    """Print rows in columns of equal width."""
     cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
     widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
+
+
+def write_table(path, columns, rows):
+    """Write rows as TSV."""
+    cells = [columns, *([cell_text(x) for x in row] for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in cells))
     print(f"wrote {path}")
@@ -38,6 +174,8 @@ def signed(x):
     """A difference as a cell of a table, NaN as it is."""
     return x if math.isnan(x) else f"{x:+.4f}"
 
+
+# --------------------------------------------------------------------------------- figures
 
 def pyplot():
     """matplotlib.pyplot without a window, or None after one line that says how to get it."""

@@ -18,7 +18,6 @@ ROOMS = {
                 "baselines"},
     "abcdigits": {"torch", "support"},
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
-    "benchmarks": {"torch", "triton", "support", "baselines", "multiscreen", "screening_triton"},
     "exercises": {"torch", "triton", "numpy", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "triton", "numpy", "matplotlib", "support", "baselines",
                     "multiscreen", "screening_triton", "abcdigits", "train"},

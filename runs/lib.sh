@@ -1,0 +1,82 @@
+# What the scripts of this folder share. Each defines its figures as functions and calls `main`.
+#
+#   bash runs/small.sh                    every figure; what is finished is not done again
+#   bash runs/small.sh scaling lr_sweep   some figures
+#   bash runs/small.sh --print scaling    the commands, one a line, and nothing is run
+#   LANES=2 bash runs/small.sh            two commands at a time
+#   OUT=out-edited bash runs/small.sh     in a folder of its own, for an edited model
+#
+# A command that fails does not stop the others: all failures are listed at the end.
+
+cd "$(dirname "$0")/.." || exit 1
+SELF=runs/$(basename "$0")
+LANES=${LANES:-1}
+
+# A thread for each process: the numbers do not depend on how many cores there are.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT FAILED
+PRINT= STOP=130 REPORT=$OUT/report E="python -m experiments"
+
+# A command, or with --print its line. Ctrl-C, which is 130, ends this script, too.
+attempt() {
+    if [ "$PRINT" ]; then
+        echo "$*"
+        return
+    fi
+    echo "+ $*"
+    "$@"
+    local code=$?
+    [ $code = 130 ] && exit $STOP
+    return $code
+}
+
+fail() {
+    echo "$*" >>"$FAILED"
+    return 1
+}
+
+run() {
+    attempt "$@" || fail "$@"
+}
+
+# Train the run in the folder that the last word names. Divergence is a result, not a failure.
+train() {
+    attempt ${LAUNCH:-python} train.py "$@" || [ -e "${!#}/diverged.txt" ] || fail train.py "$@"
+}
+
+# each "0 1 2" COMMAND...: the command once for each word, which stands for @. LANES at a time.
+each() {
+    local word words=$1
+    shift
+    if [ "$PRINT" ]; then
+        for word in $words; do "${@//@/$word}"; done
+        return
+    fi
+    # After Ctrl-C `cat` stays until the last of them has saved its checkpoint.
+    printf '%s\0' $words | xargs -0 -I @ -P "$LANES" bash "$SELF" --lane "$@" | (trap '' INT; cat)
+    [ "${PIPESTATUS[1]}" -lt 124 ] || exit $STOP
+}
+
+main() {
+    if [ "$1" = --lane ]; then
+        STOP=255                                       # for xargs: start nothing more
+        "${@:2}"
+        exit 0
+    fi
+    local figure figures=()
+    for figure in "$@"; do
+        case " --print $FIGURES " in
+            *" $figure "*) ;;
+            *) echo "error: $figure is no figure of $SELF: take $FIGURES" >&2; exit 1 ;;
+        esac
+        if [ "$figure" = --print ]; then PRINT=yes; else figures+=("$figure"); fi
+    done
+    [ ${#figures[@]} -gt 0 ] || figures=($FIGURES)
+    trap 'exit 130' INT
+    FAILED=$(mktemp)
+    trap 'rm -f "$FAILED"' EXIT
+    for figure in "${figures[@]}"; do $figure; done
+    [ ! -s "$FAILED" ] && exit 0
+    echo "failed:"
+    cat "$FAILED"
+    exit 1
+}

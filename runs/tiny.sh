@@ -1,0 +1,53 @@
+# A check that everything runs, in two minutes on one core. Nothing is learned: its numbers say
+# nothing of the paper. runs/lib.sh says how to use it.
+OUT=${OUT:-out/tiny}
+FIGURES="models abcdigits passkey perplexity losses maps latency"
+. "$(dirname "$0")/lib.sh"
+
+TEXT="--seq-len 64 --batch-size 4 --warmup 2 --steps 10 --log-every 1"
+
+models() {
+    train --psi 2 --data abcdigits --digits 2 --batch-size 2 --steps 10 --out $OUT/needles
+    train --psi 2 $TEXT --out $OUT/multiscreen
+    train --psi 2 --lr 1e20 $TEXT --out $OUT/diverged
+    train --psi 2 --model multiscreen:no-gate $TEXT --out $OUT/no-gate
+    each "0.1 0" train --model transformer:2,2,16 --weight-decay @ $TEXT --out $OUT/decay_@
+}
+
+abcdigits() {
+    run python abcdigits.py --lengths 256 --trials 1 --ckpt $OUT/needles/ckpt.pt
+    run python abcdigits.py --lengths 256 --trials 1 --swe --ckpt $OUT/needles/ckpt.pt
+    run $E.retrieval $OUT/needles/abcdigits.tsv --out $REPORT/abcdigits.png
+}
+
+passkey() {
+    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/needles/ckpt.pt
+}
+
+perplexity() {
+    local size="--length 256 --documents 1"
+    run $E.perplexity $size --ckpt $OUT/multiscreen/ckpt.pt
+    run $E.perplexity $size --rope-scale 1 4 --ckpt $OUT/decay_0.1/ckpt.pt
+    run $E.long_context $OUT/{multiscreen,decay_0.1}/perplexity.tsv --out $REPORT/long_context.png
+}
+
+losses() {
+    run $E.lr_sweep $OUT/{multiscreen,diverged,decay_0.1} --out $REPORT
+    run $E.scaling $OUT/{multiscreen,decay_0.1} --out $REPORT
+    run $E.ablations $OUT/{multiscreen,no-gate} --out $REPORT
+    run $E.sanity $OUT/{decay_0.1,decay_0,multiscreen} --out $REPORT
+    run $E.training_curves $OUT/{multiscreen,diverged,decay_0.1,decay_0} --out $REPORT
+}
+
+maps() {
+    run $E.sizes
+    run $E.sample --tokens 4 --ckpt $OUT/multiscreen/ckpt.pt
+    run $E.windows --ckpt $OUT/multiscreen/ckpt.pt
+    run $E.relevance_maps --tokens 50 --ckpt $OUT/multiscreen/ckpt.pt
+}
+
+latency() {
+    run $E.latency --psi 2 --transformer 1,2,8 --lengths 256 --repeats 1 --out $REPORT
+}
+
+main "$@"
