@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from support.cli import UsageError
+from support.cli import UsageError, replacing
 from support.stream import ABCDigitsStream
 
 EDGE = 4096                                            # bytes at each end of a file: one page
@@ -50,19 +50,24 @@ def files_of(names):
 
 
 def files_below(folder):
-    """Yield (path, use) of each file in a folder, searched recursively, without hidden ones.
+    """Yield (path, use) of each file of a folder.
 
     Of a folder with token files no other file is used: a text beside them is what they were made
     from. Text is read to see that it is UTF-8, one file at a time: a caller may stop early.
     """
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file()
-             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    files = visible_files(folder)
     has_tokens = any(p.suffix == ".bin" for p in files)
     for p in files:
         if p.suffix == ".bin" or not has_tokens and p.suffix != ".jsonl" and is_text(p):
             yield p, use_of(p, folder)
         else:
             yield p, None
+
+
+def visible_files(folder):
+    """The files below a folder, in order, without hidden ones."""
+    return [p for p in sorted(folder.rglob("*")) if p.is_file()
+            and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 
 
 def use_of(path, root):
@@ -158,6 +163,14 @@ def read_bin(path, vocab_size):
     return tokens
 
 
+def write_bin(path, tokens):
+    """Write a token file in llm.c's format."""
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, len(tokens)
+    with replacing(path) as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
+
+
 # ---------------------------------------------------------------------------------- compare
 
 def fingerprint(files):
@@ -206,19 +219,13 @@ def get_tokenizer(name):
                          "or set TIKTOKEN_CACHE_DIR to a folder that has it") from None
 
 
-def tokenize(paths, tokenizer):
-    """The tokens of text files, an end-of-text after each. uint16
-
-    What looks like a special token is ordinary text.
-    """
-    arrays = []
-    for text in map(read_text, paths):
-        if tokenizer.name == "bytes":
-            tokens = np.frombuffer(text.encode(), dtype=np.uint8)
-        else:
-            tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
-        arrays += [tokens.astype(np.uint16), np.array([tokenizer.eot_token], dtype=np.uint16)]
-    return np.concatenate(arrays)
+def encode_document(text, tokenizer):
+    """The tokens of a text and an end-of-text, uint16. What looks like a special token is text."""
+    if tokenizer.name == "bytes":
+        tokens = np.frombuffer(text.encode(), dtype=np.uint8)
+    else:
+        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
+    return np.append(tokens.astype(np.uint16), np.uint16(tokenizer.eot_token))
 
 
 # -------------------------------------------------------------------------------- sequences
@@ -349,5 +356,6 @@ def describe_files(paths):
 def arrays_of(paths, tokenizer):
     """The tokens of files: one array of all texts, then the token files."""
     texts, bins = texts_and_bins(paths)
-    joined = [tokenize(texts, tokenizer)] if texts else []
+    documents = [encode_document(read_text(p), tokenizer) for p in texts]
+    joined = [np.concatenate(documents)] if documents else []
     return joined + [read_bin(p, tokenizer.n_vocab) for p in bins]

@@ -17,6 +17,7 @@ from support.cli import UsageError, replacing
 from support.data import (
     Sequences,
     check_fingerprint,
+    encode_document,
     files_of,
     fingerprint,
     get_data,
@@ -25,7 +26,6 @@ from support.data import (
     read_bin,
     read_text,
     standard_library,
-    tokenize,
 )
 from support.stream import FLAT_AFTER, NEAR, ABCDigitsStream
 
@@ -77,14 +77,13 @@ def gpt2_like():
 
 
 @pytest.mark.parametrize("make", [gpt2_like, lambda: get_tokenizer("bytes")])
-def test_texts_become_their_tokens_with_end_of_text_after_each(tmp_path, make):
-    """What looks like a special token is ordinary text, and line ends stay as they are."""
-    tokenizer, texts = make(), ["naïve aa 𝄞\r\n", "<|endoftext|>", ""]
-    write(tmp_path, {str(n): text for n, text in enumerate(texts)})
-    tokens = tokenize([tmp_path / str(n) for n in range(3)], tokenizer)
+@pytest.mark.parametrize("text", ["naïve aa 𝄞\r\n", "<|endoftext|>", ""])
+def test_a_document_is_its_tokens_and_end_of_text(make, text):
+    """What looks like a special token is ordinary text."""
+    tokenizer = make()
+    tokens = encode_document(text, tokenizer)
     assert tokens.dtype == np.uint16
-    wanted = [[*tokenizer.encode_ordinary(text), tokenizer.eot_token] for text in texts]
-    assert tokens.tolist() == sum(wanted, [])
+    assert tokens.tolist() == [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
 
 
 def test_a_byte_that_is_not_utf8_is_named_by_its_place(tmp_path):
