@@ -29,7 +29,7 @@ from support.cli import Parser, UsageError, cli
 PARTS = {
     "check": (gpu_parts.check, ("h", "dq", "dk", "dv", "dw", "dr", "verdict"),
               "Largest error over largest value, against `screen_windowed` in float64."),
-    "tests": (gpu_parts.tests, ("result",), ""),
+    "tests": (gpu_parts.tests, ("result",), "The last line of each command."),
     "layer": (gpu_parts.layer, ("forward_ms", "backward_ms", "products_ms"),
               "products: the matrix products of the layer. Targets at T = 131072, initial windows: "
               "forward under 0.2 of them, backward under 3.5 of forward; infinite: under 5 ms."),

@@ -38,9 +38,8 @@ def count_bytes(name, config, dtype, batch_size, seq_len):
         x, embed = saved_bytes(lambda: model.embed(tokens), weights)
         y, layer = saved_bytes(lambda: model.layers[0](x, screen), weights)
         n = max(2**25 // model.config.vocab_size, 1)   # a chunk of Multiscreen.loss
-        y_n, target = y.flatten(0, 1)[:n], tokens.flatten()[:n]
-        _, head = saved_bytes(lambda: F.cross_entropy(model.logits(y_n), target),
-                              [*weights, y, tokens])
+        y_n, z = y.flatten(0, 1)[:n], tokens.flatten()[:n]
+        _, head = saved_bytes(lambda: F.cross_entropy(model.logits(y_n), z), [*weights, y, tokens])
     return SimpleNamespace(layers=len(whole.layers), embed=embed, layer=layer, head=head,
                            parameters=sum(p.numel() for p in whole.parameters()), hidden=y.nbytes,
                            of_layer=sum(p.numel() for p in model.layers.parameters()))
@@ -56,7 +55,7 @@ def saved_bytes(run, known):
 
 def memory(c, shard=1, recompute=False, gpus=1, passes=1):
     """{what: bytes on each GPU} after count_bytes; `shard` GPUs share weights and moments."""
-    # Recomputed is one layer at a time, after the head. x leaves the last layer in any case.
+    # Recomputed is one layer at a time, after the head.
     saved = c.embed + c.layers * c.layer + c.hidden + c.head
     if recompute:
         saved = c.embed + (c.layers + 1) * c.hidden + max(c.layer, c.head)
@@ -80,22 +79,19 @@ def plan(words):
     if min(at_once, args.shard) < 1 or args.gpus % args.shard or args.batch_tokens % at_once:
         raise UsageError("--gpus must be a multiple of --shard, --batch-tokens of --batch-size x "
                          "--seq-len x --gpus, all at least 1")
-    c = count_bytes(args.model, {"psi": args.psi, "vocab_size": args.vocab_size}, torch.bfloat16,
-                    args.batch_size, args.seq_len)
-    passes = args.batch_tokens // at_once
+    sizes, passes = {"psi": args.psi, "vocab_size": args.vocab_size}, args.batch_tokens // at_once
+    c = count_bytes(args.model, sizes, torch.bfloat16, args.batch_size, args.seq_len)
     return c, passes, memory(c, args.shard, args.recompute, args.gpus, passes)
 
 
 def main():
-    runs = [f"{model} --gpus {n} --batch-size {size}" for model, (n, size) in PAPER.items()]
-    if len(sys.argv) > 1:
-        runs = [" ".join(sys.argv[1:])]
+    runs = [" ".join(sys.argv[1:])] if len(sys.argv) > 1 else [
+        f"{model} --gpus {n} --batch-size {size}" for model, (n, size) in PAPER.items()]
     plans = {run: plan(run.split()) for run in runs}
     print("| flags | parameters | passes a step | weights | gradients | moments | gathered "
           "| activations | all, GiB | checkpoint, GiB |\n|---" + "|--:" * 9 + "|")
     for run, (c, passes, need) in plans.items():
-        # A checkpoint holds weights and two moments in float32.
-        need = *need.values(), sum(need.values()), 12 * c.parameters
+        need = *need.values(), sum(need.values()), 12 * c.parameters       # two moments, float32
         sizes = " | ".join(f"{n / 2**30:.2f}" for n in need)
         print(f"| `{run}` | {c.parameters:,} | {passes:,} | {sizes} |")
 
