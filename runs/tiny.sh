@@ -9,7 +9,7 @@ TEXT="--seq-len 64 --batch-size 4 --warmup 2 --steps 10 --log-every 1"
 models() {
     train --psi 2 --data abcdigits --digits 2 --batch-size 2 --steps 10 --out $OUT/needles
     train --psi 2 $TEXT --out $OUT/multiscreen
-    train --psi 2 --lr 1e20 $TEXT --out $OUT/diverged
+    train --psi 2 --lr 1e18 $TEXT --out $OUT/diverged
     train --psi 2 --model multiscreen:no-gate $TEXT --out $OUT/no-gate
     each "0.1 0" train --model transformer:2,2,16 --weight-decay @ $TEXT --out $OUT/decay_@
 }
