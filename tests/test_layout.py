@@ -24,7 +24,7 @@ ROOMS = {
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
-FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "tests"}
+FOLDERS = {".ci", "baselines", "support", "experiments", "exercises", "models", "runs", "tests"}
 
 
 def modules_of(room):
