@@ -182,5 +182,6 @@ def open_run(args, ckpt, columns, parameters):
     lines = [f"{name}\t{text(value)}\n" for name, value in vars(args).items()
              if name not in NOT_RESUMED]
     with replacing(out / "flags.txt") as file:
-        file.write(("".join(lines) + f"parameters\t{parameters}\n").encode())
+        lines += [f"parameters\t{parameters}\n", f"equations\t{equations(args.model)}\n"]
+        file.write("".join(lines).encode())
     return Log(out / "log.tsv", columns, ckpt["log"] if ckpt else "")
