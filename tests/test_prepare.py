@@ -163,7 +163,7 @@ def test_a_name_on_the_hub_is_streamed(tmp_path, monkeypatch):
         asked.append((names, flags))
         return datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()
 
-    monkeypatch.setattr(prepare.datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     run(tmp_path / "out", "someone/texts", flags=[*FLAGS, "--subset", "small", "--split", "test"])
     assert asked == [(("someone/texts", "small"), {"split": "test", "streaming": True})]
     assert len(documents(tmp_path / "out", "train") + documents(tmp_path / "out", "val")) == 300
@@ -187,7 +187,7 @@ def test_two_kinds_and_a_folder_of_something_else(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.jsonl").write_text("{}")
     assert "one kind at a time" in complaint(tmp_path / "out", tmp_path)
-    assert "name a new folder" in complaint(tmp_path, tmp_path / "a.txt")
+    assert "or a new folder" in complaint(tmp_path, tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize("flags", [["--shard-tokens", "0"], ["--shard-tokens", "3000000000"],
@@ -197,7 +197,7 @@ def test_flags_are_checked(corpus, tmp_path, flags):
 
 
 def test_the_missing_package_is_asked_for_by_name(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install datasets" in complaint(tmp_path / "out", corpus)
 
 
