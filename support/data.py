@@ -303,8 +303,8 @@ def get_data(args, tokenizer, files):
     print(f"{name}: files: {len(used):,}, of tokens: {sum(map(is_bin, used)):,}, "
           f"bytes: {sum(p.stat().st_size for p in used):,}; held out: {held_out}")
     if left_out:
-        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} "
-              f"({at_most_3([p.name for p in left_out])})")
+        names = at_most_3([p.name for p in left_out])
+        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} ({names})")
 
     train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
     for a in arrays_of(ends, tokenizer):

@@ -10,9 +10,8 @@ DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with 
     python -m support.prepare --out pg19/ --books 131072 raw-pg19/
 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
-data_train_000000.bin, .. Documents whose hash is divisible by 1000 go to data_val_000000.bin beside
-it: of two equal ones either both are held out or neither. The same command, given again, continues
-at the first missing shard. It needs the package datasets.
+data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they are in
+data_val_000000.bin beside it. The same command, given again, continues at the first missing shard.
 """
 import hashlib
 import json
@@ -118,8 +117,7 @@ def prepare(args):
     if any(out.glob("[!.]*")):
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
         if journal.get("made_from") != made_from:
-            raise UsageError(f"{out} was made from other files, or with other flags: take those, "
-                             "or a new folder")
+            raise UsageError(f"{out} was made from other files or flags: name a new folder")
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
     out.mkdir(parents=True, exist_ok=True)
@@ -138,8 +136,7 @@ def main(argv=None):
     p.add_argument("--split", default="train", help="of a data set on the hub [train]")
     p.add_argument("--shard-tokens", type=int, default=10**8, help="tokens in a shard [10^8]")
     p.add_argument("--held-out", type=int, default=1000, help="one document in so many [1000]")
-    p.add_argument("--books", type=int, metavar="N",
-                   help="no shards: write each text of more than N tokens to a file")
+    p.add_argument("--books", type=int, metavar="N", help="texts of more than N tokens, one a file")
     args = p.parse_args(argv)
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
         raise UsageError("--shard-tokens must be above 0 and below 2^30, --held-out 0 or more")
