@@ -127,6 +127,12 @@ def check_writable(path, force=False):
         path.with_suffix(".png").unlink(missing_ok=True)
 
 
+def at_most_3(names):
+    """The first three of some names, and how many more there are."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
+
+
 def clock(seconds):
     """Seconds as h:mm:ss."""
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"

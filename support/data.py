@@ -2,14 +2,12 @@
 
 What training draws from, `Sequences` of text or stream.py's documents, has
 
-    draw(n, seed)                   the n-th sequence, T + 1 tokens, random access by number
-    data[n], spread(n)              a sequence; the numbers of n of them, evenly spread
+    draw(n, seed)                   the n-th sequence of T + 1 tokens: random access, so that a
+                                    resumed run sees the same ones
+    data[n], spread(n)              a sequence; the numbers of n of them
     state(), load(state)            what a checkpoint keeps beside the number of drawn sequences
     observe(loss, documents)        told of each step's loss
-    extra_columns(model, batches)   more columns of an evaluation; batches: (sequences, how many
-                                    count), made only as they are asked for
-
-A resumed run sees the same sequences, bit for bit.
+    extra_columns(model, batches)   more columns of an evaluation, as a dict
 """
 import hashlib
 import os
@@ -19,13 +17,12 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from support.cli import UsageError, replacing
+from support.cli import UsageError, at_most_3, replacing
 from support.stream import ABCDigitsStream
 
 EDGE = 4096                                            # bytes at each end of a file: one page
+LLM_C = 20240520                                       # llm.c's token files begin with it
 
-
-# ------------------------------------------------------------------------------------- find
 
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
@@ -43,8 +40,7 @@ def files_of(names):
         elif not path.is_file():
             raise UsageError(f"{path} does not exist, or is no file")
         elif ".jsonl" in path.suffixes or path.suffix == ".parquet":
-            raise UsageError(f"{path} holds documents in a format: python -m support.prepare "
-                             "makes token files of them")
+            raise UsageError(f"{path}: python -m support.prepare makes token files of it")
         else:
             yield path, use_of(path, path.parent)
 
@@ -56,9 +52,9 @@ def files_below(folder):
     from. Text is read to see that it is UTF-8, one file at a time: a caller may stop early.
     """
     files = visible_files(folder)
-    has_tokens = any(p.suffix == ".bin" for p in files)
+    has_tokens = any(map(is_bin, files))
     for p in files:
-        if p.suffix == ".bin" or not has_tokens and p.suffix != ".jsonl" and is_text(p):
+        if is_bin(p) or not has_tokens and p.suffix != ".jsonl" and is_text(p):
             yield p, use_of(p, folder)
         else:
             yield p, None
@@ -70,13 +66,18 @@ def visible_files(folder):
             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 
 
+def is_bin(path):
+    """Whether a file holds tokens, by its name."""
+    return path.suffix == ".bin"
+
+
 def use_of(path, root):
     """"val" for a file that nanoGPT or llm.c would hold out, or in a folder val/; else "train".
 
     root: the folder that --data names, or that of the file. The folders above have no say.
     """
     in_val = "val" in (root.resolve().name, *path.relative_to(root).parts[:-1])
-    named_val = path.suffix == ".bin" and "val" in path.stem.split("_")
+    named_val = is_bin(path) and "val" in path.stem.split("_")
     return "val" if in_val or named_val else "train"
 
 
@@ -86,12 +87,9 @@ def standard_library():
     skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     files = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
     if not files:
-        raise UsageError(f"{root} has no source of Python's standard library: name your own text "
-                         "with --data")
+        raise UsageError(f"{root} has no source of Python's library: name a text with --data")
     return sorted(p for p in files if not p.stat().st_size or is_text(p))
 
-
-# ------------------------------------------------------------------------------------- read
 
 def read_text(path):
     """The text of a UTF-8 file."""
@@ -117,28 +115,21 @@ class TokenFile:
     Nothing stays in memory and no file stays open, for there may be thousands.
     """
 
-    def __init__(self, path, vocab_size, header, positions):
-        self.path, self.vocab_size = path, vocab_size
-        self.header, self.positions = header, positions
+    def __init__(self, path, header, positions):
+        self.path, self.header, self.positions = path, header, positions
 
     def __len__(self):
         return len(self.positions)
 
     def __getitem__(self, part):
-        return TokenFile(self.path, self.vocab_size, self.header, self.positions[part])
+        return TokenFile(self.path, self.header, self.positions[part])
 
     def astype(self, dtype):
-        """The tokens as an array, after a comparison with the vocabulary."""
         start = self.header + 2 * self.positions.start
-        tokens = np.fromfile(self.path, "<u2", len(self), offset=start).astype(dtype)
+        tokens = np.fromfile(self.path, "<u2", len(self), offset=start)
         if len(tokens) < len(self):
             raise UsageError(f"{self.path} has shrunk since the run began")
-        beyond = np.flatnonzero(tokens >= self.vocab_size)
-        if len(beyond):
-            raise UsageError(f"{self.path}: token {tokens[beyond[0]]} at position "
-                             f"{self.positions[beyond[0]]} is beyond the vocabulary of "
-                             f"{self.vocab_size}: take the --tokenizer that made the file")
-        return tokens
+        return tokens.astype(dtype)
 
 
 def read_bin(path, vocab_size):
@@ -146,39 +137,35 @@ def read_bin(path, vocab_size):
 
     llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
     """
-    size, start = path.stat().st_size, 0
-    magic, version, count = np.resize(np.fromfile(path, "<i4", 3), 3)
-    if magic == 20240520:
-        start = 1024
-        if version != 1 or size != start + 2 * int(count):
-            raise UsageError(f"{path} is truncated or of another version: its header does not fit "
-                             f"its {size} bytes")
-    elif size == 0 or size % 2:
-        raise UsageError(f"{path} is not a token file: its {size} bytes are not 16-bit tokens")
-    tokens = TokenFile(path, vocab_size, start, range((size - start) // 2))
+    size = path.stat().st_size
+    magic, _, count = np.resize(np.fromfile(path, "<i4", 3), 3)
+    header = 1024 if magic == LLM_C else 0
+    if not size or size % 2 or header and size != header + 2 * int(count):
+        raise UsageError(f"{path} is truncated, or not a token file: its {size} bytes do not fit")
+    tokens = TokenFile(path, header, range((size - header) // 2))
 
     # A look at both ends finds the wrong --tokenizer before a run begins.
     for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
-        end.astype(np.int64)
+        if end.astype(np.int64).max(initial=0) >= vocab_size:
+            raise UsageError(f"{path} has tokens beyond the vocabulary of {vocab_size}: take the "
+                             "--tokenizer that made it")
     return tokens
 
 
 def write_bin(path, tokens):
     """Write a token file in llm.c's format."""
     header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, len(tokens)
+    header[:3] = LLM_C, 1, len(tokens)
     with replacing(path) as file:
         file.write(header.tobytes() + tokens.astype("<u2").tobytes())
 
-
-# ---------------------------------------------------------------------------------- compare
 
 def fingerprint(files):
     """[absolute path, size, short hash of both ends] of each file of `files_of` that is used."""
     found = []
     for path in (path for path, use in files if use):
+        size = path.stat().st_size
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
             ends = file.read(EDGE)
             file.seek(max(size - EDGE, 0))
             ends += file.read(EDGE)
@@ -195,14 +182,6 @@ def check_fingerprint(old, new):
     if changes:
         raise UsageError(f"the data is not what the run began with: {at_most_3(changes)}")
 
-
-def at_most_3(names):
-    """The first three of some names, and how many more there are."""
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + more
-
-
-# -------------------------------------------------------------------------------- tokenize
 
 def get_tokenizer(name):
     """`bytes`: 256 bytes and end-of-text. `gpt2`: GPT-2's BPE (the paper's), downloaded once."""
@@ -227,8 +206,6 @@ def encode_document(text, tokenizer):
         tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
     return np.append(tokens.astype(np.uint16), np.uint16(tokenizer.eot_token))
 
-
-# -------------------------------------------------------------------------------- sequences
 
 def permute(i, n, key, rounds=4):
     """The image of i under a pseudo-random permutation of 0 .. n - 1. key: a tuple of integers.
@@ -279,10 +256,8 @@ class Sequences:
         epoch, n = divmod(n, len(self))
         return self[permute(n, len(self), (seed, epoch))]
 
-    # A stream changes as a model learns. Text does not.
-
     def state(self):
-        return 0
+        return 0                                       # text does not change as a model learns
 
     def load(self, state):
         pass
@@ -313,7 +288,7 @@ def get_data(args, tokenizer, files):
                          "file, or val.bin, *_val_*.bin and the files in a folder val only")
 
     # Of `ends` the last twentieth is held out, of `whole` nothing.
-    texts, bins = texts_and_bins(train)
+    texts, bins = [p for p in train if not is_bin(p)], list(filter(is_bin, train))
     if val:
         whole, ends = train, []
         held_out = at_most_3([p.name for p in val])
@@ -324,10 +299,12 @@ def get_data(args, tokenizer, files):
     else:
         whole, ends = [], train
         held_out = "the last twentieth"
-    print(f"{name}: {describe_files(whole + val + ends)}; held out: {held_out}")
+    used = whole + val + ends
+    print(f"{name}: files: {len(used):,}, of tokens: {sum(map(is_bin, used)):,}, "
+          f"bytes: {sum(p.stat().st_size for p in used):,}; held out: {held_out}")
     if left_out:
-        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} "
-              f"({at_most_3([p.name for p in left_out])})")
+        names = at_most_3([p.name for p in left_out])
+        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} ({names})")
 
     train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
     for a in arrays_of(ends, tokenizer):
@@ -338,24 +315,8 @@ def get_data(args, tokenizer, files):
             Sequences(val, T, f"the held-out part of {name}"))
 
 
-def texts_and_bins(paths):
-    """(texts, token files)"""
-    return [p for p in paths if p.suffix != ".bin"], [p for p in paths if p.suffix == ".bin"]
-
-
-def describe_files(paths):
-    """How many texts and token files there are, and their bytes, in words."""
-    kinds = []
-    for kind, part in zip(("text", "token file"), texts_and_bins(paths)):
-        if part:
-            size = sum(p.stat().st_size for p in part)
-            kinds.append(f"{len(part):,} {kind}{'s' * (len(part) > 1)}, {size:,} bytes")
-    return "; ".join(kinds)
-
-
 def arrays_of(paths, tokenizer):
     """The tokens of files: one array of all texts, then the token files."""
-    texts, bins = texts_and_bins(paths)
-    documents = [encode_document(read_text(p), tokenizer) for p in texts]
+    documents = [encode_document(read_text(p), tokenizer) for p in paths if not is_bin(p)]
     joined = [np.concatenate(documents)] if documents else []
-    return joined + [read_bin(p, tokenizer.n_vocab) for p in bins]
+    return joined + [read_bin(p, tokenizer.n_vocab) for p in paths if is_bin(p)]

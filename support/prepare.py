@@ -1,7 +1,6 @@
 """Turn a corpus into token files for train.py, or into long books for experiments.long_context.
 
-    pip install datasets zstandard
-    python -m support.prepare --out tokens/ --tokenizer gpt2 DATA
+    python -m support.prepare --out tokens/ DATA
     python train.py --data tokens/ --tokenizer gpt2
 
 DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with a document a row,
@@ -11,10 +10,8 @@ DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with 
     python -m support.prepare --out pg19/ --books 131072 raw-pg19/
 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
-data_train_000000.bin, .. Documents whose hash is divisible by 1000 go to data_val_000000.bin beside
-it: of two equal ones either both are held out or neither.
-
-The same command, given again, continues at the first missing shard.
+data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they are in
+data_val_000000.bin beside it. The same command, given again, continues at the first missing shard.
 """
 import hashlib
 import json
@@ -27,11 +24,6 @@ import numpy as np
 from support.cli import Parser, UsageError, cli, replacing
 from support.data import encode_document, get_tokenizer, visible_files, write_bin
 
-try:
-    import datasets
-except ImportError:
-    datasets = None
-
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
 BATCH = 64                                             # documents that are read at a time
@@ -39,7 +31,11 @@ BATCH = 64                                             # documents that are read
 
 def open_stream(args):
     """(a stream of documents, the files it comes from: none if it is a data set on the hub)"""
-    if len(args.data) == 1 and not Path(args.data[0]).exists():
+    import datasets
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    name = Path(args.data[0])
+    if len(args.data) == 1 and not name.exists() and not KINDS.keys() & set(name.suffixes):
         return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
     files = []
     for path in map(Path, args.data):
@@ -48,10 +44,9 @@ def open_stream(args):
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: give {', '.join(KINDS)}, one kind at a time")
     names = [str(p.resolve()) for p in files if KINDS.keys() & set(p.suffixes)]
-    flags = {"split": "train", "streaming": True}
-    if kinds == {"text"}:
-        flags["sample_by"] = "document"
-    return datasets.load_dataset(*kinds, data_files=names, **flags), names
+    extra = {"sample_by": "document"} if kinds == {"text"} else {}
+    return datasets.load_dataset(*kinds, data_files={"train": names}, split="train",
+                                 streaming=True, **extra), names
 
 
 def encoded_batches(stream, args):
@@ -69,7 +64,7 @@ def encoded_batches(stream, args):
 
 def part_of(content, one_in):
     """"val" for a document that is held out, by a hash of its text, "train" for the others."""
-    number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+    number = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
     return "val" if one_in and number % one_in == 0 else "train"
 
 
@@ -90,7 +85,8 @@ def write_shards(out, stream, args, journal):
         if not size:
             return
         ends[n:] = ends[n:] or [stream.state_dict()]
-        save_journal(out, journal)
+        with replacing(out / JOURNAL) as file:
+            file.write(json.dumps(journal).encode())
         for part, arrays in parts.items():
             path = out / f"data_{part}_{n:06}.bin"
             if not path.exists() and (arrays or part == "train"):
@@ -99,8 +95,10 @@ def write_shards(out, stream, args, journal):
         n += 1
 
 
-def write_books(out, stream, args):
+def write_books(out, stream, args, journal):
     """Write each document of more than --books tokens to a file with its number in the corpus."""
+    with replacing(out / JOURNAL) as file:
+        file.write(json.dumps(journal).encode())
     documents = (pair for batch in encoded_batches(stream, args) for pair in batch)
     for n, (content, tokens) in enumerate(documents):
         path = out / f"book_{n:06}.txt"
@@ -119,22 +117,13 @@ def prepare(args):
     if any(out.glob("[!.]*")):
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
         if journal.get("made_from") != made_from:
-            raise UsageError(f"{out} was made from other files, or with other flags: name a new "
-                             "folder")
+            raise UsageError(f"{out} was made from other files or flags: name a new folder")
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
     out.mkdir(parents=True, exist_ok=True)
-    save_journal(out, journal)
-    if args.books is None:
-        write_shards(out, stream, args, journal)
-    else:
-        write_books(out, stream, args)
+    write = write_shards if args.books is None else write_books
+    write(out, stream, args, journal)
     print(f"{out}: finished, {len(list(out.glob('[!.]*')))} files")
-
-
-def save_journal(out, journal):
-    with replacing(out / JOURNAL) as file:
-        file.write(json.dumps(journal).encode())
 
 
 def main(argv=None):
@@ -147,20 +136,16 @@ def main(argv=None):
     p.add_argument("--split", default="train", help="of a data set on the hub [train]")
     p.add_argument("--shard-tokens", type=int, default=10**8, help="tokens in a shard [10^8]")
     p.add_argument("--held-out", type=int, default=1000, help="one document in so many [1000]")
-    p.add_argument("--books", type=int, metavar="N",
-                   help="no shards: write each text of more than N tokens to a file")
+    p.add_argument("--books", type=int, metavar="N", help="texts of more than N tokens, one a file")
     args = p.parse_args(argv)
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
         raise UsageError("--shard-tokens must be above 0 and below 2^30, --held-out 0 or more")
-    if datasets is None:
-        raise UsageError("the package datasets is missing: pip install datasets")
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-
     try:
         prepare(args)
-    except (ValueError, EOFError, ImportError) as e:   # a damaged file, or a package is missing
-        reason = str(e).splitlines() or [type(e).__name__]
-        raise UsageError(f"{' '.join(args.data)}: {reason[0]}") from None
+    except ImportError as e:
+        raise UsageError(f"{e}: pip install datasets zstandard") from None
+    except (ValueError, EOFError) as e:                # a damaged file
+        raise UsageError(f"{' '.join(args.data)}: {f'{e}'.splitlines()[0]}") from None
 
 
 if __name__ == "__main__":
