@@ -1,4 +1,7 @@
 """Checkpoints: build a model by name, save it, read it back."""
+import functools
+import hashlib
+import random
 import re
 import sys
 import warnings
@@ -8,6 +11,7 @@ from pathlib import Path
 import torch
 
 import baselines
+import multiscreen
 from multiscreen import Multiscreen
 from support.choose import get_screen
 from support.cli import UsageError, get_device, rank
@@ -172,3 +176,47 @@ def load_random_state(state, path):
         torch.set_rng_state(state.cpu())
     except (RuntimeError, TypeError):
         raise UsageError(f"{path}: its random state is not one") from None
+
+
+# -------------------------------------------------------------------------------- what it is
+
+def model_hash(ckpt):
+    """What a measurement belongs to: hashes of a checkpoint's weights and of its equations."""
+    return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
+
+
+def weights_hash(ckpt):
+    """Twelve digits that differ for other weights."""
+    found = hashlib.sha256()
+    for name, W in sorted(ckpt["weights"].items()):
+        found.update(name.encode())
+        found.update(W.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:12]
+
+
+@functools.cache
+@torch.no_grad()
+def equations(name):
+    """Eight digits that change with the equations of the model of that name: a hash of its logits.
+
+    A small one, in float64, with queries and keys alike, so that many pairs pass Trim. Python draws
+    its weights: those of PyTorch are not the same on each CPU.
+    """
+    family, _, variant = name.partition(":")
+    sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
+    if family == "transformer":
+        name = "transformer:2,2,16" + ":qknorm" * variant.endswith("qknorm")
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(name, sizes).double()
+    rng = random.Random(0)
+    for W in model.parameters():
+        if W.dim() > 1:
+            numbers = [rng.random() - 0.5 for _ in range(W.numel())]
+            W.copy_(torch.tensor(numbers, dtype=torch.float64).view_as(W))
+    if has_windows(model):
+        model.screen = multiscreen.screen
+        for tile in model.layers:
+            tile.W_K.copy_(tile.W_Q)
+    z = model(torch.arange(60)[None] % 7)
+    rounded = (z / z.abs().max() * 1e6).round().long()
+    return hashlib.sha256(rounded.numpy().tobytes()).hexdigest()[:8]
