@@ -5,11 +5,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.style import SETTINGS
+from experiments.style import ABLATIONS, SETTINGS, label_models
 from support.cli import Parser, UsageError, clock
+from support.table import keep_rows, read_tables
 
 # What a table of runs says of each: flags of train.py, the number of weights, the equations' hash.
-RUN = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
+FACTS = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
        "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
 # Losses are compared only between runs that agree in these.
 BUDGET = ("data", "tokenizer", "seq_len", "batch_tokens", "steps")
@@ -26,7 +27,7 @@ class Run(NamedTuple):
     loss: float
 
 
-def read_rows(path):
+def read_tsv(path):
     """The rows of a TSV as dicts of text, without half a last row of a killed process."""
     try:
         head, *lines = [line.split("\t") for line in path.read_text().split("\n")[:-1]]
@@ -43,7 +44,7 @@ def read_run(folder):
     lines = (folder / "flags.txt").read_text().splitlines()
     flags = dict(line.partition("\t")[::2] for line in lines)
     rows = [{name: float(x) for name, x in row.items() if x}
-            for row in read_rows(folder / "log.tsv")]
+            for row in read_tsv(folder / "log.tsv")]
     return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
 
 
@@ -62,8 +63,8 @@ def final_loss(rows, diverged):
     return last if last <= best + 0.5 else math.nan
 
 
-def describe_run(folder):
-    """A finished run as a row of RUN, all text."""
+def summarize_run(folder):
+    """A finished run as a row of FACTS, all text."""
     run = read_run(folder)
     flags, stopped = run.flags, (run.folder / "diverged.txt").exists()
     step = max((row["step"] for row in run.rows), default=0)
@@ -72,18 +73,18 @@ def describe_run(folder):
                          "again, and it goes on")
     psi = "-" if flags["model"].startswith("transformer") else flags["psi"]
     known = {"equations": "-"} | flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
-    return {name: known[name] for name in RUN}
+    return {name: known[name] for name in FACTS}
 
 
 def read_runs(paths):
-    """Rows of RUN: from folders of runs, and from tables that save_runs wrote. None comes twice.
+    """Rows of FACTS: from folders of runs, and from tables that save_runs wrote. None comes twice.
 
     Raises UsageError if they differ in what makes losses comparable.
     """
     runs = {}
     for path in map(Path, paths):
-        found = read_rows(path) if path.suffix == ".tsv" else [describe_run(path)]
-        if found and tuple(found[0]) != RUN:
+        found = read_tsv(path) if path.suffix == ".tsv" else [summarize_run(path)]
+        if found and tuple(found[0]) != FACTS:
             raise UsageError(f"{path} is no table of runs: name one that this script wrote")
         runs |= {identity(run): run for run in found}
     runs = list(runs.values())
@@ -95,18 +96,18 @@ def read_runs(paths):
 
 
 def identity(run):
-    """All of a row of RUN but its result."""
-    return tuple(run[name] for name in RUN[:-1])
+    """All of a row of FACTS but its result."""
+    return tuple(run[name] for name in FACTS[:-1])
 
 
 def save_runs(path, runs):
-    """Write rows of RUN as TSV. Raises UsageError if that would lose a run that is there."""
+    """Write rows of FACTS as TSV. Raises UsageError if that would lose a run that is there."""
     if path.exists():
-        lost = {*map(identity, read_rows(path))} - {*map(identity, runs)}
+        lost = {*map(identity, read_tsv(path))} - {*map(identity, runs)}
         if lost:
             raise UsageError(f"{path} holds {len(lost)} more runs: name it as an input, too, or "
                              "another --out")
-    write_table(path, RUN, [run.values() for run in runs])
+    write_table(path, FACTS, [run.values() for run in runs])
 
 
 def group_runs(runs, *names):
@@ -115,7 +116,7 @@ def group_runs(runs, *names):
     for run in runs:
         groups.setdefault(tuple(run[name] for name in names), []).append(run)
     for key, found in groups.items():
-        for name in RUN[:-2]:
+        for name in FACTS[:-2]:
             if len({run[name] for run in found}) > 1:
                 raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them apart")
     return {key: [float(run["val_loss"]) for run in found] for key, found in groups.items()}
@@ -214,3 +215,44 @@ class Progress:
         if self.done:
             left = f", about {clock(seconds * (self.total / self.done - 1))} left"
         print(f"{text}   {clock(seconds)}{left}", flush=True)
+
+
+# ------------------------------------------------------------- figures of tables of measurements
+
+def get_figure(description, get_columns):
+    """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
+
+    get_columns(path of a table) -> (columns that name a cell, columns of values). Where there are
+    ablations, the rows are theirs and their original's: the Multiscreen that was trained alike.
+    With --out the rows are kept beside the figure.
+    """
+    p = Parser(description)
+    p.add_argument("tables", nargs="+", metavar="TSV", help="tables of measurements")
+    p.add_argument("--out", type=Path, help="path of the figure, .png; its rows are written beside "
+                   "it as .tsv [beside the first table]")
+    args = p.parse_args()
+    out = args.out or Path(args.tables[0]).with_suffix(".png")
+    if out.suffix != ".png":
+        raise UsageError(f"--out {out}: name a figure, .png")
+    keys, values = get_columns(args.tables[0])
+    rows = read_tables(args.tables, keys, values)
+    if not rows:
+        raise UsageError(f"{args.tables[0]} has no rows: measure a model first")
+
+    ablated = {(row["seq_len"], row["step"]) for row in rows if variant_of(row) in ABLATIONS}
+    models = {(row["model"], int(row["parameters"])) for row in rows}
+    labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
+    if ablated:
+        rows = [row for row in rows if variant_of(row) in ABLATIONS
+                or row["model"] == "multiscreen" and (row["seq_len"], row["step"]) in ablated]
+        labels = {(row["model"], row["parameters"]): ABLATIONS.get(variant_of(row), "Original")
+                  for row in rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if args.out:
+        keep_rows(out.with_suffix(".tsv"), (*keys, *values, "hash"), rows)
+    return rows, out, labels
+
+
+def variant_of(row):
+    """An ablation's name, a Transformer's size, or ""."""
+    return row["model"].partition(":")[2]

@@ -12,6 +12,9 @@ Small:  python -m experiments.passkey --ckpt out/ckpt.pt
         out: a model that has read enough English to understand the question. One trained on other
         text finds nothing.
 
+Each cell becomes a row of passkey.tsv beside the checkpoint; given again, the command measures what
+is missing. `python -m experiments.retrieval` draws.
+
 The paper prints: over 99.5 % in every cell for the 28M Multiscreen with SWE, 100 % for the 286M and
 the 1.3B.
 """
@@ -20,11 +23,9 @@ if not __package__:
 
 import random
 
-import abcdigits
-from experiments.common import pyplot
-from experiments.grids import draw_grids
+from abcdigits import exact_matches
 from support.cli import UsageError, cli
-from support.retrieval import by_model
+from support.retrieval import get_parser, measure_grid
 
 TASK = ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
         "them. I will quiz you about the important information there.\n")
@@ -57,21 +58,20 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
 
 
 def main():
-    args = abcdigits.get_parser(__doc__).parse_args()
+    args = get_parser(__doc__).parse_args()
 
     def get_task(tokenizer, ckpt):
         def count_tokens(text):
             return len(tokenizer.encode_ordinary(text))
 
-        return "passkey", lambda length, depth, trials: passkey_prompts(length, depth,
-                                                                        count_tokens, trials)
+        def get_prompts(length, depth, trials):
+            return passkey_prompts(length, depth, count_tokens, trials)
 
-    results = abcdigits.evaluate(args, "passkey", get_task)
+        return {}, get_prompts
+
+    measure_grid(args, "passkey", get_task, exact_matches)
     print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, "
           "286M and 1.3B 100 %")
-    if plt := pyplot():
-        draw_grids(plt, by_model(results.values, "passkey"),
-                   results.path.with_name("passkey.png"))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,44 @@
-"""What long_context.py measures: documents, windows around positions, perplexity."""
+"""Perplexity by position, far beyond the training length (section "Long-Context Perplexity").
+
+Take the L + 1 tokens in the middle of each document longer than L tokens. The token at position p
+has p tokens of context. Around each evaluated p, average the negative log-likelihood over the
+positions of a window. Further details: the appendix of the same name.
+
+Paper:  python -m experiments.perplexity --data pg19/ --documents 5747 --length 131072 \\
+            --window 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/transformer_45M-0/ckpt.pt
+        5,747 books of PG-19 that are longer than 2^17 tokens; windows of +-10 %. A Multiscreen is
+        measured without --rope-scale.
+Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
+        32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
+        2^17 tokens, books, and all but 10 documents; so windows are wider, +-30 %. Any length runs;
+        memory grows linearly. The documents are single files of the standard library, every 20th,
+        which train.py holds out, without the tables of code pages in encodings/. Train and measure
+        with the same Python.
+
+Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Given again,
+the command measures what is missing. `python -m experiments.long_context` draws such tables.
+"""
+if not __package__:
+    raise SystemExit("error: run python -m experiments.perplexity in the folder above")
+
 import hashlib
 import itertools
 import statistics
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from experiments.common import Progress, mean_and_std
-from support.checkpoint import has_rope, has_windows, load_for_evaluation, scale_rope
-from support.cli import UsageError
+from experiments.common import Progress, mean_and_std, print_table
+from support.checkpoint import has_windows, load_for_evaluation, model_hash, scale_rope
+from support.cli import Parser, UsageError, cli
 from support.data import files_of, read_text, standard_library
-from support.results import begin, key_of, name_data, weights_hash
 from support.run import absolute
+from support.table import RUN, Table, beside, describe_run
+
+KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
+VALUES = ("nats",)
 
 
 def positions(L):
@@ -76,72 +103,35 @@ def nats(model, segment):
     return model.loss(x[:, :-1], x[:, 1:], "none")[0].double().cpu().numpy()
 
 
-def setting_of(key):
-    """What was done to the model before the measurement, in words."""
-    words = ["SWE"] if key.swe else []
-    if key.factor:
-        words.append(f"RoPE ×{key.factor}")
-    return " ".join(words)
+# --------------------------------------------------------------------------- curves of rows
+
+class Curve(NamedTuple):
+    """What one curve is of, as text: the columns of a row but the seed and the document."""
+    model: str
+    parameters: str
+    seq_len: str
+    step: str
+    data: str
+    window: str
+    length: str
+    swe: str
+    factor: str
 
 
-def get_keys(base, args, L, items, has_rope, has_windows):
-    """The Keys of all documents in each setting; base: that of the checkpoint. SWE comes last."""
-    data = name_data(list(args.data or ["stdlib"]))
-    task = f"perplexity, {data}, +-{args.window:.0%}"
-    factors = args.rope_scale if args.rope_scale and has_rope else [None]
-    expanded = [False, True] if args.swe and has_windows else [False]
-    return [base.at(task=task, length=L, swe=swe, factor=factor, item=item)
-            for swe, factor in itertools.product(expanded, factors) for item in items]
-
-
-def measure(path, args, results):
-    """Fill the table with the documents of one checkpoint in each setting; returns their keys."""
-    model, tokenizer, ckpt = load_for_evaluation(path, args.device)
-    if args.swe and not has_windows(model) and len(args.ckpt) == 1:
-        raise UsageError("--swe is for models with windows: multiscreen and multiscreen:ABLATION")
-    T_train = ckpt["args"]["seq_len"]
-    L = args.length or 32 * T_train
-    documents, short = get_documents(args.data, tokenizer, L, args.documents)
-    if args.rope_scale and len(args.ckpt) == 1:
-        scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
-    base = key_of(ckpt["args"], ckpt["step"], files=ckpt.get("files"))
-    keys = get_keys(base, args, L, documents, has_rope(model), has_windows(model))
-    weights = weights_hash(ckpt)
-    if args.data and absolute(args.data) == ckpt["args"]["data"]:
-        print(f"note: {path} was trained on 19 twentieths of --data: expect a higher perplexity on "
-              "texts it has not seen")
-    print(f"{path}: {len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were "
-          "too short")
-    begin(results, [(key, weights) for key in keys])
-    missing = [key for key in keys if not results.has(key, weights)]
-    progress = Progress(len(missing))
-    for key in missing:
-        # Windows stay expanded from the first key with SWE on.
-        if key.swe:
-            model.expand_windows(T_train)
-        if key.factor:
-            scale_rope(model, float(key.factor))
-        results.add(key, window_means(nats(model, documents[key.item]), L, args.window), weights)
-        progress.add(1, f"{path}{', ' if setting_of(key) else ''}{setting_of(key)}: {key.item}")
-    return keys
-
-
-def get_curves(values):
-    """{Key without seed and document: {seed: [nats at each position]}} of {Key: [nats]}.
-
-    A mean over the documents that were measured with all seeds.
-    """
+def get_curves(rows):
+    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have."""
     found = {}
-    for key, means in values.items():
-        if key.task.startswith("perplexity"):
-            seeds = found.setdefault(key.at(seed="", item=""), {})
-            seeds.setdefault(key.seed, {})[key.item] = means
+    for row in rows:
+        curve = Curve(*(row[name] for name in Curve._fields))
+        documents = found.setdefault(curve, {}).setdefault(row["seed"], {})
+        documents[row["document"]] = [float(x) for x in row["nats"].split()]
     curves = {}
-    for key, seeds in found.items():
-        shared = set.intersection(*(set(documents) for documents in seeds.values()))
-        curves[key] = {seed: [statistics.mean(x) for x in zip(*(d[item] for item in shared))]
-                       for seed, d in sorted(seeds.items())} if shared else {}
-    return {key: seeds for key, seeds in curves.items() if seeds}
+    for curve, seeds in found.items():
+        shared = set.intersection(*map(set, seeds.values()))
+        if shared:
+            curves[curve] = {seed: [statistics.mean(x) for x in zip(*(d[name] for name in shared))]
+                             for seed, d in sorted(seeds.items())}
+    return curves
 
 
 def summarize(seeds):
@@ -149,3 +139,83 @@ def summarize(seeds):
     columns = list(zip(*seeds.values()))
     perplexity = [mean_and_std([float(np.exp(x)) for x in column])[:2] for column in columns]
     return [(*pair, statistics.mean(column)) for pair, column in zip(perplexity, columns)]
+
+
+def setting_of(row):
+    """What was done to the model before the measurement, in words."""
+    words = ["SWE"] if row["swe"] else []
+    if row["factor"]:
+        words.append(f"RoPE ×{float(row['factor']):g}")
+    return " ".join(words) or "as trained"
+
+
+# --------------------------------------------------------------------------------- measuring
+
+def read_flags():
+    p = Parser(__doc__)
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, a file a document "
+                   "[the standard library's held-out files]")
+    p.add_argument("--length", type=int,
+                   help="L in tokens (paper: 2^17) [32 times the training length]")
+    p.add_argument("--documents", type=int, default=16,
+                   help="at most this many documents (paper: 5747) [16]")
+    p.add_argument("--window", type=float, default=0.3,
+                   help="a position stands for those within this share of it (paper: 0.1) [0.3]")
+    p.add_argument("--rope-scale", type=float, nargs="+", default=[],
+                   help="for models with RoPE: a curve for each scaling factor of the positions "
+                   "(paper: 1 2 4 .. 64)")
+    p.add_argument("--swe", action="store_true",
+                   help="one more curve: windows beyond the training length become infinite")
+    p.add_shared("--ckpt", "--device")
+    args = p.parse_args()
+    if args.documents < 1 or args.length is not None and args.length < 1:
+        raise UsageError("--length and --documents must be above 0")
+    if not all(factor > 0 for factor in args.rope_scale) or not 0 < args.window < 1:
+        raise UsageError("the factors of --rope-scale must be above 0, --window between 0 and 1")
+    return args
+
+
+def main():
+    args = read_flags()
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
+    if args.rope_scale:
+        scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
+    if args.swe and not has_windows(model):
+        raise UsageError(f"--swe is for models with windows; {args.ckpt} is a {ckpt['model']}")
+    L = args.length or 32 * ckpt["args"]["seq_len"]
+    documents, short = get_documents(args.data, tokenizer, L, args.documents)
+    if args.data and absolute(args.data) == ckpt["args"]["data"]:
+        print("note: the model was trained on 19 twentieths of --data: expect a higher perplexity "
+              "on texts it has not seen")
+    print(f"{len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
+          "short", flush=True)
+
+    # SWE comes last: windows stay expanded.
+    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
+    run = describe_run(ckpt) | {"data": data, "window": args.window, "length": L}
+    settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
+    cells = [run | {"swe": swe, "factor": factor, "document": name}
+             for swe, factor in settings for name in documents]
+    table = Table(beside(args.ckpt, "perplexity.tsv"), KEYS, VALUES, model_hash(ckpt))
+    missing = table.missing(cells)
+    progress = Progress(len(missing))
+    for cell in missing:
+        if cell["swe"]:
+            model.expand_windows(ckpt["args"]["seq_len"])
+        if cell["factor"]:
+            scale_rope(model, cell["factor"])
+        means = window_means(nats(model, documents[cell["document"]]), L, args.window)
+        table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
+        progress.add(1, f"{setting_of(cell)}, {cell['document']}")
+
+    curves = get_curves(table.rows_of(cells))
+    columns = {setting_of(curve._asdict()): summarize(seeds) for curve, seeds in curves.items()}
+    rows = [[p, *(column[n][0] for column in columns.values())]
+            for n, p in enumerate(positions(L))]
+    print_table(["position", *columns], rows,
+                f"Perplexity by position (tokens of context), {len(documents)} documents; "
+                f"{table.path}")
+
+
+if __name__ == "__main__":
+    cli(main)

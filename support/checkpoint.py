@@ -165,7 +165,21 @@ def load_random_state(state, path):
         raise UsageError(f"{path}: its random state is not one") from None
 
 
-# ------------------------------------------------------------------ hashes of what is measured
+# -------------------------------------------------------------------------------- what it is
+
+def model_hash(ckpt):
+    """What a measurement belongs to: hashes of a checkpoint's weights and of its equations."""
+    return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
+
+
+def weights_hash(ckpt):
+    """Twelve digits that differ for other weights."""
+    found = hashlib.sha256()
+    for name, W in sorted(ckpt["weights"].items()):
+        found.update(name.encode())
+        found.update(W.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:12]
+
 
 @functools.cache
 @torch.no_grad()

@@ -8,7 +8,6 @@ checkpoint is at hand, its weights.
 import functools
 import hashlib
 import os
-import random
 import subprocess
 import sys
 import time
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import filelock
-import torch
 
-import multiscreen
-from support.checkpoint import build_model, has_windows
+from support.checkpoint import equations
 from support.cli import UsageError
 from support.data import files_of, fingerprint
 
@@ -153,37 +150,11 @@ def protocol_of(key):
     Of a task, what follows a comma is a variant: "abcdigits, 2 digits".
     """
     number = PROTOCOLS.get(key.task.partition(",")[0], 0)
-    return f"{number}-{equations(flag(key.run, '--model'))}"
-
-
-@functools.cache
-@torch.no_grad()
-def equations(name):
-    """Eight digits that change with the equations of the model of that name: a hash of its logits.
-
-    A small one, in float64, with queries and keys alike, so that many pairs pass Trim. Python draws
-    its weights: those of PyTorch are not the same on each CPU.
-    """
-    family, _, variant = (name or "").partition(":")
-    sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
-    if family == "transformer":
-        name = "transformer:2,2,16" + ":qknorm" * variant.endswith("qknorm")
+    model = flag(key.run, "--model")
     try:
-        with torch.random.fork_rng(devices=[]):
-            model = build_model(name or "", sizes).double()
+        return f"{number}-{equations(model) if model else ''}"
     except UsageError:                                 # a table of another version of the code
-        return ""
-    rng = random.Random(0)
-    for W in model.parameters():
-        if W.dim() > 1:
-            numbers = [rng.random() - 0.5 for _ in range(W.numel())]
-            W.copy_(torch.tensor(numbers, dtype=torch.float64).view_as(W))
-    if has_windows(model):
-        model.screen = multiscreen.screen
-        for tile in model.layers:
-            tile.W_K.copy_(tile.W_Q)
-    z = model(torch.arange(60)[None] % 7)
-    return short_hash((z / z.abs().max() * 1e6).round().long().numpy().tobytes())[:8]
+        return f"{number}-"
 
 
 def short_hash(content):
@@ -248,15 +219,6 @@ def key_of(args, step, task="", files=None):
 def describe(key):
     """A run in a line, as flags.txt has it in the folder of each run."""
     return f"{key.run} --seed {key.seed} --steps {key.step}"
-
-
-def weights_hash(ckpt):
-    """Twelve digits that differ for other weights."""
-    found = hashlib.sha256()
-    for name, W in sorted(ckpt["weights"].items()):
-        found.update(name.encode())
-        found.update(W.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()[:12]
 
 
 @functools.cache

@@ -1,7 +1,97 @@
-"""Measurements of retrieval as a grid, depth by length: the mean over models, as text."""
+"""Retrieval on a grid, depth by length: the flags, the measurement, the table as text."""
 import statistics
+import sys
+import time
 from typing import NamedTuple
 
+from support.checkpoint import load_for_evaluation, model_hash, scale_rope
+from support.cli import Parser, UsageError, clock
+from support.table import RUN, Table, beside, describe_run
+
+CELL = ("length", "depth", "factor", "swe", "trials")
+
+
+def get_parser(doc):
+    """The flags of a retrieval benchmark."""
+    p = Parser(doc)
+    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
+                   ".. 2^17) [1, 2, 4 .. 32 times the training length]")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
+                   help="where the needle is: 0 first, 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--trials", type=int,
+                   help="prompts in a cell (paper: 1000) [10 on a CPU, 1000 on a GPU]")
+    p.add_argument("--swe", action="store_true",
+                   help="screening-window expansion: windows beyond the training length become "
+                   "infinite")
+    p.add_argument("--rope-scale", type=float, nargs="+", default=[],
+                   help="for models with RoPE: scaling factors of the positions; in each cell the "
+                   "best one counts (paper: 1 2 4 .. 64)")
+    p.add_shared("--ckpt", "--device")
+    return p
+
+
+def measure_grid(args, name, get_task, exact_matches):
+    """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
+
+    get_task(tokenizer, ckpt) -> (columns of its own, get_prompts); get_prompts(length, depth,
+    trials) -> (prompts, answers), or UsageError for a short length; exact_matches: abcdigits.py's.
+    """
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
+    own, get_prompts = get_task(tokenizer, ckpt)
+    trials, T_train = args.trials, ckpt["args"]["seq_len"]
+    if trials is None:
+        trials = 1000 if args.device.startswith("cuda") else 10
+    lengths = args.lengths or possible_lengths(get_prompts, T_train)
+
+    # What cannot be done is refused before any work.
+    if max(lengths) > 2**24:
+        raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
+    for depth in args.depths:
+        get_prompts(min(lengths), depth, min(trials, 1))
+    for factor in args.rope_scale:
+        scale_rope(model, factor)
+
+    run = describe_run(ckpt) | own | {"swe": args.swe, "trials": trials}
+    cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
+             for depth in args.depths for factor in args.rope_scale or [None]]
+    table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *own, *CELL), ["accuracy"],
+                  model_hash(ckpt))
+    missing = table.missing(cells)
+    began, done, total = time.perf_counter(), 0, sum(cell["length"] for cell in missing)
+    for cell in missing:
+        length, depth, factor = cell["length"], cell["depth"], cell["factor"]
+        if factor:
+            scale_rope(model, factor)
+        accuracy = statistics.mean(exact_matches(model, tokenizer,
+                                                 *get_prompts(length, depth, trials)))
+        table.add(cell, accuracy=accuracy)
+        done += length
+        seconds = time.perf_counter() - began
+        print(f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}: "
+              f"{accuracy:6.1%}   {clock(seconds)}, about {clock(seconds * (total / done - 1))} "
+              "left", file=sys.stderr, flush=True)
+
+    words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
+    print(f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length"
+          f"{', x the best RoPE scaling factor' * bool(args.rope_scale)}; {table.path}")
+    print(as_grid(get_cells(table.rows_of(cells)), T_train))
+
+
+def possible_lengths(get_prompts, T_train):
+    """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
+    lengths = []
+    for length in (T_train * 2**n for n in range(6)):
+        try:
+            get_prompts(length, 0.5, 1)
+        except UsageError:
+            continue
+        lengths.append(length)
+    if not lengths:
+        raise UsageError(f"no prompt has {length} tokens or fewer: give longer --lengths")
+    return lengths
+
+
+# ------------------------------------------------------------------------------------- cells
 
 class Cell(NamedTuple):
     """The share of right answers and the number of prompts by seed; the RoPE factor, or None."""
@@ -14,30 +104,19 @@ class Cell(NamedTuple):
         return statistics.mean(self.shares.values())
 
 
-def by_model(values, name):
-    """[{Key: [share]} of one model and task]: keys that differ in the seed and the cell only.
-
-    name: "abcdigits" or "passkey".
-    """
-    models = {}
-    for key, numbers in values.items():
-        if key.task.partition(",")[0] == name:
-            models.setdefault((key.task, key.run, key.step, key.swe), {})[key] = numbers
-    return list(models.values())
-
-
-def get_cells(values):
-    """{(length, depth): Cell} of one model's {Key: [share]}.
+def get_cells(rows):
+    """{(length, depth): Cell} of the rows of one model.
 
     Of a seed's measurements the one with the most prompts counts. Of the RoPE factors the one
     counts that is best in the mean over the seeds, of several the smallest.
     """
     found = {}
-    for key in sorted(values, key=lambda key: int(key.trials)):
-        by_factor = found.setdefault((int(key.length), float(key.depth)), {})
-        factor = float(key.factor) if key.factor else None
-        cell = by_factor.setdefault(key.factor, Cell({}, {}, factor))
-        cell.shares[key.seed], cell.prompts[key.seed] = values[key][0], int(key.trials)
+    for row in sorted(rows, key=lambda row: int(row["trials"])):
+        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
+        factor = float(row["factor"]) if row["factor"] else None
+        cell = by_factor.setdefault(factor, Cell({}, {}, factor))
+        cell.shares[row["seed"]] = float(row["accuracy"])
+        cell.prompts[row["seed"]] = int(row["trials"])
     cells = {}
     for place, by_factor in sorted(found.items()):
         candidates = sorted(by_factor.values(), key=lambda cell: cell.factor or 0)
@@ -59,7 +138,7 @@ def mean_by_length(cells):
             for length, column in columns.items()}
 
 
-def table(cells, T_train):
+def as_grid(cells, T_train):
     """The cells as text, and their means over the depths."""
     def show(cell):
         if cell.factor is None:

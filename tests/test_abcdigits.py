@@ -3,7 +3,6 @@ import hashlib
 import os
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from support import retrieval
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import get_tokenizer
-from support.results import Results
 from tests.helpers import INF, fit, read_table
 
 # Whether GPT-2's BPE is here.
@@ -101,113 +99,112 @@ def test_evaluate_counts_the_exact_integer_only(name):
     assert name == "gpt2" or len(model.batches) <= 10          # prompts of equal length, together
 
 
-def grid(tmp_path, monkeypatch, *flags, right=lambda model: True, seed=0):
-    """The values of results.tsv after `measure`, of a model that answers alike, by right(model)."""
-    def evaluate(model, tokenizer, prompts, answers):
-        return [right(model)] * len(prompts)
+@pytest.fixture
+def measure(tmp_path, monkeypatch):
+    """measure(flags, right) runs abcdigits.py; right(model, prompts) stands for what it answers.
 
-    monkeypatch.setattr(abcdigits, "exact_matches", evaluate)
-    flags = ["--trials", "2", "--device", "cpu", *flags]
-    args = abcdigits.get_parser("").parse_args(flags)
-    model = SimpleNamespace(layers=[SimpleNamespace(rope_scale=1.0)])
-    ckpt = {"args": {"seed": seed, "seq_len": 32}, "step": 7, "weights": {"W": torch.ones(1)}}
+    Returns the rows of its table. The checkpoint is of `model` and trained for a step.
+    """
+    def command(*flags, right=lambda model, prompts: [True] * len(prompts), model="multiscreen"):
+        out = tmp_path / model.replace(":", "_")
+        if not out.exists():
+            fit(out, "--steps", "1", "--model", model)
 
-    def get_prompts(length, depth, trials):
-        if length < 64:
-            raise UsageError("too short")
-        return ["A="] * trials, ["1"] * trials
+        def exact_matches(model, tokenizer, prompts, answers):
+            assert all(prompt.endswith("=") for prompt in prompts)
+            assert all(re.fullmatch(r"\d{6}", answer) for answer in answers)
+            return right(model, prompts)
 
-    results = Results(tmp_path / "results.tsv")
-    keys = abcdigits.measure(args, results, model, None, ckpt, "passkey", get_prompts)
-    return {key: results.values[key] for key in keys}
+        monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
+        monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(out / "ckpt.pt"),
+                                          "--device", "cpu", "--trials", "2", *flags])
+        abcdigits.main()
+        return read_table(out / "abcdigits.tsv")
 
-
-def test_the_table_has_the_lengths_that_are_possible(tmp_path, monkeypatch):
-    values = grid(tmp_path, monkeypatch, "--depths", "0.1", "0.5")
-    cells = retrieval.get_cells(values)
-    lengths = [64, 128, 256, 512, 1024]
-    assert list(cells) == [(n, depth) for n in lengths for depth in (0.1, 0.5)]
-    assert set(map(str, values.values())) == {"[1.0]"}
-    out = retrieval.table(cells, 128).splitlines()
-    assert out[0].split() == ["depth", "64", "[128]", "256", "512", "1024"]
-    assert out[1].split() == ["0.1", *["100.0%"] * 5]
-    assert out[-1] == "[128] is the training length, in tokens"
-    row = read_table(tmp_path / "results.tsv")[0]
-    assert (row["task"], row["step"], row["length"], row["depth"], row["trials"]) == (
-        "passkey", "7", "64", "0.1", "2")
+    return command
 
 
-def test_what_was_measured_is_not_measured_again_but_for_other_weights(tmp_path, monkeypatch):
-    flags = ["--lengths", "64", "--depths", "0.5"]
-    grid(tmp_path, monkeypatch, *flags)
+def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
+    rows = measure("--depths", "0.1", "0.5")
+    cells = retrieval.get_cells(rows)
+    assert list(cells) == [(n, depth) for n in (256, 512, 1024) for depth in (0.1, 0.5)]
+    assert {row["accuracy"] for row in rows} == {"1"}
+    out = retrieval.as_grid(cells, 512).splitlines()
+    assert out[0].split() == ["depth", "256", "[512]", "1024"]
+    assert out[1].split() == ["0.1", *["100.0%"] * 3]
+    assert out[-1] == "[512] is the training length, in tokens"
+    assert capsys.readouterr().out.count("100.0%") == 9
+    assert {name: rows[0][name] for name in ("model", "seed", "seq_len", "step", "digits", "length",
+                                             "depth", "factor", "swe", "trials")} == {
+        "model": "multiscreen", "seed": "0", "seq_len": "32", "step": "1", "digits": "6",
+        "length": "256", "depth": "0.1", "factor": "", "swe": "", "trials": "2"}
+
+
+def test_only_what_is_missing_is_measured(measure, capsys):
+    measure("--lengths", "260", "--depths", "0.5")
     asked = []
-    more = grid(tmp_path, monkeypatch, *flags, "0.9", right=lambda model: bool(asked.append(1)))
-    assert sorted(more.values()) == [[0.0], [1.0]]
-    assert len(asked) == 1
-    monkeypatch.setattr(abcdigits, "weights_hash", lambda ckpt: "others")
-    assert list(grid(tmp_path, monkeypatch, *flags, right=lambda model: False).values()) == [[0.0]]
+
+    def right(model, prompts):
+        asked.append(len(prompts))
+        return [False, True]
+
+    rows = measure("--lengths", "260", "--depths", "0.5", "0.9", right=right)
+    assert asked == [2]
+    assert [row["accuracy"] for row in rows] == ["1", "0.5"]
+    assert "1 of 2 measurements are in" in capsys.readouterr().err
 
 
-def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds(tmp_path, monkeypatch):
+def test_the_best_rope_scale_counts(measure, capsys):
+    rows = measure("--lengths", "260", "--depths", "0.5", "--rope-scale", "1", "2", "4",
+                   model="multiscreen:rope",
+                   right=lambda model, prompts: [model.layers[0].rope_scale >= 2] * 2)
+    assert [row["factor"] for row in rows] == ["1", "2", "4"]
+    assert "100.0% x2" in capsys.readouterr().out
+    cells = retrieval.get_cells(rows)
+    assert cells == {(260, 0.5): ({"0": 1.0}, {"0": 2}, 2.0)}
+
+
+def row(**values):
+    return {"seed": "0", "length": "64", "depth": "0.5", "factor": "", "trials": "2",
+            "accuracy": "1"} | values
+
+
+def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds():
     """Seed 0 is right with 2 and 4, seed 1 with 4 only: 4 counts, for both."""
-    flags = ["--lengths", "64", "--depths", "0.5", "--rope-scale", "1", "2", "4"]
-    values = {}
-    for seed, least in ((0, 2), (1, 4)):
-        values |= grid(tmp_path, monkeypatch, *flags, seed=seed,
-                       right=lambda model, least=least: model.layers[0].rope_scale >= least)
-    one_seed = {key: x for key, x in values.items() if key.seed == "0"}
-    assert retrieval.get_cells(one_seed) == {        # the first of them
-        (64, 0.5): ({"0": 1.0}, {"0": 2}, 2.0)}
-    cells = retrieval.get_cells(values)
-    assert cells == {(64, 0.5): ({"0": 1.0, "1": 1.0}, {"0": 2, "1": 2}, 4.0)}
-    assert "100.0% x4" in retrieval.table(cells, 64)
-    assert retrieval.by_model(values, "passkey") == [values]
+    rows = [row(seed=str(seed), factor=str(factor), accuracy=str(int(factor >= least)))
+            for seed, least in ((0, 2), (1, 4)) for factor in (1, 2, 4)]
+    assert retrieval.get_cells(rows) == {
+        (64, 0.5): ({"0": 1.0, "1": 1.0}, {"0": 2, "1": 2}, 4.0)}
+    assert retrieval.get_cells([row(), row(trials="10", accuracy="0.5")])[64, 0.5].mean == 0.5
 
 
-def test_the_mean_over_the_depths_is_of_the_seeds_that_have_all_of_them(tmp_path, monkeypatch):
-    values = grid(tmp_path, monkeypatch, "--lengths", "64", "--depths", "0.1", "0.5")
-    values |= grid(tmp_path, monkeypatch, "--lengths", "64", "128", "--depths", "0.5", seed=1,
-                   right=lambda model: False)
-    means = retrieval.mean_by_length(retrieval.get_cells(values))
+def test_the_mean_over_the_depths_is_of_the_seeds_that_have_all_of_them():
+    rows = [row(depth="0.1"), row()]
+    rows += [row(seed="1", accuracy="0", length=length) for length in ("64", "128")]
+    means = retrieval.mean_by_length(retrieval.get_cells(rows))
     assert means == {64: {"0": 1.0}, 128: {"1": 0.0}}
 
 
-def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(tmp_path, monkeypatch):
-    for flags in (["--lengths", "10"], ["--lengths", "64", "--rope-scale", "0"]):
-        with pytest.raises(UsageError):
-            grid(tmp_path, monkeypatch, *flags)
-        assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("flags", [
+    ["--lengths", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
+    ["--trials", "0"], ["--lengths", str(10**30)]])
+def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(measure, tmp_path, flags):
+    with pytest.raises(UsageError):
+        measure(*flags)
+    assert not list(tmp_path.glob("*/abcdigits.tsv"))
 
 
-def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(tmp_path, monkeypatch,
-                                                                        capsys):
-    fit(tmp_path / "out", "--steps", "1", "--psi", "3")
-    path, windows = tmp_path / "out/ckpt.pt", []
+def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(measure, tmp_path):
+    windows = []
 
-    def evaluate(model, tokenizer, prompts, answers):
-        assert all(prompt.endswith("=") for prompt in prompts)
-        assert all(re.fullmatch(r"\d{6}", answer) for answer in answers)
+    def right(model, prompts):
         windows.append(ms.window(model.layers[0].s_w).tolist())
         return [True, False]
 
-    monkeypatch.setattr(abcdigits, "exact_matches", evaluate)
-    flags = ["--ckpt", str(path), "--lengths", "260", "--trials", "2", "--depths", "0.5",
-             "--device", "cpu"]
     for more in ([], ["--swe"]):
-        monkeypatch.setattr(sys, "argv", ["abcdigits.py", *flags, *more])
-        abcdigits.main()
-    assert capsys.readouterr().out.count(" 50.0%") == 4
-    model, _, _ = load_checkpoint(path)
+        rows = measure("--lengths", "260", "--depths", "0.5", *more, right=right)
+    model, _, _ = load_checkpoint(tmp_path / "multiscreen/ckpt.pt")
     assert windows[0] == ms.window(model.layers[0].s_w).tolist()
     assert windows[1] == [INF if w > 32 else w for w in windows[0]]
     assert INF in windows[1]
-    rows = read_table(path.with_name("results.tsv"))
-    assert [(row["swe"], row["value"]) for row in rows] == [("", "0.5"), ("yes", "0.5")]
-    assert "--seq-len 32 " in rows[0]["run"]
-
-    # The table alone is shown without the checkpoint.
-    path.unlink()
-    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--results",
-                                      str(path.with_name("results.tsv"))])
-    abcdigits.main()
-    assert capsys.readouterr().out.count(" 50.0%") == 4
+    assert [(row["swe"], row["accuracy"]) for row in rows] == [("", "0.5"), ("yes", "0.5")]

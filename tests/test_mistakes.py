@@ -158,11 +158,11 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
         pytest.fail("measured before the table could be written")
 
     monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
-    (folder / "out/results.tsv").mkdir()
+    (folder / "out/abcdigits.tsv").mkdir()
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--swe", "--lengths", "260", "--device", "cpu"])
-    assert "results.tsv cannot be a table: a folder stands there" in complaint(abcdigits.main)
-    (folder / "out/results.tsv").rmdir()
+    assert "abcdigits.tsv: Is a directory" in complaint(abcdigits.main)
+    (folder / "out/abcdigits.tsv").rmdir()
 
 
 # ------------------------------------------------------------------------- bad checkpoints

@@ -1,0 +1,139 @@
+"""A table of measurements: one TSV beside a checkpoint, a row a cell, added as it is measured.
+
+A row says what the run is, which cell was measured, the values, and a hash of the weights and the
+equations. A command that is given again measures what is missing. One command writes a table, of
+one checkpoint, so nothing is locked.
+"""
+import sys
+from pathlib import Path
+
+from support.cli import UsageError, replacing
+
+RUN = ("model", "parameters", "seed", "seq_len", "step")
+
+
+class Table:
+    """The rows of one hash at `path`. keys: the columns that name a cell; values: those measured.
+
+    Rows of another hash are replaced when the first new one is added.
+    """
+
+    def __init__(self, path, keys, values, model_hash):
+        self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
+        self.columns = (*keys, *values, "hash")
+        self.rows, self.replaced = {}, 0
+        self.in_file = self.path.exists() and self.path.read_bytes().endswith(b"\n")
+        for row in read_rows(self.path, self.columns) if self.path.exists() else ():
+            if row["hash"] == model_hash:
+                self.rows[self.key_of(row)] = row
+            else:
+                self.replaced += 1
+
+    def key_of(self, cell):
+        return tuple(as_text(cell[name]) for name in self.keys)
+
+    def missing(self, cells):
+        """Those of the cells (dicts by `keys`) to measure, after a line about the others."""
+        cells = {self.key_of(cell): cell for cell in cells}
+        found = [cell for key, cell in cells.items() if key not in self.rows]
+        if len(found) < len(cells):
+            print(f"{len(cells) - len(found)} of {len(cells)} measurements are in {self.path} and "
+                  "not made again", file=sys.stderr)
+        if self.replaced and found:
+            print(f"{self.replaced} rows of {self.path} are of other weights or equations: they "
+                  "are replaced", file=sys.stderr)
+        return found
+
+    def add(self, cell, **values):
+        """Append the row of a cell."""
+        row = cell | values | {"hash": self.hash}
+        row = {name: as_text(row[name]) for name in self.columns}
+        self.rows[self.key_of(row)] = row
+        if self.in_file and not self.replaced:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(as_line(row.values()))
+        else:
+            write_rows(self.path, self.columns, self.rows.values())
+            self.in_file, self.replaced = True, 0
+
+    def rows_of(self, cells):
+        """The rows of cells that were measured, dicts of text."""
+        keys = map(self.key_of, cells)
+        return [self.rows[key] for key in keys if key in self.rows]
+
+
+def beside(ckpt_path, name):
+    """The path of a checkpoint's table or figure. Of m.pt instead of ckpt.pt it begins with m_."""
+    path = Path(ckpt_path)
+    return path.with_name(name if path.stem == "ckpt" else f"{path.stem}_{name}")
+
+
+def describe_run(ckpt):
+    """What a checkpoint's run is, by RUN."""
+    parameters = sum(W.numel() for W in ckpt["weights"].values())
+    return {"model": ckpt["model"], "parameters": parameters, "seed": ckpt["args"]["seed"] or 0,
+            "seq_len": ckpt["args"]["seq_len"], "step": ckpt["step"]}
+
+
+def read_rows(path, columns):
+    """The rows of a table as dicts of text, without half a last row of a killed process."""
+    if not Path(path).exists():
+        raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    head, *lines = [tuple(line.split("\t")) for line in text.split("\n")[:-1]] or [tuple(columns)]
+    if head != tuple(columns) or any(len(line) != len(head) for line in lines):
+        raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
+                         "name another")
+    return [dict(zip(head, line)) for line in lines]
+
+
+def read_tables(paths, keys, values):
+    """The rows of several tables of one measurement, for a figure.
+
+    Raises UsageError if they have one cell twice, with other weights, or one model with two sets of
+    equations.
+    """
+    rows, equations = {}, {}
+    for path in paths:
+        for row in read_rows(path, (*keys, *values, "hash")):
+            key = tuple(row[name] for name in keys)
+            if rows.setdefault(key, row)["hash"] != row["hash"]:
+                raise UsageError(f"{path}: another table has the same model, seed and step with "
+                                 "other weights: draw them apart")
+            own = row["hash"].partition("-")[2]
+            if equations.setdefault(row["model"], own) != own:
+                raise UsageError(f"{path}: {row['model']} was measured with other equations than "
+                                 "in another table: draw them apart, or measure it again")
+    return list(rows.values())
+
+
+def keep_rows(path, columns, rows):
+    """Write the rows of a figure beside it. Raises UsageError if rows that are there would go."""
+    rows = [{name: row[name] for name in columns} for row in rows]
+    if Path(path).exists():
+        lost = sum(row not in rows for row in read_rows(path, columns))
+        if lost:
+            raise UsageError(f"{path} has {lost} rows that are not drawn: name it as an input, "
+                             "too, or another --out")
+    write_rows(path, columns, rows)
+
+
+def write_rows(path, columns, rows):
+    """Write a whole table, dicts of text: the file is the old one or the new one at any time."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(Path(path)) as file:
+        file.write(as_line(columns).encode())
+        file.writelines(as_line(row[name] for name in columns).encode() for row in rows)
+
+
+def as_line(cells):
+    return "\t".join(cells) + "\n"
+
+
+def as_text(x):
+    """A cell: empty for what does not apply, and blanks for the tabs of a file's name."""
+    if x is None or x is False:
+        return ""
+    if isinstance(x, float):
+        return f"{x:.12g}"
+    return "yes" if x is True else " ".join(str(x).encode(errors="replace").decode().split())

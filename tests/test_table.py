@@ -1,0 +1,157 @@
+"""Tables of measurements: nothing is lost, doubled or taken for something else."""
+import pytest
+import torch
+
+import multiscreen
+from support.checkpoint import equations, model_hash, weights_hash
+from support.cli import UsageError
+from support.table import (
+    RUN,
+    Table,
+    beside,
+    describe_run,
+    keep_rows,
+    read_rows,
+    read_tables,
+)
+from tests.helpers import fit, read_table
+
+KEYS = ("model", "length")
+CELL = {"model": "multiscreen", "length": 64}
+
+
+def table(path, model_hash="abc-1"):
+    return Table(path, KEYS, ["loss"], model_hash)
+
+
+def test_a_measurement_is_found_again(tmp_path):
+    path = tmp_path / "new/loss.tsv"
+    first = table(path)
+    assert first.missing([CELL, CELL]) == [CELL]
+    first.add(CELL, loss=0.25)
+    first.add(CELL | {"length": 0.5, "model": None}, loss="1 2")
+    again = table(path)
+    more = CELL | {"length": 128}
+    assert again.missing([CELL, more]) == [more]
+    again.add(more, loss=3)
+    assert again.rows_of([more, CELL]) == [read_table(path)[2], read_table(path)[0]]
+    assert read_table(path) == [
+        {"model": "multiscreen", "length": "64", "loss": "0.25", "hash": "abc-1"},
+        {"model": "", "length": "0.5", "loss": "1 2", "hash": "abc-1"},
+        {"model": "multiscreen", "length": "128", "loss": "3", "hash": "abc-1"}]
+
+
+def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path, capsys):
+    path = tmp_path / "loss.tsv"
+    table(path).add(CELL, loss=1)
+    table(path).add(CELL | {"length": 128}, loss=1)
+    other = table(path, "xyz-1")
+    assert other.missing([CELL]) == [CELL]
+    assert capsys.readouterr().err.startswith(f"2 rows of {path} are of other weights")
+    assert len(read_table(path)) == 2
+    other.add(CELL, loss=2)
+    other.add(CELL | {"length": 32}, loss=2)
+    assert [(row["loss"], row["hash"]) for row in read_table(path)] == [("2", "xyz-1")] * 2
+
+
+@pytest.mark.parametrize("torn", ["multis", "multiscreen\t128\t1\tabc-1"])
+def test_half_a_last_row_of_a_killed_process_is_dropped(tmp_path, torn):
+    path = tmp_path / "loss.tsv"
+    table(path).add(CELL, loss=1)
+    whole = path.read_text()
+    path.write_text(whole + torn)
+    again = table(path)
+    more = CELL | {"length": 128}
+    assert again.missing([CELL, more]) == [more]
+    again.add(more, loss=2)
+    assert path.read_text() == whole + "multiscreen\t128\t2\tabc-1\n"
+
+
+def test_half_a_head_is_begun_anew(tmp_path):
+    (tmp_path / "loss.tsv").write_text("model\tlen")
+    table(tmp_path / "loss.tsv").add(CELL, loss=1)
+    assert len(read_table(tmp_path / "loss.tsv")) == 1
+
+
+def test_a_tab_in_a_name_is_a_blank_and_the_row_is_found_again(tmp_path):
+    path, cell = tmp_path / "loss.tsv", CELL | {"length": "a\tbook\r\n\udcff"}
+    table(path).add(cell, loss=1)
+    assert table(path).missing([cell]) == []
+    assert read_table(path)[0]["length"] == "a book ?"
+
+
+def test_another_file_is_refused_and_stays(tmp_path):
+    path = tmp_path / "log.tsv"
+    for content in ("step\tloss\n1\t2\n", "model\tlength\tloss\thash\nmultiscreen\t64\n"):
+        path.write_text(content)
+        with pytest.raises(UsageError, match="does not have the columns model length loss hash"):
+            table(path)
+        assert path.read_text() == content
+
+
+def test_tables_of_one_figure_fit_together(tmp_path):
+    paths = [tmp_path / name for name in "abc"]
+    table(paths[0]).add(CELL, loss=1)
+    table(paths[1], "xyz-1").add(CELL | {"length": 128}, loss=2)
+    assert [row["loss"] for row in read_tables([*paths[:2], paths[0]], KEYS, ["loss"])] == [
+        "1", "2"]
+    table(paths[2], "xyz-1").add(CELL, loss=3)
+    with pytest.raises(UsageError, match="with other weights"):
+        read_tables(paths, KEYS, ["loss"])
+    table(paths[1], "xyz-2").add(CELL | {"length": 128}, loss=2)
+    with pytest.raises(UsageError, match="other equations"):
+        read_tables(paths[:2], KEYS, ["loss"])
+    with pytest.raises(UsageError, match="does not exist"):
+        read_tables([tmp_path / "d"], KEYS, ["loss"])
+
+
+def test_the_rows_of_a_figure_are_kept_and_none_is_lost(tmp_path):
+    path, columns = tmp_path / "figure/loss.tsv", (*KEYS, "loss", "hash")
+    for n in (1, 2):
+        table(tmp_path / "loss.tsv").add(CELL | {"length": n}, loss=n)
+    rows = read_rows(tmp_path / "loss.tsv", columns)
+    keep_rows(path, columns, rows[:1])
+    keep_rows(path, columns, rows)
+    assert read_table(path) == rows
+    with pytest.raises(UsageError, match="1 rows that are not drawn"):
+        keep_rows(path, columns, rows[1:])
+    assert read_table(path) == rows
+
+
+# ----------------------------------------------------------------------------- what a row is of
+
+def test_a_row_says_what_the_run_is(tmp_path):
+    ckpt = fit(tmp_path / "a", "--steps", "2", "--seed", "3")
+    run = describe_run(ckpt)
+    assert tuple(run) == RUN
+    assert run == {"model": "multiscreen", "parameters": 4626, "seed": 3, "seq_len": 32, "step": 2}
+    assert model_hash(ckpt) == f"{weights_hash(ckpt)}-{equations('multiscreen')}"
+
+
+def test_two_checkpoints_in_a_folder_have_tables_of_their_own():
+    assert str(beside("out/ckpt.pt", "windows.tsv")) == "out/windows.tsv"
+    assert str(beside("models/a.pt", "windows.tsv")) == "models/a_windows.tsv"
+
+
+def test_the_hash_of_the_weights_sees_each_of_them():
+    ckpt = {"weights": {"a": torch.zeros(3), "b": torch.ones(())}}
+    before = weights_hash(ckpt)
+    assert before == weights_hash({"weights": dict(reversed(ckpt["weights"].items()))})
+    ckpt["weights"]["b"] += 2**-20
+    assert weights_hash(ckpt) != before
+
+
+def test_an_edited_equation_changes_the_hash(monkeypatch):
+    right, before = multiscreen.trim, equations("multiscreen")
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: right(s, r).sqrt())
+    equations.cache_clear()
+    assert equations("multiscreen") != before
+    monkeypatch.undo()
+    equations.cache_clear()
+    assert equations("multiscreen") == before
+
+
+@pytest.mark.parametrize("name", ["multiscreen:nope", "transformer:8M", "transformer:8M:qknorm"])
+def test_each_model_has_equations_of_its_own(name):
+    assert len({equations(name), equations("multiscreen"), equations("transformer:45M")}) == (
+        2 if name == "transformer:8M" else 3)
