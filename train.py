@@ -27,47 +27,33 @@ import torch
 
 from baselines import count_parameters, recipe
 from multiscreen import softmask, weights, window
+from support import distributed as dist
 from support.checkpoint import (
     build_model,
     equations,
     has_windows,
-    load_checkpoint,
     load_moments,
     load_random_state,
     load_weights,
     read_checkpoint,
     save_checkpoint,
 )
+from support.checkpoint import (
+    load_checkpoint as load_checkpoint,
+)
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data, get_tokenizer
-from support.distributed import (
-    average_gradients,
-    batches,
-    distribute,
-    full,
-    get_states,
-    join,
-    leave,
-    local,
-    own_device,
-    recompute,
-    total,
-    wait,
-    world,
-)
 from support.run import (
     NOT_RESUMED,
     Lock,
     absolute,
-    check_numbers,
+    complete,
     find_checkpoint,
     open_run,
     passes_of,
     take_flags,
 )
-
-__all__ = ["load_checkpoint", "main"]
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
@@ -131,8 +117,6 @@ def get_args(argv=None):
     args = parser.parse_args(argv)
     if args.resume:
         path = Path(args.out) / "ckpt.pt"
-        if not path.exists():
-            raise UsageError(f"{path} does not exist: leave --resume out to start a run")
         ckpt = read_checkpoint(path)
         args = take_flags(parser, argv, ckpt, path, ckpt["args"].keys() - set(NOT_RESUMED))
     elif args.init:
@@ -142,14 +126,7 @@ def get_args(argv=None):
     if args.model.startswith("transformer") and args.psi != parser.get_default("psi"):
         raise UsageError(f"--psi {args.psi} is a size of Multiscreen: a Transformer's are in its "
                          "name, transformer:N_L,N_H,d_E")
-
-    check_numbers(args)
-    if args.save_every is None:
-        args.save_every = args.eval_every
-    if args.batch_tokens is None:
-        args.batch_tokens = args.batch_size * args.seq_len * world()
-    passes_of(args)
-    return args
+    return complete(args)
 
 
 # ------------------------------------------------------------------------------ evaluation
@@ -159,13 +136,13 @@ def evaluate(model, data, n, batch_size, tokenizer):
     """(nats per token, bits per byte) over n sequences, spread evenly over the data."""
     device = model.W_E.device
     nats = tokens = length = 0
-    for x, count in batches(data, data.spread(n), batch_size):
+    for x, count in dist.batches(data, data.spread(n), batch_size):
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].double().sum().item()
         targets = x[:count, 1:].flatten().tolist()
         tokens += len(targets)
         length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
-    nats, tokens, length = total(nats, tokens, length)
+    nats, tokens, length = dist.total(nats, tokens, length)
     return nats / tokens, nats / math.log(2) / max(length, 1)
 
 
@@ -203,11 +180,11 @@ def alive_fraction(model, tokens):
 # -------------------------------------------------------------------------------- training
 
 def main(argv=None):
-    join()
+    dist.join()
     args = get_args(argv)
     # Process 0 alone locks the folder and writes into it.
     with Lock(Path(args.out)) if rank() == 0 else nullcontext():
-        wait()
+        dist.wait()
         train(args)
 
 
@@ -221,27 +198,26 @@ def train(args):
     start = read_checkpoint(args.init) if args.init and not ckpt else ckpt
 
     # The model, freshly initialised or with the weights of a checkpoint.
-    device, tokenizer = get_device(own_device(args.device)), get_tokenizer(args.tokenizer)
+    device, tokenizer = get_device(dist.own_device(args.device)), get_tokenizer(args.tokenizer)
     bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and device.type == "cuda"
     dtype = torch.bfloat16 if bf16 else None
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
-    config = start["config"] if start else config
-    model = build_model(args.model, config, dtype).to(device)
+    model = build_model(args.model, start["config"] if start else config, dtype).to(device)
     if start:
         load_weights(model, start["weights"], path if ckpt else args.init)
-    screening = None
     if has_windows(model):
-        model.screen, screening, _ = get_screen(model, args.kernel)
+        model.screen, line, _ = get_screen(model, args.kernel)
+        print(line)
     if args.compile:
         compile_layers(model)
     if args.recompute:
         for layer in model.layers:
-            recompute(layer)
+            dist.recompute(layer)
     size, rest = count_parameters(model)
-    distribute(model, args.shard, device)
+    dist.distribute(model, args.shard, device)
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
-          f"{device}{f' in {world()} processes' if world() > 1 else ''}, "
+          f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
           f"{'bfloat16' if bf16 else 'float32'}")
 
     # The data.
@@ -282,10 +258,10 @@ def train(args):
 
     def save():
         nonlocal last_saved
-        mine = sum(local(p.detach()).double().abs().sum().item() for p in model.parameters())
-        weights_sum, = total(mine)
+        shards = (dist.local(p.detach()).double() for p in model.parameters())
+        weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
         check(sum_of_weights=weights_sum)
-        all_weights, moments = get_states(model, optimizer)
+        all_weights, moments = dist.get_states(model, optimizer)
         if rank() == 0:
             save_checkpoint(path, {
                 "model": args.model, "config": asdict(model.config), "weights": all_weights,
@@ -295,15 +271,13 @@ def train(args):
                 "args": vars(args) | {"data": absolute(args.data)},
                 "versions": {"python": platform.python_version(),
                              "torch": str(torch.__version__)}})
-        wait()                                         # torchrun ends all when one has ended
+        dist.wait()                                    # torchrun ends all when one has ended
         last_saved = step
 
     per_step = args.batch_tokens // args.seq_len
     n_passes = passes_of(args)
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
-    if screening:
-        print(screening)
     if start:
         print(f"going on at step {step}" if ckpt else f"weights from {args.init}")
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
@@ -326,17 +300,17 @@ def train(args):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
                 x = torch.from_numpy(np.stack(x)).to(device)
-                average_gradients(model, n == n_passes - 1)
+                dist.average_gradients(model, n == n_passes - 1)
                 pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()
                 loss += pass_loss.detach()
-                drawn += args.batch_size * world()
+                drawn += args.batch_size * dist.world()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
             step += 1
 
             # The one synchronisation with a GPU: nothing that is not finite goes on.
-            loss, norm = torch.stack((loss, full(norm))).tolist()
-            loss, stopping = total(loss / world(), len(stop))
+            loss, norm = torch.stack((loss, dist.full(norm))).tolist()
+            loss, stopping = dist.total(loss / dist.world(), len(stop))
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -350,7 +324,7 @@ def train(args):
                         "tokens_per_s": args.batch_tokens / seconds}
                 shown = " " * 23
                 if has_windows(model):
-                    w = torch.cat([window(full(tile.s_w.detach())) for tile in model.layers])
+                    w = torch.cat([window(dist.full(tile.s_w.detach())) for tile in model.layers])
                     row |= {"w_min": w.min().item(), "w_median": w.median().item(),
                             "w_max": w.max().item()}
                     shown = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
@@ -369,7 +343,7 @@ def train(args):
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :4096]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-                some = batches(val_data, range(64), args.batch_size)
+                some = dist.batches(val_data, range(64), args.batch_size)
                 extra = train_data.extra_columns(model, some)
                 row |= extra
                 shown += "".join(f"; {name} {value:.3f}" for name, value in extra.items())
@@ -386,15 +360,13 @@ def train(args):
         if step < args.steps:
             if step > last_saved:
                 save()
-            raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: "
-                                    f"the same command continues")
-        if stopping:
-            raise KeyboardInterrupt(f"stopped after the last step, saved {path}")
+            raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: the same command "
+                                    "continues")
 
     # A sample, where one process holds the model.
-    if world() > 1:
-        wait()
-        leave()
+    if dist.world() > 1:
+        dist.wait()
+        dist.leave()
         return
     begin = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)

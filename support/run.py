@@ -31,14 +31,18 @@ def take_flags(parser, argv, ckpt, path, names):
     return args
 
 
-def check_numbers(args):
-    """Raise UsageError for a number that is out of its range."""
+def complete(args):
+    """The arguments with those that depend on others. Raises UsageError for a wrong number."""
     at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
                   "eval_every", "save_every")
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
         value, least = getattr(args, name), int(name in at_least_1)
         if value is not None and not least <= value < 2**63:
             raise UsageError(f"{flag(name)} {value}: it must be at least {least} and below 2^63")
+    args.save_every = args.save_every or args.eval_every
+    args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * world()
+    passes_of(args)
+    return args
 
 
 def passes_of(args):

@@ -222,7 +222,7 @@ def test_unknown_models_are_explained(name, message):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args, _ = train.get_args(flags)
+    args = train.get_args(flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import support.run
 import train
 from tests.helpers import ROOT
 
@@ -79,7 +80,7 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(name, 
             continue
         nodes = re.search("--nnodes ([0-9]+)", launch)
         gpus = 8 * int(nodes[1]) if nodes else 1
-        monkeypatch.setattr(train, "world", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(support.run, "world", lambda gpus=gpus: gpus)
         args = train.get_parser().parse_args(flags.split())
         assert flags.split()[-1] == args.out
         assert len(set(flags.split()[::2])) == len(flags.split()[::2])

@@ -18,6 +18,7 @@ import support.run
 import support.stream
 import train
 from multiscreen import Multiscreen
+from support import distributed
 from support.checkpoint import equations, load_checkpoint, read_checkpoint, save_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, get_tokenizer
@@ -256,7 +257,7 @@ def test_the_same_command_goes_on_from_its_checkpoint(tmp_path, monkeypatch, cap
 
 def test_a_run_of_init_goes_on_and_does_not_begin_with_other_weights_again(tmp_path, monkeypatch):
     fit(tmp_path / "first", "--steps", "2")
-    flags = ["--steps", "4", "--init", str(tmp_path / "first/ckpt.pt")]
+    flags = ["--steps", "6", "--init", str(tmp_path / "first/ckpt.pt")]
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
         stop_at(m, 3, signal.SIGINT)
@@ -469,7 +470,7 @@ def test_needles_are_right_where_the_model_guesses_their_digits():
 
     for guess, low, high in ((answers, 1, 1), (lambda x: torch.full_like(x, 49), 0.01, 0.3)):
         model = Guesses(guess)
-        columns = data.extra_columns(model, train.batches(data, range(10), 4))
+        columns = data.extra_columns(model, distributed.batches(data, range(10), 4))
         assert low <= columns["needle"] <= high
         assert columns["base"] == data.base
 
