@@ -63,7 +63,8 @@ class Panel(NamedTuple):
 
 def get_columns(path):
     """The columns of a table of retrieval: of abcdigits.py it has the digits, too."""
-    own = ("digits",) if "digits" in read_lines(path)[0] else ()
+    head, *_ = read_lines(path) or [()]
+    own = ("digits",) if "digits" in head else ()
     return (*RUN, *own, *CELL), ("accuracy",)
 
 
