@@ -1,88 +1,206 @@
 """Retrieval as figures: by context length and depth, a panel for each model, and by length alone.
 
 Section "Retrieval Ability", appendices "ABCDigits" and "Passkey Retrieval Results", and the
-retrieval of "Architectural Ablations". Rows: Transformer, Multiscreen, Multiscreen + SWE; columns:
-sizes, or ablations. Models that differ in their seed only share a panel: it shows their mean.
+retrieval of "Architectural Ablations".
 
-Paper:  python abcdigits.py --ckpt out/scaling_paper/multiscreen_psi32-{0,1,2}/ckpt.pt \\
-            --lengths 4096 8192 16384 32768 65536 131072 --results out/paper.tsv
-        python -m experiments.retrieval out/paper.tsv
-        Run the first for each model: again with --swe, Transformers with --rope-scale 1 2 .. 64.
-Small:  python -m experiments.retrieval out-abc/results.tsv
-        The model of the README. What it leaves out: language; it was trained on this very task.
+    python -m experiments.retrieval out/abcdigits.tsv out-t/abcdigits.tsv --out out/figure.png
 
-The paper prints two means over the depths at 4,096 tokens, its training length: 99.18 % for the
-286M Multiscreen, 95.98 % for the 1.3B Transformer with the best RoPE scaling factor in each cell.
+draws the tables of abcdigits.py, also as curves in figure_by_length.png, or those of `python -m
+experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes. Models that
+differ in their seed only share a panel: it shows their mean. Where there are ablations, the columns
+are these and their original.
+
+Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts in a cell; each Multiscreen again with --swe,
+        each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096
+        tokens, its training length: 99.18 % for the 286M Multiscreen, 95.98 % for the 1.3B
+        Transformer with the best RoPE scaling factor in each cell.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.retrieval in the folder above")
 
-from pathlib import Path
+import math
+from typing import NamedTuple
 
-from experiments.common import mean_and_std, pyplot, report, save_figure
-from experiments.grids import draw_grids
-from experiments.models import model_of, tell_apart
-from experiments.style import ABLATIONS, WIDTH, label_models, legend_below, look, plot_with_band
-from support.cli import Parser, UsageError, cli
-from support.results import Results, flag
-from support.retrieval import by_model, get_cells, mean_by_length
+from experiments.common import (
+    get_figure,
+    mean_and_std,
+    print_table,
+    pyplot,
+    save_figure,
+    variant_of,
+)
+from experiments.style import (
+    ABLATIONS,
+    WIDTH,
+    count_of,
+    legend_below,
+    look,
+    plot_with_band,
+    short_number,
+)
+from support.cli import cli
+from support.retrieval import CELL, get_cells, mean_by_length
+from support.table import RUN, read_lines
 
-COLUMNS = ["task", "model", "length", "x_training", "seeds", "prompts", "mean", "std",
-           "worst_depth"]
+COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
+ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
+ORDER = ("", *ABLATIONS)
 
 
-def with_names(models):
-    """Yield (name, one of the keys, cells) of each model; "+ SWE" is part of the name."""
-    keys = [key for values in models for key in values]
-    names, words = label_models(model_of(key.run)[:2] for key in keys), tell_apart(keys)
-    for values in models:
-        key = next(iter(values))
-        name = names[model_of(key.run)[:2]] + (" + SWE" if key.swe else "") + words(key)
-        yield name, key, get_cells(values)
+class Panel(NamedTuple):
+    """A model in a figure: its cells are means over the seeds.
+
+    label, title: in a legend, and beside the name of its row, one of ROWS.
+    """
+    label: str
+    title: str
+    row: int
+    variant: str
+    parameters: int
+    T_train: int
+    cells: dict
 
 
-def get_rows(models):
+def get_columns(path):
+    """The columns of a table of retrieval: of abcdigits.py it has the digits, too."""
+    head, *_ = read_lines(path) or [()]
+    own = ("digits",) if "digits" in head else ()
+    return (*RUN, *own, *CELL), ("accuracy",)
+
+
+def get_panels(rows, labels):
+    """The Panels of rows, small models first, ablations in the paper's order.
+
+    The digits and the step are said where they differ. An original stands beside its ablations at
+    their lengths only.
+    """
+    lengths = {row["length"] for row in rows if variant_of(row) in ABLATIONS}
+    groups = {}
+    for row in rows:
+        if not lengths or row["length"] in lengths:
+            key = [row[name] for name in ("model", "parameters", "seq_len", "step", "swe")]
+            groups.setdefault((*key, row.get("digits", "")), []).append(row)
+    panels = []
+    for key, found in groups.items():
+        model, parameters, T_train, step, swe, digits = key
+        label = labels[model, parameters]
+        words = [f"{digits} digits"] * (len({other[5] for other in groups}) > 1)
+        words += [f"step {step}"] * (len({k[3] for k in groups if k[:3] == key[:3]}) > 1)
+        row = 0 if model.startswith("transformer") else 2 if swe else 1
+        title = label if lengths else short_number(int(parameters))
+        panels.append(Panel(", ".join([label, *words]), ", ".join([title, *words]), row,
+                            variant_of(found[0]), int(parameters), int(T_train),
+                            get_cells(found)))
+
+    def place(panel):
+        variant = panel.variant
+        return panel.row, ORDER.index(variant) if variant in ORDER else 0, panel.parameters
+
+    return sorted(panels, key=place)
+
+
+def name_of(panel):
+    """A panel's label in a table or a legend."""
+    return panel.label + " + SWE" * (panel.row == 2)
+
+
+def get_rows(panels):
     """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds.
 
     prompts: in a cell of one seed, as a range where they differ.
     """
     rows = []
-    for name, key, cells in with_names(models):
-        for length, by_seed in mean_by_length(cells).items():
+    for panel in panels:
+        for length, by_seed in mean_by_length(panel.cells).items():
             mean, std, _ = mean_and_std(by_seed.values())
-            column = [cell for (n, _), cell in cells.items() if n == length]
+            column = [cell for (n, _), cell in panel.cells.items() if n == length]
             prompts = [n for cell in column for seed, n in cell.prompts.items() if seed in by_seed]
             least, most = min(prompts), max(prompts)
-            rows.append([key.task, name, length, length / int(flag(key.run, "--seq-len")),
-                         len(by_seed), most if least == most else f"{least}-{most}",
-                         f"{mean:.1%}", f"{std:.1%}" if len(by_seed) > 1 else None,
+            rows.append([name_of(panel), length, length / panel.T_train, len(by_seed),
+                         most if least == most else f"{least}-{most}", f"{mean:.1%}",
+                         f"{std:.1%}" if len(by_seed) > 1 else None,
                          f"{min(cell.mean for cell in column):.1%}"])
     return rows
 
 
-def draw_by_length(plt, models, path):
+# ----------------------------------------------------------------------- by length and depth
+
+def draw_panels(plt, panels, path, note=""):
+    """The panels with one colour bar. note: behind the words of the x axis."""
+    rows = {name: [panel for panel in panels if panel.row == n] for n, name in enumerate(ROWS)}
+    rows = {name: line for name, line in rows.items() if line}
+    n = max(map(len, rows.values()))
+    fig, axes = plt.subplots(len(rows), n, figsize=(max(WIDTH, 2.9 * n), 2.5 * len(rows) + 0.5),
+                             squeeze=False, layout="constrained")
+    for line, (name, shown) in zip(axes, rows.items()):
+        for ax in line[len(shown) :]:
+            ax.axis("off")
+        for ax, panel in zip(line, shown):
+            image = draw_cells(ax, panel.cells, panel.T_train)
+            title = f"{panel.title}, {count_seeds(panel.cells)}"
+            ax.set_title(f"{name}, {title}" if n < 3 else f"{name}\n{title}")
+    scaled = any(cell.factor for panel in panels for cell in panel.cells.values())
+    fig.supxlabel("context (tokens; K = 1,024; dashed: training length)"
+                  f"{note}\n--: no needle found; white: not measured"
+                  f"{'; ×n: the best RoPE scaling factor' * scaled}", fontsize=10)
+    fig.supylabel("depth of the needle", fontsize=10)
+    fig.colorbar(image, ax=axes, label="accuracy (%)")
+    save_figure(fig, path)
+
+
+def count_seeds(cells):
+    """"3 seeds", or "1 to 3 seeds" where some cells have fewer."""
+    counts = {len(cell.shares) for cell in cells.values()}
+    least = f"{min(counts)} to " if len(counts) > 1 else ""
+    return least + count_of(max(counts), "seed")
+
+
+def draw_cells(ax, cells, T_train):
+    """Cells as colours with their accuracy in percent, and the best RoPE scaling factor."""
+    lengths, depths = (sorted(set(x)) for x in zip(*cells))
+    percent = [[100 * cells[n, d].mean if (n, d) in cells else math.nan for n in lengths]
+               for d in depths]
+    image = ax.imshow(percent, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    for (n, d), cell in cells.items():
+        text = f"{100 * cell.mean:.1f}".removesuffix(".0") if cell.mean else "--"
+        if cell.mean and cell.factor:
+            text += f"\n×{cell.factor:g}"
+        ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center",
+                fontsize=8 if len(lengths) < 7 else 7,
+                color="black" if cell.mean > 0.45 else "white")
+
+    # Black on white stands out from every colour.
+    x = sum(n <= T_train for n in lengths) - 0.5
+    ax.axvline(x, color="white", lw=3)
+    ax.axvline(x, color="black", lw=1.5, ls="--")
+    short = [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths]
+    ax.set_xticks(range(len(lengths)), short)
+    ax.set_yticks(range(len(depths)), [f"{d:g}" for d in depths])
+    return image
+
+
+# --------------------------------------------------------------------------------- by length
+
+def draw_by_length(plt, panels, path):
     """The means over the depths as curves by length, with a band of one std over the seeds.
 
-    A hollow marker is of fewer seeds than others of its curve. Ablations have figures of their own:
-    they are left out where there are other models.
+    A hollow marker is of fewer seeds than others of its curve.
     """
-    plain = [x for x in models if model_of(next(iter(x)).run).variant not in ABLATIONS] or models
-    plain = sorted(plain, key=lambda x: next((key.swe, key.run) for key in x))     # SWE last
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
     lengths = set()
-    for n, (name, key, cells) in enumerate(with_names(plain)):
-        found = mean_by_length(cells)
+    for n, panel in enumerate(sorted(panels, key=lambda panel: panel.row or 1.5)):
+        found = mean_by_length(panel.cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
-        plot_with_band(ax, list(found), means, stds, label=name, clip_on=False, **look(n))
+        plot_with_band(ax, list(found), means, stds, label=name_of(panel), clip_on=False,
+                       **look(n))
         most = max(map(len, found.values()))
         fewer = {length: mean for length, mean in zip(found, means) if len(found[length]) < most}
         ax.plot([*fewer], [*fewer.values()], clip_on=False, in_layout=False, zorder=3, ms=5,
                 **look(n) | {"ls": "", "mfc": "white"})
         lengths |= found.keys()
-        trained = int(flag(key.run, "--seq-len"))
-        ax.axvline(trained, color="0.5", lw=1, ls=":")
-    ax.annotate("training length", (trained, 50), (-5, 0), textcoords="offset points",
+        ax.axvline(panel.T_train, color="0.5", lw=1, ls=":")
+    ax.annotate("training length", (panel.T_train, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")
     ax.set(xscale="log", ylim=(0, 100), ylabel="needles found (%)",
            xlabel="context (tokens); a hollow marker is of fewer seeds")
@@ -93,32 +211,16 @@ def draw_by_length(plt, models, path):
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("tables", nargs="+", metavar="results.tsv",
-                   help="tables of abcdigits.py and experiments.passkey")
-    p.add_argument("--out", help="folder of the figures [that of the first table]")
-    args = p.parse_args()
-    values = {}
-    for path in args.tables:
-        if not Path(path).exists():
-            raise UsageError(f"{path} does not exist: abcdigits.py fills a table")
-        values |= Results(path).values
-    out = Path(args.out or Path(args.tables[0]).parent)
-    out.mkdir(parents=True, exist_ok=True)
-
-    found = {name: by_model(values, name) for name in ("abcdigits", "passkey")}
-    if not any(found.values()):
-        raise UsageError(f"{args.tables[0]} holds no retrieval: abcdigits.py measures it")
-    rows = [row for models in found.values() for row in get_rows(models)]
-    report(out / "retrieval.tsv", COLUMNS, rows,
-           "Retrieval, mean over the depths (paper, ABCDigits at its training length: Multiscreen "
-           "286M 99.18 %, Transformer 1.3B 95.98 %)")
+    rows, out, labels = get_figure(__doc__, get_columns)
+    panels = get_panels(rows, labels)
+    print_table(COLUMNS, get_rows(panels),
+                "Retrieval, mean over the depths (paper, ABCDigits at its training length: "
+                "Multiscreen 286M 99.18 %, Transformer 1.3B 95.98 %)")
     if plt := pyplot():
-        for name, models in found.items():
-            if models:
-                draw_grids(plt, models, out / f"{name}.png")
-        if found["abcdigits"]:
-            draw_by_length(plt, found["abcdigits"], out / "abcdigits_by_length.png")
+        digits = {row.get("digits") for row in rows} - {None}
+        draw_panels(plt, panels, out, f"; {digits.pop()} digits" if len(digits) == 1 else "")
+        if "digits" in rows[0] and not any(panel.variant in ABLATIONS for panel in panels):
+            draw_by_length(plt, panels, out.with_name(f"{out.stem}_by_length.png"))
 
 
 if __name__ == "__main__":

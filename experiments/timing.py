@@ -1,31 +1,36 @@
-"""What latency.py times: a model in a setting, one forward pass, milliseconds, ratios."""
+"""What latency.py times: a model in a setting, one forward pass, milliseconds."""
 import itertools
+import statistics
 import time
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend
 
-from support.checkpoint import build_model, has_windows, load_for_evaluation, require_windows
-from support.choose import compile_layers, get_screen
-from support.results import Key, key_of, weights_hash
+from baselines import count_parameters
+from support.checkpoint import (
+    build_model,
+    has_windows,
+    load_for_evaluation,
+    require_windows,
+    weights_hash,
+)
+from support.choose import get_screen
+from support.table import RUN, describe_run
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
-@dataclass
-class Cell:
-    """A row of the table: a model in a setting at one length, and the Transformer beside it."""
-    label: str
+class Timed(NamedTuple):
+    """A model in a setting at one length. pair: the number of the Transformer beside it."""
     model: torch.nn.Module
+    run: dict
     setting: str
     length: int
-    baseline: str = None
-    T_train: int = None
-    key: Key = None
-    weights: str = ""
+    pair: int
+    T_train: int
 
 
 def random_model(name, config, device):
@@ -40,72 +45,48 @@ def random_model(name, config, device):
     return model
 
 
-def name_of(screen):
-    return f"{screen.__module__}.{screen.__name__}"
+def get_models(args, device):
+    """[[(model, columns of RUN, training length, settings) of a pair]], and the hash of weights.
 
-
-def get_multiscreens(args, device, vocab):
-    """[[(label, model, T_train, Key, weights) of each seed] of each size]: trained, or random."""
-    if not args.ckpt:
-        sizes = []
-        for psi in args.psi:
-            model = random_model("multiscreen", {"psi": psi} | vocab, device)
-            key = untrained(f"multiscreen --psi {psi}", vocab)
-            sizes.append([(f"Psi = {psi}", model, 2**12, key, "")])
-        return sizes
-    sizes = {}
-    for path in args.ckpt:
-        model, _, ckpt = load_for_evaluation(path, device)
-        require_windows(model, path, ckpt["model"])
-        key = key_of(ckpt["args"], ckpt["step"], "latency", ckpt.get("files"))
-        seed = path, model, ckpt["args"]["seq_len"], key, weights_hash(ckpt)
-        sizes.setdefault((key.run, key.step), []).append(seed)
-    return list(sizes.values())
-
-
-def untrained(name, vocab):
-    """The Key of a model with random weights."""
-    tokenizer = "gpt2" if vocab["vocab_size"] == 50257 else "bytes"
-    return Key("latency", f"--model {name} --tokenizer {tokenizer}", "0", "0")
-
-
-def get_cells(args, device):
-    """The cells of the table, in its order, and the name of what screens.
-
-    The n-th Multiscreen is compared with the n-th Transformer, where both are there. Of the largest
-    such pair all lengths are timed, of all others the longest only.
+    The Transformer of a pair comes first. Either may be missing.
     """
     cuda = device.type == "cuda"
-    backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
     vocab = {"vocab_size": 50257 if cuda else 257}
-    settings = ["initial", "trained-like", "trained-like + SWE"]
-    if args.ckpt:
-        settings = ["trained", "trained + SWE"]
-    sizes = get_multiscreens(args, device, vocab)
-    largest, cells, screening = min(len(sizes), len(args.transformer)) - 1, [], None
-    for n, (seeds, size) in enumerate(itertools.zip_longest(sizes, args.transformer)):
-        used, baseline = args.lengths if n == largest else args.lengths[-1:], None
 
-        # The Transformer first.
-        if size:
-            baseline = f"transformer:{size.removeprefix('transformer:')}"
-            model = random_model(baseline, vocab, device)
-            if args.compile:
-                compile_layers(model)
-            for backend in backends:
-                for T in used:
-                    if backend != "math" or T <= 2**12:
-                        cells.append(Cell(baseline, model, backend, T, baseline,
-                                          key=untrained(baseline, vocab)))
-        for label, model, T_train, key, weights in seeds or []:
-            screening = name_of(model.screen)
-            if args.compile:
-                compile_layers(model)
+    def untrained(name, sizes, settings):
+        model = random_model(name, sizes | vocab, device)
+        run = dict.fromkeys(RUN) | {"model": name, "parameters": count_parameters(model)[0],
+                                    "seed": 0, "step": 0}
+        return model, run, 2**12, settings
+
+    trained = ""
+    if args.ckpt:
+        model, _, ckpt = load_for_evaluation(args.ckpt, device)
+        require_windows(model, args.ckpt, ckpt["model"])
+        trained = f"{weights_hash(ckpt)}-"
+        screening = [(model, describe_run(ckpt), ckpt["args"]["seq_len"],
+                      ["trained", "trained + SWE"])]
+    else:
+        settings = ["initial", "trained-like", "trained-like + SWE"]
+        screening = [untrained("multiscreen", {"psi": psi}, settings) for psi in args.psi]
+    backends = list(BACKENDS) if cuda else ["flash", "math"]       # a CPU has no others
+    attending = [untrained(f"transformer:{size.removeprefix('transformer:')}", {}, backends)
+                 for size in args.transformer]
+    pairs = [[found for found in pair if found]
+             for pair in itertools.zip_longest(attending, screening)]
+    return pairs, min(len(attending), len(screening)) - 1, trained
+
+
+def get_timed(pairs, largest, lengths):
+    """What to time, in the table's order: of the pair `largest` all lengths, else the longest."""
+    found = []
+    for n, pair in enumerate(pairs):
+        for model, run, T_train, settings in pair:
             for setting in settings:
-                for T in used:
-                    cells.append(Cell(label, model, setting, T, baseline, T_train, key,
-                                      weights))
-    return cells, screening
+                for T in lengths if n == largest else lengths[-1:]:
+                    if setting != "math" or T <= 2**12:
+                        found.append(Timed(model, run, setting, T, n, T_train))
+    return found
 
 
 def trained_like(n, seed=0):
@@ -145,8 +126,8 @@ def forward_pass(model, tokens):
         model.logits(part)
 
 
-def time_cell(cell, device, repeats):
-    """([milliseconds of each pass], None) after 2 that do not count, or ([], why there is none).
+def time_passes(timed, device, repeats):
+    """(milliseconds of a pass, None): a mean, after 2 that do not count; or (None, why not).
 
     The reason is a lack of memory, or a backend of attention that cannot run here.
     """
@@ -156,31 +137,19 @@ def time_cell(cell, device, repeats):
             torch.cuda.synchronize(device)
         return 1e3 * time.perf_counter()
 
-    prepare(cell.model, cell.setting, cell.T_train)
-    n_vocab, times = cell.model.config.vocab_size, []
+    prepare(timed.model, timed.setting, timed.T_train)
+    n_vocab, times = timed.model.config.vocab_size, []
     try:
         # PyTorch warns at length of a backend that it cannot use.
         with warnings.catch_warnings(action="ignore"):
             for _ in range(2 + repeats):
-                tokens = torch.randint(n_vocab, (1, cell.length), device=device)
+                tokens = torch.randint(n_vocab, (1, timed.length), device=device)
                 began = now()
-                forward_pass(cell.model, tokens)
+                forward_pass(timed.model, tokens)
                 times.append(now() - began)
-        return times[2:], None
+        return statistics.mean(times[2:]), None
     except (RuntimeError, MemoryError) as e:
         no_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
-        if not (cell.setting in BACKENDS or no_memory or "allocate memory" in str(e)):
+        if not (timed.setting in BACKENDS or no_memory or "allocate memory" in str(e)):
             raise
-        return [], (str(e) or "out of memory").splitlines()[0]
-
-
-def ratios(ms, transformer):
-    """[x_flash, x_fastest, fastest]: how many times as fast as a Transformer; None where unknown.
-
-    transformer: its milliseconds by backend.
-    """
-    if ms is None or not transformer:
-        return [None, None, None]
-    fastest = min(transformer, key=transformer.get)
-    x_flash = transformer["flash"] / ms if "flash" in transformer else None
-    return [x_flash, transformer[fastest] / ms, fastest]
+        return None, (str(e) or "out of memory").splitlines()[0]

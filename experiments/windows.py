@@ -17,7 +17,6 @@ if not __package__:
 
 import math
 import statistics
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,7 +25,8 @@ from experiments.common import pyplot, report, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
 from multiscreen import window
 from support.checkpoint import load_checkpoint, require_windows
-from support.cli import Parser, check_writable, cli
+from support.cli import Parser, cli
+from support.table import beside
 
 COLUMNS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
            "w>T_train"]
@@ -91,13 +91,11 @@ def draw_windows(plt, w, r, w_th, T_train):
 
 def main():
     p = Parser(__doc__)
-    p.add_shared("--ckpt", "--force")
+    p.add_shared("--ckpt")
     args = p.parse_args()
     model, _, ckpt = load_checkpoint(args.ckpt)
     require_windows(model, args.ckpt, ckpt["model"])
-    table = Path(args.ckpt).with_name("windows.tsv")
-    check_writable(table, args.force)
-
+    table = beside(args.ckpt, "windows.tsv")
     w, r = windows_and_widths(model)
     w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
     rows = []

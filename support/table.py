@@ -75,12 +75,17 @@ def describe_run(ckpt):
             "seq_len": ckpt["args"]["seq_len"], "step": ckpt["step"]}
 
 
-def read_rows(path, columns):
-    """The rows of a table as dicts of text, without half a last row of a killed process."""
+def read_lines(path):
+    """The lines of a table, cells each, without half a last one of a killed process."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    head, *lines = [tuple(line.split("\t")) for line in text.split("\n")[:-1]] or [tuple(columns)]
+    return [tuple(line.split("\t")) for line in text.split("\n")[:-1]]
+
+
+def read_rows(path, columns):
+    """The rows of a table as dicts of text."""
+    head, *lines = read_lines(path) or [tuple(columns)]
     if head != tuple(columns) or any(len(line) != len(head) for line in lines):
         raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
                          "name another")
