@@ -30,7 +30,7 @@ def complaint(main):
 @pytest.mark.parametrize("argv, message", [
     (["train.py", "--data", "nowhere"], "nowhere does not exist"),
     (["abcdigits.py", "--ckpt", "nowhere/ckpt.pt"],
-     "nowhere/ckpt.pt does not exist: train a model first, README.md has the commands")])
+     "nowhere/ckpt.pt does not exist: train a model first (python train.py --out nowhere)")])
 def test_a_mistake_is_one_line_and_exit_code_1(argv, message):
     out = run(*argv)
     assert out.returncode == 1
