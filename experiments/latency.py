@@ -63,7 +63,7 @@ def ratios(ms, transformer):
     return [x_flash, transformer[fastest] / ms, fastest]
 
 
-def read_flags():
+def latency_args():
     """(arguments with the defaults of the device filled in, device)."""
     p = Parser(__doc__)
     group = p.add_mutually_exclusive_group()
@@ -112,7 +112,7 @@ def code_hash():
     return hashlib.sha256(code).hexdigest()[:12]
 
 
-def get_rows(timed, milliseconds):
+def latency_rows(timed, milliseconds):
     """Rows of COLUMNS as dicts. milliseconds: of each in `timed`, None where it could not run."""
     rows, transformer = [], {}
     for one, ms in zip(timed, milliseconds):
@@ -170,7 +170,7 @@ def draw_latency(plt, rows, T_train, path):
 
 
 def main():
-    args, device = read_flags()
+    args, device = latency_args()
     pairs, largest, trained = get_models(args, device)
     if args.compile:
         for model, *_ in itertools.chain(*pairs):
@@ -191,7 +191,7 @@ def main():
                          f"{why or f'{ms:.4g} ms'}")
 
     found = [table.rows_of([cell]) for cell in cells]
-    rows = get_rows(timed, [float(row[0]["ms"]) if row else None for row in found])
+    rows = latency_rows(timed, [float(row[0]["ms"]) if row else None for row in found])
     screening = [model.screen for model, *_ in itertools.chain(*pairs) if has_windows(model)]
     print_table(COLUMNS, [row.values() for row in rows],
                 "One forward pass, batch 1, no cache: all hidden states at once, then all logits "

@@ -151,7 +151,7 @@ def setting_of(row):
 
 # --------------------------------------------------------------------------------- measuring
 
-def read_flags():
+def perplexity_args():
     p = Parser(__doc__)
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders, a file a document "
                    "[the standard library's held-out files]")
@@ -176,7 +176,7 @@ def read_flags():
 
 
 def main():
-    args = read_flags()
+    args = perplexity_args()
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     if args.rope_scale:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE

@@ -3,7 +3,7 @@
 Appendix "Visualization of Distance-Aware Relevance".
 
 Paper:  python -m experiments.relevance_maps --text "The abstract of the paper .." \\
-            --ckpt out/scaling_paper/multiscreen_psi8-0/ckpt.pt
+            --ckpt out/paper/multiscreen_psi8-0/ckpt.pt
         psi = 8 with GPT-2's tokens, 203 of them.
 Small:  python -m experiments.relevance_maps --ckpt out/ckpt.pt
         10 seconds. 203 tokens of a text of ours. What it leaves out: with bytes for tokens this is

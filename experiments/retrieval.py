@@ -104,7 +104,7 @@ def name_of(panel):
     return panel.label + " + SWE" * (panel.row == 2)
 
 
-def get_rows(panels):
+def retrieval_rows(panels):
     """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds.
 
     prompts: in a cell of one seed, as a range where they differ.
@@ -213,7 +213,7 @@ def draw_by_length(plt, panels, path):
 def main():
     rows, out, labels = get_figure(__doc__, get_columns)
     panels = get_panels(rows, labels)
-    print_table(COLUMNS, get_rows(panels),
+    print_table(COLUMNS, retrieval_rows(panels),
                 "Retrieval, mean over the depths (paper, ABCDigits at its training length: "
                 "Multiscreen 286M 99.18 %, Transformer 1.3B 95.98 %)")
     if plt := pyplot():

@@ -103,7 +103,7 @@ def trained_like(n, seed=0):
 
 
 @torch.no_grad()
-def prepare(model, setting, T_train):
+def apply_setting(model, setting, T_train):
     """Put a model into a setting, in place: the backend of its attention, or its windows.
 
     SWE expands those that are there; "initial" and "trained" leave them as they are.
@@ -137,7 +137,7 @@ def time_passes(timed, device, repeats):
             torch.cuda.synchronize(device)
         return 1e3 * time.perf_counter()
 
-    prepare(timed.model, timed.setting, timed.T_train)
+    apply_setting(timed.model, timed.setting, timed.T_train)
     n_vocab, times = timed.model.config.vocab_size, []
     try:
         # PyTorch warns at length of a backend that it cannot use.

@@ -2,8 +2,8 @@
 
 Appendix "Distribution of Learned Screening Parameters".
 
-Paper:  python -m experiments.windows --ckpt out/scaling_paper/multiscreen_psi64-0/ckpt.pt
-        4,096 tiles; `python -m experiments.scaling` trains the model.
+Paper:  python -m experiments.windows --ckpt out/paper/multiscreen_psi64-0/ckpt.pt
+        4,096 tiles; `bash runs/paper.sh` trains the model.
 Small:  python -m experiments.windows --ckpt out/ckpt.pt
         Seconds. What it leaves out: the size (64 tiles for psi = 8) and the length of the training.
 

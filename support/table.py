@@ -119,7 +119,7 @@ def keep_rows(path, columns, rows):
         lost = sum(row not in rows for row in read_rows(path, columns))
         if lost:
             raise UsageError(f"{path} has {lost} rows that are not drawn: name it as an input, "
-                             "too, or another --out")
+                             "too, move it away, or name another --out")
     write_rows(path, columns, rows)
 
 

@@ -439,13 +439,13 @@ def test_settings_change_only_the_windows_they_should():
         return torch.cat([window(tile.s_w.detach()) for tile in model.layers])
 
     before = widths()
-    timing.prepare(model, "initial", 4096)
+    timing.apply_setting(model, "initial", 4096)
     assert torch.equal(widths(), before)
-    timing.prepare(model, "trained-like + SWE", 4096)  # after a stop it comes first
-    timing.prepare(model, "trained-like", 4096)
+    timing.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
+    timing.apply_setting(model, "trained-like", 4096)
     likely = widths()
     torch.testing.assert_close(likely, timing.trained_like(36), rtol=1e-5, atol=0)
-    timing.prepare(model, "trained-like + SWE", 4096)
+    timing.apply_setting(model, "trained-like + SWE", 4096)
     far = likely > 4096
     assert far.sum() == 2
     assert torch.equal(widths(), torch.where(far, INF, likely))
