@@ -6,8 +6,10 @@ unit vectors in 16 dimensions almost never pass Trim, and a test on them compare
 import math
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
@@ -19,6 +21,7 @@ from support.checkpoint import read_checkpoint
 ROOT = Path(__file__).parent.parent
 INF = math.inf
 CPU = torch.device("cpu")
+needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
 seeds = st.integers(0, 2**31 - 1)
 widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9),

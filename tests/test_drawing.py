@@ -7,7 +7,7 @@ import pytest
 
 from experiments import ablations, common, lr_sweep, sanity, scaling, training_curves
 from support.cli import UsageError
-from tests.helpers import INF, ROOT, read_table
+from tests.helpers import INF, ROOT, needs_matplotlib, read_table
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdlib",
@@ -190,6 +190,7 @@ def test_summary_of_a_run():
 
 # ------------------------------------------------------------------------------------ figures
 
+@needs_matplotlib
 def test_losses_are_means_over_seeds_by_model_and_rate(run, call, tmp_path, capsys):
     folders = [run("a", 3.5), run("b", 3.7, seed=1), run("c", 3.9, lr="1.0"),
                run("d", 9, lr="1.0", **TRANSFORMER), run("e", 3.8, **TRANSFORMER)]
@@ -248,6 +249,7 @@ def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
     assert scaling.fit_rows(rows, unfitted=[1])[0][1] is None
 
 
+@needs_matplotlib
 def test_curves_have_a_row_each_run_and_unfinished_ones_too(run, call, tmp_path, capsys):
     folders = [run("a", 3.5), run("b", 9, made=10, lr="1.0"), run("c", 3.5, **TRANSFORMER),
                run("d", 3.5, **TRANSFORMER | {"clip": "0.0"})]

@@ -25,7 +25,7 @@ from support.cli import UsageError
 from support.data import Sequences, files_of, get_data, get_tokenizer
 from support.retrieval import CELL, Cell
 from support.table import RUN, write_rows
-from tests.helpers import INF, draw_tokens, read_table
+from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
 
 NAN = math.nan
 
@@ -194,6 +194,7 @@ def draw(call, script, tmp_path, columns, rows):
     call(script, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
 
 
+@needs_matplotlib
 def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp_path, capsys):
     nats = "1 2"
     rows = [document("a", nats, length="40"), document("a", "2 1", length="40", seed="1"),
@@ -245,6 +246,7 @@ def test_the_passkey_prompt_is_as_published():
         "\nWhat is the pass key? The pass key is"], [" 3432"])
 
 
+@needs_matplotlib
 def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
     path = checkpoints["multiscreen"]
     call(passkey, "--ckpt", path, "--lengths", 420, "--depths", 0, 1, "--trials", 2, "--device",
@@ -267,6 +269,7 @@ def cell(accuracy="1", **values):
     return row | values | {"accuracy": accuracy}
 
 
+@needs_matplotlib
 def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
     columns = (*RUN, "digits", *CELL, "accuracy", "hash")
     for seed, accuracy in (("0", "0.75"), ("1", "0.25")):
@@ -296,6 +299,7 @@ def panels_of(call, tmp_path, monkeypatch, rows):
     return [(retrieval.ROWS[panel.row], panel.title, len(panel.cells)) for panel in found]
 
 
+@needs_matplotlib
 def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
     """Rows of models, columns by size; an ablation stands beside the original, at its lengths."""
     large = {"parameters": "900000"}
@@ -314,6 +318,7 @@ def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
     assert not (tmp_path / "t_by_length.png").exists()
 
 
+@needs_matplotlib
 def test_what_differs_is_said(call, tmp_path, monkeypatch):
     rows = [cell(), cell(step="10", hash="1-"), cell(digits="6")]
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
