@@ -20,7 +20,7 @@ import multiscreen
 from abcdigits import generate_by_line_count
 from playground.data import page_data
 from support.checkpoint import load_for_evaluation, require_windows
-from support.cli import Parser, UsageError, check_writable, cli
+from support.cli import Parser, UsageError, cli
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -42,6 +42,7 @@ def default_text(ckpt, tokenizer, n_tokens):
 def write_page(path, data):
     """The page with its data in it. Escaped: no text can end the script element."""
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(PAGE.read_text(encoding="utf-8").replace(MARKER, text), encoding="utf-8")
 
 
@@ -53,13 +54,12 @@ def main(argv=None):
                    "all of an ABCDigits prompt; the page grows with their square [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the file to write [out/playground.html]")
-    p.add_shared("--device", "--force")
+    p.add_shared("--device")
     args = p.parse_args(argv)
     if not 1 <= args.tokens <= MOST_TOKENS or args.text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
-    check_writable(args.out, args.force)
 
     text = args.text or default_text(ckpt, tokenizer, args.tokens)
     tokens = tokenizer.encode_ordinary(text)

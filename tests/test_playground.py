@@ -83,7 +83,7 @@ def test_the_text_is_a_prompt_for_a_retrieval_model_only():
     assert playground.SCREENING.startswith("Softmax attention divides")
 
 
-def test_a_page_is_written_and_what_is_there_stays(tmp_path, capsys):
+def test_a_page_is_written_and_written_again(tmp_path, capsys):
     fit(tmp_path / "m", "--data", "abcdigits", "--digits", "2", "--steps", "1")
     page = tmp_path / "new/p.html"
     flags = ["--ckpt", str(tmp_path / "m/ckpt.pt"), "--device", "cpu", "--out", str(page)]
@@ -92,9 +92,7 @@ def test_a_page_is_written_and_what_is_there_stays(tmp_path, capsys):
     assert '"needle": {"letter": "R", "number": "89", "positions": [55, 56, 57, 58]' in (
         page.read_text())
     assert "197 of the text's 197 tokens (bytes)" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="p.html exists: --force"):
-        playground.main(flags)
-    playground.main([*flags, "--force", "--text", "screening", "--tokens", "6"])
+    playground.main([*flags, "--text", "screening", "--tokens", "6"])
     assert '"needle": null' in page.read_text()
     assert "6 of the text's 9 tokens (bytes)" in capsys.readouterr().out
     for wrong in (["--tokens", "0"], ["--tokens", "1001"], ["--text", ""]):
