@@ -7,9 +7,10 @@
 check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
 layer     screening of a psi = 48 layer, T = 2^10 .. 2^17, beside its matrix products
-model     one forward pass of whole models, compiled, beside the Transformer
 training  tokens per second and memory of a step, beside the Transformer
 peers     attention, FlexAttention and other ways to screen, beside the fused kernel
+
+Whole models are timed by `python -m experiments.latency --compile`.
 
 Each part writes OUT/PART.tsv row by row. Given again, the command measures what is missing: after a
 crash, after Ctrl-C, after --minutes. Times are medians with a cold cache.
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_parts
-from benchmarks.measure import current, measure_missing, read_rows, stamp
+from benchmarks.measure import code_and_machine, current_rows, measure_missing
 from screening_triton import available, triton
 from support.cli import Parser, UsageError, cli
 
@@ -33,9 +34,6 @@ PARTS = {
     "layer": (gpu_parts.layer, ("forward_ms", "backward_ms", "products_ms"),
               "products: the matrix products of the layer. Targets at T = 131072, initial windows: "
               "forward under 0.2 of them, backward under 3.5 of forward; infinite: under 5 ms."),
-    "model": (gpu_parts.model, ("ms", "flash_ms", "fastest", "x_flash", "x_fastest"),
-              "x: the Transformer's time over Multiscreen's. Targets at psi = 48, T = 131072: 8 "
-              "and 5, trained-like 6 with flash; up to T = 4096 at least 0.9."),
     "training": (gpu_parts.training, ("ms", "tokens_per_s", "peak_GiB"),
                  "Target at psi = 16: as many tokens per second as the Transformer."),
     "peers": (gpu_parts.peers, ("forward_ms", "backward_ms", "x_forward", "x_backward"),
@@ -54,25 +52,23 @@ def require_gpu():
 
 def require_right(path):
     """Raise UsageError unless the check has found the kernel right: here, as it is now."""
-    verdicts = {row["verdict"] for row in current(read_rows(path))}
+    columns, rows = current_rows(path)
+    verdicts = {row[columns.index("verdict")] for row in rows}
     if "right" not in verdicts:
         raise UsageError("nothing is timed before the kernel is right: python -m benchmarks.gpu "
                          f"check, and see {path}")
-    if verdicts - {"right", "-"}:
+    if verdicts - {"right"}:
         raise UsageError(f"the kernel is wrong: see {path}")
 
 
 def write_report(out):
     """Write report.md: the machine, and every table of it that is there."""
-    text = "# Measured on a GPU\n\n"
-    for what, value in (stamp() | {"triton": getattr(triton, "__version__", "none"),
-                                   "CUDA": torch.version.cuda}).items():
-        text += f"* {what}: {value}\n"
+    text = (f"# Measured on a GPU\n\nOf the code {code_and_machine()}, triton "
+            f"{getattr(triton, '__version__', 'none')}, CUDA {torch.version.cuda}\n")
     for name, (_, _, about) in PARTS.items():
         text += f"\n## {name}\n\n{about}\n\n"
-        rows = current(read_rows(out / f"{name}.tsv"))
-        columns = [column for column in (rows or [{}])[0] if column not in stamp()]
-        lines = [columns, ["---"] * len(columns), *([row[c] for c in columns] for row in rows)]
+        columns, rows = current_rows(out / f"{name}.tsv")
+        lines = [columns, ["---"] * len(columns), *rows]
         text += "".join(f"| {' | '.join(line)} |\n" for line in lines) if rows else "not measured\n"
     (out / "report.md").write_text(text)
     print(f"wrote {out / 'report.md'}")

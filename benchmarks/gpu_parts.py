@@ -5,7 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
-from functools import cache, lru_cache, partial
+from functools import partial
 from itertools import product
 from unittest import mock
 
@@ -13,13 +13,12 @@ import torch
 
 from baselines import recipe
 from baselines.transformer import SIZES
-from benchmarks.measure import ROOT, random_model, set_trained_like, trained_like, training_step
-from benchmarks.peers import BACKENDS, attention, flex_screen
+from benchmarks.measure import ROOT, random_model, trained_like, training_step
+from benchmarks.peers import attention, flex_screen
 from multiscreen import Config, Multiscreen, unit, window
 from multiscreen import screen as dense
 from screening_triton import screen, triton
 from support import windowed
-from support.checkpoint import has_windows
 from support.choose import compile_layers
 from support.windowed import screen_windowed
 
@@ -28,7 +27,6 @@ PSI = 48                            # of the parts `layer` and `peers`
 LENGTHS = [2**n for n in (17, 12, 15, 10, 16, 14, 13, 11)]         # the most important first
 DENSE, SLOW = 2**12, 2**14          # longest T of `screen` and slow backends; of screen_windowed
 N_L, HEADS, WIDTH = SIZES["1.3B"]   # of the Transformer of the size of psi = 48
-MODELS = [(48, "1.3B"), (32, "353M"), (16, "45M"), (8, "8M")]
 TRAINED, T_TRAIN = [(16, "45M", 16), (32, "353M", 8)], 4096        # and sequences in a step
 CHECKED = (2**12 - 1, 2**15, 2**17)
 LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
@@ -178,67 +176,6 @@ def time_peer(way, T, w):
     return found
 
 
-@lru_cache(2)
-def compiled_model(name, psi):
-    """A compiled model with random weights, and the s_w of its layers."""
-    gc.collect()                                       # a compiled model refers to itself
-    model = random_model(name, {"psi": psi}, DEVICE)
-    compile_layers(model)
-    return model, [tile.s_w.detach().clone() for tile in model.layers if has_windows(model)]
-
-
-def model():
-    """One forward pass of whole models: of the largest pair all lengths, else the longest."""
-    for psi, size in MODELS:
-        for T in LENGTHS if psi == MODELS[0][0] else LENGTHS[:1]:
-            for setting in ("initial", "trained-like", "trained-like + SWE"):
-                yield ({"psi": psi, "transformer": size, "setting": setting, "T": T},
-                       partial(time_models, psi, size, setting, T))
-
-
-@torch.no_grad()
-def time_models(psi, size, setting, T):
-    """Multiscreen in a setting, and the Transformer with each backend."""
-    model, initial = compiled_model("multiscreen", psi)
-    for tile, s_w in zip(model.layers, initial):
-        tile.s_w.copy_(s_w)
-    if setting != "initial":
-        set_trained_like(model)
-    if setting.endswith("SWE"):
-        model.expand_windows(T_TRAIN)
-    ms = time_forward(model, T)
-    times = transformer_times(psi, size, T)
-    flash, fastest = times.get("flash", math.nan), min(times, key=times.get, default=None)
-    return {"ms": ms, "flash_ms": flash, "fastest": fastest, "x_flash": flash / ms,
-            "x_fastest": times.get(fastest, math.nan) / ms}
-
-
-@cache
-@torch.no_grad()
-def transformer_times(psi, size, T):
-    """{backend: milliseconds}; the slow ones only at small T, none that cannot run here."""
-    model, _ = compiled_model(f"transformer:{size}", psi)
-    times = {}
-    for name, model.screen in BACKENDS.items():
-        try:
-            if name in ("flash", "cudnn") or T <= DENSE:
-                times[name] = time_forward(model, T)
-        except RuntimeError as e:                      # no such backend, or out of memory
-            print(f"transformer:{size}, {name}, T = {T:,}: {str(e)[:200]}", flush=True)
-    return times
-
-
-def time_forward(model, T):
-    """All hidden states at once, then all logits in parts."""
-    tokens, n = torch.randint(model.config.vocab_size, (1, T), device=DEVICE), 2**29
-
-    def forward():
-        for x in model.hidden(tokens, chunk=T).split(n // model.config.vocab_size, 1):
-            model.logits(x)
-
-    return milliseconds(forward)
-
-
 def training():
     """A step of training, compiled."""
     for psi, size, sequences in TRAINED:
@@ -248,8 +185,9 @@ def training():
 
 
 def time_training(name, psi, sequences):
-    compiled_model.cache_clear()                       # one model is in memory
-    model, _ = compiled_model(name, psi)
+    gc.collect()                                       # a compiled model refers to itself
+    model = random_model(name, {"psi": psi}, DEVICE)
+    compile_layers(model)
     torch.cuda.reset_peak_memory_stats()
     ms = milliseconds(training_step(model, recipe(name), sequences, T_TRAIN))
     return {"ms": ms, "tokens_per_s": 1e3 * sequences * T_TRAIN / ms,

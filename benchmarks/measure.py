@@ -1,7 +1,5 @@
 """What the benchmarks share: random models, windows, a step of training, a table of cells."""
-import csv
 import math
-import os
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +9,7 @@ import torch
 from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
+from support.table import Table, as_text, read_lines
 
 ROOT = Path(__file__).parent.parent
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
@@ -73,61 +72,37 @@ def training_step(model, recipe, batch, T):
 
 # ------------------------------------------------------------------------------- the table
 
-def stamp():
-    """What a row is tied to: a hash of the files that are measured, and the machine."""
+def code_and_machine():
+    """What a row is tied to: a hash of the files that are measured, PyTorch, the GPU."""
     code = sha256(b"".join((ROOT / name).read_bytes() for name in CODE)).hexdigest()[:12]
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {"code": code, "torch": torch.__version__, "GPU": gpu}
-
-
-def read_rows(path):
-    """The rows of a table as dicts of strings, of any code and machine."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
-
-
-def current(rows):
-    """The rows of this code and machine."""
-    return [row for row in rows if stamp().items() <= row.items()]
-
-
-def show(x):
-    """A cell: five digits of a number, - for what was not measured."""
-    if x is None or isinstance(x, float) and math.isnan(x):
-        return "-"
-    return f"{x:.5g}" if isinstance(x, float) else " ".join(str(x).split())
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{code}, torch {torch.__version__}, {gpu}"
 
 
 def measure_missing(path, columns, cells, end=math.inf):
-    """Measure the cells that a table lacks for this code and machine, and write it after each.
+    """Measure the cells that a table lacks for this code and machine.
 
     cells: ({column: value} that says what, a function that returns {column: value} of `columns`).
-    One that fails has "-" everywhere, says why in its note, and is tried again the next time. None
-    begins when time.monotonic() is past `end`.
+    One that fails is printed, and tried again the next time. None begins when time.monotonic() is
+    past `end`.
     """
-    rows = [row for row in read_rows(path) if any(row[column] != "-" for column in columns)]
-    if old := len(rows) - len(current(rows)):
-        print(f"{path}: {old} rows are of other code or another machine, and stay", flush=True)
+    cells = list(cells)
+    table = Table(path, cells[0][0], (*columns, "note"), code_and_machine())
+    missing = table.missing(what for what, _ in cells)
     for what, function in cells:
-        what = {column: show(x) for column, x in what.items()}
-        if time.monotonic() > end or any(what.items() <= row.items() for row in current(rows)):
+        if what not in missing or time.monotonic() > end:
             continue
         try:
-            found = function()
+            found = dict.fromkeys((*columns, "note")) | function()
+            found = {c: f"{x:.5g}" if isinstance(x, float) else x for c, x in found.items()}
+            table.add(what, **found)
         except Exception as e:                         # a compiler's errors have many types
-            found = {"note": f"{type(e).__name__}: {str(e)[:300]}"}
+            found = {"why": f"{type(e).__name__}: {str(e)[:300]}"}
             torch.cuda.empty_cache()
-        found = {column: show(found.get(column)) for column in (*columns, "note")}
-        rows.append(what | found | stamp())
-        print("  ".join([*what.values(), *found.values()]), flush=True)
+        print("  ".join(map(as_text, [*what.values(), *found.values()])), flush=True)
 
-        # The file is whole at any time.
-        new = path.with_suffix(".tmp")
-        with open(new, "w", newline="") as file:
-            table = csv.DictWriter(file, rows[-1], "-", "ignore", delimiter="\t", quotechar=None,
-                                   quoting=csv.QUOTE_NONE, lineterminator="\n")
-            table.writeheader()
-            table.writerows(rows)
-        os.replace(new, path)
+
+def current_rows(path):
+    """The columns of a table without its hash, and its rows of this code and machine."""
+    columns, *lines = read_lines(path) if path.exists() else [()]
+    return columns[:-1], [line[:-1] for line in lines if line[-1] == code_and_machine()]
