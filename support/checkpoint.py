@@ -49,14 +49,9 @@ def require_windows(model, path, name):
                          "checkpoint")
 
 
-def has_rope(model):
-    """Whether a model has RoPE, so that its positions can be scaled."""
-    return any(hasattr(layer, "rope_scale") for layer in model.layers)
-
-
 def scale_rope(model, factor):
     """Divide the positions of a model with RoPE by `factor` (position interpolation)."""
-    if not has_rope(model):
+    if not any(hasattr(layer, "rope_scale") for layer in model.layers):
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
     if not factor > 0:
         raise UsageError(f"--rope-scale {factor:g}: a factor is above 0")

@@ -23,7 +23,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {
     "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
     "--device": {"default": DEVICE, "help": f"cpu or cuda [{DEVICE}]"},
-    "--force": {"action": "store_true", "help": "overwrite earlier tables and figures"},
 }
 
 
@@ -111,20 +110,6 @@ def keep_freed_memory():
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-1, 2**31 - 1)                         # M_TRIM_THRESHOLD, bytes: the largest
         mallopt(-3, 2**25)                             # M_MMAP_THRESHOLD, bytes: the largest
-
-
-def check_writable(path, force=False):
-    """Raise before any work if the table `path` cannot be written, or is there (unless `force`).
-
-    With `force` the figure of the same name is deleted: it would not fit the new table.
-    """
-    if path.exists() and path.stat().st_size and not force:
-        raise UsageError(f"{path} exists: --force overwrites it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a"):
-        pass
-    if force:
-        path.with_suffix(".png").unlink(missing_ok=True)
 
 
 def at_most_3(names):
