@@ -12,9 +12,10 @@ import torch
 
 import baselines
 import multiscreen
+from baselines.transformer import TransformerConfig
 from multiscreen import Multiscreen
 from support.choose import get_screen
-from support.cli import UsageError, get_device, rank, replacing
+from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.data import get_tokenizer
 from support.distributed import set_moments, world
 
@@ -77,6 +78,7 @@ def read_checkpoint(path, device="cpu"):
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: train a model first "
                          f"(python train.py --out {Path(path).parent})")
+    require_file(path)
     with warnings.catch_warnings(action="ignore"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -93,10 +95,30 @@ def read_checkpoint(path, device="cpu"):
     if missing:
         raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
                          f"{', '.join(sorted(missing))}")
-    for name, kind in KEYS.items():
-        if not isinstance(ckpt[name], kind) or kind is int and ckpt[name] < 0:
-            raise UsageError(f"{path} is damaged: {name} is {str(ckpt[name])[:40]!r}")
+    for name, value, right in entries_of(ckpt):
+        if not right:
+            raise UsageError(f"{path} is damaged: {name} is {str(value)[:40]!r}")
     return ckpt
+
+
+def entries_of(ckpt):
+    """Yield (name, value, whether train.py could have written it) of the entries."""
+    for name, kind in KEYS.items():
+        x = ckpt[name]
+        yield name, x, isinstance(x, kind) and (kind is not int or x >= 0)
+    for name, x in ckpt["weights"].items():
+        yield name, x, torch.is_tensor(x) and x.is_floating_point()
+    sizes = TransformerConfig if ckpt["model"].startswith("transformer") else multiscreen.Config
+    fields = sizes.__dataclass_fields__
+    for name, x in ckpt["config"].items():
+        yield name, x, name in fields and isinstance(x, (int, fields[name].type))
+    for x in ckpt["files"]:
+        yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str]
+    args = ckpt["args"]
+    for name in ("digits", "seq_len", "seed"):
+        yield f"--{name.replace('_', '-')}", args[name], type(args[name]) is int
+    data = args["data"]
+    yield "--data", data, isinstance(data, list) and all(isinstance(x, str) for x in data)
 
 
 def load_weights(model, weights, path):
@@ -144,9 +166,10 @@ def load_moments(model, optimizer, moments, path):
     """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
     try:
         for name, p in model.named_parameters():
-            found = moments["state"].get(name, {"exp_avg": p, "exp_avg_sq": p})
-            if any(found[x].shape != p.shape for x in ("exp_avg", "exp_avg_sq")):
-                raise ValueError
+            for moment in ("exp_avg", "exp_avg_sq"):
+                x = moments["state"][name][moment]
+                if x.shape != p.shape or not x.isfinite().all():
+                    raise ValueError
         set_moments(model, optimizer, moments)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         raise UsageError(f"{path}: its optimizer state does not fit the model") from None

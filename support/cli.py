@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,7 @@ def cli(main):
 
 def fail(message):
     """Exit with one line. What goes wrong in all processes of torchrun the first one says."""
+    message = on_one_line(message)
     if rank():
         time.sleep(5)                                  # torchrun ends this process meanwhile
         message = f"process {rank()}: {message}"
@@ -112,6 +114,25 @@ def keep_freed_memory():
         mallopt(-3, 2**25)                             # M_MMAP_THRESHOLD, bytes: the largest
 
 
+def on_one_line(x):
+    """As text without tabs and line ends, and with ? for what is not UTF-8."""
+    return " ".join(str(x).encode(errors="replace").decode().split())
+
+
+def require_file(path):
+    """Raise UsageError for a folder, a device or a pipe: reading one may never end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{str(path)!r} is no file: name one")
+
+
+def own_folder(name):
+    """The Path of --out. Raises UsageError if that is no folder, or the current one."""
+    path = Path(name)
+    if path == Path() or path.exists() and not path.is_dir():
+        raise UsageError(f"--out {name!r}: name a folder, new or of an earlier run")
+    return path
+
+
 def at_most_3(names):
     """The first three of some names, and how many more there are."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
@@ -137,8 +158,10 @@ def replacing(path):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         temporary.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            e.filename = str(path)                     # a full disk does not say which file
         raise
 
 

@@ -109,12 +109,18 @@ def local(x):
 def get_states(model, optimizer):
     """(weights, moments) as whole tensors in process 0's memory, by the names of the parameters.
 
-    All processes must take part; the others get nothing.
+    All processes must take part; the others get nothing. Where a parameter has had no gradient, its
+    moments are zeros.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return get_state_dict(model, optimizer, options=options)
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    for name, W in weights.items():
+        zeros = {"step": torch.zeros(()), "exp_avg": W.new_zeros(W.shape),
+                 "exp_avg_sq": W.new_zeros(W.shape)}
+        moments["state"].setdefault(name, zeros)
+    return weights, moments
 
 
 def set_moments(model, optimizer, moments):
@@ -123,7 +129,7 @@ def set_moments(model, optimizer, moments):
 
     own = [{name: x for name, x in group.items() if name != "params"}
            for group in optimizer.param_groups]
-    options = StateDictOptions(full_state_dict=True, strict=False)
+    options = StateDictOptions(full_state_dict=True)
     set_optimizer_state_dict(model, optimizer, moments, options=options)
     for group, settings in zip(optimizer.param_groups, own):
         group.update(settings)
