@@ -183,12 +183,12 @@ def main(argv=None):
     dist.join()
     args = get_args(argv)
     # Process 0 alone locks the folder and writes into it.
-    with Lock(Path(args.out)) if rank() == 0 else nullcontext():
+    with Lock(args.out) if rank() == 0 else nullcontext() as lock:
         dist.wait()
-        train(args)
+        train(args, lock)
 
 
-def train(args):
+def train(args, lock):
     out = Path(args.out)
     path = out / "ckpt.pt"
     ckpt = find_checkpoint(args)
@@ -243,7 +243,7 @@ def train(args):
         train_data.load(ckpt["data_state"])
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes a parameter
     last_saved = step
-    log = open_run(args, ckpt, COLUMNS, size) if rank() == 0 else None
+    log = open_run(args, ckpt, COLUMNS, size, lock) if lock else None
 
     def check(**values):
         """Raise UsageError if a value is not finite, before anything of it is saved."""
@@ -252,8 +252,8 @@ def train(args):
             saved = f"{path} holds step {last_saved}" if last_saved else "nothing was saved"
             message = (f"training diverged: at step {step} {', '.join(found)}; {saved}: "
                        "try a smaller --lr, or undo your last edit")
-            if rank() == 0:
-                (out / "diverged.txt").write_text(message + "\n")
+            if log:
+                log.end(message)
             raise UsageError(message)
 
     def save():
@@ -262,7 +262,8 @@ def train(args):
         weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
         check(sum_of_weights=weights_sum)
         all_weights, moments = dist.get_states(model, optimizer)
-        if rank() == 0:
+        if log:
+            lock.check()
             save_checkpoint(path, {
                 "model": args.model, "config": asdict(model.config), "weights": all_weights,
                 "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,

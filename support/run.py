@@ -6,7 +6,7 @@ from pathlib import Path
 import filelock
 
 from support.checkpoint import FIXED, equations, read_checkpoint
-from support.cli import UsageError, replacing
+from support.cli import UsageError, on_one_line, own_folder, replacing, require_file
 from support.distributed import world
 
 # The flags of a command that do not say what it trains: a run goes on wherever they differ.
@@ -38,7 +38,8 @@ def complete(args):
     for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
         value, least = getattr(args, name), int(name in at_least_1)
         if value is not None and not least <= value < 2**63:
-            raise UsageError(f"{flag(name)} {value}: it must be at least {least} and below 2^63")
+            rule = "at least 1" if least else "not negative"
+            raise UsageError(f"{flag(name)} {value}: it must be {rule}, and below 2^63")
     args.save_every = args.save_every or args.eval_every
     args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * world()
     passes_of(args)
@@ -84,10 +85,14 @@ def find_checkpoint(args):
     if not (out / "ckpt.pt").exists():
         # Killed in its first steps, a run leaves a log: it begins anew.
         log = out / "log.tsv"
-        if log.exists() and not log.read_text(errors="replace").startswith("step\tloss\t"):
+        require_file(log)
+        if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):
             raise UsageError(f"{log} is not a log of train.py: {ways}")
         return None
     ckpt = read_checkpoint(out / "ckpt.pt")
+    head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
+    if head[0] != "step" or {*map(len, rows[:-1])} - {len(head)}:
+        raise UsageError(f"{out / 'ckpt.pt'} is damaged: its log is no table; {ways}")
     if args.resume:
         return ckpt
     for name, now in (vars(args) | {"data": absolute(args.data)}).items():
@@ -108,14 +113,14 @@ class Lock:
     """
 
     def __init__(self, out):
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"--out {out} is a file: name a folder")
+        out = own_folder(out)
         out.mkdir(parents=True, exist_ok=True)
         for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock"):
             if (out / name).is_symlink():
                 raise UsageError(f"{out / name} is a link: name another --out")
         self.path = out / "lock"
         self.lock = filelock.FileLock(self.path, timeout=0)
+        self.owner = f"process {os.getpid()} on {platform.node()}"
 
     def __enter__(self):
         try:
@@ -124,13 +129,24 @@ class Lock:
             owner = self.path.read_text().strip() or "another process"
             raise UsageError(f"{self.path.parent} is in use by {owner}: stop it, or name another "
                              "--out") from None
-        self.path.write_text(f"process {os.getpid()} on {platform.node()}")
+        self.path.write_text(self.owner)
+        return self
+
+    def check(self):
+        """Raise UsageError if the folder is not this process's any more."""
+        if not self.is_held():
+            raise UsageError(f"{self.path} is gone: was the folder moved or deleted, or is another "
+                             "run in it? Nothing more is written")
+
+    def is_held(self):
+        return self.path.exists() and self.path.read_text() == self.owner
 
     def __exit__(self, *error):
-        self.path.write_text("")
+        if self.is_held():
+            self.path.write_text("")
         self.lock.release()
         # A command that failed before its run began leaves nothing.
-        if list(self.path.parent.iterdir()) == [self.path]:
+        if self.path.exists() and [*self.path.parent.iterdir()] == [self.path]:
             self.path.unlink()
             self.path.parent.rmdir()
 
@@ -142,8 +158,9 @@ class Log:
     training goes on, and the rows are written as soon as they can be.
     """
 
-    def __init__(self, path, columns, text=""):
-        self.path, self.columns, self.behind = path, columns, False
+    def __init__(self, lock, columns, text=""):
+        self.lock, self.path = lock, lock.path.with_name("log.tsv")
+        self.columns, self.behind = columns, False
         self.text = text or "\t".join(columns) + "\n"
         self.rewrite()
 
@@ -153,6 +170,7 @@ class Log:
 
     def add(self, row):
         """Add a row, a dict of numbers by column."""
+        self.lock.check()
         # Steps are whole beyond a million, too.
         row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
         line = "\t".join(row.get(c, "") for c in self.columns) + "\n"
@@ -170,9 +188,15 @@ class Log:
                       "checkpoint holds the rows")
             self.behind = True
 
+    def end(self, message):
+        """Note in diverged.txt why the run must not go on."""
+        self.lock.check()
+        with replacing(self.path.with_name("diverged.txt")) as file:
+            file.write(f"{message}\n".encode())
 
-def open_run(args, ckpt, columns, parameters):
-    """The Log of a run in the folder --out, which must be locked. A new run deletes an older one.
+
+def open_run(args, ckpt, columns, parameters, lock):
+    """The Log of a run in the folder --out. A new run deletes an older one.
 
     flags.txt says what the run is: a line for each flag, its name and its value.
     """
@@ -183,9 +207,9 @@ def open_run(args, ckpt, columns, parameters):
     (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
         (out / "ckpt.pt").unlink(missing_ok=True)
-    lines = [f"{name}\t{text(value)}\n" for name, value in vars(args).items()
+    lines = [f"{name}\t{on_one_line(text(value))}\n" for name, value in vars(args).items()
              if name not in NOT_RESUMED]
     with replacing(out / "flags.txt") as file:
         lines += [f"parameters\t{parameters}\n", f"equations\t{equations(args.model)}\n"]
         file.write("".join(lines).encode())
-    return Log(out / "log.tsv", columns, ckpt["log"] if ckpt else "")
+    return Log(lock, columns, ckpt["log"] if ckpt else "")

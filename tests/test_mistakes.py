@@ -118,7 +118,7 @@ def folder(tmp_path_factory):
     ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),
     ("--psi 0", "psi = 0"), ("--layers 0", "N_L = 0"), ("--tokenizer words", "unknown"),
     ("--device nonsense", "device"), ("--nonsense", "nonsense"),
-    ("--out short.txt", "short.txt is a file")])
+    ("--out short.txt", "name a folder"), ("--out .", "name a folder")])
 def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, message):
     """With --force too, a run that is there is only overwritten by one that can begin."""
     monkeypatch.chdir(folder)

@@ -11,7 +11,7 @@ import torch
 import train
 from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from support.cli import UsageError
-from support.run import Log
+from support.run import Lock, Log
 from tests.helpers import ROOT, fit, read_table
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
@@ -51,6 +51,11 @@ def test_rows_beyond_the_checkpoint_are_dropped(run):
     assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2", "3", "4", "5"]
     assert float(read_table(out / "log.tsv")[-1]["loss"]) != 1.0
 
+@pytest.fixture
+def lock(tmp_path):
+    with Lock(tmp_path) as held:
+        yield held
+
 class Full:
     """A file on a full disk."""
 
@@ -63,8 +68,8 @@ class Full:
     def write(self, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def test_a_full_disk_costs_no_row(tmp_path, monkeypatch, capsys):
-    log = Log(tmp_path / "log.tsv", ("step", "loss"))
+def test_a_full_disk_costs_no_row(lock, tmp_path, monkeypatch, capsys):
+    log = Log(lock, ("step", "loss"))
     log.add({"step": 1, "loss": 2.5})
     with monkeypatch.context() as m:
         m.setattr("builtins.open", lambda *a, **k: Full())
@@ -76,11 +81,11 @@ def test_a_full_disk_costs_no_row(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "log.tsv").read_text() == "step\tloss\n1\t2.5\n2\t\n3\t1.5\n4\t\n"
     assert log.text == (tmp_path / "log.tsv").read_text()
 
-def test_steps_beyond_a_million_keep_their_digits(tmp_path):
-    log = Log(tmp_path / "log.tsv", ("step", "loss"))
+def test_steps_beyond_a_million_keep_their_digits(lock):
+    log = Log(lock, ("step", "loss"))
     log.add({"step": 1_234_567, "loss": 1.23456789})
     assert log.text == "step\tloss\n1234567\t1.23457\n"
-    assert Log(tmp_path / "log.tsv", ("step", "loss"), log.text).text == log.text
+    assert Log(lock, ("step", "loss"), log.text).text == log.text
 
 # ------------------------------------------------------------------------- the folder's lock
 
@@ -176,6 +181,16 @@ EDITS = {
     "optimizer": lambda c: c["optimizer"]["state"]["s_E"].update(exp_avg_sq=torch.zeros(3)),
     "random state": lambda c: c.update(random_state=torch.zeros(5, dtype=torch.uint8)),
     "do not fit the model": lambda c: c["weights"].update(s_E=torch.zeros(7)),
+    "W_E is": lambda c: c["weights"].update(W_E=torch.zeros(257, 4, dtype=torch.int64)),
+    "fit the model$": lambda c: c["optimizer"]["state"].pop("layers.0.W_Q"),
+    "optimizer state": lambda c: c["optimizer"]["state"]["W_E"]["exp_avg"].fill_(torch.nan),
+    "its log is no table": lambda c: c.update(log=""),
+    "its log": lambda c: c.update(log=c["log"] + "5\t2.5\n"),
+    "psi is '2.5'": lambda c: c["config"].update(psi=2.5),
+    "theta is '3'": lambda c: c["config"].update(theta=3),
+    "files is": lambda c: c.update(files=["text.txt"]),
+    "--data is": lambda c: c["args"].update(data="text.txt"),
+    "lacks args|lacks seed": lambda c: c["args"].pop("seed"),
     "W_E holds nan or inf": lambda c: c["weights"]["W_E"][3].fill_(torch.nan),
 }
 
