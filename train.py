@@ -38,12 +38,9 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from support.checkpoint import (
-    load_checkpoint as load_checkpoint,
-)
 from support.choose import compile_layers, get_screen
 from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
-from support.data import check_fingerprint, files_of, fingerprint, get_data, get_tokenizer
+from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
     NOT_RESUMED,
     Lock,
@@ -54,6 +51,7 @@ from support.run import (
     passes_of,
     take_flags,
 )
+from support.tokens import get_tokenizer
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")

@@ -21,7 +21,8 @@ from torch import nn
 import multiscreen as ms
 from support.checkpoint import build_model
 from support.cli import Parser, UsageError, cli
-from support.data import files_of, get_data, get_tokenizer
+from support.data import files_of, get_data
+from support.tokens import get_tokenizer
 
 SIZES = {"psi": 4, "vocab_size": 257}
 LONG = 1024                                            # tokens of the second validation

@@ -16,8 +16,8 @@ from baselines.transformer import TransformerConfig
 from multiscreen import Multiscreen
 from support.choose import get_screen
 from support.cli import UsageError, get_device, rank, replacing, require_file
-from support.data import get_tokenizer
 from support.distributed import set_moments, world
+from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
         "step": int, "drawn": int, "data_state": int, "random_state": torch.Tensor, "log": str,

@@ -15,25 +15,32 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 
-from support.cli import UsageError, at_most_3, replacing
+from support.cli import UsageError, at_most_3
 from support.stream import ABCDigitsStream
-
-EDGE = 4096                                            # bytes at each end of a file: one page
-LLM_C = 20240520                                       # llm.c's token files begin with it
+from support.tokens import EDGE, SUMS, encode_document, read_bin
 
 
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
-    stdlib names the files of Python's own standard library, abcdigits none.
+    stdlib names the files of Python's own standard library, abcdigits none. A second way to one
+    file, by a link or by two names, is left out.
     """
     if list(names) == ["abcdigits"]:
         return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
         return
+    seen = set()
+    for path, use in named_files(names):
+        file = os.path.realpath(path)
+        yield path, None if file in seen else use
+        seen.add(file)
+
+
+def named_files(names):
+    """Yield (path, use) of each file that paths name, of some twice."""
     for path in map(Path, names):
         if path.is_dir():
             yield from files_below(path)
@@ -54,15 +61,18 @@ def files_below(folder):
     files = visible_files(folder)
     has_tokens = any(map(is_bin, files))
     for p in files:
-        if is_bin(p) or not has_tokens and p.suffix != ".jsonl" and is_text(p):
+        if not p.exists():
+            yield p, None
+        elif is_bin(p) or not has_tokens and p.suffix != ".jsonl" and is_text(p):
             yield p, use_of(p, folder)
         else:
             yield p, None
 
 
 def visible_files(folder):
-    """The files below a folder, in order, without hidden ones."""
-    return [p for p in sorted(folder.rglob("*")) if p.is_file()
+    """The files below a folder, in order, links and dangling ones last, without hidden ones."""
+    found = sorted(folder.rglob("*"), key=lambda p: (p.is_symlink(), p))
+    return [p for p in found if (p.is_file() or not p.exists()) and p.name != SUMS
             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 
 
@@ -109,57 +119,6 @@ def is_text(path):
         return False
 
 
-class TokenFile:
-    """Tokens of a file, read when `astype` asks for them; a slice is a TokenFile, too.
-
-    Nothing stays in memory and no file stays open, for there may be thousands.
-    """
-
-    def __init__(self, path, header, positions):
-        self.path, self.header, self.positions = path, header, positions
-
-    def __len__(self):
-        return len(self.positions)
-
-    def __getitem__(self, part):
-        return TokenFile(self.path, self.header, self.positions[part])
-
-    def astype(self, dtype):
-        start = self.header + 2 * self.positions.start
-        tokens = np.fromfile(self.path, "<u2", len(self), offset=start)
-        if len(tokens) < len(self):
-            raise UsageError(f"{self.path} has shrunk since the run began")
-        return tokens.astype(dtype)
-
-
-def read_bin(path, vocab_size):
-    """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
-
-    llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
-    """
-    size = path.stat().st_size
-    magic, _, count = np.resize(np.fromfile(path, "<i4", 3), 3)
-    header = 1024 if magic == LLM_C else 0
-    if not size or size % 2 or header and size != header + 2 * int(count):
-        raise UsageError(f"{path} is truncated, or not a token file: its {size} bytes do not fit")
-    tokens = TokenFile(path, header, range((size - header) // 2))
-
-    # A look at both ends finds the wrong --tokenizer before a run begins.
-    for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
-        if end.astype(np.int64).max(initial=0) >= vocab_size:
-            raise UsageError(f"{path} has tokens beyond the vocabulary of {vocab_size}: take the "
-                             "--tokenizer that made it")
-    return tokens
-
-
-def write_bin(path, tokens):
-    """Write a token file in llm.c's format."""
-    header = np.zeros(256, "<i4")
-    header[:3] = LLM_C, 1, len(tokens)
-    with replacing(path) as file:
-        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
-
-
 def fingerprint(files):
     """[absolute path, size, short hash of both ends] of each file of `files_of` that is used."""
     found = []
@@ -181,30 +140,6 @@ def check_fingerprint(old, new):
     changes += [f"{path} is new" for path in now if path not in before]
     if changes:
         raise UsageError(f"the data is not what the run began with: {at_most_3(changes)}")
-
-
-def get_tokenizer(name):
-    """`bytes`: 256 bytes and end-of-text. `gpt2`: GPT-2's BPE (the paper's), downloaded once."""
-    if name == "bytes":
-        ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
-                                 special_tokens={"<|endoftext|>": 256})
-    if name != "gpt2":
-        raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
-    try:
-        return tiktoken.get_encoding("gpt2")
-    except Exception as e:
-        raise UsageError(f"GPT-2's BPE could not be downloaded ({type(e).__name__}): connect once, "
-                         "or set TIKTOKEN_CACHE_DIR to a folder that has it") from None
-
-
-def encode_document(text, tokenizer):
-    """The tokens of a text and an end-of-text, uint16. What looks like a special token is text."""
-    if tokenizer.name == "bytes":
-        tokens = np.frombuffer(text.encode(), dtype=np.uint8)
-    else:
-        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
-    return np.append(tokens.astype(np.uint16), np.uint16(tokenizer.eot_token))
 
 
 def permute(i, n, key, rounds=4):
@@ -304,7 +239,8 @@ def get_data(args, tokenizer, files):
           f"bytes: {sum(p.stat().st_size for p in used):,}; held out: {held_out}")
     if left_out:
         names = at_most_3([p.name for p in left_out])
-        print(f"left out as empty, not UTF-8, or beside token files: {len(left_out):,} ({names})")
+        print("left out as empty, not UTF-8, a link to nothing, there twice, or beside token "
+              f"files: {len(left_out):,} ({names})")
 
     train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
     for a in arrays_of(ends, tokenizer):

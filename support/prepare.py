@@ -12,6 +12,11 @@ DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
 data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they are in
 data_val_000000.bin beside it. The same command, given again, continues at the first missing shard.
+SHA256SUMS has a line for each, and
+
+    python -m support.prepare --check tokens/
+
+reads all of them and says which have changed since. train.py looks at sizes and headers only.
 """
 import hashlib
 import json
@@ -21,8 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from support.cli import Parser, UsageError, cli, replacing
-from support.data import encode_document, get_tokenizer, visible_files, write_bin
+from support.cli import Parser, UsageError, cli, own_folder, replacing
+from support.data import visible_files
+from support.tokens import check_sums, encode_document, get_tokenizer, write_bin
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
@@ -110,7 +116,7 @@ def write_books(out, stream, args, journal):
 
 def prepare(args):
     """Fill the folder --out, from its first missing shard on."""
-    out, (stream, files) = Path(args.out), open_stream(args)
+    out, (stream, files) = args.out, open_stream(args)
     flags = vars(args) | {"out": "", "data": files or args.data}
     made_from = hashlib.sha256(repr(flags).encode()).hexdigest()
     journal = {"made_from": made_from, "ends": []}     # the state of the stream after each shard
@@ -128,8 +134,9 @@ def prepare(args):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("data", nargs="+", metavar="DATA", help="files, folders, or a name on the hub")
-    p.add_argument("--out", required=True, help="folder to write to: a new one, or one to continue")
+    p.add_argument("data", nargs="*", metavar="DATA", help="files, folders, or a name on the hub")
+    p.add_argument("--out", type=own_folder, help="folder to write to: new, or one to continue")
+    p.add_argument("--check", type=Path, metavar="FOLDER", help="read token files, make none")
     p.add_argument("--tokenizer", default="gpt2", help="gpt2, bytes [gpt2]")
     p.add_argument("--field", default="text", help="field or column of the text [text]")
     p.add_argument("--subset", help="of a data set on the hub [its default]")
@@ -138,6 +145,12 @@ def main(argv=None):
     p.add_argument("--held-out", type=int, default=1000, help="one document in so many [1000]")
     p.add_argument("--books", type=int, metavar="N", help="texts of more than N tokens, one a file")
     args = p.parse_args(argv)
+    if args.check and not args.data:
+        return check_sums(args.check)
+    if args.check or not args.out or not args.data:
+        raise UsageError("give --out and DATA, or --check FOLDER alone; -h lists the flags")
+    if args.books is not None and args.books < 1:
+        raise UsageError(f"--books {args.books}: it must be at least 1")
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
         raise UsageError("--shard-tokens must be above 0 and below 2^30, --held-out 0 or more")
     try:

@@ -14,7 +14,7 @@ import multiscreen as ms
 from support import retrieval
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
-from support.data import get_tokenizer
+from support.tokens import get_tokenizer
 from tests.helpers import INF, fit, read_table
 
 # Whether GPT-2's BPE is here.

@@ -13,21 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import support.data
+import support.tokens
 from support.cli import UsageError, replacing
 from support.data import (
     Sequences,
     check_fingerprint,
-    encode_document,
     files_of,
     fingerprint,
     get_data,
-    get_tokenizer,
     permute,
-    read_bin,
     read_text,
     standard_library,
 )
 from support.stream import FLAT_AFTER, NEAR, ABCDigitsStream
+from support.tokens import check_sums, encode_document, get_tokenizer, read_bin, write_bin
 
 
 def data_of(*paths, T):
@@ -63,7 +62,7 @@ def test_gpt2_without_network_or_cache_is_explained(monkeypatch):
     def get_encoding(name):
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(support.data.tiktoken, "get_encoding", get_encoding)
+    monkeypatch.setattr(support.tokens.tiktoken, "get_encoding", get_encoding)
     with pytest.raises(UsageError, match="TIKTOKEN_CACHE_DIR"):
         get_tokenizer("gpt2")
 
@@ -139,6 +138,32 @@ def test_a_token_file_that_shrinks_or_goes_is_an_error_in_one_line(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts open files the Unix way")
+@pytest.mark.parametrize("bit", [*range(32), 32, 39, 64, 70])
+def test_a_flipped_bit_of_a_header_is_found_at_the_start(tmp_path, bit):
+    """Of the magic number, the version, the number of tokens."""
+    write_bin(tmp_path / "a.bin", np.arange(600) % 256)
+    content = bytearray((tmp_path / "a.bin").read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(UsageError, match="a.bin is truncated, damaged, or not a token file"):
+        read_bin(tmp_path / "a.bin", 257)
+
+
+def test_what_changed_since_a_token_file_was_written_is_found(tmp_path, capsys):
+    for name in ("a.bin", "b.bin", "c.bin"):
+        write_bin(tmp_path / name, np.arange(600) % 256)
+    check_sums(tmp_path)
+    assert "3 files are as they were written" in capsys.readouterr().out
+    content = bytearray((tmp_path / "b.bin").read_bytes())
+    content[1500] ^= 1
+    (tmp_path / "b.bin").write_bytes(content)
+    (tmp_path / "c.bin").unlink()
+    (tmp_path / "d.bin").write_bytes(b"1234")
+    with pytest.raises(UsageError) as e:
+        check_sums(tmp_path)
+    assert "b.bin has changed, c.bin is missing, d.bin has no line" in str(e.value)
+
+
 def test_no_token_file_stays_open(tmp_path):
     write(tmp_path, {f"{n}.bin": np.full(1000, n) for n in range(40)})
     before = len(os.listdir("/dev/fd"))
@@ -174,8 +199,8 @@ def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
     assert [a.astype(int).tolist() for a in training.arrays] == [[*range(50)], [*range(100)]]
     assert [a.astype(int).tolist() for a in held_out.arrays] == [[*range(100, 150)]]
     lines = [f"{tmp_path}: files: 3, of tokens: 3, bytes: 400; held out: val.bin",
-             "left out as empty, not UTF-8, or beside token files: 4 "
-             "(input.txt, meta.pkl, prepare.py and 1 more)"]
+             "left out as empty, not UTF-8, a link to nothing, there twice, or beside token files: "
+             "4 (input.txt, meta.pkl, prepare.py and 1 more)"]
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -211,7 +236,8 @@ def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
     assert [p.name for p, use in files_of([str(tmp_path)]) if use] == ["a.py", "c.txt"]
     data_of(tmp_path, T=8)
     lines = [f"{tmp_path}: files: 2, of tokens: 0, bytes: 598; held out: the last twentieth",
-             "left out as empty, not UTF-8, or beside token files: 2 (__init__.py, b.pyc)"]
+             "left out as empty, not UTF-8, a link to nothing, there twice, or beside token files: "
+             "2 (__init__.py, b.pyc)"]
     assert capsys.readouterr().out.splitlines() == lines
     with pytest.raises(UsageError, match="fewer than one sequence"):
         data_of(tmp_path / "__init__.py", T=8)
@@ -263,6 +289,21 @@ def test_what_is_no_text_is_explained(tmp_path):
                           ("a.jsonl", "python -m support.prepare makes token files")):
         with pytest.raises(UsageError, match=message):
             data_of(tmp_path / name, T=9)
+
+
+def test_a_link_is_no_second_text(tmp_path, capsys):
+    """A link to a file of the data, a second one to another file, one to nothing: left out."""
+    write(tmp_path, {"data/b.txt": "b" * 99, "elsewhere.txt": "e" * 99})
+    for name, target in {"a.txt": "b.txt", "c.txt": "../elsewhere.txt", "d.txt": "../elsewhere.txt",
+                         "e.txt": "nothing"}.items():
+        (tmp_path / "data" / name).symlink_to(target)
+    found = {path.name: use for path, use in files_of([str(tmp_path / "data")])}
+    assert found == {"b.txt": "train", "c.txt": "train", "a.txt": None, "d.txt": None,
+                     "e.txt": None}
+    twice = [str(tmp_path / "data/b.txt"), str(tmp_path / "data/a.txt")]
+    assert [use for _, use in files_of(twice)] == ["train", None]
+    data_of(tmp_path / "data", T=8)
+    assert "beside token files: 3 (a.txt, d.txt, e.txt)" in capsys.readouterr().out
 
 
 def test_links_in_circles_are_not_followed(tmp_path):

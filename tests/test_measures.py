@@ -22,9 +22,10 @@ from experiments import (
 from multiscreen import Config, Multiscreen, window
 from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
 from support.cli import UsageError
-from support.data import Sequences, files_of, get_data, get_tokenizer
+from support.data import Sequences, files_of, get_data
 from support.retrieval import CELL, Cell
 from support.table import RUN, write_rows
+from support.tokens import get_tokenizer
 from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
 
 NAN = math.nan

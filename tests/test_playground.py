@@ -10,7 +10,7 @@ from multiscreen import relevance, screen, softmask, trim
 from playground import __main__ as playground
 from playground.data import choose_tile, find_needle, page_data, round_similarities
 from support.cli import UsageError
-from support.data import get_tokenizer
+from support.tokens import get_tokenizer
 from tests.browser import CHROMIUM, Browser
 from tests.helpers import INF, fit, random, small
 

@@ -12,7 +12,7 @@ import pytest
 
 from support import prepare
 from support.cli import UsageError
-from support.data import get_tokenizer, read_bin
+from support.tokens import get_tokenizer, read_bin
 from tests.helpers import ROOT, fit
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")

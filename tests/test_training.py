@@ -21,8 +21,9 @@ from multiscreen import Multiscreen
 from support import distributed
 from support.checkpoint import equations, load_checkpoint, read_checkpoint, save_checkpoint
 from support.cli import UsageError
-from support.data import Sequences, get_tokenizer
+from support.data import Sequences
 from support.stream import ABCDigitsStream
+from support.tokens import get_tokenizer
 from support.windowed import screen_windowed
 from tests.helpers import (
     INF,

@@ -1,0 +1,119 @@
+"""Tokens: of a text, and of files in the formats of nanoGPT and llm.c."""
+import hashlib
+
+import numpy as np
+import tiktoken
+
+from support.cli import UsageError, at_most_3, replacing
+
+EDGE = 4096                                            # bytes at each end of a file: one page
+LLM_C = 20240520                                       # llm.c's token files begin with it
+SUMS = "SHA256SUMS"                                    # of a folder; `sha256sum -c` reads it
+
+
+def get_tokenizer(name):
+    """`bytes`: 256 bytes and end-of-text. `gpt2`: GPT-2's BPE (the paper's), downloaded once."""
+    if name == "bytes":
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 256})
+    if name != "gpt2":
+        raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as e:
+        raise UsageError(f"GPT-2's BPE could not be downloaded ({type(e).__name__}): connect once, "
+                         "or set TIKTOKEN_CACHE_DIR to a folder that has it") from None
+
+
+def encode_document(text, tokenizer):
+    """The tokens of a text and an end-of-text, uint16. What looks like a special token is text."""
+    if tokenizer.name == "bytes":
+        tokens = np.frombuffer(text.encode(), dtype=np.uint8)
+    else:
+        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
+    return np.append(tokens.astype(np.uint16), np.uint16(tokenizer.eot_token))
+
+
+class TokenFile:
+    """Tokens of a file, read when `astype` asks for them; a slice is a TokenFile, too.
+
+    Nothing stays in memory and no file stays open, for there may be thousands.
+    """
+
+    def __init__(self, path, header, positions):
+        self.path, self.header, self.positions = path, header, positions
+
+    def __len__(self):
+        return len(self.positions)
+
+    def __getitem__(self, part):
+        return TokenFile(self.path, self.header, self.positions[part])
+
+    def astype(self, dtype):
+        start = self.header + 2 * self.positions.start
+        tokens = np.fromfile(self.path, "<u2", len(self), offset=start)
+        if len(tokens) < len(self):
+            raise UsageError(f"{self.path} has shrunk since the run began")
+        return tokens.astype(dtype)
+
+
+def read_bin(path, vocab_size):
+    """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
+
+    llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
+    """
+    size = path.stat().st_size
+    magic, version, count = np.resize(np.fromfile(path, "<i4", 3), 3).tolist()
+    right = [magic == LLM_C, version == 1, size == 1024 + 2 * count]
+    # A raw file has at most one of the three, and that by chance.
+    header = 1024 if right[0] or sum(right) > 1 else 0
+    if not size or size % 2 or header and not all(right):
+        raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
+                         f"not fit {'its header' if header else 'tokens of two bytes'}")
+    tokens = TokenFile(path, header, range((size - header) // 2))
+
+    # A look at both ends finds the wrong --tokenizer before a run begins.
+    for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
+        if end.astype(np.int64).max(initial=0) >= vocab_size:
+            raise UsageError(f"{path} has tokens beyond the vocabulary of {vocab_size}: take the "
+                             "--tokenizer that made it")
+    return tokens
+
+
+def write_bin(path, tokens):
+    """Write a token file in llm.c's format; before it, its line in the folder's SHA256SUMS."""
+    header = np.zeros(256, "<i4")
+    header[:3] = LLM_C, 1, len(tokens)
+    content = header.tobytes() + tokens.astype("<u2").tobytes()
+    sums = read_sums(path.parent) | {path.name: hashlib.sha256(content).hexdigest()}
+    with replacing(path.with_name(SUMS)) as file:
+        file.writelines(f"{found}  {name}\n".encode() for name, found in sums.items())
+    with replacing(path) as file:
+        file.write(content)
+
+
+def read_sums(folder):
+    """{name of a file: its SHA-256} by the SHA256SUMS of a folder, which may be missing."""
+    path = folder / SUMS
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return {name: found for found, _, name in (line.partition("  ") for line in lines)}
+
+
+def check_sums(folder):
+    """Read all token files of a folder. Raises UsageError for those that are not as written."""
+    sums, damaged = read_sums(folder), []
+    names = sorted({*sums, *(path.name for path in folder.glob("*.bin"))})
+    for name in names:
+        if not (folder / name).is_file():
+            damaged.append(f"{name} is missing")
+            continue
+        with open(folder / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if name not in sums:
+            damaged.append(f"{name} has no line in {SUMS}")
+        elif found != sums[name]:
+            damaged.append(f"{name} has changed")
+    if damaged or not names:
+        raise UsageError(f"{folder}: {at_most_3(damaged) or 'no token files are there'}")
+    print(f"{folder}: {len(names)} files are as they were written")
