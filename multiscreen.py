@@ -378,8 +378,8 @@ class Multiscreen(nn.Module):
 
         Greedy for temperature 0, else drawn from softmax(logits / temperature), of top_k tokens.
         """
-        if temperature < 0 or top_k is not None and top_k < 1:
-            raise ValueError(f"temperature {temperature}, top_k {top_k}: at least 0, and 1")
+        if not (temperature == 0 or temperature >= 1e-4) or top_k is not None and top_k < 1:
+            raise ValueError(f"temperature {temperature}: 0 or >= 1e-4; top_k {top_k}: at least 1")
         caches = [KeyCache() for _ in self.layers]
         head = self.head()
         for _ in range(n):

@@ -39,7 +39,7 @@ from support.checkpoint import (
     save_checkpoint,
 )
 from support.choose import compile_layers, get_screen
-from support.cli import Parser, UsageError, cli, clock, get_device, rank, stop_requests
+from support.cli import Parser, UsageError, cli, clock, get_device, printable, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
     NOT_RESUMED,
@@ -371,7 +371,7 @@ def train(args, lock):
     generator = torch.Generator(device).manual_seed(0)
     more = model.eval().generate(begin, 256, temperature=0.7, generator=generator)
     text = tokenizer.decode(torch.cat([begin, more], 1)[0].tolist())
-    print(f"a sample, after its first 32 tokens:\n{text}")
+    print(f"a sample, after its first 32 tokens:\n{printable(text)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import time
 import torch
 
 from support.checkpoint import load_for_evaluation
-from support.cli import Parser, UsageError, cli
+from support.cli import Parser, UsageError, cli, printable
 
 
 def decode_stream(tokens, tokenizer):
@@ -65,7 +65,7 @@ def main():
 
     print(args.prompt, end="", flush=True)
     for text in decode_stream(stream(), tokenizer):
-        print(text, end="", flush=True)
+        print(printable(text), end="", flush=True)
     ms = (time.perf_counter() - began) / made * 1e3
     print(f"\n[{made} tokens, {ms:.1f} ms a token]", file=sys.stderr)
 

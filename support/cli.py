@@ -119,6 +119,11 @@ def on_one_line(x):
     return " ".join(str(x).encode(errors="replace").decode().split())
 
 
+def printable(text):
+    """A text with its control characters, but line ends and tabs, as escapes: \\x07."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def require_file(path):
     """Raise UsageError for a folder, a device or a pipe: reading one may never end."""
     if os.path.exists(path) and not os.path.isfile(path):
