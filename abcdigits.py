@@ -34,8 +34,8 @@ def make_prompts(depth, n_digits, n_trials, fill):
     """
     if not 0 <= depth <= 1:
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
-    if n_digits < 2 or n_trials < 1:
-        raise UsageError(f"{n_digits} digits, {n_trials} trials: at least 2 digits and 1 trial")
+    if not 2 <= n_digits <= 18 or n_trials < 1:
+        raise UsageError(f"{n_digits} digits, {n_trials} trials: 2 to 18 digits, at least 1 trial")
     rng = random.Random(123)
     prompts = []
     numbers = range(10 ** (n_digits - 1), 10**n_digits)

@@ -113,11 +113,13 @@ def get_args(argv=None):
     parser = get_parser()
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
+    if args.resume and args.init:
+        raise UsageError("--resume and --init: take one, the weights of OUT or those of --init")
     if args.resume:
         path = Path(args.out) / "ckpt.pt"
         ckpt = read_checkpoint(path)
         args = take_flags(parser, argv, ckpt, path, ckpt["args"].keys() - set(NOT_RESUMED))
-    elif args.init:
+    elif args.init is not None:
         ckpt = read_checkpoint(args.init)
         parser.set_defaults(**recipe(ckpt["model"]))
         args = take_flags(parser, argv, ckpt, args.init, ["model", "psi", "layers", "tokenizer"])
@@ -193,7 +195,7 @@ def train(args, lock):
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{out} is already finished, at step {ckpt['step']}: --resume --steps N continues")
         return
-    start = read_checkpoint(args.init) if args.init and not ckpt else ckpt
+    start = ckpt if ckpt or args.init is None else read_checkpoint(args.init)
 
     # The model, freshly initialised or with the weights of a checkpoint.
     device, tokenizer = get_device(dist.own_device(args.device)), get_tokenizer(args.tokenizer)

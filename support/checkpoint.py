@@ -54,8 +54,8 @@ def scale_rope(model, factor):
     """Divide the positions of a model with RoPE by `factor` (position interpolation)."""
     if not any(hasattr(layer, "rope_scale") for layer in model.layers):
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    if not factor > 0:
-        raise UsageError(f"--rope-scale {factor:g}: a factor is above 0")
+    if not 0 < factor < torch.inf:
+        raise UsageError(f"--rope-scale {factor:g}: a factor is above 0, and finite")
     for layer in model.layers:
         layer.rope_scale = factor
 
@@ -105,16 +105,19 @@ def entries_of(ckpt):
     """Yield (name, value, whether train.py could have written it) of the entries."""
     for name, kind in KEYS.items():
         x = ckpt[name]
-        yield name, x, isinstance(x, kind) and (kind is not int or x >= 0)
+        yield name, x, isinstance(x, kind) and (kind is not int or 0 <= x < 2**63)
     for name, x in ckpt["weights"].items():
         yield name, x, torch.is_tensor(x) and x.is_floating_point()
     sizes = TransformerConfig if ckpt["model"].startswith("transformer") else multiscreen.Config
     fields = sizes.__dataclass_fields__
     for name, x in ckpt["config"].items():
-        yield name, x, name in fields and isinstance(x, (int, fields[name].type))
+        is_number = name in fields and isinstance(x, (int, fields[name].type))
+        yield name, x, is_number and x < 2**24
     for x in ckpt["files"]:
         yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str]
     args = ckpt["args"]
+    for name in ("model", "tokenizer"):
+        yield f"--{name}", args[name], args[name] == ckpt[name]
     for name in ("digits", "seq_len", "seed"):
         yield f"--{name.replace('_', '-')}", args[name], type(args[name]) is int
     data = args["data"]
@@ -166,12 +169,12 @@ def load_moments(model, optimizer, moments, path):
     """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
     try:
         for name, p in model.named_parameters():
-            for moment in ("exp_avg", "exp_avg_sq"):
-                x = moments["state"][name][moment]
+            own = dict(moments["state"][name])
+            for x in (own["exp_avg"], own["exp_avg_sq"]):
                 if x.shape != p.shape or not x.isfinite().all():
                     raise ValueError
         set_moments(model, optimizer, moments)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         raise UsageError(f"{path}: its optimizer state does not fit the model") from None
 
 

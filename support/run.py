@@ -18,7 +18,7 @@ def take_flags(parser, argv, ckpt, path, names):
     old = {name: ckpt["args"][name] for name in names if hasattr(parser.parse_args([]), name)}
     for name, value in old.items():
         default = parser.get_default(name)
-        if value is not None and default is not None and type(value) is not type(default):
+        if default is not None and type(value) is not type(default):
             raise UsageError(f"{path} is damaged: {flag(name)} is {value!r}")
     parser.set_defaults(**old)
     args = parser.parse_args(argv)
@@ -33,13 +33,14 @@ def take_flags(parser, argv, ckpt, path, names):
 
 def complete(args):
     """The arguments with those that depend on others. Raises UsageError for a wrong number."""
-    at_least_1 = ("seq_len", "batch_size", "batch_tokens", "shard", "steps", "log_every",
-                  "eval_every", "save_every")
-    for name in (*at_least_1, "warmup", "lr", "weight_decay", "clip", "seed"):
-        value, least = getattr(args, name), int(name in at_least_1)
-        if value is not None and not least <= value < 2**63:
-            rule = "at least 1" if least else "not negative"
-            raise UsageError(f"{flag(name)} {value}: it must be {rule}, and below 2^63")
+    above_0 = ("psi", "layers", "seq_len", "batch_size", "batch_tokens", "shard", "steps",
+               "log_every", "eval_every", "save_every")
+    for name in (*above_0, "warmup", "lr", "weight_decay", "clip", "seed"):
+        value = getattr(args, name)
+        most = 2**24 if name in ("psi", "layers", "batch_size") else 2**63
+        if value is not None and not int(name in above_0) <= value < most:
+            rule = "at least 1" if name in above_0 else "not negative"
+            raise UsageError(f"{flag(name)} {value}: it must be {rule}, and below {most}")
     args.save_every = args.save_every or args.eval_every
     args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * world()
     passes_of(args)

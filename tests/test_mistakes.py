@@ -116,7 +116,7 @@ def folder(tmp_path_factory):
     ("--data abcdigits --digits 1", "digits"),
     ("--data abcdigits --digits 19", "digits"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
     ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),
-    ("--psi 0", "psi = 0"), ("--layers 0", "N_L = 0"), ("--tokenizer words", "unknown"),
+    ("--psi 0", "--psi 0"), ("--layers 0", "--layers 0"), ("--tokenizer words", "unknown"),
     ("--device nonsense", "device"), ("--nonsense", "nonsense"),
     ("--out short.txt", "name a folder"), ("--out .", "name a folder")])
 def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, message):
