@@ -20,7 +20,12 @@ from support.cli import UsageError, rank
 def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except (ValueError, RuntimeError) as e:
+            reason = str(e).splitlines()[0]
+            raise UsageError(f"the other processes cannot be joined ({reason}): start with "
+                             "torchrun, or unset TORCHELASTIC_RUN_ID") from None
         atexit.register(leave)
         if rank():
             sys.stdout = open(os.devnull, "w")

@@ -28,7 +28,7 @@ NO_FILES = ["/dev/zero", "/dev/full", "/dev/urandom", "fifo", "folder", "", ".",
 NUMBERS = ["²", "nan", "-1", "1e3000", "many", ""]
 
 # What each command needs to get as far as the bad input, and the inputs. A blank divides words;
-# NAME=value before the first flag sets the environment.
+# NAME=value sets the environment.
 NEW = "--out new --data text.txt"
 COMMANDS = {
     "train": (" ".join(SMALL), [
@@ -287,10 +287,9 @@ def run(main, words, seconds=20):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
         try:
-            while words and words[0].partition("=")[0].isupper():
-                name, _, value = words.pop(0).partition("=")
-                os.environ[name] = value
-            sys.argv = ["command", *words]
+            settings = [x for x in words if x.partition("=")[0].isupper() and "=" in x]
+            os.environ.update(x.split("=", 1) for x in settings)
+            sys.argv = ["command", *(x for x in words if x not in settings)]
             cli(main)
         except SystemExit as e:
             code = e.code
