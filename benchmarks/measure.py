@@ -9,7 +9,7 @@ import torch
 from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
-from support.table import Table, as_text, read_lines
+from support.table import Table, as_text, read_rows
 
 ROOT = Path(__file__).parent.parent
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
@@ -104,5 +104,7 @@ def measure_missing(path, columns, cells, end=math.inf):
 
 def current_rows(path):
     """The columns of a table without its hash, and its rows of this code and machine."""
-    columns, *lines = read_lines(path) if path.exists() else [()]
-    return columns[:-1], [line[:-1] for line in lines if line[-1] == code_and_machine()]
+    rows = read_rows(path) if path.exists() else []
+    columns = [*rows[0]][:-1] if rows else []
+    current = [row for row in rows if row["hash"] == code_and_machine()]
+    return columns, [[row[name] for name in columns] for row in current]

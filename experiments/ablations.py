@@ -20,11 +20,11 @@ from experiments.common import (
     read_runs,
     runs_parser,
     save_figure,
-    save_runs,
     signed,
 )
 from experiments.style import ABLATIONS, COLORS, legend_below
 from support.cli import UsageError, cli
+from support.table import keep_rows
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),
@@ -89,7 +89,7 @@ def main():
     args = runs_parser(__doc__).parse_args()
     runs = read_runs(args.runs)
     rows = ablation_rows(runs)
-    save_runs(args.out / "ablations.tsv", runs)
+    keep_rows(args.out / "ablations.tsv", runs)
     print_table(COLUMNS, rows, f"Validation loss, nats per token, after {runs[0]['steps']} steps; "
                 "the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():

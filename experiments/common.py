@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from experiments.style import ABLATIONS, SETTINGS, label_models
 from support.cli import Parser, UsageError, clock
-from support.table import keep_rows, read_tables
+from support.table import keep_rows, read_rows, read_tables, write_rows
 
 # What a table of runs says of each: flags of train.py, the number of weights, the equations' hash.
 FACTS = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -27,15 +27,6 @@ class Run(NamedTuple):
     loss: float
 
 
-def read_tsv(path):
-    """The rows of a TSV as dicts of text, without half a last row of a killed process."""
-    try:
-        head, *lines = [line.split("\t") for line in path.read_text().split("\n")[:-1]]
-        return [dict(zip(head, line, strict=True)) for line in lines]
-    except ValueError:
-        raise UsageError(f"{path} is not a table: name another") from None
-
-
 def read_run(folder):
     """The Run in a folder that train.py wrote; its loss is the last validation loss."""
     folder = Path(folder)
@@ -44,7 +35,7 @@ def read_run(folder):
     lines = (folder / "flags.txt").read_text().splitlines()
     flags = dict(line.partition("\t")[::2] for line in lines)
     rows = [{name: float(x) for name, x in row.items() if x}
-            for row in read_tsv(folder / "log.tsv")]
+            for row in read_rows(folder / "log.tsv")]
     return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
 
 
@@ -77,37 +68,20 @@ def summarize_run(folder):
 
 
 def read_runs(paths):
-    """Rows of FACTS: from folders of runs, and from tables that save_runs wrote. None comes twice.
+    """Rows of FACTS: from folders of runs, and from tables of such rows. None comes twice.
 
     Raises UsageError if they differ in what makes losses comparable.
     """
     runs = {}
     for path in map(Path, paths):
-        found = read_tsv(path) if path.suffix == ".tsv" else [summarize_run(path)]
-        if found and tuple(found[0]) != FACTS:
-            raise UsageError(f"{path} is no table of runs: name one that this script wrote")
-        runs |= {identity(run): run for run in found}
+        found = read_rows(path, FACTS) if path.suffix == ".tsv" else [summarize_run(path)]
+        runs |= {tuple(run[name] for name in FACTS[:-1]): run for run in found}
     runs = list(runs.values())
     for name in BUDGET:
         values = sorted({run[name] for run in runs})
         if len(values) > 1:
             raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them apart")
     return runs
-
-
-def identity(run):
-    """All of a row of FACTS but its result."""
-    return tuple(run[name] for name in FACTS[:-1])
-
-
-def save_runs(path, runs):
-    """Write rows of FACTS as TSV. Raises UsageError if that would lose a run that is there."""
-    if path.exists():
-        lost = {*map(identity, read_tsv(path))} - {*map(identity, runs)}
-        if lost:
-            raise UsageError(f"{path} holds {len(lost)} more runs: name it as an input, too, or "
-                             "another --out")
-    write_table(path, FACTS, [run.values() for run in runs])
 
 
 def group_runs(runs, *names):
@@ -136,7 +110,8 @@ def runs_parser(description):
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
     print_table(columns, rows, title)
-    write_table(path, columns, rows)
+    write_rows(path, [dict(zip(columns, map(cell_text, row))) for row in rows])
+    print(f"wrote {path}")
 
 
 def print_table(columns, rows, title):
@@ -146,14 +121,6 @@ def print_table(columns, rows, title):
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
-
-
-def write_table(path, columns, rows):
-    """Write rows as TSV."""
-    cells = [columns, *([cell_text(x) for x in row] for row in rows)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join("\t".join(row) + "\n" for row in cells))
-    print(f"wrote {path}")
 
 
 def cell_text(x):
@@ -219,12 +186,12 @@ class Progress:
 
 # ------------------------------------------------------------- figures of tables of measurements
 
-def get_figure(description, get_columns):
+def get_figure(description, value):
     """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
 
-    get_columns(path of a table) -> (columns that name a cell, columns of values). Where there are
-    ablations, the rows are theirs and their original's: the Multiscreen that was trained alike.
-    With --out the rows are kept beside the figure.
+    value: the column that was measured. Where there are ablations, the rows are theirs and their
+    original's: the Multiscreen that was trained alike. With --out the rows are kept beside the
+    figure.
     """
     p = Parser(description)
     p.add_argument("tables", nargs="+", metavar="TSV", help="tables of measurements")
@@ -234,10 +201,7 @@ def get_figure(description, get_columns):
     out = args.out or Path(args.tables[0]).with_suffix(".png")
     if out.suffix != ".png":
         raise UsageError(f"--out {out}: name a figure, .png")
-    keys, values = get_columns(args.tables[0])
-    rows = read_tables(args.tables, keys, values)
-    if not rows:
-        raise UsageError(f"{args.tables[0]} has no rows: measure a model first")
+    rows = read_tables(args.tables, value)
 
     ablated = {(row["seq_len"], row["step"]) for row in rows if variant_of(row) in ABLATIONS}
     models = {(row["model"], int(row["parameters"])) for row in rows}
@@ -249,7 +213,7 @@ def get_figure(description, get_columns):
                   for row in rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.out:
-        keep_rows(out.with_suffix(".tsv"), (*keys, *values, "hash"), rows)
+        keep_rows(out.with_suffix(".tsv"), rows)
     return rows, out, labels
 
 

@@ -10,7 +10,7 @@ if not __package__:
     raise SystemExit("error: run python -m experiments.long_context in the folder above")
 
 from experiments.common import get_figure, print_table, pyplot, save_figure
-from experiments.perplexity import KEYS, VALUES, get_curves, positions, setting_of, summarize
+from experiments.perplexity import get_curves, positions, setting_of, summarize
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -69,7 +69,7 @@ def draw_ablations(plt, curves, labels, path):
 
 
 def main():
-    rows, out, labels = get_figure(__doc__, lambda path: (KEYS, VALUES))
+    rows, out, labels = get_figure(__doc__, "nats")
     curves, table = get_curves(rows), []
     for curve, seeds in curves.items():
         for position, found in zip(positions(int(curve.length)), summarize(seeds)):

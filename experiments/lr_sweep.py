@@ -29,10 +29,10 @@ from experiments.common import (
     read_runs,
     runs_parser,
     save_figure,
-    save_runs,
 )
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import cli
+from support.table import keep_rows
 
 PAPER = """The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen,
 2^38 tokens, 3 seeds (1 with QKNorm). It states: the Transformer diverges for learning rates >= 2^-4
@@ -91,7 +91,7 @@ def draw_sweep(plt, results, n_vocab, path):
 def main():
     args = runs_parser(__doc__).parse_args()
     runs = read_runs(args.runs)
-    save_runs(args.out / "lr_sweep.tsv", runs)
+    keep_rows(args.out / "lr_sweep.tsv", runs)
     results, n_vocab = losses_by_rate(runs), VOCABULARY[runs[0]["tokenizer"]]
     print_table(*rate_table(results), f"Validation loss, nats per token, after {runs[0]['steps']} "
                 f"steps; a uniform guess has {math.log(n_vocab):.4g}")

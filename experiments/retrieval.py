@@ -39,8 +39,7 @@ from experiments.style import (
     short_number,
 )
 from support.cli import cli
-from support.retrieval import CELL, get_cells, mean_by_length
-from support.table import RUN, read_lines
+from support.retrieval import get_cells, mean_by_length
 
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
 ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
@@ -59,13 +58,6 @@ class Panel(NamedTuple):
     parameters: int
     T_train: int
     cells: dict
-
-
-def get_columns(path):
-    """The columns of a table of retrieval: of abcdigits.py it has the digits, too."""
-    head, *_ = read_lines(path) or [()]
-    own = ("digits",) if "digits" in head else ()
-    return (*RUN, *own, *CELL), ("accuracy",)
 
 
 def get_panels(rows, labels):
@@ -211,7 +203,7 @@ def draw_by_length(plt, panels, path):
 
 
 def main():
-    rows, out, labels = get_figure(__doc__, get_columns)
+    rows, out, labels = get_figure(__doc__, "accuracy")
     panels = get_panels(rows, labels)
     print_table(COLUMNS, retrieval_rows(panels),
                 "Retrieval, mean over the depths (paper, ABCDigits at its training length: "

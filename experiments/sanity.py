@@ -20,11 +20,11 @@ from experiments.common import (
     print_table,
     read_runs,
     runs_parser,
-    save_runs,
     signed,
 )
 from experiments.style import optimizer_name
 from support.cli import UsageError, cli
+from support.table import keep_rows
 
 COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
 PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clipping": "nearly 0"}
@@ -51,7 +51,7 @@ def main():
     p.add_argument("--name", default="sanity", help="of the table [sanity]")
     args = p.parse_args()
     runs = read_runs(args.runs)
-    save_runs(args.out / f"{args.name}.tsv", runs)
+    keep_rows(args.out / f"{args.name}.tsv", runs)
     print_table(COLUMNS, sanity_rows(runs),
                 f"Validation loss, nats per token, after {runs[0]['steps']} steps")
 

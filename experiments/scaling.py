@@ -30,13 +30,12 @@ from experiments.common import (
     print_table,
     pyplot,
     read_runs,
-    report,
     runs_parser,
     save_figure,
-    save_runs,
 )
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import cli
+from support.table import keep_rows
 
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
@@ -174,13 +173,13 @@ def main():
                    help="sizes of Multiscreen that the lines leave out (paper: 64) [none]")
     args = p.parse_args()
     runs = read_runs(args.runs)
-    save_runs(args.out / "scaling.tsv", runs)
+    keep_rows(args.out / "scaling.tsv", runs)
     rows = model_rows(runs)
     print_table(COLUMNS, [row.values() for row in rows], "Validation loss, nats per token, after "
                 f"{runs[0]['steps']} steps; diverged runs are left out of mean and fit")
-    report(args.out / "fits.tsv", FITS, fit_rows(rows, args.unfitted),
-           "Fitted lines: change of the loss when the size doubles; the sizes at an equal loss\n"
-           "(-: no loss that both families reached, or a line that does not fall)")
+    print_table(FITS, fit_rows(rows, args.unfitted),
+                "Fitted lines: change of the loss when the size doubles; the sizes at an equal "
+                "loss\n(-: no loss that both families reached, or a line that does not fall)")
     print(PAPER)
     if plt := pyplot():
         draw_scaling(plt, rows, args.unfitted, args.out / "scaling.png")

@@ -53,7 +53,7 @@ class Table:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(as_line(row.values()))
         else:
-            write_rows(self.path, self.columns, self.rows.values())
+            write_rows(self.path, [*self.rows.values()])
             self.in_file, self.replaced = True, 0
 
     def rows_of(self, cells):
@@ -75,33 +75,41 @@ def describe_run(ckpt):
             "seq_len": ckpt["args"]["seq_len"], "step": ckpt["step"]}
 
 
-def read_lines(path):
-    """The lines of a table, cells each, without half a last one of a killed process."""
+# ------------------------------------------------------------------------------------- files
+
+def read_rows(path, columns=None):
+    """The rows of a table as dicts of text, without half a last one of a killed process.
+
+    Raises UsageError if it is no table, or one of other columns.
+    """
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    return [tuple(line.split("\t")) for line in text.split("\n")[:-1]]
+    lines = [line.split("\t") for line in text.split("\n")[:-1]]
+    head = lines[0] if lines else []
+    if lines and columns and head != list(columns) or {*map(len, lines)} - {len(head)}:
+        wanted = f"does not have the columns {' '.join(columns)}" if columns else "is not a table"
+        raise UsageError(f"{path} {wanted}: move it away, or name another")
+    return [dict(zip(head, line)) for line in lines[1:]]
 
 
-def read_rows(path, columns):
-    """The rows of a table as dicts of text."""
-    head, *lines = read_lines(path) or [tuple(columns)]
-    if head != tuple(columns) or any(len(line) != len(head) for line in lines):
-        raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
-                         "name another")
-    return [dict(zip(head, line)) for line in lines]
-
-
-def read_tables(paths, keys, values):
-    """The rows of several tables of one measurement, for a figure.
+def read_tables(paths, value):
+    """The rows of several tables of one measurement, for a figure. value: the column measured.
 
     Raises UsageError if they have one cell twice, with other weights, or one model with two sets of
     equations.
     """
-    rows, equations = {}, {}
+    rows, equations, columns = {}, {}, None
     for path in paths:
-        for row in read_rows(path, (*keys, *values, "hash")):
-            key = tuple(row[name] for name in keys)
+        found = read_rows(path, columns)
+        if not found:
+            raise UsageError(f"{path} has no rows: measure a model first")
+        columns = tuple(found[0])
+        if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
+            raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
+                             "name another")
+        for row in found:
+            key = tuple(row[name] for name in columns[:-2])
             if rows.setdefault(key, row)["hash"] != row["hash"]:
                 raise UsageError(f"{path}: another table has the same model, seed and step with "
                                  "other weights: draw them apart")
@@ -112,23 +120,21 @@ def read_tables(paths, keys, values):
     return list(rows.values())
 
 
-def keep_rows(path, columns, rows):
+def keep_rows(path, rows):
     """Write the rows of a figure beside it. Raises UsageError if rows that are there would go."""
-    rows = [{name: row[name] for name in columns} for row in rows]
     if Path(path).exists():
-        lost = sum(row not in rows for row in read_rows(path, columns))
+        lost = sum(row not in rows for row in read_rows(path, rows[0]))
         if lost:
             raise UsageError(f"{path} has {lost} rows that are not drawn: name it as an input, "
                              "too, move it away, or name another --out")
-    write_rows(path, columns, rows)
+    write_rows(path, rows)
 
 
-def write_rows(path, columns, rows):
+def write_rows(path, rows):
     """Write a whole table, dicts of text: the file is the old one or the new one at any time."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as file:
-        file.write(as_line(columns).encode())
-        file.writelines(as_line(row[name] for name in columns).encode() for row in rows)
+        file.writelines(as_line(cells).encode() for cells in [rows[0], *map(dict.values, rows)])
 
 
 def as_line(cells):

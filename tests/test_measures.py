@@ -134,8 +134,9 @@ def document(name, nats, **values):
     """A row of perplexity.tsv."""
     row = dict.fromkeys(perplexity.KEYS, "") | {
         "model": "multiscreen", "parameters": "4626", "seed": "0", "seq_len": "16", "step": "9",
-        "data": "books", "window": "0.3", "length": "32", "hash": f"{values.get('seed', '0')}-1"}
-    return row | {"document": name, "nats": nats} | values
+        "data": "books", "window": "0.3", "length": "32", "document": name, "nats": nats,
+        "hash": f"{values.get('seed', '0')}-1"}
+    return row | values
 
 
 def test_means_over_documents_then_over_seeds():
@@ -189,12 +190,6 @@ def test_perplexity_refuses_what_a_model_or_a_text_does_not_have(call, checkpoin
     assert not checkpoints[name].with_name("perplexity.tsv").exists()
 
 
-def draw(call, script, tmp_path, columns, rows):
-    """What `script` is given on the command line, from rows as a table: its printed lines."""
-    write_rows(tmp_path / "t.tsv", columns, rows)
-    call(script, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
-
-
 @needs_matplotlib
 def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp_path, capsys):
     nats = "1 2"
@@ -202,7 +197,8 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
             document("a", nats, length="40", swe="yes"),
             document("a", nats, length="40", model="transformer:2,2,8", parameters="9999",
                      factor="4", hash="x-2")]
-    draw(call, long_context, tmp_path, (*perplexity.KEYS, "nats", "hash"), rows)
+    write_rows(tmp_path / "t.tsv", rows)
+    call(long_context, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()[3:9]]
     found = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert [line[:5] for line in found] == [
@@ -265,17 +261,16 @@ def cell(accuracy="1", **values):
     """A row of abcdigits.tsv."""
     row = dict.fromkeys((*RUN, "digits", *CELL), "") | {
         "model": "multiscreen", "parameters": "4626", "seed": "0", "seq_len": "16", "step": "9",
-        "digits": "2", "length": "16", "depth": "0.1", "trials": "4",
+        "digits": "2", "length": "16", "depth": "0.1", "trials": "4", "accuracy": accuracy,
         "hash": f"{values.get('seed', '0')}-{values.get('model', '')}"}
-    return row | values | {"accuracy": accuracy}
+    return row | values
 
 
 @needs_matplotlib
 def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
-    columns = (*RUN, "digits", *CELL, "accuracy", "hash")
     for seed, accuracy in (("0", "0.75"), ("1", "0.25")):
         values = {"seed": seed, "swe": "yes"}
-        write_rows(tmp_path / f"{seed}.tsv", columns, [
+        write_rows(tmp_path / f"{seed}.tsv", [
             cell(**values), cell("0.25", length="32", **values),
             cell(accuracy, length="32", depth="0.5", **values)])
     call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
@@ -295,7 +290,7 @@ def panels_of(call, tmp_path, monkeypatch, rows):
     """The panels of a figure as (row, title, number of cells)."""
     found = []
     monkeypatch.setattr(retrieval, "draw_panels", lambda plt, panels, *rest: found.extend(panels))
-    write_rows(tmp_path / "t.tsv", (*RUN, "digits", *CELL, "accuracy", "hash"), rows)
+    write_rows(tmp_path / "t.tsv", rows)
     call(retrieval, tmp_path / "t.tsv")
     return [(retrieval.ROWS[panel.row], panel.title, len(panel.cells)) for panel in found]
 
@@ -334,7 +329,7 @@ def retrieval_cell(seeds):
 
 
 def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
-    write_rows(tmp_path / "t.tsv", ("a", "b"), [])
+    write_rows(tmp_path / "t.tsv", [{"a": "1", "b": "2"}])
     with pytest.raises(UsageError, match="does not have the columns"):
         call(retrieval, tmp_path / "t.tsv")
     (tmp_path / "t.tsv").write_text("")

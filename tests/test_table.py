@@ -18,6 +18,7 @@ from tests.helpers import fit, read_table
 
 KEYS = ("model", "length")
 CELL = {"model": "multiscreen", "length": 64}
+CELL_OF_RUN = dict.fromkeys(RUN, "1") | CELL
 
 
 def table(path, model_hash="abc-1"):
@@ -90,31 +91,34 @@ def test_another_file_is_refused_and_stays(tmp_path):
 
 
 def test_tables_of_one_figure_fit_together(tmp_path):
-    paths = [tmp_path / name for name in "abc"]
-    table(paths[0]).add(CELL, loss=1)
-    table(paths[1], "xyz-1").add(CELL | {"length": 128}, loss=2)
-    assert [row["loss"] for row in read_tables([*paths[:2], paths[0]], KEYS, ["loss"])] == [
-        "1", "2"]
-    table(paths[2], "xyz-1").add(CELL, loss=3)
+    def add(name, model_hash, length, loss):
+        path = tmp_path / name
+        Table(path, (*RUN, "length"), ["loss"], model_hash).add(
+            CELL_OF_RUN | {"length": length}, loss=loss)
+        return path
+
+    a, b = add("a", "abc-1", 64, 1), add("b", "xyz-1", 128, 2)
+    assert [row["loss"] for row in read_tables([a, b, a], "loss")] == ["1", "2"]
     with pytest.raises(UsageError, match="with other weights"):
-        read_tables(paths, KEYS, ["loss"])
-    table(paths[1], "xyz-2").add(CELL | {"length": 128}, loss=2)
+        read_tables([a, b, add("c", "xyz-1", 64, 3)], "loss")
     with pytest.raises(UsageError, match="other equations"):
-        read_tables(paths[:2], KEYS, ["loss"])
+        read_tables([a, add("b", "xyz-2", 128, 2)], "loss")
+    with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
+        read_tables([a], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
-        read_tables([tmp_path / "d"], KEYS, ["loss"])
+        read_tables([tmp_path / "d"], "loss")
 
 
 def test_the_rows_of_a_figure_are_kept_and_none_is_lost(tmp_path):
-    path, columns = tmp_path / "figure/loss.tsv", (*KEYS, "loss", "hash")
+    path = tmp_path / "figure/loss.tsv"
     for n in (1, 2):
         table(tmp_path / "loss.tsv").add(CELL | {"length": n}, loss=n)
-    rows = read_rows(tmp_path / "loss.tsv", columns)
-    keep_rows(path, columns, rows[:1])
-    keep_rows(path, columns, rows)
+    rows = read_rows(tmp_path / "loss.tsv")
+    keep_rows(path, rows[:1])
+    keep_rows(path, rows)
     assert read_table(path) == rows
     with pytest.raises(UsageError, match="1 rows that are not drawn"):
-        keep_rows(path, columns, rows[1:])
+        keep_rows(path, rows[1:])
     assert read_table(path) == rows
 
 
