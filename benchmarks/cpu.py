@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 
 from baselines import recipe
-from benchmarks.measure import measure_missing, random_model, set_trained_like, training_step
+from benchmarks.measure import measure_missing, training_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device
+from support.timing import random_model, set_trained_like
 
 COLUMNS = ("multiscreen", "transformer", "ratio")
 BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes

@@ -13,13 +13,14 @@ import torch
 
 from baselines import recipe
 from baselines.transformer import SIZES
-from benchmarks.measure import ROOT, random_model, trained_like, training_step
+from benchmarks.measure import training_step
 from benchmarks.peers import attention, flex_screen
 from multiscreen import Config, Multiscreen, unit, window
 from multiscreen import screen as dense
 from screening_triton import screen, triton
 from support import windowed
 from support.choose import compile_layers
+from support.timing import ROOT, random_model, trained_like
 from support.windowed import screen_windowed
 
 DEVICE = "cuda"

@@ -15,7 +15,6 @@ import math
 from experiments.common import (
     group_runs,
     mean_and_std,
-    print_table,
     pyplot,
     read_runs,
     runs_parser,
@@ -24,7 +23,7 @@ from experiments.common import (
 )
 from experiments.style import ABLATIONS, COLORS, legend_below
 from support.cli import UsageError, cli
-from support.table import keep_rows
+from support.table import keep_rows, print_table
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),

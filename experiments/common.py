@@ -1,13 +1,19 @@
 """What the experiments share: runs of train.py, tables, figures, progress."""
 import math
 import statistics
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.style import ABLATIONS, SETTINGS, label_models
-from support.cli import Parser, UsageError, clock
-from support.table import keep_rows, read_rows, read_tables, write_rows
+from support.cli import Parser, UsageError
+from support.table import (
+    cell_text,
+    keep_rows,
+    print_table,
+    read_rows,
+    read_tables,
+    write_rows,
+)
 
 # What a table of runs says of each: flags of train.py, the number of weights, the equations' hash.
 FACTS = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -114,22 +120,6 @@ def report(path, columns, rows, title):
     print(f"wrote {path}")
 
 
-def print_table(columns, rows, title):
-    """Print rows in columns of equal width."""
-    cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    print(f"\n{title}")
-    for row in cells:
-        print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
-
-
-def cell_text(x):
-    """A cell of a table."""
-    if x is None or isinstance(x, float) and math.isnan(x):
-        return "-"
-    return f"{x:.5g}" if isinstance(x, float) else str(x)
-
-
 def mean_and_std(losses):
     """(mean, standard deviation, number of NaNs) of losses. A NaN counts in the last only."""
     good = [x for x in losses if not math.isnan(x)]
@@ -163,25 +153,6 @@ def save_figure(fig, path):
     """Write a figure as PNG, 150 dots per inch."""
     fig.savefig(path, dpi=150, bbox_inches="tight")
     print(f"wrote {path}")
-
-
-class Progress:
-    """One printed line for each unit of work, with the time left by its share of the whole."""
-
-    def __init__(self, total):
-        self.total, self.done, self.began = total, 0.0, time.perf_counter()
-
-    def add(self, amount, text, known=False):
-        """known: it was done before, so the time left is estimated from the rest."""
-        if known:
-            self.total -= amount
-        else:
-            self.done += amount
-        seconds = time.perf_counter() - self.began
-        left = ""
-        if self.done:
-            left = f", about {clock(seconds * (self.total / self.done - 1))} left"
-        print(f"{text}   {clock(seconds)}{left}", flush=True)
 
 
 # ------------------------------------------------------------- figures of tables of measurements

@@ -16,51 +16,42 @@ Small:  python -m experiments.latency
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
         bfloat16, the GPU's FlashAttention, the fused kernel.
 
-The n-th Multiscreen stands beside the n-th Transformer, and either may have none; of the largest
-pair all lengths are timed. Each time is a row of latency.tsv in --out; given again, the command
-times what is missing on this machine and draws the figure.
+The last Multiscreen and the last Transformer are timed at all lengths, the others at the longest.
+Each time is a row of latency.tsv in --out. Given again, the command times what is missing on this
+machine. `python -m experiments.latency_curves` draws such a table.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
 logits, in chunks that are thrown away. Both models do the same. After 2 passes that do not count:
-the mean over --repeats. Ratios are the Transformer's time over Multiscreen's:
-x_flash with the flash backend, x_fastest with the fastest of flash, cuDNN, efficient and math. math
-keeps T x T scores in memory and is timed up to T = 2^12.
+the mean over --repeats. The Transformer is timed with each backend of attention; math keeps T x T
+scores in memory and is timed up to T = 2^12.
 
 The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.latency in the folder above")
 
-import hashlib
-import itertools
+import statistics
+import time
+import warnings
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend
 
+from baselines import count_parameters
 from baselines.transformer import SIZES
-from experiments.common import Progress, print_table, pyplot, save_figure
-from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
-from experiments.timing import BACKENDS, get_models, get_timed, time_passes
-from support.checkpoint import has_windows
+from support.checkpoint import load_for_evaluation, require_windows, weights_hash
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device
-from support.table import RUN, Table
+from support.table import RUN, Progress, Table, describe_run, print_table
+from support.timing import code_hash, random_model, set_trained_like
 
-ROOT = Path(__file__).parent.parent
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+CPU_BACKENDS = ("flash", "math")
+SETTINGS = ("initial", "trained-like", "trained-like + SWE")
 KEYS = (*RUN, "setting", "length", "machine", "repeats")
-COLUMNS = ("model", "parameters", "setting", "length", "ms", "x_flash", "x_fastest", "fastest")
-
-
-def ratios(ms, transformer):
-    """[x_flash, x_fastest, fastest]: how many times as fast as a Transformer; None where unknown.
-
-    transformer: its milliseconds by backend.
-    """
-    if ms is None or not transformer:
-        return [None, None, None]
-    fastest = min(transformer, key=transformer.get)
-    x_flash = transformer["flash"] / ms if "flash" in transformer else None
-    return [x_flash, transformer[fastest] / ms, fastest]
+SHOWN = ("model", "parameters", "setting", "length", "ms")
 
 
 def latency_args():
@@ -105,101 +96,123 @@ def machine_of(args, device):
     return f"{machine}{', compiled' if args.compile else ''}, torch {torch.__version__}"
 
 
-def code_hash():
-    """Twelve digits that change with the code that is timed."""
-    names = ("multiscreen", "screening_triton", "baselines/transformer", "support/windowed")
-    code = b"".join((ROOT / f"{name}.py").read_bytes() for name in names)
-    return hashlib.sha256(code).hexdigest()[:12]
+# ----------------------------------------------------------------------------------- models
+
+def random_models(names, device):
+    """[(model, columns of RUN)] with random weights. names: [(name, psi or None)]"""
+    vocab_size = 50257 if device.type == "cuda" else 257
+    found = []
+    for name, psi in names:
+        model = random_model(name, {"psi": psi, "vocab_size": vocab_size}, device)
+        parameters, _ = count_parameters(model)
+        run = dict.fromkeys(RUN) | {"model": name, "parameters": parameters, "seed": 0, "step": 0}
+        found.append((model, run))
+    return found
 
 
-def latency_rows(timed, milliseconds):
-    """Rows of COLUMNS as dicts. milliseconds: of each in `timed`, None where it could not run."""
-    rows, transformer = [], {}
-    for one, ms in zip(timed, milliseconds):
-        by_backend = transformer.setdefault((one.pair, one.length), {})
-        attends = one.setting in BACKENDS
-        if attends and ms is not None:
-            by_backend[one.setting] = ms
-        row = [one.run["model"], one.run["parameters"], one.setting, one.length, ms,
-               *ratios(None if attends else ms, by_backend)]
-        rows.append(dict(zip(COLUMNS, row)))
-    return rows
+def cells_of(models, settings, lengths, about):
+    """(model, cell) in the table's order: the last model at all lengths, others at the longest.
 
-
-def kind_of(row):
-    """The family of a row's model."""
-    return "Transformer" if row["setting"] in BACKENDS else "Multiscreen"
-
-
-def draw_latency(plt, rows, T_train, path):
-    """Latency by length for the largest pair, and by size at the longest length if more are there.
-
-    rows: dicts of COLUMNS; T_train: of trained models, or None.
+    models: [(model, columns of RUN)]; about: the columns that all cells share.
     """
-    longest = max(row["length"] for row in rows)
-    all_lengths = {(row["model"], row["parameters"]) for row in rows if row["length"] < longest}
-    panels = []
-    if len({(row["model"], row["parameters"]) for row in rows}) > 2:
-        panels.append(("parameters", f"parameters (millions), at {longest:,} tokens",
-                       [row for row in rows if row["length"] == longest]))
-    if all_lengths:
-        shown = [row for row in rows if (row["model"], row["parameters"]) in all_lengths]
-        sizes = {kind_of(row): short_number(row["parameters"]) for row in shown}
-        names = ", ".join(f"{kind} {size}" for kind, size in sizes.items())
-        panels.append(("length", f"context (tokens); {names}", shown))
-    fig, axes = plt.subplots(1, max(len(panels), 1), figsize=(WIDTH, 4.8), sharey=True,
-                             squeeze=False, layout="constrained")
-    for ax, (x, xlabel, shown) in zip(axes[0], panels):
-        for n, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
-            line = [row for row in shown if row["setting"] == setting and row["ms"] is not None]
-            if line:
-                kind = kind_of(line[0])
-                ax.plot([row[x] for row in line], [row["ms"] for row in line], ms=5,
-                        label=f"{kind}, {setting}",
-                        **look(n) | {"ls": "--" if kind == "Transformer" else "-"})
-        millions_axis(plt, ax)
-        ax.set(xlabel=xlabel, yscale="log")
-        plain_axis(plt, ax.yaxis)
-        if x == "length":
-            ax.set_xscale("log", base=2)
-            if T_train:
-                ax.axvline(T_train, color="black", ls=":", lw=1.5, label="training length")
-    axes[0, 0].set_ylabel("latency of one forward pass (ms)")
-    legend_below(fig, axes[0, -1])
-    save_figure(fig, path)
+    for model, run in models:
+        for setting in settings:
+            for length in lengths if model is models[-1][0] else lengths[-1:]:
+                if setting != "math" or length <= 2**12:
+                    yield model, run | about | {"setting": setting, "length": length}
+
+
+@torch.no_grad()
+def apply_setting(model, setting, T_train):
+    """Put a model into a setting, in place: the backend of its attention, or its windows.
+
+    SWE expands those that are there; "initial" and "trained" leave them as they are.
+    """
+    if setting in BACKENDS:
+        model.screen = BACKENDS[setting]
+    if setting.startswith("trained-like"):
+        set_trained_like(model)
+    if setting.endswith("SWE"):
+        model.expand_windows(T_train)
+
+
+# ---------------------------------------------------------------------------------- timing
+
+@torch.no_grad()
+def forward_pass(model, tokens):
+    """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
+    x = model.hidden(tokens, chunk=tokens.shape[1])
+    for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
+        model.logits(part)
+
+
+def time_passes(model, setting, length, device, repeats):
+    """(milliseconds of a pass, None): a mean, after 2 that do not count; or (None, why not).
+
+    The reason is a lack of memory, or a backend of attention that cannot run here.
+    """
+    def now():
+        """Milliseconds, when the last kernel has finished."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return 1e3 * time.perf_counter()
+
+    times = []
+    try:
+        # PyTorch warns at length of a backend that it cannot use.
+        with warnings.catch_warnings(action="ignore"):
+            for _ in range(2 + repeats):
+                tokens = torch.randint(model.config.vocab_size, (1, length), device=device)
+                began = now()
+                forward_pass(model, tokens)
+                times.append(now() - began)
+        return statistics.mean(times[2:]), None
+    except (RuntimeError, MemoryError) as e:
+        no_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
+        if not (setting in BACKENDS or no_memory or "allocate memory" in str(e)):
+            raise
+        return None, (str(e) or "out of memory").splitlines()[0]
 
 
 def main():
     args, device = latency_args()
-    pairs, largest, trained = get_models(args, device)
+    trained, T_train, settings = "", 2**12, SETTINGS
+    attending = random_models([(f"transformer:{size.removeprefix('transformer:')}", None)
+                               for size in args.transformer], device)
+    if args.ckpt:
+        model, _, ckpt = load_for_evaluation(args.ckpt, device)
+        require_windows(model, args.ckpt, ckpt["model"])
+        trained, T_train = f"{weights_hash(ckpt)}-", ckpt["args"]["seq_len"]
+        screening, settings = [(model, describe_run(ckpt))], ("trained", "trained + SWE")
+    else:
+        screening = random_models([("multiscreen", psi) for psi in args.psi], device)
     if args.compile:
-        for model, *_ in itertools.chain(*pairs):
+        for model, _ in attending + screening:
             compile_layers(model)
-    timed = get_timed(pairs, largest, args.lengths)
-    machine = machine_of(args, device)
-    cells = [one.run | {"setting": one.setting, "length": one.length, "machine": machine,
-                        "repeats": args.repeats} for one in timed]
+
+    machine, lengths = machine_of(args, device), args.lengths
+    about = {"machine": machine, "repeats": args.repeats}
+    backends = BACKENDS if device.type == "cuda" else CPU_BACKENDS
+    timed = [*cells_of(attending, backends, lengths, about),
+             *cells_of(screening, settings, lengths, about)]
+    cells = [cell for _, cell in timed]
     table = Table(args.out / "latency.tsv", KEYS, ["ms"], trained + code_hash())
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
-    for cell, one in zip(cells, timed):
+    for model, cell in timed:
         if cell in missing:
-            ms, why = time_passes(one, device, args.repeats)
+            setting, length = cell["setting"], cell["length"]
+            apply_setting(model, setting, T_train)
+            ms, why = time_passes(model, setting, length, device, args.repeats)
             if ms is not None:
                 table.add(cell, ms=f"{ms:.6g}")
-            progress.add(one.length, f"{cell['model']}, {one.setting}, {one.length} tokens: "
+            progress.add(length, f"{cell['model']}, {setting}, {length} tokens: "
                          f"{why or f'{ms:.4g} ms'}")
 
-    found = [table.rows_of([cell]) for cell in cells]
-    rows = latency_rows(timed, [float(row[0]["ms"]) if row else None for row in found])
-    screening = [model.screen for model, *_ in itertools.chain(*pairs) if has_windows(model)]
-    print_table(COLUMNS, [row.values() for row in rows],
+    rows = table.rows_of(cells)
+    print_table(SHOWN, [[row[name] for name in SHOWN] for row in rows],
                 "One forward pass, batch 1, no cache: all hidden states at once, then all logits "
-                f"in chunks that are thrown away\n{machine}; screening by "
-                f"{screening[0].__module__}.{screening[0].__name__}; random tokens; x_: the "
-                "Transformer's time over Multiscreen's")
-    if plt := pyplot():
-        draw_latency(plt, rows, timed[-1].T_train if args.ckpt else None, args.out / "latency.png")
+                f"in chunks that are thrown away\n{machine}; random tokens; {table.path}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ is of them and of their original. The paper prints no numbers for its curves.
 if not __package__:
     raise SystemExit("error: run python -m experiments.long_context in the folder above")
 
-from experiments.common import get_figure, print_table, pyplot, save_figure
+from experiments.common import get_figure, pyplot, save_figure
 from experiments.perplexity import get_curves, positions, setting_of, summarize
 from experiments.style import (
     ABLATIONS,
@@ -21,6 +21,7 @@ from experiments.style import (
     plot_with_band,
 )
 from support.cli import cli
+from support.table import print_table
 
 COLUMNS = ["model", "curve", "seeds", "position", "x_training", "perplexity", "std",
            "nats_per_token"]

@@ -24,7 +24,6 @@ from experiments.common import (
     VOCABULARY,
     group_runs,
     mean_and_std,
-    print_table,
     pyplot,
     read_runs,
     runs_parser,
@@ -32,7 +31,7 @@ from experiments.common import (
 )
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import cli
-from support.table import keep_rows
+from support.table import keep_rows, print_table
 
 PAPER = """The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen,
 2^38 tokens, 3 seeds (1 with QKNorm). It states: the Transformer diverges for learning rates >= 2^-4

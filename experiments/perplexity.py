@@ -30,12 +30,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from experiments.common import Progress, mean_and_std, print_table
+from experiments.common import mean_and_std
 from support.checkpoint import has_windows, load_for_evaluation, model_hash, scale_rope
 from support.cli import Parser, UsageError, cli
 from support.data import files_of, read_text, standard_library
 from support.run import absolute
-from support.table import RUN, Table, beside, describe_run
+from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
 VALUES = ("nats",)

@@ -24,7 +24,6 @@ from typing import NamedTuple
 from experiments.common import (
     get_figure,
     mean_and_std,
-    print_table,
     pyplot,
     save_figure,
     variant_of,
@@ -40,6 +39,7 @@ from experiments.style import (
 )
 from support.cli import cli
 from support.retrieval import get_cells, mean_by_length
+from support.table import print_table
 
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
 ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")

@@ -17,14 +17,13 @@ if not __package__:
 from experiments.common import (
     group_runs,
     mean_and_std,
-    print_table,
     read_runs,
     runs_parser,
     signed,
 )
 from experiments.style import optimizer_name
 from support.cli import UsageError, cli
-from support.table import keep_rows
+from support.table import keep_rows, print_table
 
 COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
 PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clipping": "nearly 0"}

@@ -27,7 +27,6 @@ from experiments.common import (
     VOCABULARY,
     group_runs,
     mean_and_std,
-    print_table,
     pyplot,
     read_runs,
     runs_parser,
@@ -35,7 +34,7 @@ from experiments.common import (
 )
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import cli
-from support.table import keep_rows
+from support.table import keep_rows, print_table
 
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",

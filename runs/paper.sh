@@ -33,7 +33,6 @@ scaling() {
     run $E.scaling --unfitted 64 --out $REPORT $OUT/{psi8,psi16,psi32,8M,45M,353M}-{0,1,2} \
         $OUT/{psi48,psi64,1.3B}-0
 }
-
 lr_sweep() {
     for e in {-14..0}; do
         rate=$(awk "BEGIN { printf \"%.17g\", 2^$e }")
@@ -90,7 +89,10 @@ retrieval() {
             $OUT/{{psi8,psi16,psi32,8M,45M,353M}-{0,1,2},psi48-0,1.3B-0}/$name.tsv
     done
 }
-latency() { each "$MULTISCREENS psi64-0" run $E.latency --repeats 100 --ckpt $OUT/@/ckpt.pt; }
+latency() {
+    each "$MULTISCREENS psi64-0" run $E.latency --repeats 100 --ckpt $OUT/@/ckpt.pt
+    each "$MULTISCREENS psi64-0" run $E.latency_curves $OUT/@/latency.tsv
+}
 maps() {
     run $E.relevance_maps --ckpt $OUT/psi8-0/ckpt.pt
     run $E.windows --ckpt $OUT/psi64-0/ckpt.pt

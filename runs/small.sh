@@ -96,5 +96,5 @@ ablations() {
         $OUT/needles_{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/abcdigits.tsv
 }
 
-latency() { run $E.latency --out $REPORT; }
+latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
 main "$@"

@@ -47,7 +47,8 @@ maps() {
 }
 
 latency() {
-    run $E.latency --psi 2 --transformer 1,2,8 --lengths 256 --repeats 1 --out $REPORT
+    run $E.latency --psi 2 --transformer 1,2,8 --lengths 256 512 --repeats 1 --out $REPORT
+    run $E.latency_curves $REPORT/latency.tsv
 }
 
 main "$@"

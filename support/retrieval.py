@@ -1,12 +1,10 @@
 """Retrieval on a grid, depth by length: the flags, the measurement, the table as text."""
 import statistics
-import sys
-import time
 from typing import NamedTuple
 
 from support.checkpoint import load_for_evaluation, model_hash, scale_rope
-from support.cli import Parser, UsageError, clock
-from support.table import RUN, Table, beside, describe_run
+from support.cli import Parser, UsageError
+from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 CELL = ("length", "depth", "factor", "swe", "trials")
 
@@ -57,7 +55,7 @@ def measure_grid(args, name, get_task, exact_matches):
     table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *own, *CELL), ["accuracy"],
                   model_hash(ckpt))
     missing = table.missing(cells)
-    began, done, total = time.perf_counter(), 0, sum(cell["length"] for cell in missing)
+    progress = Progress(sum(cell["length"] for cell in missing))
     for cell in missing:
         length, depth, factor = cell["length"], cell["depth"], cell["factor"]
         if factor:
@@ -65,16 +63,14 @@ def measure_grid(args, name, get_task, exact_matches):
         accuracy = statistics.mean(exact_matches(model, tokenizer,
                                                  *get_prompts(length, depth, trials)))
         table.add(cell, accuracy=accuracy)
-        done += length
-        seconds = time.perf_counter() - began
-        print(f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}: "
-              f"{accuracy:6.1%}   {clock(seconds)}, about {clock(seconds * (total / done - 1))} "
-              "left", file=sys.stderr, flush=True)
+        words = f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}"
+        progress.add(length, f"{words}: {accuracy:6.1%}")
 
     words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
-    print(f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length"
-          f"{', x the best RoPE scaling factor' * bool(args.rope_scale)}; {table.path}")
-    print(as_grid(get_cells(table.rows_of(cells)), T_train))
+    title = (f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length, in "
+             f"tokens ([{T_train}]: the training length)"
+             f"{', x the best RoPE scaling factor' * bool(args.rope_scale)}; {table.path}")
+    print_table(*as_grid(get_cells(table.rows_of(cells)), T_train), title)
 
 
 def possible_lengths(get_prompts, T_train):
@@ -139,18 +135,15 @@ def mean_by_length(cells):
 
 
 def as_grid(cells, T_train):
-    """The cells as text, and their means over the depths."""
+    """(columns, rows): the cells by depth and length, and their means over the depths."""
     def show(cell):
         if cell.factor is None:
             return f"{cell.mean:.1%}"
         return "--" if cell.mean == 0 else f"{cell.mean:.1%} x{cell.factor:g}"
 
     lengths, depths = (sorted(set(x)) for x in zip(*cells))
-    head = [f"[{n}]" if n == T_train else str(n) for n in lengths]
-    lines = [["depth", *head]]
-    for d in depths:
-        lines.append([f"{d:g}", *(show(cells[n, d]) if (n, d) in cells else "" for n in lengths)])
+    columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]
+    rows = [[d, *(show(cells[n, d]) for n in lengths)] for d in depths]
     means = mean_by_length(cells)
-    lines.append(["mean", *(f"{statistics.mean(means[n].values()):.1%}" for n in lengths)])
-    text = [f"{line[0]:>6}" + "".join(f"{x:>12}" for x in line[1:]) for line in lines]
-    return "\n".join(text) + f"\n[{T_train}] is the training length, in tokens"
+    rows.append(["mean", *(f"{statistics.mean(means[n].values()):.1%}" for n in lengths)])
+    return columns, rows

@@ -4,10 +4,12 @@ A row says what the run is, which cell was measured, the values, and a hash of t
 equations. A command that is given again measures what is missing. One command writes a table, of
 one checkpoint, so nothing is locked.
 """
+import math
 import sys
+import time
 from pathlib import Path
 
-from support.cli import UsageError, replacing
+from support.cli import UsageError, clock, replacing
 
 RUN = ("model", "parameters", "seed", "seq_len", "step")
 
@@ -148,3 +150,35 @@ def as_text(x):
     if isinstance(x, float):
         return f"{x:.12g}"
     return "yes" if x is True else " ".join(str(x).encode(errors="replace").decode().split())
+
+
+# ------------------------------------------------------------------------------ what is printed
+
+def print_table(columns, rows, title):
+    """Print rows in columns of equal width."""
+    cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
+    widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
+    print(f"\n{title}")
+    for row in cells:
+        print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
+
+
+def cell_text(x):
+    """A cell of a table."""
+    if x is None or isinstance(x, float) and math.isnan(x):
+        return "-"
+    return f"{x:.5g}" if isinstance(x, float) else str(x)
+
+
+class Progress:
+    """One line for each unit of work, with the time left by its share of the whole."""
+
+    def __init__(self, total):
+        self.total, self.done, self.began = total, 0, time.perf_counter()
+
+    def add(self, amount, text):
+        """An amount of the total is done; `text` says which."""
+        self.done += amount
+        seconds = time.perf_counter() - self.began
+        left = clock(seconds * (self.total / self.done - 1))
+        print(f"{text}   {clock(seconds)}, about {left} left", file=sys.stderr, flush=True)

@@ -129,10 +129,10 @@ def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
     cells = retrieval.get_cells(rows)
     assert list(cells) == [(n, depth) for n in (256, 512, 1024) for depth in (0.1, 0.5)]
     assert {row["accuracy"] for row in rows} == {"1"}
-    out = retrieval.as_grid(cells, 512).splitlines()
-    assert out[0].split() == ["depth", "256", "[512]", "1024"]
-    assert out[1].split() == ["0.1", *["100.0%"] * 3]
-    assert out[-1] == "[512] is the training length, in tokens"
+    columns, lines = retrieval.as_grid(cells, 512)
+    assert columns == ["depth", "256", "[512]", "1024"]
+    assert lines[0] == [0.1, *["100.0%"] * 3]
+    assert lines[-1] == ["mean", *["100.0%"] * 3]
     assert capsys.readouterr().out.count("100.0%") == 9
     assert {name: rows[0][name] for name in ("model", "seed", "seq_len", "step", "digits", "length",
                                              "depth", "factor", "swe", "trials")} == {

@@ -16,6 +16,7 @@ import torch
 import screening_triton as fused
 from benchmarks import cpu, gpu, gpu_parts, measure, peers
 from multiscreen import KeyCache, screen
+from support import timing
 from support.checkpoint import build_model
 from support.cli import UsageError
 from tests.helpers import INF, ROOT, correlated, read_table
@@ -144,16 +145,6 @@ def test_flex_attention_screens_as_the_definition_does():
     torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
 
 
-def test_trained_like_windows_have_the_stated_shares_and_ranges():
-    w = measure.trained_like(1000)
-    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
-    assert shares == [700, 250, 50]
-    near = w[w <= 128]
-    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
-    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
-    assert (measure.trained_like(9) > 4096).sum() == 1
-
-
 # --------------------------------------------------------------------- the table, the command
 
 def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, monkeypatch,
@@ -186,11 +177,11 @@ def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, 
 
 
 def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
-    for name in measure.CODE:
+    for name in timing.CODE:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     before = measure.code_and_machine()
-    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(timing, "ROOT", tmp_path)
     assert measure.code_and_machine() == before
     (tmp_path / "multiscreen.py").write_text("edited")
     assert measure.code_and_machine() != before

@@ -7,16 +7,17 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+import support.timing
 import train
 from experiments import (
     latency,
+    latency_curves,
     long_context,
     passkey,
     perplexity,
     relevance_maps,
     retrieval,
     sample,
-    timing,
     windows,
 )
 from multiscreen import Config, Multiscreen, window
@@ -75,6 +76,7 @@ def checkpoints(tmp_path_factory):
     (latency, ["--lengths", "0"], "at least 1"), (latency, ["--ckpt", "nowhere.pt"], "not exist"),
     (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "above 0"),
     (passkey, [], "train a model first"), (windows, ["--ckpt", "nowhere.pt"], "train a model"),
+    (latency_curves, ["nowhere.tsv"], "measure a model first"),
     (retrieval, ["nowhere.tsv"], "measure a model first"), (long_context, [], "required"),
     (long_context, ["a.tsv", "--out", "b.tsv"], "name a figure")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, message):
@@ -424,13 +426,13 @@ def test_a_sample_is_what_the_model_generates(name, checkpoints, call, capsys):
 # --------------------------------------------------------------------------------- latency
 
 def test_trained_like_windows_have_the_stated_shares_and_ranges():
-    w = timing.trained_like(1000)
+    w = support.timing.trained_like(1000)
     shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
     assert shares == [700, 250, 50]
     near = w[w <= 128]
     assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
     assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
-    assert (timing.trained_like(9) > 4096).sum() == 1
+    assert (support.timing.trained_like(9) > 4096).sum() == 1
 
 
 def test_settings_change_only_the_windows_they_should():
@@ -440,48 +442,39 @@ def test_settings_change_only_the_windows_they_should():
         return torch.cat([window(tile.s_w.detach()) for tile in model.layers])
 
     before = widths()
-    timing.apply_setting(model, "initial", 4096)
+    latency.apply_setting(model, "initial", 4096)
     assert torch.equal(widths(), before)
-    timing.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
-    timing.apply_setting(model, "trained-like", 4096)
+    latency.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
+    latency.apply_setting(model, "trained-like", 4096)
     likely = widths()
-    torch.testing.assert_close(likely, timing.trained_like(36), rtol=1e-5, atol=0)
-    timing.apply_setting(model, "trained-like + SWE", 4096)
+    torch.testing.assert_close(likely, support.timing.trained_like(36), rtol=1e-5, atol=0)
+    latency.apply_setting(model, "trained-like + SWE", 4096)
     far = likely > 4096
     assert far.sum() == 2
     assert torch.equal(widths(), torch.where(far, INF, likely))
 
 
-def test_latency_has_a_row_for_each_cell_and_one_without_a_backend(call, tmp_path, monkeypatch,
-                                                                   capsys):
-    monkeypatch.setitem(timing.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)      # no CPU has it
+def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)     # no CPU has it
     flags = ["--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
              "--device", "cpu", "--out", tmp_path]
     call(latency, *flags)
-    lines = capsys.readouterr().out.splitlines()
-    head = next(n for n, line in enumerate(lines) if line.split()[:2] == ["model", "parameters"])
-    rows = [[word.strip() for word in line.split("  ") if word.strip()]
-            for line in lines[head + 1 : head + 14]]
+    made = read_table(tmp_path / "latency.tsv")
     settings = ["initial", "trained-like", "trained-like + SWE"]
-    cells = [("transformer:1,2,8", s, T) for s in ("flash", "math") for T in ("32", "64")]
-    cells += [("multiscreen", s, T) for s in settings for T in ("32", "64")]
-    cells += [("multiscreen", s, "64") for s in settings]
-    assert [(row[0], row[2], row[3]) for row in rows] == cells
-    assert {row[1] for row in rows[4:10]} == {"4626"}
-    assert {row[4] for row in rows[:2]} == {"-"}
-    assert {row[6] for row in rows[10:]} == {"-"}      # it has no Transformer
-    for row in rows[4:10]:
-        math_ms, = (float(other[4]) for other in rows[2:4] if other[3] == row[3])
-        assert float(row[6]) == pytest.approx(math_ms / float(row[4]), rel=2e-3)
-        assert row[5] == "-"
-        assert row[7] == "math"
+    cells = [("2832", "math", T) for T in ("32", "64")]
+    cells += [("4626", s, "64") for s in settings]
+    cells += [("20486", s, T) for s in settings for T in ("32", "64")]
+    assert [(row["parameters"], row["setting"], row["length"]) for row in made] == cells
+    assert all(float(row["ms"]) > 0 for row in made)
 
     # What could not run is tried again, nothing else.
-    made = read_table(tmp_path / "latency.tsv")
-    assert len(made) == 11
     tried = []
-    monkeypatch.setattr(latency, "time_passes",
-                        lambda timed, *rest: (tried.append(timed.setting), (None, "no"))[1])
+
+    def time_nothing(model, setting, *rest):
+        tried.append(setting)
+        return None, "no"
+
+    monkeypatch.setattr(latency, "time_passes", time_nothing)
     call(latency, *flags)
     assert tried == ["flash", "flash"]
     assert read_table(tmp_path / "latency.tsv") == made
@@ -498,7 +491,26 @@ def test_latency_of_a_checkpoint_is_a_table_beside_it(call, checkpoints, monkeyp
     assert rows[2]["seq_len"] == "16"
 
 
-def test_ratios():
-    found = latency.ratios(50, {"flash": 400, "cudnn": 250, "math": 900})
-    assert found == [8, 5, "cudnn"]
-    assert latency.ratios(None, {"flash": 1}) == [None, None, None]
+def timed(model, parameters, setting, length, ms, machine="CPU"):
+    """A row of latency.tsv."""
+    row = dict.fromkeys(latency.KEYS, "") | {"repeats": "3", "machine": machine}
+    return row | {"model": model, "parameters": parameters, "setting": setting, "length": length,
+                  "ms": ms, "hash": "1"}
+
+
+@needs_matplotlib
+def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, tmp_path, capsys):
+    """By size: 9 beside 10, and 90 has none. What another machine took is left out."""
+    write_rows(tmp_path / "t.tsv", [
+        timed("transformer:a", "10", "flash", "64", "9", "GPU"),
+        timed("transformer:a", "10", "flash", "32", "4"),
+        timed("transformer:a", "10", "flash", "64", "400"),
+        timed("transformer:a", "10", "math", "64", "100"),
+        timed("multiscreen", "90", "initial", "64", "7"),
+        timed("multiscreen", "9", "initial", "64", "50")])
+    call(latency_curves, tmp_path / "t.tsv")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[3:] for line in lines[3:8]] == [
+        ["32", "4", "-"], ["64", "400", "-"], ["64", "100", "-"], ["64", "7", "-"],
+        ["64", "50", "2"]]
+    assert (tmp_path / "t.png").stat().st_size > 10_000

@@ -1,0 +1,48 @@
+"""What is timed: models with random weights, windows like trained ones, the code as it is now."""
+import hashlib
+from pathlib import Path
+
+import torch
+
+from support.checkpoint import build_model, has_windows
+from support.choose import get_screen
+
+ROOT = Path(__file__).parent.parent
+CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
+
+
+def code_hash():
+    """Twelve digits that change with the files that are timed."""
+    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in CODE)).hexdigest()[:12]
+
+
+def random_model(name, config, device):
+    """A model with random weights, its products in bfloat16 on a GPU. Prints what screens."""
+    with torch.device(device):
+        cuda = torch.device(device).type == "cuda"
+        model = build_model(name, config, torch.bfloat16 if cuda else None)
+    if has_windows(model):
+        model.screen, line, _ = get_screen(model)
+        print(line, flush=True)
+    return model
+
+
+def trained_like(n, seed=0):
+    """n shuffled windows (n,), log-uniform in three ranges.
+
+    5 % (at least one) are in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    n_far, n_middle = max(round(0.05 * n), 1), round(0.25 * n)
+    bounds = [(4096.0, 65536.0)] * n_far + [(256.0, 4096.0)] * n_middle
+    bounds = torch.tensor(bounds + [(2.0, 128.0)] * (n - len(bounds)))
+    low, high = bounds[torch.randperm(n, generator=rng)].log().T
+    return (low + (high - low) * torch.rand(n, generator=rng)).exp()
+
+
+@torch.no_grad()
+def set_trained_like(model):
+    """Give a model trained-like windows, in place."""
+    sizes = [len(tile.s_w) for tile in model.layers]
+    for tile, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
+        tile.s_w.copy_((w - 1).log())
