@@ -10,7 +10,7 @@ if not __package__:
     raise SystemExit("error: run python -m experiments.long_context in the folder above")
 
 from experiments.common import get_figure, pyplot, save_figure
-from experiments.perplexity import get_curves, positions, setting_of, summarize
+from experiments.curves import get_curves, positions, print_curves, setting_of, summarize
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -21,10 +21,7 @@ from experiments.style import (
     plot_with_band,
 )
 from support.cli import cli
-from support.table import print_table
 
-COLUMNS = ["model", "curve", "seeds", "position", "x_training", "perplexity", "std",
-           "nats_per_token"]
 PANELS = {"positions": ("", "rope", "nope"),
           "TanhNorm, gate, acceptance width": ("", "no-tanhnorm", "no-gate", "fixed-r")}
 
@@ -32,7 +29,7 @@ PANELS = {"positions": ("", "rope", "nope"),
 def draw_panel(plt, ax, curves, labels):
     """Perplexity by position: a curve for each model and setting, and a band over its seeds."""
     for n, (curve, seeds) in enumerate(curves.items()):
-        mean, std, _ = zip(*summarize(seeds))
+        mean, std = zip(*summarize(seeds))
         words = [labels[curve.model, curve.parameters]]
         if curve.swe or curve.factor:
             words.append(setting_of(curve._asdict()))
@@ -71,13 +68,9 @@ def draw_ablations(plt, curves, labels, path):
 
 def main():
     rows, out, labels = get_figure(__doc__, "nats")
-    curves, table = get_curves(rows), []
-    for curve, seeds in curves.items():
-        for position, found in zip(positions(int(curve.length)), summarize(seeds)):
-            table.append([labels[curve.model, curve.parameters], setting_of(curve._asdict()),
-                          len(seeds), position, position / int(curve.seq_len), *found])
-    print_table(COLUMNS, table, "Perplexity by position (tokens of context); the paper prints no "
-                "numbers of its curves")
+    curves = get_curves(rows)
+    print_curves(curves, labels, "Perplexity by tokens of context; the paper prints no numbers of "
+                 "its curves")
     if plt := pyplot():
         ablated = any(curve.model.partition(":")[2] in ABLATIONS for curve in curves)
         draw = draw_ablations if ablated else draw_models

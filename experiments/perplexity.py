@@ -23,28 +23,21 @@ if not __package__:
 
 import hashlib
 import itertools
-import statistics
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from experiments.common import mean_and_std
+from experiments.curves import get_curves, positions, print_curves, setting_of
+from experiments.style import paper_name
 from support.checkpoint import has_windows, load_for_evaluation, model_hash, scale_rope
 from support.cli import Parser, UsageError, cli
 from support.data import files_of, read_text, standard_library
 from support.run import absolute
-from support.table import RUN, Progress, Table, beside, describe_run, print_table
+from support.table import RUN, Progress, Table, beside, describe_run
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
 VALUES = ("nats",)
-
-
-def positions(L):
-    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
-    powers = [round(2 ** (n / 2)) for n in range(10, 2 * L.bit_length() + 2)]
-    return [p for p in powers if p < L] + [L]
 
 
 def window_means(values, L, share):
@@ -101,52 +94,6 @@ def nats(model, segment):
     """Negative log-likelihoods of the tokens at positions 1 .. L, in nats. (L + 1,) -> (L,)"""
     x = torch.from_numpy(segment.astype(np.int64)).to(model.W_E.device)[None]
     return model.loss(x[:, :-1], x[:, 1:], "none")[0].double().cpu().numpy()
-
-
-# --------------------------------------------------------------------------- curves of rows
-
-class Curve(NamedTuple):
-    """What one curve is of, as text: the columns of a row but the seed and the document."""
-    model: str
-    parameters: str
-    seq_len: str
-    step: str
-    data: str
-    window: str
-    length: str
-    swe: str
-    factor: str
-
-
-def get_curves(rows):
-    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have."""
-    found = {}
-    for row in rows:
-        curve = Curve(*(row[name] for name in Curve._fields))
-        documents = found.setdefault(curve, {}).setdefault(row["seed"], {})
-        documents[row["document"]] = [float(x) for x in row["nats"].split()]
-    curves = {}
-    for curve, seeds in found.items():
-        shared = set.intersection(*map(set, seeds.values()))
-        if shared:
-            curves[curve] = {seed: [statistics.mean(x) for x in zip(*(d[name] for name in shared))]
-                             for seed, d in sorted(seeds.items())}
-    return curves
-
-
-def summarize(seeds):
-    """(perplexity, its deviation over the seeds, nats) at each position, of {seed: [nats]}."""
-    columns = list(zip(*seeds.values()))
-    perplexity = [mean_and_std([float(np.exp(x)) for x in column])[:2] for column in columns]
-    return [(*pair, statistics.mean(column)) for pair, column in zip(perplexity, columns)]
-
-
-def setting_of(row):
-    """What was done to the model before the measurement, in words."""
-    words = ["SWE"] if row["swe"] else []
-    if row["factor"]:
-        words.append(f"RoPE ×{float(row['factor']):g}")
-    return " ".join(words) or "as trained"
 
 
 # --------------------------------------------------------------------------------- measuring
@@ -208,13 +155,10 @@ def main():
         table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
         progress.add(1, f"{setting_of(cell)}, {cell['document']}")
 
-    curves = get_curves(table.rows_of(cells))
-    columns = {setting_of(curve._asdict()): summarize(seeds) for curve, seeds in curves.items()}
-    rows = [[p, *(column[n][0] for column in columns.values())]
-            for n, p in enumerate(positions(L))]
-    print_table(["position", *columns], rows,
-                f"Perplexity by position (tokens of context), {len(documents)} documents; "
-                f"{table.path}")
+    rows = table.rows_of(cells)
+    labels = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}
+    print_curves(get_curves(rows), labels,
+                 f"Perplexity by tokens of context, {len(documents)} documents; {table.path}")
 
 
 if __name__ == "__main__":
