@@ -374,16 +374,6 @@ def test_live_pairs_are_counted_inside_the_window():
     assert relevance_maps.alive(alpha_d, INF) == pytest.approx(3 / 6)
 
 
-def test_a_map_by_distance_is_cropped_to_the_window():
-    alpha_d = np.arange(9.0).reshape(3, 3)
-    found = relevance_maps.by_distance(alpha_d, 1.5)
-    np.testing.assert_array_equal(found, [[0, NAN], [4, 3], [8, 7]])
-    assert relevance_maps.by_distance(alpha_d, 2.0).shape == (3, 2)    # d = 2 is outside, as d >= w
-    assert relevance_maps.by_distance(alpha_d, INF).shape == (3, 3)
-    inside = relevance_maps.inside(3, 1.5)
-    assert np.isnan(found).sum() == found.size - inside.sum()
-
-
 def test_relevance_maps_count_what_train_logs(call, checkpoints):
     """`alive` over all tiles, weighted by the pairs in their windows, is train.py's number."""
     path, text = checkpoints["multiscreen"], "screening is enough" * 9
