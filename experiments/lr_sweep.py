@@ -14,6 +14,11 @@ QKNorm one.
 A run has diverged in two cases. Either train.py stopped it, because a loss, a gradient norm or a
 weight was not finite. Or its last validation loss is more than half a nat above its first training
 loss, or above the least mean over an eighth of its log.
+
+The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen, 2^38 tokens,
+3 seeds (1 with QKNorm). It states: the Transformer diverges for learning rates >= 2^-4 (0.0625),
+with QKNorm and without; QKNorm is slightly better at moderate rates; Multiscreen "continues to
+train reliably without divergence" even at 1 (2^0).
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.lr_sweep in the folder above")
@@ -32,11 +37,6 @@ from experiments.common import (
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import cli
 from support.table import keep_rows, print_table
-
-PAPER = """The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multiscreen,
-2^38 tokens, 3 seeds (1 with QKNorm). It states: the Transformer diverges for learning rates >= 2^-4
-(0.0625), with QKNorm and without; QKNorm is slightly better at moderate rates; Multiscreen
-"continues to train reliably without divergence" even at 1 (2^0)."""
 
 
 def losses_by_rate(runs):
@@ -94,7 +94,6 @@ def main():
     results, n_vocab = losses_by_rate(runs), VOCABULARY[runs[0]["tokenizer"]]
     print_table(*rate_table(results), f"Validation loss, nats per token, after {runs[0]['steps']} "
                 f"steps; a uniform guess has {math.log(n_vocab):.4g}")
-    print(PAPER)
     if plt := pyplot():
         draw_sweep(plt, results, n_vocab, args.out / "lr_sweep.png")
 

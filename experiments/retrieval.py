@@ -205,9 +205,7 @@ def draw_by_length(plt, panels, path):
 def main():
     rows, out, labels = get_figure(__doc__, "accuracy")
     panels = get_panels(rows, labels)
-    print_table(COLUMNS, retrieval_rows(panels),
-                "Retrieval, mean over the depths (paper, ABCDigits at its training length: "
-                "Multiscreen 286M 99.18 %, Transformer 1.3B 95.98 %)")
+    print_table(COLUMNS, retrieval_rows(panels), "Needles found, mean over the depths")
     if plt := pyplot():
         digits = {row.get("digits") for row in rows} - {None}
         draw_panels(plt, panels, out, f"; {digits.pop()} digits" if len(digits) == 1 else "")

@@ -12,6 +12,11 @@ Gradient norms are measured before clipping. Their median, 90th percentile and m
 over the second half of the steps. A spike is a row, of the loss or of the norm, more than 5
 standard deviations above the mean of the WINDOW rows before it. The column `end` says "diverged" by
 the criterion of experiments.lr_sweep. Norms above the axis are crosses at its end.
+
+The paper prints no numbers here. It states: the Transformer's loss has frequent spikes at moderate
+rates and does not converge at larger ones; Multiscreen's is smooth even at 1. Its gradient norm
+decays and settles near zero with minimal variance; the Transformer's keeps a floor, with
+substantial variance and occasional spikes.
 """
 if not __package__:
     raise SystemExit("error: run python -m experiments.training_curves in the folder above")
@@ -34,10 +39,6 @@ from support.cli import UsageError, cli
 
 COLUMNS = ["run", "model", "lr", "seed", "steps", "loss_first", "loss_last", "loss_spikes",
            "grad_median", "grad_p90", "grad_max", "grad_spikes", "end"]
-PAPER = """The paper prints no numbers here. It states: the Transformer's loss has frequent spikes
-at moderate rates and does not converge at larger ones; Multiscreen's is smooth even at 1. Its
-gradient norm decays and settles near zero with minimal variance; the Transformer's keeps a floor,
-with substantial variance and occasional spikes."""
 
 
 # ---------------------------------------------------------------------------- numbers of a run
@@ -168,7 +169,6 @@ def main():
     report(args.out / f"{args.name}.tsv", COLUMNS, rows,
            f"Training loss, nats per token, mean of the first and last {args.window} rows of the "
            f"log, and gradient norm in the second half, of {count_of(len(runs), 'run')}")
-    print(PAPER)
     runs = [run for run in runs if len(get_columns(run.rows)[0])]
     if runs and (plt := pyplot()):
         draw_curves(plt, runs, args.window, args.out / f"{args.name}.png")

@@ -156,11 +156,14 @@ def as_text(x):
 
 def print_table(columns, rows, title):
     """Print rows in columns of equal width."""
-    cells = [list(columns)] + [[cell_text(x) for x in row] for row in rows]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(columns))]
-    print(f"\n{title}")
-    for row in cells:
-        print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
+    print(f"\n{title}\n{as_columns(columns, rows)}")
+
+
+def as_columns(columns, rows):
+    """Rows in columns of equal width, a line each. None and NaN are shown as -."""
+    cells = [list(columns), *([cell_text(x) for x in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return "\n".join("  ".join(x.rjust(n) for x, n in zip(row, widths)) for row in cells)
 
 
 def cell_text(x):

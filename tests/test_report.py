@@ -1,0 +1,51 @@
+"""experiments/report/report.md: its tables are what their commands print now."""
+import contextlib
+import importlib
+import io
+import sys
+
+import pytest
+
+from experiments import fill_report
+from support.cli import UsageError
+from tests.helpers import ROOT
+
+TEXT = fill_report.REPORT.read_text()
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """A command in this process, without its figure."""
+    def run(command, folder):
+        _, _, name, *flags = command.split()
+        script = importlib.import_module(name)
+        monkeypatch.setattr(script, "pyplot", lambda: None, raising=False)
+        monkeypatch.setattr(sys, "argv", [name, *flags])
+        monkeypatch.chdir(folder)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            script.main()
+        return out.getvalue()
+
+    return run
+
+
+def test_each_table_is_what_its_command_prints_now(run_here):
+    emptied = fill_report.BLOCK.sub(r"<!-- \1 -->\n```\n```\n", TEXT)
+    assert len(emptied) < len(TEXT) / 2
+    found = fill_report.filled(emptied, run_here)
+    assert found == TEXT, "give bash runs/small.sh report"
+
+
+def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
+    assert TEXT.count("```\n") == 2 * len(fill_report.BLOCK.findall(TEXT))
+    folder = fill_report.REPORT.parent
+    for path in [*folder.rglob("*.tsv"), *folder.rglob("*.png")]:
+        name = str(path.relative_to(ROOT if path.suffix == ".tsv" else folder))
+        assert f"{name} -->" in TEXT or f"]({name})" in TEXT, name
+
+
+def test_a_command_that_fails_is_told(tmp_path):
+    said = fill_report.run("python -m experiments.sizes -h", tmp_path)
+    assert said.startswith("usage: sizes.py")
+    with pytest.raises(UsageError, match="nowhere.tsv does not exist"):
+        fill_report.run("python -m experiments.retrieval nowhere.tsv", tmp_path)
