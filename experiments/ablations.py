@@ -7,9 +7,6 @@
 In the paper: 28M parameters, 2^36 tokens, three seeds. Long contexts and retrieval of the same
 models: `python -m experiments.long_context` and `python -m experiments.retrieval`.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.ablations in the folder above")
-
 import math
 
 from experiments.common import (

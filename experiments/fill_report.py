@@ -6,9 +6,6 @@ A comment above each block holds its command, `<!-- python -m experiments... -->
 table that is shown as it is. The commands run in a copy of the report's tables, so the figures and
 tables of the report stay as they are.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.fill_report in the folder above")
-
 import os
 import re
 import shutil

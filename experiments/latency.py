@@ -27,9 +27,6 @@ scores in memory and is timed up to T = 2^12.
 
 The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.latency in the folder above")
-
 import statistics
 import time
 import warnings

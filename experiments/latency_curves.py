@@ -7,9 +7,6 @@ are several, all of them by size at the longest length. The column x_transformer
 Transformer beside it, with its fastest backend, over Multiscreen's. By size, the n-th Multiscreen
 stands beside the n-th Transformer. Of a table with several machines, the last one is drawn.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.latency_curves in the folder above")
-
 from experiments.common import get_figure, pyplot, save_figure
 from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
 from support.cli import cli

@@ -6,9 +6,6 @@ draws the tables of `python -m experiments.perplexity`. Models that differ in th
 one curve: their mean, and a band of one standard deviation. Where there are ablations, the figure
 is of them and of their original. The paper prints no numbers for its curves.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.long_context in the folder above")
-
 from experiments.common import get_figure, pyplot, save_figure
 from experiments.curves import get_curves, positions, print_curves, setting_of, summarize
 from experiments.style import (

@@ -20,9 +20,6 @@ The paper prints no numbers here. Its models: a 45M Transformer and a 28M Multis
 with QKNorm and without; QKNorm is slightly better at moderate rates; Multiscreen "continues to
 train reliably without divergence" even at 1 (2^0).
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.lr_sweep in the folder above")
-
 import math
 
 from experiments.common import (

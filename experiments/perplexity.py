@@ -18,9 +18,6 @@ Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
 Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Given again,
 the command measures what is missing. `python -m experiments.long_context` draws such tables.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.perplexity in the folder above")
-
 import hashlib
 import itertools
 from pathlib import Path

@@ -14,9 +14,6 @@ to the right. Dark gray: outside the window, or in the future. White: inside it,
 is the share of the pairs inside the window with alpha_d > 0. The paper prints no numbers for its
 figure. It says: many maps have a substantial number of zeros, more in some tiles.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.relevance_maps in the folder above")
-
 import numpy as np
 import torch
 

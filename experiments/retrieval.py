@@ -15,9 +15,6 @@ Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts in a cell; each Multiscreen
         tokens, its training length: 99.18 % for the 286M Multiscreen, 95.98 % for the 1.3B
         Transformer with the best RoPE scaling factor in each cell.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.retrieval in the folder above")
-
 import math
 from typing import NamedTuple
 

@@ -6,9 +6,6 @@ See what a model has learned, in seconds, for any model of train.py. The paper h
 An empty prompt starts a new document: the model is given end-of-text. The text ends after --tokens,
 or where the model ends it. The default model of train.py writes what looks like Python.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.sample in the folder above")
-
 import codecs
 import sys
 import time

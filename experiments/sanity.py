@@ -11,9 +11,6 @@ compares it with the 28M Multiscreen, which has neither (appendix "Gradient Norm
 The paper prints: without weight decay the validation loss is about 0.02 lower; without clipping
 the loss curves are nearly the same. At a small scale weight decay has hardly begun.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.sanity in the folder above")
-
 from experiments.common import (
     group_runs,
     mean_and_std,

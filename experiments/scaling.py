@@ -19,9 +19,6 @@ validation loss. Against non-embedding parameters the advantage is preserved, an
 closer to linear. Against Psi it is clean. Its sizes: Multiscreen 4M, 28M, 286M, 1.3B, 4B (Psi 8,
 16, 32, 48, 64), Transformer 8M, 45M, 353M, 1.3B.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.scaling in the folder above")
-
 import math
 
 import numpy as np

@@ -2,9 +2,6 @@
 
     python -m experiments.sizes                 (seconds; nothing is allocated)
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.sizes in the folder above")
-
 import torch
 
 from baselines import build, count_parameters

@@ -18,9 +18,6 @@ rates and does not converge at larger ones; Multiscreen's is smooth even at 1. I
 decays and settles near zero with minimal variance; the Transformer's keeps a floor, with
 substantial variance and occasional spikes.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.training_curves in the folder above")
-
 import math
 
 import numpy as np

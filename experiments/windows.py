@@ -12,9 +12,6 @@ the dotted line, has no positional encoding. The dashed line is the training len
 lines, 2^8 and 2^12, are the only numbers in the paper. It says: most windows are local or
 medium-range, a few exceed the training length, and r is often close to 1.
 """
-if not __package__:
-    raise SystemExit("error: run python -m experiments.windows in the folder above")
-
 import math
 import statistics
 
