@@ -11,16 +11,16 @@ import math
 
 from experiments.common import (
     group_runs,
+    keep_runs,
     mean_and_std,
     pyplot,
-    read_runs,
     runs_parser,
     save_figure,
     signed,
 )
 from experiments.style import ABLATIONS, COLORS, legend_below
 from support.cli import UsageError, cli
-from support.table import keep_rows, print_table
+from support.table import print_table
 
 PAPER = {                                              # validation loss: mean, std over 3 seeds
     "multiscreen": (3.0966, 0.0027),
@@ -83,9 +83,8 @@ def draw_ablations(plt, rows, path):
 
 def main():
     args = runs_parser(__doc__).parse_args()
-    runs = read_runs(args.runs)
+    runs = keep_runs(args, "ablations")
     rows = ablation_rows(runs)
-    keep_rows(args.out / "ablations.tsv", runs)
     print_table(COLUMNS, rows, f"Validation loss, nats per token, after {runs[0]['steps']} steps; "
                 "the paper's: 28M parameters, 2^36 tokens, 3 seeds")
     if plt := pyplot():

@@ -69,7 +69,7 @@ def summarize_run(folder):
         raise UsageError(f"{folder} is at step {step:g} of {flags['steps']}: give its command "
                          "again, and it goes on")
     psi = "-" if flags["model"].startswith("transformer") else flags["psi"]
-    known = {"equations": "-"} | flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
+    known = flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
     return {name: known[name] for name in FACTS}
 
 
@@ -82,11 +82,17 @@ def read_runs(paths):
     for path in map(Path, paths):
         found = read_rows(path, FACTS) if path.suffix == ".tsv" else [summarize_run(path)]
         runs |= {tuple(run[name] for name in FACTS[:-1]): run for run in found}
-    runs = list(runs.values())
     for name in BUDGET:
-        values = sorted({run[name] for run in runs})
-        if len(values) > 1:
+        values = sorted({run[name] for run in runs.values()})
+        if len(values) != 1:
             raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them apart")
+    return list(runs.values())
+
+
+def keep_runs(args, name):
+    """Read the runs of the command line, and write them to NAME.tsv in --out."""
+    runs = read_runs(args.runs)
+    keep_rows(args.out / f"{name}.tsv", runs)
     return runs
 
 

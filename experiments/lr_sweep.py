@@ -25,15 +25,15 @@ import math
 from experiments.common import (
     VOCABULARY,
     group_runs,
+    keep_runs,
     mean_and_std,
     pyplot,
-    read_runs,
     runs_parser,
     save_figure,
 )
 from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
 from support.cli import cli
-from support.table import keep_rows, print_table
+from support.table import print_table
 
 
 def losses_by_rate(runs):
@@ -86,8 +86,7 @@ def draw_sweep(plt, results, n_vocab, path):
 
 def main():
     args = runs_parser(__doc__).parse_args()
-    runs = read_runs(args.runs)
-    keep_rows(args.out / "lr_sweep.tsv", runs)
+    runs = keep_runs(args, "lr_sweep")
     results, n_vocab = losses_by_rate(runs), VOCABULARY[runs[0]["tokenizer"]]
     print_table(*rate_table(results), f"Validation loss, nats per token, after {runs[0]['steps']} "
                 f"steps; a uniform guess has {math.log(n_vocab):.4g}")

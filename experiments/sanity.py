@@ -13,14 +13,14 @@ the loss curves are nearly the same. At a small scale weight decay has hardly be
 """
 from experiments.common import (
     group_runs,
+    keep_runs,
     mean_and_std,
-    read_runs,
     runs_parser,
     signed,
 )
 from experiments.style import optimizer_name
 from support.cli import UsageError, cli
-from support.table import keep_rows, print_table
+from support.table import print_table
 
 COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
 PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clipping": "nearly 0"}
@@ -46,8 +46,7 @@ def main():
     p = runs_parser(__doc__)
     p.add_argument("--name", default="sanity", help="of the table [sanity]")
     args = p.parse_args()
-    runs = read_runs(args.runs)
-    keep_rows(args.out / f"{args.name}.tsv", runs)
+    runs = keep_runs(args, args.name)
     print_table(COLUMNS, sanity_rows(runs),
                 f"Validation loss, nats per token, after {runs[0]['steps']} steps")
 

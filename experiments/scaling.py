@@ -28,15 +28,15 @@ from baselines import build
 from experiments.common import (
     VOCABULARY,
     group_runs,
+    keep_runs,
     mean_and_std,
     pyplot,
-    read_runs,
     runs_parser,
     save_figure,
 )
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import cli
-from support.table import keep_rows, print_table
+from support.table import print_table
 
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
@@ -168,8 +168,7 @@ def main():
     p.add_argument("--unfitted", nargs="+", type=int, default=[], metavar="PSI",
                    help="sizes of Multiscreen that the lines leave out (paper: 64) [none]")
     args = p.parse_args()
-    runs = read_runs(args.runs)
-    keep_rows(args.out / "scaling.tsv", runs)
+    runs = keep_runs(args, "scaling")
     rows = model_rows(runs)
     print_table(COLUMNS, [row.values() for row in rows], "Validation loss, nats per token, after "
                 f"{runs[0]['steps']} steps; diverged runs are left out of mean and fit")

@@ -7,6 +7,7 @@ import torch
 from baselines import build, count_parameters
 from baselines.transformer import SIZES
 from support.cli import Parser, cli
+from support.table import print_table
 
 PAPER = {                                              # parameters: total, non-embedding
     "multiscreen, psi 8": (4_134_146, 917_698),
@@ -19,21 +20,22 @@ PAPER = {                                              # parameters: total, non-
     "transformer:353M": (353_453_056, 301_989_888),
     "transformer:1.3B": (1_310_935_040, 1_208_008_704),
 }
+COLUMNS = ["model", "N_L", "N_H", "d_E", "parameters", "non-embedding", "as in the paper"]
 
 
 def main():
     Parser(__doc__).parse_args()
     models = {f"multiscreen, psi {n}": ("multiscreen", {"psi": n}) for n in (8, 16, 32, 48, 64)}
     models |= {f"transformer:{size}": (f"transformer:{size}", {}) for size in SIZES}
-    print(f"{'model':<20}{'N_L':>5}{'N_H':>5}{'d_E':>6}"
-          f"{'parameters':>16}{'non-embedding':>16}  as in the paper")
+    rows = []
     for label, (name, sizes) in models.items():
         with torch.device("meta"):
             model = build(name, sizes)
         total, rest = count_parameters(model)
         same = "yes" if (total, rest) == PAPER[label] else f"no: {PAPER[label]}"
         c = model.config
-        print(f"{label:<20}{c.N_L:>5}{c.N_H:>5}{c.d_E:>6}{total:>16,}{rest:>16,}  {same}")
+        rows.append([label, c.N_L, c.N_H, c.d_E, f"{total:,}", f"{rest:,}", same])
+    print_table(COLUMNS, rows, "Parameters of the paper's models")
 
 
 if __name__ == "__main__":

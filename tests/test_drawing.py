@@ -12,7 +12,8 @@ from tests.helpers import INF, ROOT, needs_matplotlib, read_table
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdlib",
          "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512", "steps": "20",
-         "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0", "seed": "0"}
+         "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0", "equations": "abcd",
+         "seed": "0"}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay": "0.1",
                "clip": "1.0"}
 
@@ -70,7 +71,7 @@ def test_runs_and_tables_of_them_are_mixed_and_none_comes_twice(run, call, tmp_p
     assert table.read_bytes() == before
     rows = read_table(table)
     assert [(row["seed"], row["val_loss"]) for row in rows] == [("0", "3.5"), ("1", "3.7")]
-    assert {row["equations"] for row in rows} == {"-"}
+    assert {row["equations"] for row in rows} == {"abcd"}
 
     # A run that was measured before is not lost.
     with pytest.raises(UsageError, match="1 rows that are not drawn"):
@@ -80,7 +81,7 @@ def test_runs_and_tables_of_them_are_mixed_and_none_comes_twice(run, call, tmp_p
 
 @pytest.mark.parametrize("flags, message", [
     ({"steps": "10"}, "differ in steps"), ({"data": "books"}, "differ in data"),
-    ({"warmup": "2"}, "differ in warmup"), ({"equations": "abc"}, "differ in equations")])
+    ({"warmup": "2"}, "differ in warmup"), ({"equations": "xyz"}, "differ in equations")])
 def test_runs_that_cannot_be_compared_are_refused(run, call, flags, message):
     with pytest.raises(UsageError, match=message):
         call(lr_sweep, run("a", 3.5), run("b", 3.5, seed=1, **flags))
