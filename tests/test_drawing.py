@@ -7,7 +7,7 @@ import pytest
 
 from experiments import ablations, common, lr_sweep, sanity, scaling, training_curves
 from support.cli import UsageError
-from tests.helpers import INF, ROOT, needs_matplotlib, read_table
+from tests.helpers import INF, needs_matplotlib, read_table
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdlib",
@@ -266,14 +266,3 @@ def test_curves_have_a_row_each_run_and_unfinished_ones_too(run, call, tmp_path,
         ("Transformer, 2.8K", "$2^{-4}$"), ("Transformer, 2.8K", "w/o clipping")]
     with pytest.raises(UsageError, match="at least 2"):
         call(training_curves, folders[0], "--window", 1)
-
-
-@pytest.mark.parametrize("script, name, n", [
-    (lr_sweep, "lr_sweep", 42), (ablations, "ablations", 7), (sanity, "sanity", 12),
-    (sanity, "text_losses", 6), (scaling, "scaling", 8)])
-def test_the_committed_tables_are_drawn_again_as_they_are(script, name, n, call, tmp_path, capsys):
-    report = ROOT / f"experiments/report/{name}.tsv"
-    flags = ["--name", name] if script is sanity else []
-    call(script, report, *flags, "--out", "o")
-    assert (tmp_path / f"o/{name}.tsv").read_bytes() == report.read_bytes()
-    assert len(read_table(report)) == n
