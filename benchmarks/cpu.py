@@ -1,7 +1,6 @@
 """What a laptop feels: training and decoding beside the Transformer, measured side by side.
 
-    python -m benchmarks.cpu                 all of it, psi = 8 beside transformer:8M
-    python -m benchmarks.cpu --part decode
+    python -m benchmarks.cpu                 psi = 8 beside transformer:8M
 
 train    a default step of train.py: 8 sequences of 256 bytes, eager and with --compile
 decode   one token after the other, after 256, 8,192 and 131,072 tokens of context, with initial and
@@ -31,41 +30,31 @@ BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with
 WARM_UP, STEPS, TOKENS = 3, 20, 64                     # runs that do not count, runs that do
 
 
-def compare(tokens, functions, repeats):
-    """Tokens per second of the functions, which handle so many tokens. They take turns."""
+def measure(args, what, setting, context):
+    """Tokens per second of the two models, which take turns."""
+    names = "multiscreen", f"transformer:{args.transformer}"
+    sizes = {"psi": args.psi, "vocab_size": VOCABULARY}
+    models = [random_model(name, sizes, "cpu") for name in names]
+    if setting == "compiled":
+        for model in models:
+            compile_layers(model)
+    if setting == "trained-like":
+        set_trained_like(models[0])
+    if what == "train":
+        tokens, repeats = BATCH * LENGTH, STEPS
+        runs = [training_step(m, recipe(name), BATCH, LENGTH) for m, name in zip(models, names)]
+    else:
+        tokens, repeats = 1, TOKENS
+        runs = [get_decoder(model, context) for model in models]
+
     times = [[], []]
     for _ in range(WARM_UP + repeats):
-        for column, f in zip(times, functions):
+        for column, run in zip(times, runs):
             began = time.perf_counter()
-            f()
+            run()
             column.append(time.perf_counter() - began)
     ours, theirs = (tokens / statistics.median(column[WARM_UP:]) for column in times)
     return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
-
-
-def get_models(args):
-    """{name: model} of the two, with random weights."""
-    names = {"multiscreen": args.psi, f"transformer:{args.transformer}": None}
-    return {name: random_model(name, {"psi": psi, "vocab_size": VOCABULARY}, "cpu")
-            for name, psi in names.items()}
-
-
-def train(args, setting):
-    """A step, eager or compiled."""
-    models = get_models(args)
-    if setting == "compiled":
-        for model in models.values():
-            compile_layers(model)
-    steps = [training_step(model, recipe(name), BATCH, LENGTH) for name, model in models.items()]
-    return compare(BATCH * LENGTH, steps, STEPS)
-
-
-def decode(args, setting, context):
-    """A token after that many."""
-    models = get_models(args)
-    if setting == "trained-like":
-        set_trained_like(models["multiscreen"])
-    return compare(1, [get_decoder(m, context) for m in models.values()], TOKENS)
 
 
 def fill_caches(model, context):
@@ -92,19 +81,16 @@ def get_decoder(model, context):
 
 def cells(args):
     about = {"psi": args.psi, "beside": args.transformer, "threads": torch.get_num_threads()}
-    for setting in ("eager", "compiled") if args.part != "decode" else ():
-        what = {"what": "train", "setting": setting, "context": None}
-        yield what | about, partial(train, args, setting)
-    for setting in ("initial", "trained-like") if args.part != "train" else ():
-        for context in args.contexts:
-            what = {"what": "decode", "setting": setting, "context": context}
-            yield what | about, partial(decode, args, setting, context)
+    settings = [("train", "eager", None), ("train", "compiled", None)]
+    settings += [("decode", windows, context) for windows in ("initial", "trained-like")
+                 for context in args.contexts]
+    for what, setting, context in settings:
+        yield ({"what": what, "setting": setting, "context": context} | about,
+               partial(measure, args, what, setting, context))
 
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--part", choices=["train", "decode", "all"], default="all",
-                   help="what to time [all]")
     p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
     p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
     p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
