@@ -16,7 +16,7 @@ def attention(backend, q, k, v):
         return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def flex_screen(T, w, compiled=True):
+def flex_screen(T, w):
     """A function (q, k, v, w, r) that screens with FlexAttention. T: a multiple of 128.
 
     A softmax of log alpha_d is alpha_d over its sum, and exp(lse) is that sum: relevances are at
@@ -27,7 +27,7 @@ def flex_screen(T, w, compiled=True):
     def inside(b, h, i, j):
         return (j <= i) & (i - j < edges[h])
 
-    edges = w.detach()
+    edges, compiled = w.detach(), w.is_cuda
     block_mask = create_block_mask(inside, None, len(w), T, T, device=w.device, _compile=compiled)
     if compiled:
         torch._dynamo.config.recompile_limit = 64      # a graph for each T

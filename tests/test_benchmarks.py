@@ -6,20 +6,22 @@ from tests import DEVICE
 
 # isort: split
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, gpu_parts, measure, peers
+from benchmarks import cpu, gpu, gpu_check, gpu_times, measure, peers
 from multiscreen import KeyCache, screen
-from support import timing
-from support.checkpoint import build_model
+from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
-from tests.helpers import INF, ROOT, correlated, read_table
+from support.windowed import screen_windowed
+from tests.helpers import INF, ROOT, correlated, draw_tokens, read_table, small
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
@@ -32,12 +34,12 @@ def call(monkeypatch, tmp_path):
         f()
         return 2.0
 
-    changes = {"DEVICE": "cpu", "PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
-               "HEADS": 1, "WIDTH": 16, "CHECKED": [20],
-               "TRAINED": [(2, "1,2,8", 2)], "T_TRAIN": 16, "milliseconds": two_milliseconds,
-               "compile_layers": lambda model: None}
+    changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
+               "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
+               "milliseconds": two_milliseconds, "compile_layers": lambda model: None}
     for name, value in changes.items():
-        monkeypatch.setattr(gpu_parts, name, value)
+        monkeypatch.setattr(gpu_times, name, value)
+    monkeypatch.setattr(gpu_check, "CHECKED", [20])
     monkeypatch.setattr(gpu, "require_gpu", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -53,46 +55,47 @@ def call(monkeypatch, tmp_path):
 @pytest.fixture
 def checked(tmp_path):
     """A table that says that the kernel is right."""
-    measure.measure_missing(tmp_path / "check.tsv", ["verdict"],
-                            [({"T": 40}, lambda: {"verdict": "right"})])
+    columns = gpu.PARTS["check"][1]
+    right = dict.fromkeys(columns, 0.0) | {"verdict": "right"}
+    measure.measure_missing(tmp_path / "check.tsv", columns, [
+        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "float16", "bfloat16")])
 
 
 # --------------------------------------------------------------------------------- the parts
 
 @interpreted
 def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monkeypatch, tmp_path):
-    with pytest.raises(UsageError, match="nothing is timed before"):
-        call("layer")
     rows = call("check")
     assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
         ("20", v, "right") for v in ("float32", "float16", "bfloat16")]
     assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
 
-    right = gpu_parts.screen
-    monkeypatch.setattr(gpu_parts, "screen", lambda q, k, v, w, r: right(q, k, v, 1.1 * w, r))
-    monkeypatch.setattr(gpu_parts, "CHECKED", [40])
+    right = gpu_check.screen
+    monkeypatch.setattr(gpu_check, "screen", lambda q, k, v, w, r: right(q, k, v, 1.1 * w, r))
+    monkeypatch.setattr(gpu_check, "CHECKED", [40])
     for part in ("check", "layer"):
-        with pytest.raises(UsageError, match="the kernel is wrong"):
+        with pytest.raises(UsageError, match="the kernel is not right"):
             call(part)
     assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-3:]] == [
         "wrong by more than 0.0001", "wrong by more than 0.004", "wrong by more than 0.02"]
+    assert not (tmp_path / "layer.tsv").exists()
 
 
 def test_other_bits_the_second_time_are_wrong(call, monkeypatch):
     noise = iter(range(10))
-    monkeypatch.setattr(gpu_parts, "screen",
+    monkeypatch.setattr(gpu_check, "screen",
                         lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
-    found = gpu_parts.compare_with_float64(70, torch.float32)
+    found = gpu_check.compare_with_float64(70, torch.float32)
     assert found["verdict"] == "other bits the second time"
 
 
-def test_the_tests_are_run_and_what_fails_shows_its_last_lines(monkeypatch):
-    names = [what["command"] for what, _ in gpu_parts.tests()]
+def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
+    names = [what["command"] for what, _ in gpu_check.tests()]
     assert names == ["pytest", "memcheck", "racecheck"]
-    say = "import os; print(os.environ['TRITON_INTERPRET'], 'one'); print(); print('two'); "
-    assert gpu_parts.run_command([sys.executable, "-c", say]) == {"result": "two"}
+    say = "echo $TRITON_INTERPRET one; echo; echo two"
+    assert gpu_check.run_command(f"sh -c '{say}'") == {"result": "two"}
     with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
-        gpu_parts.run_command([sys.executable, "-c", say + "raise SystemExit(3)"])
+        gpu_check.run_command(f"sh -c '{say}; exit 3'")
 
 
 @interpreted
@@ -111,17 +114,40 @@ def test_peers_have_a_row_for_each_way_window_and_length(call, checked, capsys):
     settings = ("initial", "trained-like")
     assert rows.keys() == {
         *(("attention, flash", "initial", T) for T in ("20", "40")),       # a CPU has no cudnn
-        *((way, s, "20") for way in ("screen, torch.compile", "screen_windowed") for s in settings),
-        *(("FlexAttention", s, T) for s in settings for T in ("20", "40"))}
+        *((way, s, "20") for way in ("screen, torch.compile", "screen_windowed") for s in settings)}
     # 2 ms each: ratios are 1, and 24 layers of attention over 2 of screening.
     assert rows["screen_windowed", "initial", "20"]["x_backward"] == "1"
     assert rows["attention, flash", "initial", "20"]["x_forward"] == "12"
-    assert "attention, cudnn  initial  20  RuntimeError: " in capsys.readouterr().out
-    flex = rows["FlexAttention", "trained-like", "20"]
-    assert (flex["x_forward"], flex["x_backward"]) == ("1", "")
-    assert flex["note"].startswith("backward: ")
+    # A CPU has no cuDNN, and FlexAttention no backward pass there.
+    out = capsys.readouterr().out
+    assert "attention, cudnn  initial  20  RuntimeError: " in out
+    assert re.search("FlexAttention  trained-like  40  .*backward", out)
 
 
+@interpreted
+def test_model_times_whole_models_eager_and_compiled(call, checked, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(gpu_times, "compile_layers", compiled.append)
+    rows = call("model")
+    assert [(row["T"], row["layers"]) for row in rows] == [
+        ("40", "compiled"), ("40", "eager"), ("20", "compiled"), ("20", "eager")]
+    assert {row[x] for row in rows for x in ("initial", "trained-like", "transformer")} == {"2"}
+    assert {row["x"] for row in rows} == {"1"}
+    assert [has_windows(model) for model in compiled] == [True, False] * 2
+    assert compiled[1].screen == SDPBackend.FLASH_ATTENTION
+
+
+def test_a_forward_pass_makes_the_logits_of_all_tokens():
+    model, tokens, made = small(), draw_tokens(1, 2**13 + 3), []
+    model.screen, logits = screen_windowed, model.logits
+    model.logits = lambda x, head: made.append(logits(x, head))
+    gpu_times.forward_pass(model, tokens)
+    assert len(made) == 2                              # all at once would be 26 GB on a GPU
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(made, 1), logits(model.hidden(tokens)))
+
+
+@interpreted
 def test_training_counts_tokens_per_second(call, checked):
     ours, theirs = call("training")
     assert [ours["model"], theirs["model"]] == ["multiscreen", "transformer:1,2,8"]
@@ -141,7 +167,7 @@ def test_a_step_of_training_is_a_step():
 def test_flex_attention_screens_as_the_definition_does():
     q, k, v = correlated(0, 1, 3, 256, 256)
     w, r = torch.tensor([2.0, 40.5, INF]).double(), torch.tensor([0.3, 0.5, 1.0]).double()
-    found = peers.flex_screen(256, w, False)(q, k, v, w, r)
+    found = peers.flex_screen(256, w)(q, k, v, w, r)
     torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
 
 
@@ -187,13 +213,32 @@ def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
     assert measure.code_and_machine() != before
 
 
+@interpreted
 def test_the_report_has_each_table_and_the_machine(call, checked, tmp_path):
     call("training")
     text = (tmp_path / "report.md").read_text()
-    assert f", torch {torch.__version__}, " in text
-    assert "| psi | model | sequences | ms | tokens_per_s | peak_GiB | note |\n| --- |" in text
-    assert "| 2 | multiscreen | 2 | 2 | 16000 | 0 |  |\n" in text
+    assert re.search("Commit [0-9a-f]{7,}, triton [0-9.]+, CUDA ", text)
+    assert f"\nCode {measure.code_and_machine()}\n" in text
+    assert "| psi | model | sequences | ms | tokens_per_s | peak_GiB |\n| --- |" in text
+    assert "| 2 | multiscreen | 2 | 2 | 16000 | 0 |\n" in text
     assert text.count("not measured") == len(gpu.PARTS) - 2
+
+
+def test_each_part_has_a_process_and_one_that_fails_leaves_the_others(monkeypatch, tmp_path):
+    started = []
+
+    def start(command, **options):
+        if command[0] == sys.executable:
+            started.append(command[3])
+        return subprocess.CompletedProcess(command, command[3] == "model", "abc")
+
+    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
+    monkeypatch.setattr(subprocess, "run", start)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    with pytest.raises(UsageError, match="model failed"):
+        gpu.main()
+    assert started == ["check", "layer", "model", "training", "peers", "tests"]
+    assert "Commit abc" in (tmp_path / "report.md").read_text()
 
 
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
@@ -256,7 +301,7 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
     for row in rows:
         ratio = float(row["multiscreen"]) / float(row["transformer"])
         assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
-    monkeypatch.setattr(cpu, "compare", None)
+    monkeypatch.setattr(cpu, "measure", None)
     cpu.main()                                         # nothing is missing
     assert read_table(tmp_path / "cpu.tsv") == rows
 
