@@ -301,7 +301,7 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
     for row in rows:
         ratio = float(row["multiscreen"]) / float(row["transformer"])
         assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
-    monkeypatch.setattr(cpu, "measure", None)
+    monkeypatch.setattr(cpu, "random_model", None)
     cpu.main()                                         # nothing is missing
     assert read_table(tmp_path / "cpu.tsv") == rows
 
