@@ -1,8 +1,7 @@
 """The end of part 2: a trained model in your hands.
 
-    python -m exercises.trained                         models/retrieval.pt, or the repository's
-                                                        model after 200 steps on this text
-    python -m exercises.trained --ckpt out/ckpt.pt      a model that you trained with train.py
+    python -m exercises.trained                         with models/retrieval.pt
+    python -m exercises.trained --ckpt out/ckpt.pt      with a model that you trained with train.py
 
 Trains your Multiscreen and the repository's 200 steps from the same initial weights: the losses
 should agree. Then it loads a trained model's weights into yours, and compares the logits.
@@ -13,7 +12,7 @@ import torch
 
 import multiscreen as ms
 from exercises.adapters import mine
-from exercises.checks import enliven, random
+from exercises.checks import random
 from support.checkpoint import load_checkpoint, require_windows
 from support.cli import Parser, UsageError, cli
 
@@ -36,15 +35,8 @@ def blank(config):
 
 
 def trained_model():
-    """(the repository's trained model, tokens); without models/retrieval.pt one that is not."""
-    if TRAINED.exists():
-        model, _, _ = load_checkpoint(TRAINED)
-    else:
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = ms.Multiscreen(ms.Config(psi=2, vocab_size=257, N_H=3))
-        for n, layer in enumerate(model.layers):
-            enliven(layer, n)
+    """(the repository's trained model, tokens)."""
+    model, _, _ = load_checkpoint(TRAINED)
     return model, torch.randint(256, (1, 200), generator=random(2))
 
 
@@ -73,7 +65,8 @@ def main(argv=None):
 
 def compare_models(argv):
     parser = Parser(__doc__)
-    parser.add_argument("--ckpt", help="a checkpoint of train.py [models/retrieval.pt]")
+    parser.add_argument("--ckpt", default=TRAINED,
+                        help="a checkpoint of train.py [models/retrieval.pt]")
     parser.add_argument("--steps", type=int, default=200, help="[200]")
     args = parser.parse_args(argv)
     text = torch.tensor(list((ROOT / "multiscreen.py").read_bytes()))
@@ -89,17 +82,15 @@ def compare_models(argv):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
-    path = args.ckpt or (TRAINED if TRAINED.exists() else None)
-    if path:
-        theirs, _, run = load_checkpoint(path)
-        require_windows(theirs, path, run["model"])
-        yours = blank(theirs.config)
+    theirs, _, run = load_checkpoint(args.ckpt)
+    require_windows(theirs, args.ckpt, run["model"])
+    yours = blank(theirs.config)
     load_into(yours, theirs)
     tokens = text[None, :500]
     with torch.no_grad():
         a, b = theirs(tokens), yours(tokens)
-    print(f"logits of {path or 'the model trained just now'}: largest {a.abs().max():.3g}, they "
-          f"differ by at most {(a - b).abs().max():.2g}")
+    print(f"logits of {args.ckpt}: largest {a.abs().max():.3g}, they differ by at most "
+          f"{(a - b).abs().max():.2g}")
     same = (a.argmax(-1) == b.argmax(-1)).double().mean()
     print(f"the two predict the same next byte at {same:.1%} of {tokens.numel()} positions")
 
