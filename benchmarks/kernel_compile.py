@@ -15,7 +15,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -88,8 +87,7 @@ def main():
     if triton is None:
         raise UsageError(available())
     if os.environ.get("TRITON_INTERPRET") == "1":
-        # Kernels defined under the interpreter cannot be compiled: start again without it.
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"TRITON_INTERPRET": "0"})
+        raise UsageError("TRITON_INTERPRET=1 is set: unset it to compile")
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
     print(*COLUMNS, sep="\t")
