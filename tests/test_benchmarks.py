@@ -65,6 +65,8 @@ def checked(tmp_path):
 
 @interpreted
 def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match="or not checked"):
+        call("layer")
     rows = call("check")
     assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
         ("20", v, "right") for v in ("float32", "float16", "bfloat16")]
