@@ -12,8 +12,8 @@ peers     attention, FlexAttention and other ways to screen, beside the fused ke
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
 
 Each part writes OUT/PART.tsv row by row. Given again, the command measures what is missing: after a
-crash, after Ctrl-C, after --minutes. A row may take two minutes: where a command is ended after 10,
-give --minutes 8. Times are medians with a cold cache.
+crash, after Ctrl-C, after --minutes. A row that has begun is finished: where a command may take 10
+minutes give --minutes 8. Times are medians with a cold cache.
 """
 import inspect
 import os
