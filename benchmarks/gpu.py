@@ -25,10 +25,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_check, gpu_times
-from benchmarks.measure import ROOT, measure_missing
+from benchmarks.measure import measure_missing
 from screening_triton import available, triton
-from support.cli import Parser, UsageError, cli
-from support.table import read_lines
+from support.cli import Parser, UsageError, cli, own_folder, replacing
+from support.table import read_rows
+from support.timing import ROOT
 
 # Each part: what makes its cells (the report shows its docstring), and its columns.
 PARTS = {
@@ -68,19 +69,21 @@ def write_report(out):
             f"{getattr(triton, '__version__', 'none')}, CUDA {torch.version.cuda}\n")
     for name, (make_cells, _) in PARTS.items():
         path = out / f"{name}.tsv"
-        columns, *rows = read_lines(path) if path.exists() else [()]
+        rows = read_rows(path) if path.exists() else []
         text += f"\n## {name}\n\n{inspect.getdoc(make_cells)}\n\n"
-        text += f"Code {rows[0][-1]}\n\n" if rows else "not measured\n"
-        lines = [columns, ["---"] * len(columns), *rows] if rows else []
-        text += "".join(f"| {' | '.join(line[:-1])} |\n" for line in lines)
-    (out / "report.md").write_text(text)
+        text += f"Code {rows[0]['hash']}\n\n" if rows else "not measured\n"
+        columns = [*rows[0]][:-1] if rows else []
+        lines = [columns, ["---"] * len(columns), *([row[c] for c in columns] for row in rows)]
+        text += "".join(f"| {' | '.join(line)} |\n" for line in lines if rows)
+    with replacing(out / "report.md") as file:
+        file.write(text.encode())
     print(f"wrote {out / 'report.md'}")
 
 
 def main():
     p = Parser(__doc__)
     p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)}, report [all]")
-    p.add_argument("--out", type=Path, default=Path("out/gpu"),
+    p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
     p.add_argument("--minutes", type=float, default=60.0, help="begin nothing after them [60]")
     args = p.parse_args()

@@ -12,11 +12,11 @@ from unittest import mock
 
 import torch
 
-from benchmarks.measure import ROOT
 from multiscreen import unit
 from screening_triton import screen
 from support import windowed
 from support.cli import DEVICE
+from support.timing import ROOT
 from support.windowed import screen_windowed
 
 CHECKED = (2**12 - 1, 2**15, 2**17)

@@ -8,13 +8,14 @@ import torch
 from baselines import recipe
 from baselines.transformer import SIZES
 from benchmarks.gpu_check import draw_inputs
-from benchmarks.measure import random_model, set_trained_like, trained_like, training_step
+from benchmarks.measure import training_step
 from benchmarks.peers import BACKENDS, attention, flex_screen
 from multiscreen import Config, Multiscreen, window
 from multiscreen import screen as dense
 from screening_triton import screen, triton
 from support.choose import compile_layers
 from support.cli import DEVICE
+from support.timing import random_model, set_trained_like, trained_like
 from support.windowed import screen_windowed
 
 PSI = 48                                               # of the parts `layer` and `peers`

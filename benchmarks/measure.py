@@ -1,52 +1,12 @@
-"""What the benchmarks share: random models, windows, a step of training, a table of cells."""
+"""What the benchmarks share: a step of training, a table of cells."""
 import gc
 import math
 import time
 
 import torch
 
-from support.checkpoint import build_model, has_windows
-from support.choose import get_screen
-from support.cli import UsageError
 from support.table import Table, as_text
-
-ROOT = Path(__file__).parent.parent
-CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
-
-
-# ---------------------------------------------------------------------------------- models
-
-def random_model(name, config, device):
-    """A model with random weights, its products in bfloat16 on a GPU."""
-    with torch.device(device):
-        model = build_model(name, config, torch.bfloat16 if device == "cuda" else None)
-    if has_windows(model):
-        model.screen, line, as_expected = get_screen(model)
-        if device == "cuda" and not as_expected:
-            raise UsageError(line)                     # the fused kernel is what is measured
-        print(line, flush=True)
-    return model
-
-
-def trained_like(n, seed=0):
-    """n shuffled windows (n,), log-uniform in three ranges.
-
-    5 % (at least one) are in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128.
-    """
-    rng = torch.Generator().manual_seed(seed)
-    n_far, n_middle = max(round(0.05 * n), 1), round(0.25 * n)
-    bounds = [(4096.0, 65536.0)] * n_far + [(256.0, 4096.0)] * n_middle
-    bounds = torch.tensor(bounds + [(2.0, 128.0)] * (n - len(bounds)))
-    low, high = bounds[torch.randperm(n, generator=rng)].log().T
-    return (low + (high - low) * torch.rand(n, generator=rng)).exp()
-
-
-@torch.no_grad()
-def set_trained_like(model):
-    """Give a model trained-like windows, in place."""
-    sizes = [len(tile.s_w) for tile in model.layers]
-    for tile, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
-        tile.s_w.copy_((w - 1).log())
+from support.timing import code_hash
 
 
 def training_step(model, recipe, batch, T):

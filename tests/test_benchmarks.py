@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend
 import screening_triton as fused
 from benchmarks import cpu, gpu, gpu_check, gpu_times, measure, peers
 from multiscreen import KeyCache, screen
+from support import timing
 from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
 from support.windowed import screen_windowed
