@@ -147,9 +147,11 @@ def test_the_hash_of_the_weights_sees_each_of_them():
 
 def test_an_edited_equation_changes_the_hash(monkeypatch):
     right, before = multiscreen.trim, equations("multiscreen")
+    transformer = equations("transformer:8M")
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: right(s, r).sqrt())
     equations.cache_clear()
     assert equations("multiscreen") != before
+    assert equations("transformer:8M") == transformer
     monkeypatch.undo()
     equations.cache_clear()
     assert equations("multiscreen") == before
