@@ -215,15 +215,11 @@ def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path, cap
     assert capsys.readouterr().out == line
 
 
-@pytest.mark.parametrize("files, words", [
-    ({"a.txt": "t" * 50}, "files: 1, of tokens: 0, bytes: 50; held out: the last"),
-    ({f"{n}.txt": "t" * 50 for n in range(20)},
-     "files: 20, of tokens: 0, bytes: 1,000; held out: every"),
-    ({f"{n}.txt": "t" * 50 for n in range(20)} | {"b.bin": np.zeros(50)},
-     "files: 21, of tokens: 1, bytes: 1,100; held out: every twentieth text, the last")])
-def test_a_line_says_what_was_found(tmp_path, capsys, files, words):
+def test_a_line_says_what_was_found(tmp_path, capsys):
+    files = {f"{n}.txt": "t" * 50 for n in range(20)} | {"b.bin": np.zeros(50)}
     write(tmp_path, files)
     data_of(*(tmp_path / name for name in files), T=9)
+    words = "files: 21, of tokens: 1, bytes: 1,100; held out: every twentieth text, the last"
     assert words in capsys.readouterr().out
 
 
@@ -277,11 +273,6 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
 
 # -------------------------------------------------------------------------------- bad paths
 
-def test_a_folder_of_validation_files_only_is_explained(tmp_path):
-    with pytest.raises(UsageError, match="nothing is left to train on"):
-        data_of(write(tmp_path, {"val.bin": np.zeros(99)}), T=9)
-
-
 def test_what_is_no_text_is_explained(tmp_path):
     write(tmp_path, {"a.jsonl": "{}", "deep/b.pyc": b"\xff"})
     for name, message in (("no", "no does not exist"), ("/dev/null", "or is no file"),
@@ -310,11 +301,6 @@ def test_links_in_circles_are_not_followed(tmp_path):
     write(tmp_path, {"deep/a.txt": "a" * 99})
     (tmp_path / "deep/up").symlink_to("..")
     assert [path.name for path, _ in files_of([tmp_path])] == ["a.txt"]
-
-
-def test_an_over_long_path_is_an_error_of_the_system(tmp_path):
-    with pytest.raises(OSError, match="name too long"):
-        data_of(tmp_path / ("a" * 300), T=9)
 
 
 def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monkeypatch):
@@ -409,15 +395,6 @@ def test_sequences_cover_the_text_without_replacement():
     for epoch in (starts[:14], starts[14:]):
         assert sorted(epoch) == [*range(0, 90, 10), *range(200, 250, 10)]
     assert starts[:14] != starts[14:]
-
-
-def test_text_keeps_no_state_and_adds_no_column():
-    data = Sequences([np.arange(100)], 9, "test")
-    data.observe(0.0, 8)
-    first = data.draw(3, seed=0)
-    data.load(data.state())
-    assert np.array_equal(data.draw(3, seed=0), first)
-    assert data.extra_columns(None, None) == {}
 
 
 # ------------------------------------------------------------------- the stream of ABCDigits
@@ -533,13 +510,3 @@ def test_needles_are_the_digits_of_a_letter_with_one_earlier_line():
     wanted = "....." + "....." + "..XX." + "....." + "..XX." + "....." + "..."
     mask = stream.needles(np.array(list(text.encode())))
     assert "".join(".X"[int(x)] for x in mask) == wanted[1:]
-
-
-def test_needles_are_counted_in_whole_documents():
-    stream = stream_of(256, 2, part=1)
-    counted = sum(stream.needles(stream[n]).sum() for n in range(100))
-    by_hand = 0
-    for text in texts_of(stream, 100):
-        rows = re.findall(r"[A-Z]=\d\d", text)
-        by_hand += sum(2 for i, row in enumerate(rows) if rows[:i].count(row) == 1)
-    assert by_hand <= counted <= by_hand + 100                 # a last number may be cut off
