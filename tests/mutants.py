@@ -105,11 +105,6 @@ mistakes("mipe_angle", {
 })
 
 
-@mutant("mipe_angle", "does gamma lack its 1/2")
-def angle_with_twice_gamma(i, w, w_th):
-    return i * (2 * math.pi * gamma(w.double(), w_th) / w.double().clamp(max=w_th))[:, None]
-
-
 @mutant("mipe_angle", "MiPE still turns at w >= w_th")
 def angle_that_comes_back(i, w, w_th):
     w = w.double()
@@ -141,13 +136,6 @@ def mipe_of_all_pairs(x, angle):
     a, b = x[..., ::2], x[..., 1::2]
     cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-
-
-@mutant("mipe", "the wrong pair turns")
-def mipe_of_two_halves(x, angle):
-    half = x.shape[-1] // 2
-    order = [0, half, *range(1, half), *range(half + 1, 2 * half)]
-    return ms.mipe(x[..., order], angle)[..., torch.tensor(order).argsort()]
 
 
 @mutant("mipe", "the sine has a minus once")
@@ -231,12 +219,6 @@ def relevance_by_einsum(q, k, w, r, i0=0):
     s = torch.einsum("bhik,bhjk->bhij", q, k)
     m = ms.softmask(j[None] - i[:, None], w.view(-1, 1, 1))
     return m * ms.trim(s, r.view(-1, 1, 1))
-
-
-@mutant("screen", "divided by their sum")
-def screen_with_competition(q, k, v, w, r, i0=0):
-    alpha_d = ms.relevance(q, k, w, r, i0)
-    return alpha_d / alpha_d.sum(-1, keepdim=True) @ v
 
 
 mistakes("screen", {
@@ -345,16 +327,6 @@ class LongValues(ms.GatedScreeningTiles):
         return super().screening(x, longer, cache)
 
 
-@mutant("screening", "the keys are not of unit length")
-class LongKeys(ms.GatedScreeningTiles):
-    def screening(self, x, screen, cache=None):
-        def longer(q, k, v, w, r, i0):
-            k = self.encode(self.project(x, self.W_K), torch.arange(x.shape[1]), w)
-            return screen(q, k, v, w, r, i0)
-
-        return super().screening(x, longer, cache)
-
-
 methods("screening", ms.GatedScreeningTiles, "encode", {
     "w_th is self.w_th": lambda self, x_bar, i, w: ms.mipe(x_bar, ms.mipe_angle(i, w, 256.0)),
     "MiPE is missing": lambda self, x_bar, i, w: x_bar,
@@ -366,15 +338,6 @@ class WidthForWindow(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         def swapped(q, k, v, w, r, i0):
             return screen(q, k, v, r, w, i0)
-
-        return super().screening(x, swapped, cache)
-
-
-@mutant("screening", "queries and keys were swapped")
-class Swapped(ms.GatedScreeningTiles):
-    def screening(self, x, screen, cache=None):
-        def swapped(q, k, *others):
-            return screen(k, q, *others)
 
         return super().screening(x, swapped, cache)
 
@@ -392,19 +355,6 @@ class ByTheEquations(ms.GatedScreeningTiles):
 class NoResidual(ms.GatedScreeningTiles):
     def forward(self, x, screen, cache=None):
         return super().forward(x, screen, cache) - x
-
-
-@mutant("forward", "the scale e^s_O is missing")
-class Unscaled(ms.GatedScreeningTiles):
-    def forward(self, x, screen, cache=None):
-        y = self.screening(x, screen, cache) * self.gate(x)
-        return x + torch.einsum("bhtv,hve->bte", y, self.W_O)
-
-
-@mutant("forward", "the tiles are averaged")
-class Averaged(ms.GatedScreeningTiles):
-    def forward(self, x, screen, cache=None):
-        return x + (super().forward(x, screen, cache) - x) / len(self.s_O)
 
 
 methods("cache", ms.GatedScreeningTiles, "encode", {
@@ -461,12 +411,6 @@ class Appended(ms.KeyCache):
 
     def reach(self, w, T):
         return math.ceil(w.max().item()) - 1
-
-
-@mutant("cache", "sees key 16 with w = 4.5")
-class ForTheLastQuery(Appended):
-    def reach(self, w, T):
-        return math.ceil(w.max().item()) - T
 
 
 @mutant("cache", "sees key 16 with w = 4.5")
@@ -564,19 +508,6 @@ class ShiftedTwice(ms.Multiscreen):
         return F.cross_entropy(self(tokens)[:, :-1].transpose(1, 2), targets[:, 1:])
 
 
-@mutant("loss", "count in the denominator")
-class LossOverAll(ms.Multiscreen):
-    def loss(self, tokens, targets):
-        z = self(tokens).transpose(1, 2)
-        return F.cross_entropy(z, targets, reduction="none").mean()
-
-
-@mutant("loss", "softmax was taken twice")
-class SoftmaxTwice(ms.Multiscreen):
-    def loss(self, tokens, targets):
-        return F.cross_entropy(self(tokens).softmax(-1).flatten(0, 1), targets.flatten())
-
-
 @mutant("loss", "the mean of each sequence's mean")
 class MeanOfMeans(ms.Multiscreen):
     def loss(self, tokens, targets):
@@ -602,12 +533,6 @@ class Uncached(ms.Multiscreen):
         for _ in range(n):
             tokens = torch.cat((tokens, self(tokens)[:, -1].argmax(-1, keepdim=True)), 1)
         return tokens[:, -n:]
-
-
-@mutant("generate", "the caches are empty at each step")
-class FreshCaches(ms.Multiscreen):
-    def hidden(self, tokens, caches=None):
-        return super().hidden(tokens, caches and [ms.KeyCache() for _ in caches])
 
 
 @mutant("generate", "the layers share one cache")
@@ -647,24 +572,6 @@ def pairs_with_the_whole_angle(q, k, w, r, i, j):
 def pairs_without_max(q, k, w, r, i, j):
     _, c, d = solved.pairs(q, k, w, r, i, j)
     return 1 - (1 - q @ k.T) / r, c, d
-
-
-@mutant("pairs", "z is Trim before its square")
-def pairs_squared(q, k, w, r, i, j):
-    z, c, d = solved.pairs(q, k, w, r, i, j)
-    return z.square(), c, d
-
-
-@mutant("pairs", "not multiplied by it")
-def pairs_multiplied(q, k, w, r, i, j):
-    _, c, d = solved.pairs(q, k, w, r, i, j)
-    return (1 - (1 - q @ k.T) * r).relu(), c, d
-
-
-@mutant("pairs", "a query sees its own key")
-def pairs_of_the_strict_past(q, k, w, r, i, j):
-    z, c, d = solved.pairs(q, k, w, r, i, j)
-    return z, c * (d > 0), d
 
 
 mistakes("dv_block", {
