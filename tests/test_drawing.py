@@ -1,6 +1,5 @@
 """What is drawn from runs: losses by rate, size and ablation, curves of training."""
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -16,18 +15,6 @@ FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdl
          "seed": "0"}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay": "0.1",
                "clip": "1.0"}
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path):
-    """call(script, *flags) runs its main() in a folder of this test."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(script, *flags):
-        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
-        script.main()
-
-    return run
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Tests of what measures a checkpoint, and of what draws its tables."""
 import math
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -32,18 +31,6 @@ from support.tokens import get_tokenizer
 from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
 
 NAN = math.nan
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path):
-    """call(script, *flags) runs its main() in a folder of this test."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(script, *flags):
-        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, flags)])
-        script.main()
-
-    return run
 
 
 def cells_of(capsys):

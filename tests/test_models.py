@@ -3,8 +3,9 @@ import hashlib
 import re
 
 from abcdigits import exact_matches, generate_by_token_count
+from experiments import retrieval
 from support.checkpoint import load_checkpoint
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, needs_matplotlib
 
 
 def test_the_file_is_the_one_that_is_described():
@@ -25,14 +26,13 @@ def test_it_retrieves_beyond_its_training_length():
         assert all(exact_matches(model, tokenizer, prompts, answers))
 
 
-def test_the_readme_has_the_means_of_the_report(tmp_path):
+@needs_matplotlib
+def test_the_readme_has_the_means_of_the_report(call, capsys):
     """Its tables of retrieval by length are what experiments.retrieval prints."""
     def means_of(name):
-        said = run("-m", "experiments.retrieval", ROOT / f"experiments/report/{name}.tsv", "--out",
-                   tmp_path / f"{name}.png")
-        assert said.returncode == 0, said.stderr
+        call(retrieval, ROOT / f"experiments/report/{name}.tsv", "--out", f"{name}.png")
         found = {}
-        for line in said.stdout.splitlines():
+        for line in capsys.readouterr().out.splitlines():
             model, *row = re.split(" {2,}", line.strip())
             if len(row) == 7 and row[0].isdigit():
                 found.setdefault(model, {})[int(row[0])] = float(row[4].rstrip("%"))
