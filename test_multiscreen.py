@@ -562,8 +562,8 @@ def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
     assert "\n" not in str(e.value)
 
 
-def test_functional_gradients_and_export_work_with_the_default():
-    model = small(1, far=True).eval()
+def test_functional_gradients_work_with_the_default():
+    model = small(1, far=True)
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
 
@@ -581,14 +581,6 @@ def test_functional_gradients_and_export_work_with_the_default():
     model.loss(x, y).backward()
     for name, value in loss.named_parameters():
         torch.testing.assert_close(found[name], value.grad)
-
-    # Of any batch and any length.
-    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
-    exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
-    other = draw_tokens(3, 77)
-    torch.testing.assert_close(exported(other), model(other))
-    with torch.no_grad():
-        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
 @pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
@@ -810,19 +802,23 @@ block_sizes = st.sampled_from([None, (16, 32), (32, 16), (32, 32), (64, 32)])
 can_build = shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
+def use_blocks(blocks):
+    """A context with blocks of so many queries and keys. None: as shipped."""
+    if not blocks:
+        return nullcontext()
+    warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
+    return mock.patch.object(fused, "config", lambda *args: (*blocks, *warps_and_stages))
+
+
 def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
     """h and the five gradients from the kernel. blocks: None as shipped.
 
     Whatever it allocates is full of NaN until it writes there.
     """
     x = [y.detach().to(DEVICE).requires_grad_() for y in (q, k, v, w, r)]
-    sizes = nullcontext()
-    if blocks:
-        warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
-        sizes = mock.patch.object(fused, "config", lambda *args: (*blocks, *warps_and_stages))
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with sizes:
+        with use_blocks(blocks):
             h = fused.screen(*x, i0)
             gradients = torch.autograd.grad(h, x, dh.to(DEVICE))
     finally:
@@ -1009,22 +1005,6 @@ def test_kernel_never_visits_what_lies_outside_the_windows():
 
 
 @kernel
-@pytest.mark.parametrize("dtypes, tolerance", [((FULL, FULL), 2e-6), ((FULL, SHORT), 6e-3)])
-def test_kernel_gives_the_same_for_every_block_shape_and_the_same_bits_twice(dtypes, tolerance):
-    if DEVICE == "cuda":
-        tolerance += 1e-5
-    q, k, v, dh = draw_inputs(6, 1, 70, 70, dtypes)
-    w, r = torch.tensor([21.5, INF]), torch.tensor([0.4, 0.9])
-    first = through_kernel(q, k, v, w, r, 0, dh, (64, 64))
-    again = through_kernel(q, k, v, w, r, 0, dh, (64, 64))
-    assert all(torch.equal(a, b) for a, b in zip(again, first))
-    for blocks in ((16, 16), (16, 64), (64, 16), None):
-        for a, b in zip(through_kernel(q, k, v, w, r, 0, dh, blocks), first):
-            atol = tolerance * b.abs().max().item()
-            torch.testing.assert_close(a, b, rtol=0, atol=atol)
-
-
-@kernel
 def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
     q, k, v, dh = draw_inputs(8, 2, 40, 40, (FULL, HALF))
     k = k[:1].expand(k.shape)
@@ -1082,7 +1062,8 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
         return s_w.grad.item()
 
     exact = gradient(screen_windowed, torch.float64, v.double())
-    assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 3e-3
+    with use_blocks(None if DEVICE == "cuda" else (256, 256)):             # few, for its time
+        assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 3e-3
 
 
 @kernel
@@ -1125,19 +1106,6 @@ def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
     found = torch.autograd.grad((compiled(*x) * dh.to(DEVICE)).sum(), x)
     for a, b in zip(found, wanted):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
-
-
-@kernel
-def test_kernel_accepts_exact_matches_at_the_smallest_acceptance_width():
-    """r = 1e-6, queries equal to keys: whatever the values' type, alpha_d is near 1 for d = 0."""
-    for dtype in (FULL, HALF, SHORT):
-        q, _, v, dh = draw_inputs(14, 1, 40, 40, (FULL, dtype))
-        w, r = torch.tensor([1.0, 5.0]), torch.full((2,), 1e-6)
-        h, *gradients = through_kernel(q, q, v, w, r, 0, dh)
-        alpha_d = (h.double() * v.double()).sum(-1)
-        assert alpha_d.min() > 0.3, dtype
-        assert alpha_d.max() < 1.8, dtype
-        assert all(g.isfinite().all() for g in gradients), dtype
 
 
 @kernel
