@@ -169,13 +169,6 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
                         r"definition", line)
 
 
-def test_what_is_asked_for_and_does_not_agree_is_refused(monkeypatch):
-    monkeypatch.setattr(choose, "screen_windowed",
-                        lambda *inputs: 1.01 * screen_windowed(*inputs))
-    with pytest.raises(UsageError, match="--kernel windowed: .*screen_windowed differ by"):
-        get_screen(of_sizes(), "windowed")
-
-
 def fails(*inputs):
     raise RuntimeError("no such\nthing")
 

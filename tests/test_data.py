@@ -354,18 +354,6 @@ def test_new_files_are_named_three_at_most(tmp_path):
         check_fingerprint(old, fingerprint(files_of([tmp_path])))
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
-    path = write(tmp_path, {"a": "old"}) / "a"
-    with pytest.raises(ValueError), replacing(path) as file:
-        file.write(b"half")
-        raise ValueError
-    assert path.read_text() == "old"
-    with replacing(path) as file:
-        file.write(b"new")
-    assert path.read_text() == "new"
-    assert os.listdir(tmp_path) == ["a"]
-
-
 # -------------------------------------------------------------------------------- sequences
 
 @given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**32), st.integers(0, 5)))
