@@ -100,15 +100,6 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
             playground.main([*flags, *wrong])
 
 
-def test_a_model_without_windows_is_refused(tmp_path):
-    fit(tmp_path / "t", "--model", "transformer:2,2,8", "--steps", "1")
-    out = tmp_path / "out/p.html"
-    with pytest.raises(UsageError, match="no screening windows"):
-        playground.main(["--ckpt", str(tmp_path / "t/ckpt.pt"), "--device", "cpu", "--out",
-                         str(out)])
-    assert not out.parent.exists()
-
-
 # -------------------------------------------------------------------------------- in a Chromium
 
 @pytest.fixture(scope="module")
