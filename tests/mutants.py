@@ -333,15 +333,6 @@ methods("screening", ms.GatedScreeningTiles, "encode", {
 })
 
 
-@mutant("screening", "w and r were swapped")
-class WidthForWindow(ms.GatedScreeningTiles):
-    def screening(self, x, screen, cache=None):
-        def swapped(q, k, v, w, r, i0):
-            return screen(q, k, v, r, w, i0)
-
-        return super().screening(x, swapped, cache)
-
-
 @correct("screening")
 class ByTheEquations(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
@@ -373,15 +364,6 @@ methods("cache", ms.GatedScreeningTiles, "screening", {
 class WithoutI0(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         return super().screening(x, lambda *inputs: screen(*inputs[:5], 0), cache)
-
-
-@mutant("cache", "cache.end was read after append")
-class EndAfterAppend(ms.GatedScreeningTiles):
-    def screening(self, x, screen, cache=None):
-        def later(q, k, v, w, r, i0):
-            return screen(q, k, v, w, r, i0 + q.shape[2] if cache else i0)
-
-        return super().screening(x, later, cache)
 
 
 @mutant("cache", "i0 counts from the first key that append returns")
