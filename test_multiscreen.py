@@ -1051,7 +1051,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
         return s_w.grad.item()
 
     exact = gradient(screen_windowed, torch.float64, v.double())
-    with use_blocks(None if DEVICE == "cuda" else (256, 256)):             # few, for its time
+    with use_blocks(None if DEVICE == "cuda" else (256, 256)):             # fewer to interpret
         assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 3e-3
 
 
