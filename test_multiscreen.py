@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiscreen as ms
 import screening_triton as fused
@@ -519,13 +520,38 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
         monkeypatch.undo()
 
 
-def test_the_head_is_computed_once_for_all_chunks_of_the_loss(monkeypatch):
-    model, heads, tokens = small(1), [], draw_tokens(1, 41)
-    model.config.vocab_size = 2**25 // 7                                   # chunks of 7 tokens
-    right = model.head
-    monkeypatch.setattr(model, "head", lambda: heads.append(right()) or heads[-1])
-    model.loss(tokens, tokens).backward()
-    assert len(heads) == 1
+class Moved(TorchDispatchMode):
+    """Counts the bytes of W_E's size and more that operations read and write; views are free."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.bytes = least, 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        result = f(*args, **kwargs or {})
+        read = [x for x in args if torch.is_tensor(x)]
+        written = [x for x in [result] if torch.is_tensor(x)]
+        known = {x.untyped_storage().data_ptr() for x in read}
+        view = any(x.untyped_storage().data_ptr() in known for x in written)
+        if f._schema.name.endswith("_") or not view:
+            self.bytes += sum(x.nbytes for x in read + written if x.numel() >= self.least)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
+    """Forward, again, backward: at most 9 times the bytes of W_E a chunk, as a Transformer."""
+    model = small(1, vocab_size=5000)
+    use_products_of(model, dtype)
+    monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
+    hidden, moved = torch.randn(1, 3, 24, generator=random(0)).requires_grad_(), []
+    model.config.vocab_size = 2**25                    # chunks of one token: no large logits
+    for n in (2, 3):
+        tokens = draw_tokens(1, n)
+        with Moved(model.W_E.numel()) as count:
+            model.loss(tokens, tokens).backward()
+        moved.append(count.bytes / model.W_E.nbytes)
+    assert 0 < moved[1] - moved[0] <= 9
 
 
 def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
@@ -562,8 +588,8 @@ def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
     assert "\n" not in str(e.value)
 
 
-def test_functional_gradients_work_with_the_default():
-    model = small(1, far=True)
+def test_functional_gradients_and_export_work_with_the_default():
+    model = small(1, far=True).eval()
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
 
@@ -581,6 +607,14 @@ def test_functional_gradients_work_with_the_default():
     model.loss(x, y).backward()
     for name, value in loss.named_parameters():
         torch.testing.assert_close(found[name], value.grad)
+
+    # Of any batch and any length.
+    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
+    exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
+    other = draw_tokens(3, 77)
+    torch.testing.assert_close(exported(other), model(other))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
 @pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])

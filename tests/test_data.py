@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import support.data
 import support.tokens
-from support.cli import UsageError, replacing
+from support.cli import UsageError
 from support.data import (
     Sequences,
     check_fingerprint,

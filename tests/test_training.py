@@ -20,7 +20,6 @@ from support.cli import UsageError
 from support.data import Sequences
 from support.stream import ABCDigitsStream
 from support.tokens import get_tokenizer
-from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
     ROOT,
