@@ -73,7 +73,7 @@ def beside(ckpt_path, name):
 def describe_run(ckpt):
     """What a checkpoint's run is, by RUN."""
     parameters = sum(W.numel() for W in ckpt["weights"].values())
-    return {"model": ckpt["model"], "parameters": parameters, "seed": ckpt["args"]["seed"] or 0,
+    return {"model": ckpt["model"], "parameters": parameters, "seed": ckpt["args"]["seed"],
             "seq_len": ckpt["args"]["seq_len"], "step": ckpt["step"]}
 
 

@@ -58,7 +58,8 @@ def checkpoints(tmp_path_factory):
         with torch.no_grad():
             for W in model.layers.parameters():        # so that layers and positions matter
                 W.mul_(6 if W.ndim > 1 else 1)
-        args = dict.fromkeys(FIXED) | {"model": name, "seq_len": 16, "kernel": "definition"}
+        args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
+                                          "seq_len": 16, "kernel": "definition"}
         paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir()
         empty = {key: kind() for key, kind in KEYS.items()}
