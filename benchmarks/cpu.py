@@ -22,7 +22,7 @@ from benchmarks.measure import measure_missing, training_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
 from support.choose import compile_layers
-from support.cli import Parser, UsageError, cli, get_device
+from support.cli import Parser, UsageError, cli, get_device, own_folder
 from support.timing import random_model, set_trained_like
 
 COLUMNS = ("multiscreen", "transformer", "ratio")
@@ -95,12 +95,13 @@ def main():
     p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
     p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
                    help="tokens before the one that is decoded [256 8192 131072]")
-    p.add_argument("--out", default="out/cpu", help="folder of cpu.tsv [out/cpu]")
+    p.add_argument("--out", type=own_folder, default=Path("out/cpu"),
+                   help="folder of cpu.tsv [out/cpu]")
     args = p.parse_args()
-    if min(args.psi, *args.contexts) < 1:
-        raise UsageError("--psi and --contexts must be at least 1")
+    if not 1 <= args.psi <= 2**10 or min(args.contexts) < 1 or max(args.contexts) > 2**24:
+        raise UsageError("--psi must be from 1 to 2^10, --contexts from 1 to 2^24")
     get_device("cpu")                                  # as train.py: glibc keeps freed memory
-    path = Path(args.out) / "cpu.tsv"
+    path = args.out / "cpu.tsv"
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     measure_missing(path, COLUMNS, cells(args))

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from support.cli import UsageError
 from support.table import Table, as_text
 from support.timing import code_hash
 
@@ -45,16 +46,19 @@ def measure_missing(path, columns, cells, end=math.inf):
     cells = list(cells)
     table = Table(path, cells[0][0], columns, code_and_machine())
     missing = table.missing(what for what, _ in cells)
-    for what, function in cells:
-        if what not in missing or time.monotonic() > end:
-            continue
-        try:
-            gc.collect()                               # a compiled model refers to itself
-            torch.cuda.empty_cache()
-            found = function()
-            found = {c: f"{x:.5g}" if isinstance(x, float) else x for c, x in found.items()}
-            table.add(what, **found)
-        except Exception as e:                         # a compiler's errors have many types
-            found = {"why": f"{type(e).__name__}: {str(e)[:300]}"}
-        print("  ".join(map(as_text, [*what.values(), *found.values()])), flush=True)
+    with table.measuring():
+        for what, function in cells:
+            if what not in missing or time.monotonic() > end:
+                continue
+            try:
+                gc.collect()                           # a compiled model refers to itself
+                torch.cuda.empty_cache()
+                found = function()
+                found = {c: f"{x:.5g}" if isinstance(x, float) else x for c, x in found.items()}
+                table.add(what, **found)
+            except UsageError:                         # of the flags, so of all cells
+                raise
+            except Exception as e:                     # a compiler's errors have many types
+                found = {"why": f"{type(e).__name__}: {str(e)[:300]}"}
+            print("  ".join(map(as_text, [*what.values(), *found.values()])), flush=True)
     return list(table.rows.values())

@@ -169,8 +169,8 @@ def main(argv=None):
     args = p.parse_args(argv)
     if args.variant not in VARIANTS:
         raise UsageError(f"variant {args.variant!r} is unknown: take {', '.join(VARIANTS)}")
-    if args.steps < 1:
-        raise UsageError(f"--steps {args.steps}: it must be at least 1")
+    if args.steps < 1 or not 0 < args.lr < 1e9 or not 0 <= args.seed < 2**63:
+        raise UsageError("--steps must be at least 1, --lr above 0 and finite, --seed not negative")
 
     tokenizer = get_tokenizer("bytes")
     flags = SimpleNamespace(data=args.data, tokenizer="bytes", digits=2, seed=args.seed)

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.style import ABLATIONS, SETTINGS, label_models
-from support.cli import Parser, UsageError
+from support.cli import Parser, UsageError, own_folder
 from support.table import (
     cell_text,
+    is_right,
     keep_rows,
     print_table,
     read_rows,
@@ -38,8 +39,11 @@ def read_run(folder):
     folder = Path(folder)
     if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
-    lines = (folder / "flags.txt").read_text().splitlines()
-    flags = dict(line.partition("\t")[::2] for line in lines)
+    text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
+    flags = dict(line.partition("\t")[::2] for line in text.splitlines())
+    wrong = [x for x in FACTS[:-1] if not flags.get(x) or not is_right(x, flags[x], FACTS)]
+    if wrong:
+        raise UsageError(f"{folder / 'flags.txt'} is damaged: {', '.join(wrong)}")
     rows = [{name: float(x) for name, x in row.items() if x}
             for row in read_rows(folder / "log.tsv")]
     return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
@@ -113,7 +117,8 @@ def runs_parser(description):
     p = Parser(description)
     p.add_argument("runs", nargs="+", metavar="RUN",
                    help="folders of train.py, or a table of runs that this script wrote")
-    p.add_argument("--out", type=Path, default=Path("out"), help="folder for the results [out]")
+    p.add_argument("--out", type=own_folder, default=Path("out"),
+                   help="folder for the results [out]")
     return p
 
 
@@ -175,10 +180,10 @@ def get_figure(description, value):
     p.add_argument("--out", type=Path, help="path of the figure, .png; its rows are written beside "
                    "it as .tsv [beside the first table]")
     args = p.parse_args()
-    out = args.out or Path(args.tables[0]).with_suffix(".png")
-    if out.suffix != ".png":
-        raise UsageError(f"--out {out}: name a figure, .png")
+    if args.out and args.out.suffix != ".png":
+        raise UsageError(f"--out {args.out}: name a figure, .png")
     rows = read_tables(args.tables, value)
+    out = args.out or Path(args.tables[0]).with_suffix(".png")
 
     ablated = {(row["seq_len"], row["step"]) for row in rows if variant_of(row) in ABLATIONS}
     models = {(row["model"], int(row["parameters"])) for row in rows}

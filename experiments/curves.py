@@ -4,6 +4,7 @@ import statistics
 from typing import NamedTuple
 
 from experiments.common import mean_and_std
+from support.cli import UsageError
 from support.table import print_table
 
 
@@ -31,8 +32,11 @@ def get_curves(rows):
     found = {}
     for row in rows:
         curve = Curve(*(row[name] for name in Curve._fields))
-        documents = found.setdefault(curve, {}).setdefault(row["seed"], {})
-        documents[row["document"]] = [float(x) for x in row["nats"].split()]
+        nats = [float(x) for x in row["nats"].split()]
+        if len(nats) != len(positions(int(curve.length))):
+            raise UsageError(f"{row['document']}: its row has {len(nats)} positions: delete it, "
+                             "and measure again")
+        found.setdefault(curve, {}).setdefault(row["seed"], {})[row["document"]] = nats
     curves = {}
     for curve, seeds in found.items():
         shared = set.intersection(*map(set, seeds.values()))

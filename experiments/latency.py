@@ -39,7 +39,7 @@ from baselines import count_parameters
 from baselines.transformer import SIZES
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
 from support.choose import compile_layers
-from support.cli import Parser, UsageError, cli, get_device
+from support.cli import Parser, UsageError, cli, get_device, own_folder
 from support.table import RUN, Progress, Table, describe_run, print_table
 from support.timing import code_hash, random_model, set_trained_like
 
@@ -65,7 +65,7 @@ def latency_args():
     p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
-    p.add_argument("--out", type=Path,
+    p.add_argument("--out", type=own_folder,
                    help="folder [out/latency, or that of the checkpoint]")
     p.add_shared("--device")
     args = p.parse_args()
@@ -74,14 +74,17 @@ def latency_args():
         raise UsageError(f"--device {args.device}: take cpu or cuda")
 
     cuda = device.type == "cuda"
-    args.out = args.out or (Path(args.ckpt).parent if args.ckpt else Path("out/latency"))
+    trained = args.ckpt is not None
+    args.out = args.out or (Path(args.ckpt).parent if trained else Path("out/latency"))
     args.psi = args.psi or ([8, 16, 32, 48] if cuda else [8])
     args.transformer = args.transformer or (list(SIZES) if cuda else ["8M"])
     args.lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
     if args.repeats is None:
         args.repeats = 10 if cuda else 3
-    if args.lengths[0] < 1 or args.repeats < 1:
-        raise UsageError("--lengths and --repeats must be at least 1")
+    if not 1 <= args.lengths[0] <= args.lengths[-1] <= 2**24 or args.repeats < 1:
+        raise UsageError("--lengths must be from 1 to 2^24 tokens, and --repeats at least 1")
+    if max(args.psi) > 2**10:
+        raise UsageError(f"--psi {max(args.psi)}: at most 2^10")
     return args, device
 
 
@@ -176,7 +179,7 @@ def main():
     trained, T_train, settings = "", 2**12, SETTINGS
     attending = random_models([(f"transformer:{size.removeprefix('transformer:')}", None)
                                for size in args.transformer], device)
-    if args.ckpt:
+    if args.ckpt is not None:
         model, _, ckpt = load_for_evaluation(args.ckpt, device)
         require_windows(model, args.ckpt, ckpt["model"])
         trained, T_train = f"{weights_hash(ckpt)}-", ckpt["args"]["seq_len"]
@@ -196,15 +199,16 @@ def main():
     table = Table(args.out / "latency.tsv", KEYS, ["ms"], trained + code_hash())
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
-    for model, cell in timed:
-        if cell in missing:
-            setting, length = cell["setting"], cell["length"]
-            apply_setting(model, setting, T_train)
-            ms, why = time_passes(model, setting, length, device, args.repeats)
-            if ms is not None:
-                table.add(cell, ms=f"{ms:.6g}")
-            progress.add(length, f"{cell['model']}, {setting}, {length} tokens: "
-                         f"{why or f'{ms:.4g} ms'}")
+    with table.measuring():
+        for model, cell in timed:
+            if cell in missing:
+                setting, length = cell["setting"], cell["length"]
+                apply_setting(model, setting, T_train)
+                ms, why = time_passes(model, setting, length, device, args.repeats)
+                if ms is not None:
+                    table.add(cell, ms=f"{ms:.6g}")
+                progress.add(length, f"{cell['model']}, {setting}, {length} tokens: "
+                             f"{why or f'{ms:.4g} ms'}")
 
     rows = table.rows_of(cells)
     print_table(SHOWN, [[row[name] for name in SHOWN] for row in rows],

@@ -143,14 +143,15 @@ def main():
     table = Table(beside(args.ckpt, "perplexity.tsv"), KEYS, VALUES, model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(len(missing))
-    for cell in missing:
-        if cell["swe"]:
-            model.expand_windows(ckpt["args"]["seq_len"])
-        if cell["factor"]:
-            scale_rope(model, cell["factor"])
-        means = window_means(nats(model, documents[cell["document"]]), L, args.window)
-        table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
-        progress.add(1, f"{setting_of(cell)}, {cell['document']}")
+    with table.measuring():
+        for cell in missing:
+            if cell["swe"]:
+                model.expand_windows(ckpt["args"]["seq_len"])
+            if cell["factor"]:
+                scale_rope(model, cell["factor"])
+            means = window_means(nats(model, documents[cell["document"]]), L, args.window)
+            table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
+            progress.add(1, f"{setting_of(cell)}, {cell['document']}")
 
     rows = table.rows_of(cells)
     labels = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}

@@ -20,7 +20,7 @@ import multiscreen
 from abcdigits import generate_by_line_count
 from playground.data import page_data
 from support.checkpoint import load_for_evaluation, require_windows
-from support.cli import Parser, UsageError, cli
+from support.cli import Parser, UsageError, cli, replacing, require_file
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -43,7 +43,8 @@ def write_page(path, data):
     """The page with its data in it. Escaped: no text can end the script element."""
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(PAGE.read_text(encoding="utf-8").replace(MARKER, text), encoding="utf-8")
+    with replacing(path) as file:
+        file.write(PAGE.read_text(encoding="utf-8").replace(MARKER, text).encode())
 
 
 def main(argv=None):
@@ -58,6 +59,7 @@ def main(argv=None):
     args = p.parse_args(argv)
     if not 1 <= args.tokens <= MOST_TOKENS or args.text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
+    require_file(args.out)
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
 

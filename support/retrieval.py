@@ -56,15 +56,16 @@ def measure_grid(args, name, get_task, exact_matches):
                   model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
-    for cell in missing:
-        length, depth, factor = cell["length"], cell["depth"], cell["factor"]
-        if factor:
-            scale_rope(model, factor)
-        accuracy = statistics.mean(exact_matches(model, tokenizer,
-                                                 *get_prompts(length, depth, trials)))
-        table.add(cell, accuracy=accuracy)
-        words = f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}"
-        progress.add(length, f"{words}: {accuracy:6.1%}")
+    with table.measuring():
+        for cell in missing:
+            length, depth, factor = cell["length"], cell["depth"], cell["factor"]
+            if factor:
+                scale_rope(model, factor)
+            prompts, answers = get_prompts(length, depth, trials)
+            accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
+            table.add(cell, accuracy=accuracy)
+            words = f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}"
+            progress.add(length, f"{words}: {accuracy:6.1%}")
 
     words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
     title = (f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length, in "

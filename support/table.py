@@ -7,11 +7,20 @@ one checkpoint, so nothing is locked.
 import math
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
-from support.cli import UsageError, clock, replacing
+from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "step")
+# What a cell can be, by the name of its column: digits; numbers from .. to. Others are text.
+WHOLE = {"parameters", "seed", "seq_len", "step", "length", "trials", "digits", "batch_tokens",
+         "steps", "warmup"}
+RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1), "factor": (1e-9, 1e9),
+          "window": (0, 1), "nats": (0, 1e9), "ms": (0, 1e12), "lr": (0, 1e9),
+          "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, math.inf),
+          "grad_norm": (0, math.inf), "val_loss": (0, math.inf), "w_min": (1, math.inf),
+          "w_median": (1, math.inf), "w_max": (1, math.inf)}
 
 
 class Table:
@@ -24,12 +33,12 @@ class Table:
         self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
         self.columns = (*keys, *values, "hash")
         self.rows, self.replaced = {}, 0
-        self.in_file = self.path.exists() and self.path.read_bytes().endswith(b"\n")
-        for row in read_rows(self.path, self.columns) if self.path.exists() else ():
-            if row["hash"] == model_hash:
-                self.rows[self.key_of(row)] = row
-            else:
-                self.replaced += 1
+        self.in_file = False
+        if self.path.exists():
+            rows, wrong = read_file(self.path, self.columns)
+            self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}
+            self.replaced = wrong + sum(row["hash"] != model_hash for row in rows)
+            self.in_file = self.path.read_bytes().endswith(b"\n")
 
     def key_of(self, cell):
         return tuple(as_text(cell[name]) for name in self.keys)
@@ -42,8 +51,8 @@ class Table:
             print(f"{len(cells) - len(found)} of {len(cells)} measurements are in {self.path} and "
                   "not made again", file=sys.stderr)
         if self.replaced and found:
-            print(f"{self.replaced} rows of {self.path} are of other weights or equations: they "
-                  "are replaced", file=sys.stderr)
+            print(f"{self.replaced} rows of {self.path} are damaged, or of other weights or "
+                  "equations: they are replaced", file=sys.stderr)
         return found
 
     def add(self, cell, **values):
@@ -52,11 +61,24 @@ class Table:
         row = {name: as_text(row[name]) for name in self.columns}
         self.rows[self.key_of(row)] = row
         if self.in_file and not self.replaced:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(as_line(row.values()))
+            try:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(as_line(row.values()))
+            except OSError as e:
+                e.filename = str(self.path)            # a full disk does not say which file
+                raise
         else:
             write_rows(self.path, [*self.rows.values()])
             self.in_file, self.replaced = True, 0
+
+    @contextmanager
+    def measuring(self):
+        """Inside, Ctrl-C says what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped: {len(self.rows)} measurements are in {self.path}, "
+                                    "the same command continues") from None
 
     def rows_of(self, cells):
         """The rows of cells that were measured, dicts of text."""
@@ -80,19 +102,53 @@ def describe_run(ckpt):
 # ------------------------------------------------------------------------------------- files
 
 def read_rows(path, columns=None):
-    """The rows of a table as dicts of text, without half a last one of a killed process.
+    """The rows of a table as dicts of text, those that are right. A line says how many are not.
 
     Raises UsageError if it is no table, or one of other columns.
     """
+    rows, wrong = read_file(path, columns)
+    tell(path, wrong)
+    return rows
+
+
+def tell(path, wrong):
+    """Print how many rows of a table are not right."""
+    if wrong:
+        print(f"{wrong} rows of {path} are left out: a cell is missing, or cannot be",
+              file=sys.stderr)
+
+
+def read_file(path, columns=None):
+    """(the rows that are right, how many are not), without half a last one of a killed process."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
+    require_file(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    lines = [line.split("\t") for line in text.split("\n")[:-1]]
-    head = lines[0] if lines else []
-    if lines and columns and head != list(columns) or {*map(len, lines)} - {len(head)}:
-        wanted = f"does not have the columns {' '.join(columns)}" if columns else "is not a table"
-        raise UsageError(f"{path} {wanted}: move it away, or name another")
-    return [dict(zip(head, line)) for line in lines[1:]]
+    head, *lines = [line.split("\t") for line in text.split("\n")[:-1]] or [[]]
+    if head and columns and head != list(columns):
+        raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
+                         "name another")
+    rows = [dict(zip(head, line)) for line in lines if len(line) == len(head)]
+    right = [row for row in rows if all(is_right(name, x, head) for name, x in row.items())]
+    return right, len(lines) - len(right)
+
+
+def is_right(name, cell, head):
+    """Whether a cell can stand in a column. Only what was measured cannot be empty."""
+    if not cell:
+        measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
+        return name != measured
+    if name in WHOLE:
+        return cell.isascii() and cell.isdigit()
+    if name not in RANGES:
+        return name != "swe" or cell == "yes"
+    low, high = RANGES[name]
+    try:
+        numbers = [float(x) for x in cell.split()]
+    except ValueError:
+        return False
+    # A run that diverged has no loss.
+    return all(low <= x <= high or name == "val_loss" and math.isnan(x) for x in numbers)
 
 
 def read_tables(paths, value):
@@ -103,13 +159,14 @@ def read_tables(paths, value):
     """
     rows, equations, columns = {}, {}, None
     for path in paths:
-        found = read_rows(path, columns)
+        found, wrong = read_file(path, columns)
         if not found:
             raise UsageError(f"{path} has no rows: measure a model first")
         columns = tuple(found[0])
         if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
+        tell(path, wrong)
         for row in found:
             key = tuple(row[name] for name in columns[:-2])
             if rows.setdefault(key, row)["hash"] != row["hash"]:
@@ -149,7 +206,7 @@ def as_text(x):
         return ""
     if isinstance(x, float):
         return f"{x:.12g}"
-    return "yes" if x is True else " ".join(str(x).encode(errors="replace").decode().split())
+    return "yes" if x is True else on_one_line(x)
 
 
 # ------------------------------------------------------------------------------ what is printed

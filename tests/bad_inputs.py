@@ -134,18 +134,20 @@ COMMANDS = {
             "/dev/zero", "text.txt", "fifo")),
     ]),
     "experiments.sizes": ("", ["--x", "3", "-1", "x y", "--psi 3", "--ckpt out/ckpt.pt", "--h",
-                               "''", "-q", "²"]),
+                               "-q", "²"]),
     **{f"experiments.{name}": ("", [
         *NO_FILES, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo", "",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name != "training_curves"],
     ]) for name in ("scaling", "lr_sweep", "ablations", "sanity", "training_curves")},
+    "experiments.fill_report": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
+                                     "--ckpt x"]),
     **{f"experiments.{name}": ("", [
         *NO_FILES, "--nonsense", "wrong.tsv", "binary/a.txt", "", "empty.txt",
         "wrong.tsv --out new", "wrong.tsv --out text.txt", "wrong.tsv --out new.png",
-    ]) for name in ("retrieval", "long_context")},
+    ]) for name in ("retrieval", "long_context", "latency_curves")},
     "benchmarks.cpu": ("--out new", [
         *(f"--contexts {x}" for x in (0, -1, "²", 10**13, HUGE)), "--psi 0", "--psi -1",
-        "--transformer 3M", "--part nothing", "--out text.txt", "--out /dev/zero", "--nonsense"]),
+        "--transformer 3M", "--out text.txt", "--out /dev/zero", "--nonsense"]),
     "benchmarks.gpu": ("", ["nothing", "check nothing", "--minutes x", "--out text.txt",
                             "--out /dev/zero", "--nonsense", "check", "layer", "all",
                             "report --out text.txt"]),
@@ -162,9 +164,9 @@ COMMANDS = {
         "--ckpt transformer/ckpt.pt --out new.html",
     ]),
     "exercises.part5_research": ("--data text.txt", [
-        "nothing", "", *(f"base --lr {x}" for x in ("nan", "-1", "inf", "x", "0")),
-        *(f"base --seed {x}" for x in (-1, 2**64, "²")), "base --steps 0", "base --steps -1",
-        "base --data missing", "base --data empty.txt", "base --nonsense"]),
+        "nothing", "", *(f"rope --lr {x}" for x in ("nan", "-1", "inf", "x", "0")),
+        *(f"rope --seed {x}" for x in (-1, 2**64, "²")), "rope --steps 0", "rope --steps -1",
+        "rope --data missing", "rope --data empty.txt", "rope --nonsense"]),
 }
 
 # (an entry of a checkpoint, what stands there instead: GONE for nothing)
@@ -250,7 +252,7 @@ def make_runs(folder):
     train.main([*small, "--out", "cut_run", "--log-every", "1"])
     train.main([*SMALL, "--data", "moved/text.txt", "--out", "moved", "--steps", "2"])
     (folder / "moved/text.txt").write_text(TEXT + "more")
-    (folder / "cut_run/log.tsv").write_text("step\tloss\n1\n")
+    (folder / "cut_run/log.tsv").write_text("step\tloss\n1\t2.5\n")
     (folder / "torn_log").mkdir()
     (folder / "torn_log/log.tsv").write_bytes(b"\xff\x00\n\t\n")
     (folder / "torn_log/flags.txt").write_bytes(b"\xff")

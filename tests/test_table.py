@@ -30,7 +30,7 @@ def test_a_measurement_is_found_again(tmp_path):
     first = table(path)
     assert first.missing([CELL, CELL]) == [CELL]
     first.add(CELL, loss=0.25)
-    first.add(CELL | {"length": 0.5, "model": None}, loss="1 2")
+    first.add(CELL | {"length": 5, "model": None}, loss="1 2")
     again = table(path)
     more = CELL | {"length": 128}
     assert again.missing([CELL, more]) == [more]
@@ -38,7 +38,7 @@ def test_a_measurement_is_found_again(tmp_path):
     assert again.rows_of([more, CELL]) == [read_table(path)[2], read_table(path)[0]]
     assert read_table(path) == [
         {"model": "multiscreen", "length": "64", "loss": "0.25", "hash": "abc-1"},
-        {"model": "", "length": "0.5", "loss": "1 2", "hash": "abc-1"},
+        {"model": "", "length": "5", "loss": "1 2", "hash": "abc-1"},
         {"model": "multiscreen", "length": "128", "loss": "3", "hash": "abc-1"}]
 
 
@@ -48,11 +48,56 @@ def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path,
     table(path).add(CELL | {"length": 128}, loss=1)
     other = table(path, "xyz-1")
     assert other.missing([CELL]) == [CELL]
-    assert capsys.readouterr().err.startswith(f"2 rows of {path} are of other weights")
+    assert capsys.readouterr().err.startswith(f"2 rows of {path} are damaged, or of other weights")
     assert len(read_table(path)) == 2
     other.add(CELL, loss=2)
     other.add(CELL | {"length": 32}, loss=2)
     assert [(row["loss"], row["hash"]) for row in read_table(path)] == [("2", "xyz-1")] * 2
+
+
+@pytest.mark.parametrize("column, cell", [
+    ("accuracy", "x"), ("accuracy", "700"), ("accuracy", "nan"), ("accuracy", ""),
+    ("accuracy", "-0.1"), ("length", "²"), ("length", "64.5"), ("seed", "-1"), ("factor", "inf"),
+    ("factor", "0"), ("swe", "x"), ("hash", None), ("hash", "abc-1\tmore")])
+def test_a_row_edited_by_hand_is_left_out_counted_and_measured_again(tmp_path, capsys, column,
+                                                                     cell):
+    path, keys = tmp_path / "abcdigits.tsv", (*RUN, "length", "factor", "swe")
+    good = {**dict.fromkeys(RUN, 1), "length": 64, "factor": None, "swe": True}
+    table = Table(path, keys, ["accuracy"], "abc-1")
+    table.add(good, accuracy=0.5)
+    table.add(good | {"length": 128}, accuracy=1.0)
+    head, first, *rest = path.read_text().split("\n")
+    cells = dict(zip(head.split("\t"), first.split("\t")))
+    cells[column] = cell
+    first = "\t".join(x for x in cells.values() if x is not None)
+    path.write_text("\n".join([head, first, *rest]))
+    assert [row["length"] for row in read_tables([path], "accuracy")] == ["128"]
+    assert capsys.readouterr().err.startswith(f"1 rows of {path} are left out: a cell")
+    again = Table(path, keys, ["accuracy"], "abc-1")
+    assert again.missing([good, good | {"length": 128}]) == [good]
+    assert f"1 rows of {path} are damaged" in capsys.readouterr().err
+    again.add(good, accuracy=0.5)
+    assert {row["length"]: row["accuracy"] for row in read_table(path)} == {"64": "0.5", "128": "1"}
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path):
+    measured = table(tmp_path / "loss.tsv")
+    measured.add(CELL, loss=0.25)
+    with pytest.raises(KeyboardInterrupt, match="1 measurements are in .*loss.tsv, the same comm"):
+        with measured.measuring():
+            raise KeyboardInterrupt
+
+
+def test_a_full_disk_names_the_table(tmp_path, monkeypatch):
+    measured = table(tmp_path / "loss.tsv")
+    measured.add(CELL, loss=0.25)
+    def full(cells):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("support.table.as_line", full)
+    with pytest.raises(OSError) as e:
+        measured.add(CELL | {"length": 128}, loss=1)
+    assert e.value.filename == str(tmp_path / "loss.tsv")
 
 
 @pytest.mark.parametrize("torn", ["multis", "multiscreen\t128\t1\tabc-1"])
@@ -75,15 +120,15 @@ def test_half_a_head_is_begun_anew(tmp_path):
 
 
 def test_a_tab_in_a_name_is_a_blank_and_the_row_is_found_again(tmp_path):
-    path, cell = tmp_path / "loss.tsv", CELL | {"length": "a\tbook\r\n\udcff"}
+    path, cell = tmp_path / "loss.tsv", CELL | {"model": "a\tbook\r\n\udcff"}
     table(path).add(cell, loss=1)
     assert table(path).missing([cell]) == []
-    assert read_table(path)[0]["length"] == "a book ?"
+    assert read_table(path)[0]["model"] == "a book ?"
 
 
 def test_another_file_is_refused_and_stays(tmp_path):
     path = tmp_path / "log.tsv"
-    for content in ("step\tloss\n1\t2\n", "model\tlength\tloss\thash\nmultiscreen\t64\n"):
+    for content in ("step\tloss\n1\t2\n", "model\tlength\thash\nmultiscreen\t64\ta\n"):
         path.write_text(content)
         with pytest.raises(UsageError, match="does not have the columns model length loss hash"):
             table(path)
