@@ -1,14 +1,14 @@
-"""Kill a command again and again, start it again, and compare what it leaves. Run by hand.
+"""Kill commands again and again, start them again, and compare what they leave. Run by hand.
 
-    python -m tests.kills 'bash runs/tiny.sh'
-    python -m tests.kills --kills 60 'python train.py --psi 2 --steps 60 --save-every 1 --out $OUT'
+    python -m tests.kills                          the four cases below, about half an hour
+    python -m tests.kills 10 'bash runs/tiny.sh'   10 kills of a command that writes below $OUT
 
-The command runs once undisturbed, with OUT set to a new folder. Then it runs in an empty one and is
+A command runs once undisturbed, with OUT set to a new folder. Then it runs in an empty one and is
 killed at random instants with all its children, half of the times by SIGKILL, half by Ctrl-C, and
-given again each time. In the end every TSV must have the rows of the first run: no row lost, none
-twice, none with other numbers. Columns of times, and files given with --ignore, may differ.
+given again each time; where it finishes before, it begins in an empty folder again. In the end
+every TSV must have the rows of the first run and every checkpoint its weights: nothing lost,
+nothing twice, no other numbers. Columns of times may differ.
 """
-import argparse
 import os
 import random
 import signal
@@ -18,72 +18,95 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.helpers import ROOT, read_table
+from support.checkpoint import read_checkpoint, weights_hash
+from tests.helpers import ROOT, TEXT, read_table
 
 TIMES = {"ms", "tokens_per_s", "time", "commit"}
+TRAIN = ("train.py --psi 2 --seq-len 32 --batch-size 4 --steps 60 --save-every 1 --log-every 1 "
+         "--eval-every 20 --kernel definition --device cpu --data $TEXT --out $OUT")
+# (what is killed, how often, within so many seconds after its folder is there, the command)
+CASES = [
+    ("one process", 150, None, f"python {TRAIN}"),
+    ("two processes", 40, None, f"torchrun --nproc_per_node 2 {TRAIN} --shard 2"),
+    ("a measuring command", 20, None, f"python {TRAIN} && python abcdigits.py --device cpu "
+     "--ckpt $OUT/ckpt.pt --lengths 512 1024 2048 --trials 20"),
+    ("the first second of a run", 20, 1.0, f"python {TRAIN}"),
+]
 
 
 def start_command(command, out):
     """The process of a command, the first of a group of its own."""
     return subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=os.environ | {"OUT": str(out)},
-                            stdout=subprocess.DEVNULL, start_new_session=True)
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)
 
 
-def wait_or_kill(process, seconds, sent):
-    """Whether the command was still running after so many seconds, and has been killed."""
+def was_killed(process, out, seconds, soon):
+    """Whether a command was killed: at an instant of `seconds`, or `soon` after its folder."""
+    wait = random.uniform(0, seconds)
+    if soon:
+        while process.poll() is None and not (out / "flags.txt").exists():
+            time.sleep(0.01)
+        wait = random.uniform(0, soon)
     try:
-        process.wait(seconds)
+        process.wait(wait)
         return False
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, sent)
+        os.killpg(process.pid, random.choice([signal.SIGKILL, signal.SIGINT]))
         process.wait()
         return True
 
 
-def read_tables(out, ignored):
-    """{path: rows} of every TSV below a folder, without times."""
-    tables = {}
+def results(out):
+    """{path: rows without times, or a hash of weights} of every TSV and checkpoint below `out`."""
+    found = {}
     for path in sorted(out.rglob("*.tsv")):
-        if path.name not in ignored:
-            rows = [{name: x for name, x in row.items() if name not in TIMES}
-                    for row in read_table(path)]
-            tables[str(path.relative_to(out))] = rows
-    return tables
+        found[path.relative_to(out)] = [{name: x for name, x in row.items() if name not in TIMES}
+                                        for row in read_table(path)]
+    for path in sorted(out.rglob("ckpt.pt")):
+        found[path.relative_to(out)] = weights_hash(read_checkpoint(path))
+    return found
+
+
+def kill(name, n, soon, command):
+    """(kills, runs that ended with something else than the first) after n kills of a command."""
+    folder = Path(tempfile.mkdtemp())
+    out, begin = folder / "out", time.perf_counter()
+    if start_command(command, out).wait():
+        sys.exit(f"the command fails without being killed: {command}")
+    seconds = time.perf_counter() - begin
+    expected, kills, wrong = results(out), 0, 0
+    if not expected:
+        sys.exit("the command leaves no TSV and no checkpoint below $OUT")
+    out.rename(folder / "undisturbed")
+    while kills < n:
+        killed = was_killed(start_command(command, out), out, seconds, soon)
+        kills += killed
+        # Soon after its start a run is tried once; others when they have come to their end.
+        if not killed or soon or kills == n:
+            code = start_command(command, out).wait() if killed else 0
+            if code or results(out) != expected:
+                wrong += 1
+                out.rename(folder / f"wrong_{wrong}")
+                print(f"{name}: {folder / f'wrong_{wrong}'} differs", flush=True)
+            else:
+                out.rename(folder / f"right_{kills}_{time.monotonic_ns()}")
+        print(f"{name}: {kills} kills", end="\r", flush=True)
+    return kills, wrong
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("command")
-    p.add_argument("--kills", type=int, default=10)
-    p.add_argument("--ignore", nargs="*", default=[], help="names of TSVs that hold times")
-    args = p.parse_args()
     random.seed(0)
-
-    # Both in the same folder: a table may name it.
-    out = Path(tempfile.mkdtemp()) / "out"
-    begin = time.perf_counter()
-    if start_command(args.command, out).wait():
-        sys.exit("the command fails without being killed")
-    seconds = time.perf_counter() - begin
-    expected = read_tables(out, args.ignore)
-    out.rename(out.with_name("undisturbed"))
-    if not expected:
-        sys.exit("the command leaves no TSV below $OUT")
-
-    kills = finished = 0
-    while kills < args.kills and finished < args.kills:
-        sent = random.choice([signal.SIGKILL, signal.SIGINT])
-        killed = wait_or_kill(start_command(args.command, out), random.uniform(0, seconds), sent)
-        kills += killed
-        finished += not killed
-        print(f"{kills} kills, {finished} times finished", flush=True)
-    code = start_command(args.command, out).wait()
-    found = read_tables(out, args.ignore)
-    differing = [name for name in expected.keys() | found.keys()
-                 if expected.get(name) != found.get(name)]
-    print(f"{kills} kills; exit code {code}; of {len(expected)} TSVs differ: "
-          f"{', '.join(sorted(differing)) or 'none'} ({out.parent})")
-    sys.exit(bool(code or differing))
+    os.environ["TEXT"] = str(Path(tempfile.mkdtemp()) / "text.txt")
+    Path(os.environ["TEXT"]).write_text(TEXT)
+    n, command, *_ = [*sys.argv[1:], 0, ""]
+    cases = [(command, int(n), None, command)] if command else CASES
+    lines = []
+    for case in cases:
+        kills, wrong = kill(*case)
+        lines.append(f"| {case[0]} | {kills} | {wrong} |")
+    print("\n| killed | kills | runs with another result |\n|---|--:|--:|", *lines, sep="\n")
+    sys.exit(any(not line.endswith(" 0 |") for line in lines))
 
 
 if __name__ == "__main__":

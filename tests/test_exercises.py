@@ -153,7 +153,7 @@ def test_untied_begins_as_the_base_does():
 
 
 @pytest.mark.parametrize("argv, message", [(["nothing"], "variant 'nothing' is unknown"),
-                                           (["nope", "--steps", "0"], "--steps must be at least 1")])
+                                           (["nope", "--steps", "0"], "--steps must be")])
 def test_a_wrong_question_is_explained(argv, message):
     with pytest.raises(UsageError, match=message):
         part5_research.main(argv)
