@@ -32,6 +32,7 @@ from support.checkpoint import (
     build_model,
     equations,
     has_windows,
+    load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_moments,
     load_random_state,
     load_weights,
@@ -270,8 +271,7 @@ def train(args, lock):
                 "data_state": train_data.state(), "random_state": torch.get_rng_state(),
                 "log": log.text, "files": fingerprints, "equations": equations(args.model),
                 "args": vars(args) | {"data": absolute(args.data)},
-                "versions": {"python": platform.python_version(),
-                             "torch": str(torch.__version__)}})
+                "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}})
         dist.wait()                                    # torchrun ends all when one has ended
         last_saved = step
 

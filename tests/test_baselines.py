@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 import train
 from baselines import ablations, count_parameters
 from experiments import sizes as sizes_script
-from support.checkpoint import build_model, has_windows, scale_rope
+from support.checkpoint import build_model, has_windows, save_checkpoint, scale_rope
 from support.cli import UsageError
 from tests.helpers import assert_same_weights, draw_tokens, fit, move_away, random
 from tests.reference import reference_logits, reference_transformer
@@ -182,7 +182,8 @@ def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 
-@pytest.mark.parametrize("name", ["transformer:1,2,16", "multiscreen:rope"])
+@pytest.mark.parametrize("name", ["transformer:1,2,16", "transformer:1,2,16:qknorm",
+                                  *(f"multiscreen:{name}" for name in ablations.TILES)])
 def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     whole = fit(tmp_path / "whole", "--model", name, "--steps", "4")
     fit(tmp_path / "parts", "--model", name, "--steps", "2")
@@ -192,3 +193,14 @@ def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     assert parts["step"] == 4
     assert_same_weights(parts, whole)
     assert has_windows(model) == name.startswith("multiscreen")
+
+
+@pytest.mark.parametrize("name", ["multiscreen:no-gate", "multiscreen:rope", "multiscreen"])
+@pytest.mark.parametrize("part, value", [("s_O", 80.0), ("s_O", 100.0), ("W_O", 1e30)])
+def test_what_overflows_is_seen_before_it_is_saved(tmp_path, name, part, value):
+    ckpt = fit(tmp_path / "out", "--model", name, "--steps", "1", "--data", "abcdigits")
+    ckpt["weights"][f"layers.0.{part}"].fill_(value)
+    save_checkpoint(tmp_path / "large.pt", ckpt)
+    with pytest.raises(UsageError, match="at step 1 (loss|grad_norm) is|holds nan or inf"):
+        fit(tmp_path / "next", "--init", str(tmp_path / "large.pt"), "--steps", "3")
+    assert not (tmp_path / "next/ckpt.pt").exists()

@@ -53,7 +53,18 @@ EDITS = {
         "    return (alpha_d @ v.to(dtype)).to(v.dtype)",
         "    return (alpha_d @ v.to(dtype)).to(v.dtype) + v[:, :, i0 : i0 + q.shape[2]]"),
     "tanh_norm": ("(torch.tanh(norm) / norm)", "(norm / norm)"),
-    "gate": ("return torch.tanh(F.silu(", "return torch.sigmoid(F.silu("),
+    "gate": ("return torch.tanh(F.silu(self.project(x, self.W_G)))", "return 1.0"),
+    "embed": ("self.s_E.exp() * unit(F.embedding(tokens, self.W_E))",
+              "self.s_E.exp() * F.embedding(tokens, self.W_E)"),
+    "forward": ("return x + product(", "return x + 0.5 * product("),
+    "head": ("self.s_F.exp() * unit(self.W_E)", "self.s_F.exp() * self.W_E"),
+    "mipe_angle": ("return angle.to(", "return 0 * angle.to("),
+    "encode": ("return mipe(x_bar, mipe_angle(i, w, self.config.w_th))", "return x_bar"),
+    "bound": ("return tanh_norm(h)", "return h"),
+    "project": ('        return product("bte,ehd->bhtd"',
+                "        if W is self.W_K:\n            W = W[:, :1].expand_as(W)\n"
+                '        return product("bte,ehd->bhtd"'),
+    "screening": ("unit(self.project(x, self.W_V))", "self.project(x, self.W_V)"),
 }
 # What screen_windowed cannot do: then the definition screens.
 NOT_WINDOWED = ("softmask without an edge", "screen", "a query's own value")
@@ -68,6 +79,7 @@ USE = """if True:
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
                     "--steps", "3", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
                     "--out", "out"])
+        train.main(["--resume", "--steps", "4", "--out", "out"])
         model, _, _ = train.load_checkpoint("out/ckpt.pt")
         tokens = torch.arange(150)[None] * 7 % 256
         caches = [multiscreen.KeyCache() for _ in model.layers]
@@ -119,7 +131,7 @@ def test_an_edit_acts_in_training_in_one_pass_in_chunks_and_in_decoding(after_ed
     found, plain = after_edit[name], after_edit["nothing"]
     assert "error" not in found, found["error"]
     assert found["file"].startswith(found["folder"])
-    assert len(found["losses"]) == 3
+    assert len(found["losses"]) == 4                   # the last one after --resume
     assert found["losses"][1:] != plain["losses"][1:]
     assert found["spread"] != plain["spread"]
     assert found["relevances"] != plain["relevances"]
