@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import train
+from experiments.common import read_run
 from support.checkpoint import read_checkpoint, save_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, on_one_line
+from support.data import Sequences
 from support.run import Lock, Log
-from tests.helpers import ROOT, fit, read_table
+from tests.helpers import ROOT, TEXT, fit, read_table
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
 
@@ -229,3 +231,45 @@ def test_data_is_found_from_another_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     train.main(["--resume", "--out", "../relative", "--steps", "2"])
     assert read_checkpoint("../relative/ckpt.pt")["step"] == 2
+
+# ------------------------------------------------------------------- the folder during a run
+
+@pytest.mark.parametrize("damage", ["lock removed", "folder moved", "taken by another run"])
+def test_a_folder_that_was_moved_or_taken_ends_the_run_and_nothing_is_written(run, monkeypatch,
+                                                                               damage):
+    out, _ = run
+    moved, draw = out.with_name("moved"), Sequences.draw
+
+    def draw_and_damage(self, n, seed):
+        if n == 16 and damage == "folder moved":
+            out.rename(moved)
+        elif n == 16:
+            (out / "lock").unlink()
+            if damage == "taken by another run":
+                (out / "lock").write_text("process 1 on elsewhere")
+            (out / "ckpt.pt").write_text("of the other run")
+            (out / "log.tsv").write_text("of the other run")
+        return draw(self, n, seed)
+
+    monkeypatch.setattr(Sequences, "draw", draw_and_damage)
+    with pytest.raises(UsageError, match="lock is gone: was the folder moved or deleted, or is"):
+        resume(out, "--steps", "9")
+    if damage == "folder moved":
+        assert not out.exists()
+        assert read_checkpoint(moved / "ckpt.pt")["step"] == 4
+    else:
+        assert (out / "ckpt.pt").read_text() == (out / "log.tsv").read_text() == "of the other run"
+        assert (out / "lock").exists() == (damage == "taken by another run")
+
+@pytest.mark.parametrize("name", ["a\tb.txt", "a\nb.txt", b"caf\xe9.txt", "café.txt"])
+@pytest.mark.skipif(sys.platform == "win32", reason="such names are refused there")
+def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
+    path = os.fsencode(tmp_path) + b"/" + os.fsencode(name)
+    with open(path, "w") as file:
+        file.write(TEXT)
+    name = os.fsdecode(path)
+    fit(tmp_path / "out", "--steps", "1", data=name)
+    resume(tmp_path / "out", "--steps", "2")
+    found = read_run(tmp_path / "out")
+    assert found.flags["data"] == on_one_line(name)
+    assert found.flags["seq_len"] == "32"
