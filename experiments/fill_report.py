@@ -4,8 +4,10 @@
 
 A comment above each block holds its command, `<!-- python -m experiments... -->`, or the path of a
 table that is shown as it is. The commands run in a copy of the report's tables, so the figures and
-tables of the report stay as they are.
+tables of the report stay as they are. SHA256SUMS gets a line for each table: `sha256sum -c` reads
+it.
 """
+import hashlib
 import os
 import re
 import shutil
@@ -50,12 +52,20 @@ def filled(text, run):
         return BLOCK.sub(fill, text)
 
 
+def sums():
+    """The text of SHA256SUMS."""
+    tables = {path.relative_to(REPORT.parent): path for path in REPORT.parent.rglob("*.tsv")}
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n"
+                   for name, path in sorted(tables.items()))
+
+
 def main():
     Parser(__doc__).parse_args()
-    text = filled(REPORT.read_text(), run)
-    with replacing(REPORT) as file:
-        file.write(text.encode())
-    print(f"wrote {REPORT}")
+    text = filled(REPORT.read_text(encoding="utf-8"), run)
+    for path, content in {REPORT: text, REPORT.with_name("SHA256SUMS"): sums()}.items():
+        with replacing(path) as file:
+            file.write(content.encode())
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
         assert f"{name} -->" in TEXT or f"]({name})" in TEXT, name
 
 
+def test_no_committed_table_has_changed_unnoticed():
+    path = fill_report.REPORT.with_name("SHA256SUMS")
+    assert path.read_text() == fill_report.sums(), "give bash runs/small.sh report"
+
+
 def test_a_command_that_fails_is_told(tmp_path):
     said = fill_report.run("python -m experiments.sizes -h", tmp_path)
     assert said.startswith("usage: sizes.py")
