@@ -133,8 +133,8 @@ COMMANDS = {
         *(f"--psi 2 --transformer 1,2,8 --lengths 8 --out {x}" for x in (
             "/dev/zero", "text.txt", "fifo")),
     ]),
-    "experiments.sizes": ("", ["--x", "--y", "3", "-1", "x y", "--psi 3", "--ckpt out/ckpt.pt", "--h",
-                               "-q", "²"]),
+    "experiments.sizes": ("", ["--x", "--y", "3", "-1", "x y", "--psi 3", "--ckpt out/ckpt.pt",
+                               "--h", "-q", "²"]),
     **{f"experiments.{name}": ("", [
         *NO_FILES, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo", "",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name != "training_curves"],
