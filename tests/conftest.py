@@ -1,7 +1,11 @@
 """Fixtures of several files."""
+import shutil
 import sys
 
 import pytest
+import torch
+
+from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
 
 
 @pytest.fixture
@@ -14,3 +18,34 @@ def call(monkeypatch, tmp_path):
         script.main()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def random_checkpoints(tmp_path_factory):
+    """Paths of checkpoints with random weights, by model, as train.py writes them."""
+    folder, paths = tmp_path_factory.mktemp("ckpt"), {}
+    for name in ("multiscreen", "multiscreen:rope", "multiscreen:fixed-r", "transformer:2,2,8"):
+        torch.manual_seed(0)
+        model = build_model(name, {"psi": 3, "N_L": 2, "vocab_size": 257})
+        with torch.no_grad():
+            for W in model.layers.parameters():        # so that layers and positions matter
+                W.mul_(6 if W.ndim > 1 else 1)
+        args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
+                                          "seq_len": 16, "kernel": "definition"}
+        paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
+        paths[name].parent.mkdir()
+        empty = {key: kind() for key, kind in KEYS.items()}
+        save_checkpoint(paths[name], empty | {
+            "model": name, "config": vars(model.config), "weights": model.state_dict(),
+            "tokenizer": "bytes", "args": args})
+    return paths
+
+
+@pytest.fixture
+def checkpoints(random_checkpoints, tmp_path):
+    """Copies of them, without tables and figures of other tests."""
+    paths = {}
+    for name, path in random_checkpoints.items():
+        shutil.copytree(path.parent, tmp_path / "checkpoints" / path.parent.name)
+        paths[name] = tmp_path / "checkpoints" / path.parent.name / path.name
+    return paths

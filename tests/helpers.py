@@ -8,7 +8,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -17,6 +19,8 @@ from torch.nn.functional import normalize
 import train
 from multiscreen import Config, Multiscreen
 from support.checkpoint import read_checkpoint
+from support.data import files_of, get_data
+from support.tokens import get_tokenizer
 
 ROOT = Path(__file__).parent.parent
 INF = math.inf
@@ -123,3 +127,22 @@ def read_table(path):
     """The rows of a TSV file as dicts of strings."""
     head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
     return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+# ------------------------------------------------------------------------------------- data
+
+def data_of(*paths, T):
+    """(training data, validation data) of `--data PATHS --seq-len T`."""
+    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T)
+    return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
+
+
+def write(folder, files):
+    """Write files, by name: text, bytes, or an array of tokens. Returns the folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, np.ndarray):
+            content = content.astype("<u2").tobytes()
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder

@@ -5,9 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 
-import support.timing
 import train
 from experiments import (
     curves,
@@ -21,13 +19,11 @@ from experiments import (
     sample,
     windows,
 )
-from multiscreen import Config, Multiscreen, window
 from playground import __main__ as playground
-from support.checkpoint import FIXED, KEYS, build_model, load_checkpoint, save_checkpoint
+from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
-from support.retrieval import CELL, Cell
-from support.table import RUN, write_rows
+from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
 
@@ -38,35 +34,6 @@ def cells_of(capsys):
     """The printed lines, split where two blanks or more are."""
     lines = capsys.readouterr().out.splitlines()
     return [re.split(" {2,}", line.strip()) for line in lines if line]
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers(checkpoints):
-    """Each test begins without the tables and figures of the others."""
-    for path in checkpoints.values():
-        for made in [*path.parent.glob("*.tsv"), *path.parent.glob("*.png")]:
-            made.unlink()
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Paths of checkpoints with random weights, by model, as train.py writes them."""
-    folder, paths = tmp_path_factory.mktemp("ckpt"), {}
-    for name in ("multiscreen", "multiscreen:rope", "multiscreen:fixed-r", "transformer:2,2,8"):
-        torch.manual_seed(0)
-        model = build_model(name, {"psi": 3, "N_L": 2, "vocab_size": 257})
-        with torch.no_grad():
-            for W in model.layers.parameters():        # so that layers and positions matter
-                W.mul_(6 if W.ndim > 1 else 1)
-        args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
-                                          "seq_len": 16, "kernel": "definition"}
-        paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
-        paths[name].parent.mkdir()
-        empty = {key: kind() for key, kind in KEYS.items()}
-        save_checkpoint(paths[name], empty | {
-            "model": name, "config": vars(model.config), "weights": model.state_dict(),
-            "tokenizer": "bytes", "args": args})
-    return paths
 
 
 @pytest.mark.parametrize("script, flags, message", [
@@ -206,129 +173,6 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
     assert read_table(tmp_path / "figure/f.tsv") == read_table(tmp_path / "t.tsv")
 
 
-# --------------------------------------------------------------------------------- retrieval
-
-@pytest.mark.parametrize("depth, before", [(0.0, 0), (0.3, 3), (0.5, 5), (1.0, 10)])
-def test_passkey_prompts_have_the_key_at_the_depth(depth, before):
-    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
-    n_tokens = frame + 10 * len(passkey.FILLER) + 50
-    prompts, answers = passkey.passkey_prompts(n_tokens, depth, len, 5)
-    assert len(set(answers)) == 5
-    for prompt, answer in zip(prompts, answers):
-        key = answer.removeprefix(" ")
-        assert 1 <= int(key) <= 50_000
-        head, tail = prompt.split(passkey.NEEDLE.format(key))
-        assert head == passkey.TASK + passkey.FILLER * before
-        assert tail == passkey.FILLER * (10 - before) + passkey.QUESTION
-    with pytest.raises(UsageError):
-        passkey.passkey_prompts(frame, depth, len, 1)
-
-
-def test_the_passkey_prompt_is_as_published():
-    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
-    found = passkey.passkey_prompts(frame + 2 * len(passkey.FILLER), 0.5, len, 1)
-    filler = ("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back "
-              "again. ")
-    assert found == ([
-        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
-        "them. I will quiz you about the important information there.\n" + filler +
-        "\nThe pass key is 3432. Remember it. 3432 is the pass key.\n" + filler +
-        "\nWhat is the pass key? The pass key is"], [" 3432"])
-
-
-@needs_matplotlib
-def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
-    path = checkpoints["multiscreen"]
-    call(passkey, "--ckpt", path, "--lengths", 420, "--depths", 0, 1, "--trials", 2, "--device",
-         "cpu")
-    assert [row["accuracy"] for row in read_table(path.with_name("passkey.tsv"))] == ["0", "0"]
-    capsys.readouterr()
-    call(retrieval, path.with_name("passkey.tsv"))
-    row = capsys.readouterr().out.splitlines()[3].split()
-    assert row == ["Multiscreen", "420", "26.25", "1", "2", "0.0%", "-", "0.0%"]
-    assert path.with_name("passkey.png").exists()
-    assert not path.with_name("passkey_by_length.png").exists()
-
-
-def cell(accuracy="1", **values):
-    """A row of abcdigits.tsv."""
-    row = dict.fromkeys((*RUN, "digits", *CELL), "") | {
-        "model": "multiscreen", "parameters": "4626", "seed": "0", "seq_len": "16", "step": "9",
-        "digits": "2", "length": "16", "depth": "0.1", "trials": "4", "accuracy": accuracy,
-        "hash": f"{values.get('seed', '0')}-{values.get('model', '')}"}
-    return row | values
-
-
-@needs_matplotlib
-def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
-    for seed, accuracy in (("0", "0.75"), ("1", "0.25")):
-        values = {"seed": seed, "swe": "yes"}
-        write_rows(tmp_path / f"{seed}.tsv", [
-            cell(**values), cell("0.25", length="32", **values),
-            cell(accuracy, length="32", depth="0.5", **values)])
-    call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
-    assert cells_of(capsys)[2:4] == [
-        ["Multiscreen + SWE", "16", "1", "2", "4", "100.0%", "0.0%", "100.0%"],
-        ["Multiscreen + SWE", "32", "2", "2", "4", "37.5%", "17.7%", "25.0%"]]
-    assert (tmp_path / "f_by_length.png").exists()
-    assert len(read_table(tmp_path / "f.tsv")) == 6
-
-    # Nothing that was drawn before is lost.
-    with pytest.raises(UsageError, match="3 rows that are not drawn"):
-        call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
-
-
-def panels_of(call, tmp_path, monkeypatch, rows):
-    """The panels of a figure as (row, title, number of cells)."""
-    found = []
-    monkeypatch.setattr(retrieval, "draw_panels", lambda plt, panels, *rest: found.extend(panels))
-    write_rows(tmp_path / "t.tsv", rows)
-    call(retrieval, tmp_path / "t.tsv")
-    return [(retrieval.ROWS[panel.row], panel.title, len(panel.cells)) for panel in found]
-
-
-@needs_matplotlib
-def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
-    """Rows of models, columns by size; an ablation stands beside the original, at its lengths."""
-    large = {"parameters": "900000"}
-    rows = [cell(**large), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
-            cell(length="32")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Transformer", "4.6K", 1), ("Multiscreen", "4.6K", 2), ("Multiscreen", "0.9M", 1),
-        ("Multiscreen + SWE", "4.6K", 1)]
-    (tmp_path / "t_by_length.png").unlink()
-    rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
-            cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
-            cell(step="8", hash="1-")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Multiscreen", "Original", 1), ("Multiscreen", "MiPE → RoPE", 1),
-        ("Multiscreen", "w/o Gate", 1), ("Multiscreen + SWE", "Original", 1)]
-    assert not (tmp_path / "t_by_length.png").exists()
-
-
-@needs_matplotlib
-def test_what_differs_is_said(call, tmp_path, monkeypatch):
-    rows = [cell(), cell(step="10", hash="1-"), cell(digits="6")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Multiscreen", "4.6K, 2 digits, step 9", 1), ("Multiscreen", "4.6K, 2 digits, step 10", 1),
-        ("Multiscreen", "4.6K, 6 digits, step 9", 1)]
-    assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
-
-
-def retrieval_cell(seeds):
-    shares = {str(n): 1.0 for n in range(seeds)}
-    return Cell(shares, dict.fromkeys(shares, 4))
-
-
-def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
-    write_rows(tmp_path / "t.tsv", [{"a": "1", "b": "2"}])
-    with pytest.raises(UsageError, match="does not have the columns"):
-        call(retrieval, tmp_path / "t.tsv")
-    (tmp_path / "t.tsv").write_text("")
-    with pytest.raises(UsageError, match="has no rows"):
-        call(retrieval, tmp_path / "t.tsv")
-
-
 # -------------------------------------------------------------- windows, relevance maps, samples
 
 def test_summary_of_windows():
@@ -401,96 +245,3 @@ def test_a_sample_is_what_the_model_generates(name, checkpoints, call, capsys):
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-
-
-# --------------------------------------------------------------------------------- latency
-
-def test_trained_like_windows_have_the_stated_shares_and_ranges():
-    w = support.timing.trained_like(1000)
-    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
-    assert shares == [700, 250, 50]
-    near = w[w <= 128]
-    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
-    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
-    assert (support.timing.trained_like(9) > 4096).sum() == 1
-
-
-def test_settings_change_only_the_windows_they_should():
-    model = Multiscreen(Config(psi=6, vocab_size=11))
-
-    def widths():
-        return torch.cat([window(tile.s_w.detach()) for tile in model.layers])
-
-    before = widths()
-    latency.apply_setting(model, "initial", 4096)
-    assert torch.equal(widths(), before)
-    latency.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
-    latency.apply_setting(model, "trained-like", 4096)
-    likely = widths()
-    torch.testing.assert_close(likely, support.timing.trained_like(36), rtol=1e-5, atol=0)
-    latency.apply_setting(model, "trained-like + SWE", 4096)
-    far = likely > 4096
-    assert far.sum() == 2
-    assert torch.equal(widths(), torch.where(far, INF, likely))
-
-
-def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_path, monkeypatch):
-    monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)     # no CPU has it
-    flags = ["--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
-             "--device", "cpu", "--out", tmp_path]
-    call(latency, *flags)
-    made = read_table(tmp_path / "latency.tsv")
-    settings = ["initial", "trained-like", "trained-like + SWE"]
-    cells = [("2832", "math", T) for T in ("32", "64")]
-    cells += [("4626", s, "64") for s in settings]
-    cells += [("20486", s, T) for s in settings for T in ("32", "64")]
-    assert [(row["parameters"], row["setting"], row["length"]) for row in made] == cells
-    assert all(float(row["ms"]) > 0 for row in made)
-
-    # What could not run is tried again, nothing else.
-    tried = []
-
-    def time_nothing(model, setting, *rest):
-        tried.append(setting)
-        return None, "no"
-
-    monkeypatch.setattr(latency, "time_passes", time_nothing)
-    call(latency, *flags)
-    assert tried == ["flash", "flash"]
-    assert read_table(tmp_path / "latency.tsv") == made
-
-
-def test_latency_of_a_checkpoint_is_a_table_beside_it(call, checkpoints, monkeypatch):
-    path = checkpoints["multiscreen"]
-    monkeypatch.setattr(latency, "time_passes", lambda *inputs: (2.0, None))
-    call(latency, "--ckpt", path, "--transformer", "1,2,8", "--lengths", 32, "--device", "cpu")
-    rows = read_table(path.with_name("latency.tsv"))
-    assert [(row["model"], row["setting"], row["ms"]) for row in rows] == [
-        ("transformer:1,2,8", "flash", "2"), ("transformer:1,2,8", "math", "2"),
-        ("multiscreen", "trained", "2"), ("multiscreen", "trained + SWE", "2")]
-    assert rows[2]["seq_len"] == "16"
-
-
-def timed(model, parameters, setting, length, ms, machine="CPU"):
-    """A row of latency.tsv."""
-    row = dict.fromkeys(latency.KEYS, "") | {"repeats": "3", "machine": machine}
-    return row | {"model": model, "parameters": parameters, "setting": setting, "length": length,
-                  "ms": ms, "hash": "1"}
-
-
-@needs_matplotlib
-def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, tmp_path, capsys):
-    """By size: 9 beside 10, and 90 has none. What another machine took is left out."""
-    write_rows(tmp_path / "t.tsv", [
-        timed("transformer:a", "10", "flash", "64", "9", "GPU"),
-        timed("transformer:a", "10", "flash", "32", "4"),
-        timed("transformer:a", "10", "flash", "64", "400"),
-        timed("transformer:a", "10", "math", "64", "100"),
-        timed("multiscreen", "90", "initial", "64", "7"),
-        timed("multiscreen", "9", "initial", "64", "50")])
-    call(latency_curves, tmp_path / "t.tsv")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[3:] for line in lines[3:8]] == [
-        ["32", "4", "-"], ["64", "400", "-"], ["64", "100", "-"], ["64", "7", "-"],
-        ["64", "50", "2"]]
-    assert (tmp_path / "t.png").stat().st_size > 10_000

@@ -1,0 +1,116 @@
+"""Tests of what times a forward pass, and of its figure."""
+import math
+import re
+
+import torch
+from torch.nn.attention import SDPBackend
+
+import support.timing
+from experiments import (
+    latency,
+    latency_curves,
+)
+from multiscreen import Config, Multiscreen, window
+from support.table import write_rows
+from tests.helpers import INF, needs_matplotlib, read_table
+
+NAN = math.nan
+
+
+def cells_of(capsys):
+    """The printed lines, split where two blanks or more are."""
+    lines = capsys.readouterr().out.splitlines()
+    return [re.split(" {2,}", line.strip()) for line in lines if line]
+
+
+# --------------------------------------------------------------------------------- latency
+
+def test_trained_like_windows_have_the_stated_shares_and_ranges():
+    w = support.timing.trained_like(1000)
+    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
+    assert shares == [700, 250, 50]
+    near = w[w <= 128]
+    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
+    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
+    assert (support.timing.trained_like(9) > 4096).sum() == 1
+
+
+def test_settings_change_only_the_windows_they_should():
+    model = Multiscreen(Config(psi=6, vocab_size=11))
+
+    def widths():
+        return torch.cat([window(tile.s_w.detach()) for tile in model.layers])
+
+    before = widths()
+    latency.apply_setting(model, "initial", 4096)
+    assert torch.equal(widths(), before)
+    latency.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
+    latency.apply_setting(model, "trained-like", 4096)
+    likely = widths()
+    torch.testing.assert_close(likely, support.timing.trained_like(36), rtol=1e-5, atol=0)
+    latency.apply_setting(model, "trained-like + SWE", 4096)
+    far = likely > 4096
+    assert far.sum() == 2
+    assert torch.equal(widths(), torch.where(far, INF, likely))
+
+
+def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_path, monkeypatch):
+    monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)     # no CPU has it
+    flags = ["--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
+             "--device", "cpu", "--out", tmp_path]
+    call(latency, *flags)
+    made = read_table(tmp_path / "latency.tsv")
+    settings = ["initial", "trained-like", "trained-like + SWE"]
+    cells = [("2832", "math", T) for T in ("32", "64")]
+    cells += [("4626", s, "64") for s in settings]
+    cells += [("20486", s, T) for s in settings for T in ("32", "64")]
+    assert [(row["parameters"], row["setting"], row["length"]) for row in made] == cells
+    assert all(float(row["ms"]) > 0 for row in made)
+
+    # What could not run is tried again, nothing else.
+    tried = []
+
+    def time_nothing(model, setting, *rest):
+        tried.append(setting)
+        return None, "no"
+
+    monkeypatch.setattr(latency, "time_passes", time_nothing)
+    call(latency, *flags)
+    assert tried == ["flash", "flash"]
+    assert read_table(tmp_path / "latency.tsv") == made
+
+
+def test_latency_of_a_checkpoint_is_a_table_beside_it(call, checkpoints, monkeypatch):
+    path = checkpoints["multiscreen"]
+    monkeypatch.setattr(latency, "time_passes", lambda *inputs: (2.0, None))
+    call(latency, "--ckpt", path, "--transformer", "1,2,8", "--lengths", 32, "--device", "cpu")
+    rows = read_table(path.with_name("latency.tsv"))
+    assert [(row["model"], row["setting"], row["ms"]) for row in rows] == [
+        ("transformer:1,2,8", "flash", "2"), ("transformer:1,2,8", "math", "2"),
+        ("multiscreen", "trained", "2"), ("multiscreen", "trained + SWE", "2")]
+    assert rows[2]["seq_len"] == "16"
+
+
+def timed(model, parameters, setting, length, ms, machine="CPU"):
+    """A row of latency.tsv."""
+    row = dict.fromkeys(latency.KEYS, "") | {"repeats": "3", "machine": machine}
+    return row | {"model": model, "parameters": parameters, "setting": setting, "length": length,
+                  "ms": ms, "hash": "1"}
+
+
+@needs_matplotlib
+def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, tmp_path, capsys):
+    """By size: 9 beside 10, and 90 has none. What another machine took is left out."""
+    write_rows(tmp_path / "t.tsv", [
+        timed("transformer:a", "10", "flash", "64", "9", "GPU"),
+        timed("transformer:a", "10", "flash", "32", "4"),
+        timed("transformer:a", "10", "flash", "64", "400"),
+        timed("transformer:a", "10", "math", "64", "100"),
+        timed("multiscreen", "90", "initial", "64", "7"),
+        timed("multiscreen", "9", "initial", "64", "50")])
+    call(latency_curves, tmp_path / "t.tsv")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[3:] for line in lines[3:8]] == [
+        ["32", "4", "-"], ["64", "400", "-"], ["64", "100", "-"], ["64", "7", "-"],
+        ["64", "50", "2"]]
+    assert (tmp_path / "t.png").stat().st_size > 10_000

@@ -1,0 +1,145 @@
+"""Tests of the figures of retrieval, and of passkey."""
+import math
+import re
+
+import pytest
+
+from experiments import (
+    passkey,
+    retrieval,
+)
+from support.cli import UsageError
+from support.retrieval import CELL, Cell
+from support.table import RUN, write_rows
+from tests.helpers import needs_matplotlib, read_table
+
+NAN = math.nan
+
+
+def cells_of(capsys):
+    """The printed lines, split where two blanks or more are."""
+    lines = capsys.readouterr().out.splitlines()
+    return [re.split(" {2,}", line.strip()) for line in lines if line]
+
+
+# --------------------------------------------------------------------------------- retrieval
+
+@pytest.mark.parametrize("depth, before", [(0.0, 0), (0.3, 3), (0.5, 5), (1.0, 10)])
+def test_passkey_prompts_have_the_key_at_the_depth(depth, before):
+    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
+    n_tokens = frame + 10 * len(passkey.FILLER) + 50
+    prompts, answers = passkey.passkey_prompts(n_tokens, depth, len, 5)
+    assert len(set(answers)) == 5
+    for prompt, answer in zip(prompts, answers):
+        key = answer.removeprefix(" ")
+        assert 1 <= int(key) <= 50_000
+        head, tail = prompt.split(passkey.NEEDLE.format(key))
+        assert head == passkey.TASK + passkey.FILLER * before
+        assert tail == passkey.FILLER * (10 - before) + passkey.QUESTION
+    with pytest.raises(UsageError):
+        passkey.passkey_prompts(frame, depth, len, 1)
+
+
+def test_the_passkey_prompt_is_as_published():
+    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
+    found = passkey.passkey_prompts(frame + 2 * len(passkey.FILLER), 0.5, len, 1)
+    filler = ("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back "
+              "again. ")
+    assert found == ([
+        "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
+        "them. I will quiz you about the important information there.\n" + filler +
+        "\nThe pass key is 3432. Remember it. 3432 is the pass key.\n" + filler +
+        "\nWhat is the pass key? The pass key is"], [" 3432"])
+
+
+@needs_matplotlib
+def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
+    path = checkpoints["multiscreen"]
+    call(passkey, "--ckpt", path, "--lengths", 420, "--depths", 0, 1, "--trials", 2, "--device",
+         "cpu")
+    assert [row["accuracy"] for row in read_table(path.with_name("passkey.tsv"))] == ["0", "0"]
+    capsys.readouterr()
+    call(retrieval, path.with_name("passkey.tsv"))
+    row = capsys.readouterr().out.splitlines()[3].split()
+    assert row == ["Multiscreen", "420", "26.25", "1", "2", "0.0%", "-", "0.0%"]
+    assert path.with_name("passkey.png").exists()
+    assert not path.with_name("passkey_by_length.png").exists()
+
+
+def cell(accuracy="1", **values):
+    """A row of abcdigits.tsv."""
+    row = dict.fromkeys((*RUN, "digits", *CELL), "") | {
+        "model": "multiscreen", "parameters": "4626", "seed": "0", "seq_len": "16", "step": "9",
+        "digits": "2", "length": "16", "depth": "0.1", "trials": "4", "accuracy": accuracy,
+        "hash": f"{values.get('seed', '0')}-{values.get('model', '')}"}
+    return row | values
+
+
+@needs_matplotlib
+def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
+    for seed, accuracy in (("0", "0.75"), ("1", "0.25")):
+        values = {"seed": seed, "swe": "yes"}
+        write_rows(tmp_path / f"{seed}.tsv", [
+            cell(**values), cell("0.25", length="32", **values),
+            cell(accuracy, length="32", depth="0.5", **values)])
+    call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
+    assert cells_of(capsys)[2:4] == [
+        ["Multiscreen + SWE", "16", "1", "2", "4", "100.0%", "0.0%", "100.0%"],
+        ["Multiscreen + SWE", "32", "2", "2", "4", "37.5%", "17.7%", "25.0%"]]
+    assert (tmp_path / "f_by_length.png").exists()
+    assert len(read_table(tmp_path / "f.tsv")) == 6
+
+    # Nothing that was drawn before is lost.
+    with pytest.raises(UsageError, match="3 rows that are not drawn"):
+        call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
+
+
+def panels_of(call, tmp_path, monkeypatch, rows):
+    """The panels of a figure as (row, title, number of cells)."""
+    found = []
+    monkeypatch.setattr(retrieval, "draw_panels", lambda plt, panels, *rest: found.extend(panels))
+    write_rows(tmp_path / "t.tsv", rows)
+    call(retrieval, tmp_path / "t.tsv")
+    return [(retrieval.ROWS[panel.row], panel.title, len(panel.cells)) for panel in found]
+
+
+@needs_matplotlib
+def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
+    """Rows of models, columns by size; an ablation stands beside the original, at its lengths."""
+    large = {"parameters": "900000"}
+    rows = [cell(**large), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
+            cell(length="32")]
+    assert panels_of(call, tmp_path, monkeypatch, rows) == [
+        ("Transformer", "4.6K", 1), ("Multiscreen", "4.6K", 2), ("Multiscreen", "0.9M", 1),
+        ("Multiscreen + SWE", "4.6K", 1)]
+    (tmp_path / "t_by_length.png").unlink()
+    rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
+            cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
+            cell(step="8", hash="1-")]
+    assert panels_of(call, tmp_path, monkeypatch, rows) == [
+        ("Multiscreen", "Original", 1), ("Multiscreen", "MiPE → RoPE", 1),
+        ("Multiscreen", "w/o Gate", 1), ("Multiscreen + SWE", "Original", 1)]
+    assert not (tmp_path / "t_by_length.png").exists()
+
+
+@needs_matplotlib
+def test_what_differs_is_said(call, tmp_path, monkeypatch):
+    rows = [cell(), cell(step="10", hash="1-"), cell(digits="6")]
+    assert panels_of(call, tmp_path, monkeypatch, rows) == [
+        ("Multiscreen", "4.6K, 2 digits, step 9", 1), ("Multiscreen", "4.6K, 2 digits, step 10", 1),
+        ("Multiscreen", "4.6K, 6 digits, step 9", 1)]
+    assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
+
+
+def retrieval_cell(seeds):
+    shares = {str(n): 1.0 for n in range(seeds)}
+    return Cell(shares, dict.fromkeys(shares, 4))
+
+
+def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
+    write_rows(tmp_path / "t.tsv", [{"a": "1", "b": "2"}])
+    with pytest.raises(UsageError, match="does not have the columns"):
+        call(retrieval, tmp_path / "t.tsv")
+    (tmp_path / "t.tsv").write_text("")
+    with pytest.raises(UsageError, match="has no rows"):
+        call(retrieval, tmp_path / "t.tsv")

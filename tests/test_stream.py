@@ -1,0 +1,122 @@
+"""Tests of support/stream.py: the documents that a model learns ABCDigits from."""
+import re
+
+import numpy as np
+import pytest
+
+from support.stream import FLAT_AFTER, NEAR, ABCDigitsStream
+from support.tokens import get_tokenizer
+
+# ------------------------------------------------------------------- the stream of ABCDigits
+
+def stream_of(T, digits, part=0):
+    return ABCDigitsStream(get_tokenizer("bytes"), T, digits, seed=5, part=part)
+
+
+def texts_of(stream, n):
+    return [stream.tokenizer.decode(stream[i].tolist()) for i in range(n)]
+
+
+def test_the_abcdigits_stream_is_the_task():
+    stream = stream_of(400, 3)
+    most_frequent = []
+    for text in texts_of(stream, 50):
+        assert len(text) == 401
+        rows = text.split("\n")[:-1]
+        assert all(re.fullmatch(r"[A-Z]=[1-9]\d\d", row) for row in rows)
+        letters = [row[0] for row in rows]
+        assert len(set(rows)) == len(set(letters))             # one number a letter
+        most_frequent.append(max(map(letters.count, letters)) / len(rows))
+    assert 0.4 < np.mean(most_frequent) < 0.6                  # the weights 2^i: half of the lines
+
+
+def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
+    stream = stream_of(400, 3)
+    texts = texts_of(stream, 50)
+    assert len(set(texts)) == 50
+    assert texts_of(stream_of(400, 3), 50) == texts
+    stream.learned = FLAT_AFTER                                # as even as what is held out
+    assert not set(texts_of(stream_of(400, 3, part=1), 50)) & set(texts_of(stream, 50))
+
+
+def test_half_of_the_digits_are_the_letters_own_at_first():
+    """The same in all documents; later none is, nor in what is held out."""
+    stream, held_out = stream_of(400, 6), stream_of(400, 6, part=1)
+
+    def share(stream):
+        rows = [row for text in texts_of(stream, 200) for row in set(text.split("\n")[:-1])]
+        own = []
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+            for place in zip(*(row[3:] for row in rows if row[0] == letter)):
+                own.append(max(map(place.count, place)) / len(place))
+        return (np.mean(own) - 0.1) / 0.9                      # a tenth is right by chance
+
+    assert share(stream) == pytest.approx(0.5, abs=0.05)
+    by_chance = share(held_out)                                # the most frequent of ten digits
+    assert by_chance < 0.12
+    stream.learned = FLAT_AFTER // 4
+    assert share(stream) == pytest.approx(0.25, abs=0.07)
+    stream.learned = FLAT_AFTER // 2
+    assert share(stream) < 0.12
+
+
+def test_own_digits_come_together_in_half_of_the_documents_and_alone_in_the_others():
+    """Together: a second digit 0.95 and 0.05; alone: 0.55, whether the first is own or not."""
+    stream = stream_of(400, 2)
+    rows = [row for text in texts_of(stream, 300) for row in set(text.split("\n")[:-1])]
+    own = np.array([list(row[2:]) == stream.own[ord(row[0]) - 65] for row in rows])
+    first, second = own.T
+    assert second[first].mean() == pytest.approx((0.95 + 0.55) / 2, abs=0.06)
+    assert second[~first].mean() == pytest.approx((0.05 + 0.55) / 2, abs=0.06)
+
+
+@pytest.mark.parametrize("learned", [0, FLAT_AFTER // 4, FLAT_AFTER])
+def test_the_least_loss_is_that_of_one_who_knows_the_rules(learned):
+    """Each line costs its letter's entropy, and a new letter that of its number."""
+    stream = stream_of(256, 2)
+    stream.learned = learned
+    rows = [text.split("\n")[:-1] for text in texts_of(stream, 200)]
+    weights = stream.base ** np.arange(26)
+    together, first, second = (np.full(n, (1 - stream.share) / n) for n in (90, 9, 10))
+    for p in (together, first, second):
+        p[0] += stream.share                                   # the letter's own
+
+    def entropy(weights):
+        p = weights / weights.sum()
+        return -p @ np.log(p)
+
+    number = (entropy(together) + entropy(first) + entropy(second)) / 2
+    nats = [len(r) * entropy(weights) + len(set(r)) * number for r in rows]
+    assert stream.least_loss() == pytest.approx(np.mean(nats) / 256, abs=0.01)
+
+
+def test_the_stream_becomes_flatter_while_the_loss_is_near_the_least():
+    stream, held_out = stream_of(256, 2), stream_of(256, 2, part=1)
+
+    def share_of_needles():
+        return np.mean([stream.needles(stream[n]).mean() for n in range(50)])
+
+    assert stream.base == 2
+    assert held_out.base == 1.1
+    first, early = stream[3], share_of_needles()
+    stream.observe(stream.least_loss() + 1.01 * NEAR, 1000)    # far from it: nothing happens
+    assert stream.base == 2
+    stream.observe(stream.least_loss() + 0.99 * NEAR, FLAT_AFTER // 3)
+    assert stream.base == pytest.approx(1.7)
+    stream.observe(0.0, FLAT_AFTER)
+    assert stream.base == 1.1
+    assert held_out.base == 1.1
+    assert share_of_needles() > 2 * early
+    other = stream_of(256, 2)
+    other.load(stream.state())
+    assert other.base == stream.base
+    stream.learned = 0
+    assert np.array_equal(stream[3], first)
+
+
+def test_needles_are_the_digits_of_a_letter_with_one_earlier_line():
+    stream = stream_of(256, 2)
+    text = "A=12\nB=34\nA=12\nA=12\nB=34\nC=56\nB=3"
+    wanted = "....." + "....." + "..XX." + "....." + "..XX." + "....." + "..."
+    mask = stream.needles(np.array(list(text.encode())))
+    assert "".join(".X"[int(x)] for x in mask) == wanted[1:]

@@ -1,0 +1,138 @@
+"""Tests of support/tokens.py: tokenizers and token files."""
+import os
+import time
+
+import numpy as np
+import pytest
+import tiktoken
+
+import support.data
+import support.tokens
+from support.cli import UsageError
+from support.tokens import check_sums, encode_document, get_tokenizer, read_bin, write_bin
+from tests.helpers import data_of, write
+
+# ------------------------------------------------------------------------------- tokenizers
+
+def test_the_byte_tokenizer_is_lossless_and_needs_no_network():
+    tokenizer = get_tokenizer("bytes")
+    text = "naïve ☃ \0\r\n 𝄞<|endoftext|>"
+    tokens = tokenizer.encode_ordinary(text)
+    assert tokens == list(text.encode())
+    assert tokenizer.decode(tokens) == text
+    assert tokenizer.n_vocab == 257
+    assert tokenizer.eot_token == 256
+
+
+def test_gpt2_without_network_or_cache_is_explained(monkeypatch):
+    def get_encoding(name):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(support.tokens.tiktoken, "get_encoding", get_encoding)
+    with pytest.raises(UsageError, match="TIKTOKEN_CACHE_DIR"):
+        get_tokenizer("gpt2")
+
+
+def gpt2_like():
+    """A tokenizer by words that has merges and a special token."""
+    ranks = {bytes([i]): i for i in range(256)} | {b" a": 256, b"aa": 257, b"<|": 258}
+    words = r" ?\p{L}+|\s+|[^\s\p{L}]+"
+    return tiktoken.Encoding("like-gpt2", pat_str=words, mergeable_ranks=ranks,
+                             special_tokens={"<|endoftext|>": 300})
+
+
+@pytest.mark.parametrize("make", [gpt2_like, lambda: get_tokenizer("bytes")])
+@pytest.mark.parametrize("text", ["naïve aa 𝄞\r\n", "<|endoftext|>", ""])
+def test_a_document_is_its_tokens_and_end_of_text(make, text):
+    """What looks like a special token is ordinary text."""
+    tokenizer = make()
+    tokens = encode_document(text, tokenizer)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == [*tokenizer.encode_ordinary(text), tokenizer.eot_token]
+
+
+def test_a_byte_that_is_not_utf8_is_named_by_its_place(tmp_path):
+    text = "a" * 9999 + "𝄞" * 10
+    write(tmp_path, {"bad": text.encode() + b"\xff..", "cut": text.encode()[:-1]})
+    for name, message in (("bad", "byte 10039 is 0xff"), ("cut", "byte 10035 is 0xf0")):
+        with pytest.raises(UsageError, match=message) as e:
+            data_of(tmp_path / name, T=8)
+        assert "\n" not in str(e.value)
+
+
+# ------------------------------------------------------------------------------------ files
+
+def test_token_files_of_both_formats(tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 50257, 5000).astype("<u2")
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 5000
+    (tmp_path / "nano.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "llmc.bin").write_bytes(header.tobytes() + tokens.tobytes())
+    for name in ("nano.bin", "llmc.bin"):
+        a = read_bin(tmp_path / name, 50257)
+        assert np.array_equal(a.astype(np.uint16), tokens)
+        assert np.array_equal(a[100:-100][5:9].astype(np.int64), tokens[105:109])
+
+
+def test_a_token_file_is_not_read_before_a_sequence_is_drawn(tmp_path):
+    with open(tmp_path / "sparse.bin", "wb") as file:
+        file.truncate(6 * 10**9)
+    began = time.process_time()
+    training, held_out = data_of(tmp_path, T=256)
+    assert time.process_time() - began < 0.5
+    assert len(training) + len(held_out) > 11e6
+    assert not training.draw(5, seed=0).any()
+
+
+@pytest.mark.parametrize("position", [0, -1])
+def test_the_wrong_tokenizer_is_found_at_the_start(tmp_path, position):
+    tokens = np.zeros(10_000)
+    tokens[position] = 50256
+    with pytest.raises(UsageError, match="beyond the vocabulary"):
+        data_of(write(tmp_path, {"a.bin": tokens}), T=10)
+
+
+def test_a_token_file_that_shrinks_or_goes_is_an_error_in_one_line(tmp_path):
+    training, _ = data_of(write(tmp_path, {"a.bin": np.zeros(10_000)}), T=10)
+    os.truncate(tmp_path / "a.bin", 9001)
+    assert len(training[448]) == 11
+    with pytest.raises(UsageError, match="a.bin has shrunk"):
+        training[449]
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(FileNotFoundError):
+        training[448]
+
+
+@pytest.mark.parametrize("bit", [*range(32), 32, 39, 64, 70])
+def test_a_flipped_bit_of_a_header_is_found_at_the_start(tmp_path, bit):
+    """Of the magic number, the version, the number of tokens."""
+    write_bin(tmp_path / "a.bin", np.arange(600) % 256)
+    content = bytearray((tmp_path / "a.bin").read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(UsageError, match="a.bin is truncated, damaged, or not a token file"):
+        read_bin(tmp_path / "a.bin", 257)
+
+
+def test_what_changed_since_a_token_file_was_written_is_found(tmp_path, capsys):
+    for name in ("a.bin", "b.bin", "c.bin"):
+        write_bin(tmp_path / name, np.arange(600) % 256)
+    check_sums(tmp_path)
+    assert "3 files are as they were written" in capsys.readouterr().out
+    content = bytearray((tmp_path / "b.bin").read_bytes())
+    content[1500] ^= 1
+    (tmp_path / "b.bin").write_bytes(content)
+    (tmp_path / "c.bin").unlink()
+    (tmp_path / "d.bin").write_bytes(b"1234")
+    with pytest.raises(UsageError) as e:
+        check_sums(tmp_path)
+    assert "b.bin has changed, c.bin is missing, d.bin has no line" in str(e.value)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts open files the Unix way")
+def test_no_token_file_stays_open(tmp_path):
+    write(tmp_path, {f"{n}.bin": np.full(1000, n) for n in range(40)})
+    before = len(os.listdir("/dev/fd"))
+    training, _ = data_of(tmp_path, T=10)
+    assert len({int(training[n][0]) for n in range(len(training))}) == 40
+    assert len(os.listdir("/dev/fd")) == before
