@@ -255,7 +255,7 @@ def train(args, lock):
                        "try a smaller --lr, or undo your last edit")
             if log:
                 log.end(message)
-            raise UsageError(message)
+            raise UsageError(message, code=3)
 
     def save():
         nonlocal last_saved
@@ -361,8 +361,8 @@ def train(args, lock):
         if step < args.steps:
             if step > last_saved:
                 save()
-            raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: the same command "
-                                    "continues")
+            raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: the same command"
+                                    f"{', without --force,' * args.force} continues")
 
     # A sample, where one process holds the model.
     if dist.world() > 1:

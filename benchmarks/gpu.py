@@ -55,7 +55,10 @@ def measure_part(name, out, end):
     if name not in ("check", "tests"):
         measure_part("check", out, end=0)              # begins nothing
     make_cells, columns = PARTS[name]
-    rows = measure_missing(out / f"{name}.tsv", columns, make_cells(), end)
+    cells = list(make_cells())
+    rows = measure_missing(out / f"{name}.tsv", columns, cells, end)
+    if name == "tests" and len(rows) < len(cells):
+        raise UsageError("tests of the kernel failed, or time is up: see above")
     if name == "check" and {row["verdict"] for row in rows} != {"right"}:
         raise UsageError("the kernel is not right, or not checked (python -m benchmarks.gpu check):"
                          f" see {out / 'check.tsv'}")

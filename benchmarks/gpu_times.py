@@ -15,7 +15,7 @@ from multiscreen import screen as dense
 from screening_triton import screen, triton
 from support.choose import compile_layers
 from support.cli import DEVICE
-from support.timing import random_model, set_trained_like, trained_like
+from support.timing import forward_pass, random_model, set_trained_like, trained_like
 from support.windowed import screen_windowed
 
 PSI = 48                                               # of the parts `layer` and `peers`
@@ -129,13 +129,6 @@ def time_models(psi, T, compiled):
             model.screen = BACKENDS["flash"]
             found["transformer"] = milliseconds(partial(forward_pass, model, tokens))
     return found | {"x": found["transformer"] / found["initial"]}
-
-
-@torch.no_grad()
-def forward_pass(model, tokens):
-    x, head = model.hidden(tokens, chunk=tokens.shape[1]), model.head()
-    for part in x.split(2**13, 1):
-        model.logits(part, head)
 
 
 def training():

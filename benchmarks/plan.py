@@ -85,9 +85,10 @@ def plan(words):
 
 
 def main():
-    runs = [" ".join(sys.argv[1:])] if len(sys.argv) > 1 else [
-        f"{model} --gpus {n} --batch-size {size}" for model, (n, size) in PAPER.items()]
-    plans = {run: plan(run.split()) for run in runs}
+    runs = [sys.argv[1:]] if len(sys.argv) > 1 else [
+        [*model.split(), "--gpus", str(n), "--batch-size", str(size)]
+        for model, (n, size) in PAPER.items()]
+    plans = {" ".join(words): plan(words) for words in runs}
     print("| flags | parameters | passes a step | weights | gradients | moments | gathered "
           "| activations | all, GiB | checkpoint, GiB |\n|---" + "|--:" * 9 + "|")
     for run, (c, passes, need) in plans.items():

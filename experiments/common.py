@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.style import ABLATIONS, SETTINGS, label_models
-from support.cli import Parser, UsageError, own_folder
+from support.cli import Parser, UsageError, own_folder, replacing
 from support.table import (
+    RANGES,
+    WHOLE,
     cell_text,
     is_right,
     keep_rows,
     print_table,
+    read_file,
     read_rows,
     read_tables,
     write_rows,
@@ -44,8 +47,10 @@ def read_run(folder):
     wrong = [x for x in FACTS[:-1] if not flags.get(x) or not is_right(x, flags[x], FACTS)]
     if wrong:
         raise UsageError(f"{folder / 'flags.txt'} is damaged: {', '.join(wrong)}")
-    rows = [{name: float(x) for name, x in row.items() if x}
-            for row in read_rows(folder / "log.tsv")]
+    rows = [{name: float(x) for name, x in row.items() if x and name in RANGES | WHOLE}
+            for row in read_file(folder / "log.tsv")[0]]
+    if rows and "step" not in rows[0]:
+        raise UsageError(f"{folder / 'log.tsv'} is not a log of train.py")
     return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
 
 
@@ -72,6 +77,8 @@ def summarize_run(folder):
     if not stopped and step < int(flags["steps"]):
         raise UsageError(f"{folder} is at step {step:g} of {flags['steps']}: give its command "
                          "again, and it goes on")
+    if not stopped and not any("val_loss" in row for row in run.rows):
+        raise UsageError(f"{folder / 'log.tsv'} has no validation loss")
     psi = "-" if flags["model"].startswith("transformer") else flags["psi"]
     known = flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
     return {name: known[name] for name in FACTS}
@@ -86,6 +93,8 @@ def read_runs(paths):
     for path in map(Path, paths):
         found = read_rows(path, FACTS) if path.suffix == ".tsv" else [summarize_run(path)]
         runs |= {tuple(run[name] for name in FACTS[:-1]): run for run in found}
+    if not runs:
+        raise UsageError(f"no run is in {', '.join(map(str, paths))}")
     for name in BUDGET:
         values = sorted({run[name] for run in runs.values()})
         if len(values) != 1:
@@ -162,7 +171,8 @@ def pyplot():
 
 def save_figure(fig, path):
     """Write a figure as PNG, 150 dots per inch."""
-    fig.savefig(path, dpi=150, bbox_inches="tight")
+    with replacing(path) as file:
+        fig.savefig(file, format="png", dpi=150, bbox_inches="tight")
     print(f"wrote {path}")
 
 

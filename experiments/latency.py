@@ -41,7 +41,7 @@ from support.checkpoint import load_for_evaluation, require_windows, weights_has
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device, own_folder
 from support.table import RUN, Progress, Table, describe_run, print_table
-from support.timing import code_hash, random_model, set_trained_like
+from support.timing import code_hash, forward_pass, random_model, set_trained_like
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
@@ -76,8 +76,8 @@ def latency_args():
     cuda = device.type == "cuda"
     trained = args.ckpt is not None
     args.out = args.out or (Path(args.ckpt).parent if trained else Path("out/latency"))
-    args.psi = args.psi or ([8, 16, 32, 48] if cuda else [8])
-    args.transformer = args.transformer or (list(SIZES) if cuda else ["8M"])
+    args.psi = [*dict.fromkeys(args.psi or ([8, 16, 32, 48] if cuda else [8]))]
+    args.transformer = [*dict.fromkeys(args.transformer or (list(SIZES) if cuda else ["8M"]))]
     args.lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
     if args.repeats is None:
         args.repeats = 10 if cuda else 3
@@ -137,14 +137,6 @@ def apply_setting(model, setting, T_train):
 
 
 # ---------------------------------------------------------------------------------- timing
-
-@torch.no_grad()
-def forward_pass(model, tokens):
-    """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
-    x = model.hidden(tokens, chunk=tokens.shape[1])
-    for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
-        model.logits(part)
-
 
 def time_passes(model, setting, length, device, repeats):
     """(milliseconds of a pass, None): a mean, after 2 that do not count; or (None, why not).

@@ -42,8 +42,13 @@ def losses_by_rate(runs):
     labels = label_models((model, int(n)) for model, n, _ in groups)
     results = {labels[model, int(n)]: {} for model, n, _ in groups}
     for model, n, rate in sorted(groups, key=lambda key: float(key[2])):
-        results[labels[model, int(n)]][math.log2(float(rate))] = groups[model, n, rate]
+        results[labels[model, int(n)]][exponent_of(rate)] = groups[model, n, rate]
     return results
+
+
+def exponent_of(rate):
+    """log2 of a learning rate, text; that of 0 is minus infinity."""
+    return math.log2(float(rate)) if float(rate) else -math.inf
 
 
 def rate_table(results):

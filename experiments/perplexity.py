@@ -27,7 +27,7 @@ import torch
 
 from experiments.curves import get_curves, positions, print_curves, setting_of
 from experiments.style import paper_name
-from support.checkpoint import has_windows, load_for_evaluation, model_hash, scale_rope
+from support.checkpoint import load_for_evaluation, model_hash, require_windows, scale_rope
 from support.cli import Parser, UsageError, cli
 from support.data import files_of, read_text, standard_library
 from support.run import absolute
@@ -124,8 +124,8 @@ def main():
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     if args.rope_scale:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
-    if args.swe and not has_windows(model):
-        raise UsageError(f"--swe is for models with windows; {args.ckpt} is a {ckpt['model']}")
+    if args.swe:
+        require_windows(model, args.ckpt, ckpt["model"])
     L = args.length or 32 * ckpt["args"]["seq_len"]
     documents, short = get_documents(args.data, tokenizer, L, args.documents)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:

@@ -19,7 +19,7 @@ import torch
 
 from experiments.common import pyplot, report, save_figure
 from experiments.style import WIDTH
-from multiscreen import window
+from multiscreen import softmask, window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, cli
 from support.table import beside
@@ -43,14 +43,14 @@ OUTSIDE = (0.3, 0.3, 0.3, 1.0)                         # dark gray
 
 
 def inside(T, w):
-    """Which pairs (i, j) of T positions are in the past and nearer than w. (T, T) booleans"""
-    d = np.arange(T) - np.arange(T)[:, None]
-    return (-w < d) & (d <= 0)
+    """Which pairs (i, j) of T positions Softmask lets through. (T, T) booleans"""
+    d = torch.arange(T) - torch.arange(T)[:, None]
+    return (softmask(d, torch.tensor(w)) > 0).numpy()
 
 
 def alive(alpha_d, w):
-    """Pr(alpha_d > 0) among the pairs inside the window w. alpha_d: (T, T)"""
-    return float((alpha_d > 0)[inside(len(alpha_d), w)].mean())
+    """Pr, the share of the pairs inside the window w with a relevance. alpha_d: (T, T)"""
+    return float((alpha_d != 0)[inside(len(alpha_d), w)].mean())
 
 
 @torch.no_grad()

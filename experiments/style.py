@@ -55,7 +55,7 @@ def paper_name(model):
     """The paper's words for a name that train.py takes."""
     family, _, variant = model.partition(":")
     if family == "multiscreen":
-        return f"Multiscreen, {ABLATIONS[variant]}" if variant else "Multiscreen"
+        return f"Multiscreen, {ABLATIONS.get(variant, variant)}" if variant else "Multiscreen"
     return "Transformer + QKNorm" if variant.endswith(":qknorm") else "Transformer"
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import torch
 
-from multiscreen import trim, weights
+from multiscreen import softmask, trim, weights
 
 
 def find_needle(pieces):
@@ -79,9 +79,9 @@ def pack(numbers, dtype):
 
 
 def alive(alpha_d, w):
-    """Pr(alpha_d > 0) among the pairs inside the window w. alpha_d: (T, T)"""
-    d = torch.arange(len(alpha_d))[:, None] - torch.arange(len(alpha_d))
-    return (alpha_d > 0)[(d >= 0) & (d < w)].double().mean().item()
+    """Pr, the share of the pairs inside the window w with a relevance. alpha_d: (T, T)"""
+    d = torch.arange(len(alpha_d)) - torch.arange(len(alpha_d))[:, None]
+    return (alpha_d != 0)[softmask(d, w) > 0].double().mean().item()
 
 
 def page_data(model, tokenizer, tokens):

@@ -38,9 +38,11 @@ run() {
     attempt "$@" || fail "$@"
 }
 
-# Train the run in the folder that the last word names. Divergence is a result, not a failure.
+# Train a run in the folder that the last word names. Divergence is a result, not a failure: exit
+# code 3, but torchrun has its own.
 train() {
-    attempt ${LAUNCH:-python} train.py "$@" || [ -e "${!#}/diverged.txt" ] || fail train.py "$@"
+    attempt ${LAUNCH:-python} train.py "$@" || [ $? = 3 ] ||
+        [ "$LAUNCH" -a -e "${!#}/diverged.txt" ] || fail train.py "$@"
 }
 
 # each "0 1 2" COMMAND...: the command once for each word, which stands for @. LANES at a time.

@@ -90,7 +90,7 @@ retrieval() {
     done
 }
 latency() {
-    each "$MULTISCREENS psi64-0" run $E.latency --repeats 100 --ckpt $OUT/@/ckpt.pt
+    each "$MULTISCREENS psi64-0" run $E.latency --repeats 100 --compile --ckpt $OUT/@/ckpt.pt
     each "$MULTISCREENS psi64-0" run $E.latency_curves $OUT/@/latency.tsv
 }
 maps() {

@@ -2,7 +2,7 @@
 # Models of 0.02M to 1.2M parameters, of Python's own source in bytes, or of ABCDigits: small models
 # of text find no needle. `ablations` comes after `abcdigits`. runs/lib.sh says how to use this.
 OUT=${OUT:-out/small}
-FIGURES="scaling lr_sweep sanity text abcdigits ablations latency report"
+FIGURES="scaling lr_sweep sanity text abcdigits ablations latency"
 . "$(dirname "$0")/lib.sh"
 LONG="--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 SHORT="--seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
@@ -96,5 +96,4 @@ ablations() {
 }
 
 latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
-report() { run $E.fill_report; }
 main "$@"

@@ -158,9 +158,8 @@ def load_for_evaluation(path, device, swe=False):
     device = get_device(device)
     dtype = torch.bfloat16 if device.type == "cuda" else None
     model, tokenizer, ckpt = load_checkpoint(path, device, dtype)
-    if swe and not has_windows(model):
-        raise UsageError(f"--swe is for models with windows; {path} is a {ckpt['model']}")
     if swe:
+        require_windows(model, path, ckpt["model"])
         model.expand_windows(ckpt["args"]["seq_len"])
     return model, tokenizer, ckpt
 

@@ -15,7 +15,14 @@ import torch.distributed as dist
 
 
 class UsageError(Exception):
-    """A mistake the user can fix. The message says what is wrong and what to do."""
+    """A mistake the user can fix. The message says what is wrong and what to do.
+
+    code: what the script exits with, 3 for training that diverged.
+    """
+
+    def __init__(self, message, code=1):
+        super().__init__(message)
+        self.code = code
 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,7 +61,7 @@ def cli(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except UsageError as e:
-        fail(e)
+        fail(e, e.code)
     except OSError as e:
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except (MemoryError, torch.OutOfMemoryError):
@@ -69,13 +76,14 @@ def cli(main):
         sys.exit(130)
 
 
-def fail(message):
-    """Exit with one line. What goes wrong in all processes of torchrun the first one says."""
+def fail(message, code=1):
+    """Exit with one line on stderr. What goes wrong in all processes of torchrun the first says."""
     message = on_one_line(message)
     if rank():
         time.sleep(5)                                  # torchrun ends this process meanwhile
         message = f"process {rank()}: {message}"
-    sys.exit(f"error: {message}")
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
 
 
 def rank():
@@ -127,7 +135,7 @@ def printable(text):
 def require_file(path):
     """Raise UsageError for a folder, a device or a pipe: reading one may never end."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"{str(path)!r} is no file: name one")
+        raise UsageError(f"{str(path)!r} is not a regular file")
 
 
 def own_folder(name):

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import Parser, UsageError, cli, own_folder, replacing
-from support.data import visible_files
+from support.data import fingerprint, visible_files
 from support.tokens import check_sums, encode_document, get_tokenizer, write_bin
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
@@ -117,19 +117,21 @@ def write_books(out, stream, args, journal):
 def prepare(args):
     """Fill the folder --out, from its first missing shard on."""
     out, (stream, files) = args.out, open_stream(args)
-    flags = vars(args) | {"out": "", "data": files or args.data}
+    corpus = fingerprint([(Path(path), "train") for path in files]) or args.data
+    flags = vars(args) | {"out": "", "data": corpus}
     made_from = hashlib.sha256(repr(flags).encode()).hexdigest()
     journal = {"made_from": made_from, "ends": []}     # the state of the stream after each shard
     if any(out.glob("[!.]*")):
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
         if journal.get("made_from") != made_from:
-            raise UsageError(f"{out} was made from other files or flags: name a new folder")
+            raise UsageError(f"{out} holds something else, or what other files or flags made: name "
+                             "a new folder")
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
     out.mkdir(parents=True, exist_ok=True)
     write = write_shards if args.books is None else write_books
     write(out, stream, args, journal)
-    print(f"{out}: finished, {len(list(out.glob('[!.]*')))} files")
+    print(f"{out}: finished, {len([*out.glob('*.bin'), *out.glob('*.txt')])} files")
 
 
 def main(argv=None):

@@ -39,8 +39,9 @@ def complete(args):
         value = getattr(args, name)
         most = 2**24 if name in ("psi", "layers", "batch_size") else 2**63
         if value is not None and not int(name in above_0) <= value < most:
-            rule = "at least 1" if name in above_0 else "not negative"
-            raise UsageError(f"{flag(name)} {value}: it must be {rule}, and below {most}")
+            rule = "be at least 1" if name in above_0 else "not be negative"
+            rule = f"be below {most}" if value >= most else rule
+            raise UsageError(f"{flag(name)} {value}: it must {rule}")
     args.save_every = args.save_every or args.eval_every
     args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * world()
     passes_of(args)
@@ -82,7 +83,10 @@ def find_checkpoint(args):
     if args.force:
         return None
     if (out / "diverged.txt").exists() and not args.resume:
-        raise UsageError(f"{out}: {(out / 'diverged.txt').read_text().strip()}; {ways}")
+        # Of this very command it is a result; runs/lib.sh knows it by its exit code.
+        lines = (out / "flags.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        message = (out / "diverged.txt").read_text(encoding="utf-8").strip()
+        raise UsageError(f"{out}: {message}; {ways}", 3 if {*flag_lines(args)} <= {*lines} else 1)
     if not (out / "ckpt.pt").exists():
         # Killed in its first steps, a run leaves a log: it begins anew.
         log = out / "log.tsv"
@@ -93,7 +97,7 @@ def find_checkpoint(args):
     ckpt = read_checkpoint(out / "ckpt.pt")
     head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
     if head[0] != "step" or {*map(len, rows[:-1])} - {len(head)}:
-        raise UsageError(f"{out / 'ckpt.pt'} is damaged: its log is no table; {ways}")
+        raise UsageError(f"{out / 'ckpt.pt'} is damaged: its log is not a table; {ways}")
     if args.resume:
         return ckpt
     for name, now in (vars(args) | {"data": absolute(args.data)}).items():
@@ -105,6 +109,13 @@ def find_checkpoint(args):
         raise UsageError(f"{out} holds a run with other equations (is multiscreen.py changed?): "
                          f"{ways}, --resume goes on with it")
     return ckpt
+
+
+def flag_lines(args):
+    """The lines of flags.txt that say what a run is: its flags and its equations."""
+    flags = {name: value for name, value in vars(args).items() if name not in NOT_RESUMED}
+    flags["equations"] = equations(args.model)
+    return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
 
 
 class Lock:
@@ -208,9 +219,6 @@ def open_run(args, ckpt, columns, parameters, lock):
     (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
         (out / "ckpt.pt").unlink(missing_ok=True)
-    lines = [f"{name}\t{on_one_line(text(value))}\n" for name, value in vars(args).items()
-             if name not in NOT_RESUMED]
     with replacing(out / "flags.txt") as file:
-        lines += [f"parameters\t{parameters}\n", f"equations\t{equations(args.model)}\n"]
-        file.write("".join(lines).encode())
+        file.write("".join([*flag_lines(args), f"parameters\t{parameters}\n"]).encode())
     return Log(lock, columns, ckpt["log"] if ckpt else "")

@@ -5,6 +5,7 @@ equations. A command that is given again measures what is missing. One command w
 one checkpoint, so nothing is locked.
 """
 import math
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -13,14 +14,17 @@ from pathlib import Path
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "step")
-# What a cell can be, by the name of its column: digits; numbers from .. to. Others are text.
-WHOLE = {"parameters", "seed", "seq_len", "step", "length", "trials", "digits", "batch_tokens",
-         "steps", "warmup"}
+# What a cell can be, by the name of its column: a whole number and the least; numbers from .. to;
+# what a pattern matches. Others are text.
+WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
+         "steps": 1, "seed": 0, "step": 0, "warmup": 0}
 RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1), "factor": (1e-9, 1e9),
-          "window": (0, 1), "nats": (0, 1e9), "ms": (0, 1e12), "lr": (0, 1e9),
-          "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, math.inf),
-          "grad_norm": (0, math.inf), "val_loss": (0, math.inf), "w_min": (1, math.inf),
-          "w_median": (1, math.inf), "w_max": (1, math.inf)}
+          "window": (0, 1), "nats": (0, 500), "ms": (0, 1e12), "lr": (0, 1e38),
+          "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
+          "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
+          "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
+PATTERNS = {"model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
+            "swe": "yes", "psi": "[1-9][0-9]*|-"}
 
 
 class Table:
@@ -124,31 +128,33 @@ def read_file(path, columns=None):
         raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
     require_file(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    head, *lines = [line.split("\t") for line in text.split("\n")[:-1]] or [[]]
+    *lines, torn = [line.split("\t") for line in text.split("\n")]
+    head, *lines = lines or [[]]
     if head and columns and head != list(columns):
         raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
                          "name another")
     rows = [dict(zip(head, line)) for line in lines if len(line) == len(head)]
     right = [row for row in rows if all(is_right(name, x, head) for name, x in row.items())]
-    return right, len(lines) - len(right)
+    return right, len(lines) - len(right) + bool(head and torn != [""])
 
 
 def is_right(name, cell, head):
     """Whether a cell can stand in a column. Only what was measured cannot be empty."""
     if not cell:
         measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
-        return name != measured
+        return name != measured or name not in RANGES
     if name in WHOLE:
-        return cell.isascii() and cell.isdigit()
+        return cell.isascii() and cell.isdigit() and int(cell) >= WHOLE[name]
     if name not in RANGES:
-        return name != "swe" or cell == "yes"
+        return bool(re.fullmatch(PATTERNS.get(name, ".*"), cell))
     low, high = RANGES[name]
     try:
-        numbers = [float(x) for x in cell.split()]
+        numbers = [float(x) for x in (cell.split() if name == "nats" else [cell])]
     except ValueError:
         return False
     # A run that diverged has no loss.
-    return all(low <= x <= high or name == "val_loss" and math.isnan(x) for x in numbers)
+    in_range = all(low <= x <= high for x in numbers) or name == "val_loss" and cell == "nan"
+    return in_range and bool(numbers)
 
 
 def read_tables(paths, value):

@@ -46,3 +46,11 @@ def set_trained_like(model):
     sizes = [len(tile.s_w) for tile in model.layers]
     for tile, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
         tile.s_w.copy_((w - 1).log())
+
+
+@torch.no_grad()
+def forward_pass(model, tokens):
+    """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
+    x, head = model.hidden(tokens, chunk=tokens.shape[1]), model.head()
+    for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
+        model.logits(part, head)

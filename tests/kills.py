@@ -19,9 +19,10 @@ import time
 from pathlib import Path
 
 from support.checkpoint import read_checkpoint, weights_hash
+from support.cli import Parser, UsageError, cli
 from tests.helpers import ROOT, TEXT, read_table
 
-TIMES = {"ms", "tokens_per_s", "time", "commit"}
+TIMES = {"ms", "tokens_per_s"}
 TRAIN = ("train.py --psi 2 --seq-len 32 --batch-size 4 --steps 60 --save-every 1 --log-every 1 "
          "--eval-every 20 --kernel definition --device cpu --data $TEXT --out $OUT")
 # (what is killed, how often, within so many seconds after its folder is there, the command)
@@ -41,20 +42,39 @@ def start_command(command, out):
                             start_new_session=True)
 
 
-def was_killed(process, out, seconds, soon):
-    """Whether a command was killed: at an instant of `seconds`, or `soon` after its folder."""
+def wait_or_kill(process, out, seconds, soon):
+    """The exit code of a command, None if it was killed: in `seconds`, or `soon` after its folder.
+
+    torchrun's workers have sessions of their own, and outlive it: SIGKILL is for them, too.
+    """
     wait = random.uniform(0, seconds)
     if soon:
         while process.poll() is None and not (out / "flags.txt").exists():
             time.sleep(0.01)
         wait = random.uniform(0, soon)
     try:
-        process.wait(wait)
-        return False
+        return process.wait(wait)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, random.choice([signal.SIGKILL, signal.SIGINT]))
+        sent = random.choice([signal.SIGKILL, signal.SIGINT])
+        os.killpg(process.pid, sent)
         process.wait()
-        return True
+        for pid in processes_of(out) if sent == signal.SIGKILL else ():
+            os.kill(pid, signal.SIGKILL)
+        while processes_of(out):
+            time.sleep(0.01)
+        return None
+
+
+def processes_of(out):
+    """The numbers of the processes with that OUT in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"OUT={out}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:                                # it has ended meanwhile
+            continue
+    return found
 
 
 def results(out):
@@ -80,11 +100,11 @@ def kill(name, n, soon, command):
         sys.exit("the command leaves no TSV and no checkpoint below $OUT")
     out.rename(folder / "undisturbed")
     while kills < n:
-        killed = was_killed(start_command(command, out), out, seconds, soon)
-        kills += killed
+        code = wait_or_kill(start_command(command, out), out, seconds, soon)
+        kills += code is None
         # Soon after its start a run is tried once; others when they have come to their end.
-        if not killed or soon or kills == n:
-            code = start_command(command, out).wait() if killed else 0
+        if code is not None or soon or kills == n:
+            code = start_command(command, out).wait() if code is None else code
             if code or results(out) != expected:
                 wrong += 1
                 out.rename(folder / f"wrong_{wrong}")
@@ -99,8 +119,13 @@ def main():
     random.seed(0)
     os.environ["TEXT"] = str(Path(tempfile.mkdtemp()) / "text.txt")
     Path(os.environ["TEXT"]).write_text(TEXT)
-    n, command, *_ = [*sys.argv[1:], 0, ""]
-    cases = [(command, int(n), None, command)] if command else CASES
+    p = Parser(__doc__)
+    p.add_argument("kills", nargs="?", type=int)
+    p.add_argument("command", nargs="?")
+    args = p.parse_args()
+    if args.kills and not args.command:
+        raise UsageError("name the command to kill, too")
+    cases = [(args.command, args.kills, None, args.command)] if args.command else CASES
     lines = []
     for case in cases:
         kills, wrong = kill(*case)
@@ -110,4 +135,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    cli(main)

@@ -144,7 +144,7 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
 
 
 @pytest.mark.parametrize("name, flag, message", [
-    ("multiscreen", "--rope-scale 2", "RoPE"), ("transformer:2,2,8", "--swe", "--swe"),
+    ("multiscreen", "--rope-scale 2", "RoPE"), ("transformer:2,2,8", "--swe", "no screening"),
     ("multiscreen", "--length 80", "no document")])
 def test_perplexity_refuses_what_a_model_or_a_text_does_not_have(call, checkpoints, tmp_path,
                                                                  name, flag, message):

@@ -1,4 +1,5 @@
 """A mistake costs one line, and nothing that was there before."""
+import contextlib
 import io
 import os
 import pickle
@@ -18,10 +19,11 @@ from tests.helpers import ROOT, SMALL, fit, run
 
 
 def complaint(main):
-    """What `cli(main)` exits with: the line for stderr, or a number."""
-    with pytest.raises(SystemExit) as e:
+    """The line that `cli(main)` prints before it exits with 1, or another exit code."""
+    with pytest.raises(SystemExit) as e, contextlib.redirect_stderr(io.StringIO()) as said:
         cli(main)
-    return e.value.code
+    sys.stderr.write(said.getvalue())
+    return said.getvalue().removesuffix("\n") if e.value.code == 1 else e.value.code
 
 
 # ------------------------------------------------------------------------- the command line
@@ -136,7 +138,7 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
     (folder / "out/abcdigits.tsv").mkdir()
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--swe", "--lengths", "260", "--device", "cpu"])
-    assert "abcdigits.tsv' is no file" in complaint(abcdigits.main)
+    assert "abcdigits.tsv' is not a regular file" in complaint(abcdigits.main)
     (folder / "out/abcdigits.tsv").rmdir()
 
 

@@ -33,7 +33,7 @@ def test_each_table_is_what_its_command_prints_now(run_here):
     emptied = fill_report.BLOCK.sub(r"<!-- \1 -->\n```\n```\n", TEXT)
     assert len(emptied) < len(TEXT) / 2
     found = fill_report.filled(emptied, run_here)
-    assert found == TEXT, "give bash runs/small.sh report"
+    assert found == TEXT, "give python -m experiments.fill_report"
 
 
 def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
@@ -46,7 +46,7 @@ def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
 
 def test_no_committed_table_has_changed_unnoticed():
     path = fill_report.REPORT.with_name("SHA256SUMS")
-    assert path.read_text() == fill_report.sums(), "give bash runs/small.sh report"
+    assert path.read_text() == fill_report.sums(), "give python -m experiments.fill_report"
 
 
 def test_a_command_that_fails_is_told(tmp_path):

@@ -186,7 +186,7 @@ EDITS = {
     "W_E is": lambda c: c["weights"].update(W_E=torch.zeros(257, 4, dtype=torch.int64)),
     "fit the model$": lambda c: c["optimizer"]["state"].pop("layers.0.W_Q"),
     "optimizer state": lambda c: c["optimizer"]["state"]["W_E"]["exp_avg"].fill_(torch.nan),
-    "its log is no table": lambda c: c.update(log=""),
+    "its log is not a table": lambda c: c.update(log=""),
     "its log": lambda c: c.update(log=c["log"] + "5\t2.5\n"),
     "psi is '2.5'": lambda c: c["config"].update(psi=2.5),
     "theta is '3'": lambda c: c["config"].update(theta=3),

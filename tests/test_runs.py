@@ -20,7 +20,7 @@ case "$*" in
         echo >"$CALLS.begun"
         sleep 60 >/dev/null & wait ;;
     *wrong*) exit 1 ;;
-    *diverges*) mkdir -p o/diverges; touch o/diverges/diverged.txt; exit 1 ;;
+    *diverges*) mkdir -p o/diverges; touch o/diverges/diverged.txt; exit 3 ;;
 esac
 """
 FIGURES = """
