@@ -224,6 +224,8 @@ def equations(name):
         model.screen = multiscreen.screen
         for tile in model.layers:
             tile.W_K.copy_(tile.W_Q)
-    z = model(torch.arange(60)[None] % 7)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)         # for your dropout
+        z = model(torch.arange(60)[None] % 7)
     rounded = (z / z.abs().max() * 1e6).round().long()
     return hashlib.sha256(rounded.numpy().tobytes()).hexdigest()[:8]
