@@ -30,7 +30,7 @@ attempt() {
 }
 
 fail() {
-    echo "$*" >>"$FAILED"
+    echo "$*" >>"$FAILED" || exit $STOP
     return 1
 }
 
@@ -74,7 +74,7 @@ main() {
     done
     [ ${#figures[@]} -gt 0 ] || figures=($FIGURES)
     trap 'exit 130' INT
-    FAILED=$(mktemp)
+    FAILED=$(mktemp) || exit 1
     trap 'rm -f "$FAILED"' EXIT
     for figure in "${figures[@]}"; do $figure; done
     [ ! -s "$FAILED" ] && exit 0

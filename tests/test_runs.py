@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +180,10 @@ def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
         "-m experiments.measure --ckpt c", "-m experiments.measure --ckpt slow", "saved"]
 
 
+
+
+def test_a_script_that_cannot_note_failures_fails(house):
+    script, env = house
+    done = bash(script, env=env | {"TMPDIR": "/nonexistent"})
+    assert done.returncode == 1
+    assert not Path(env["CALLS"]).exists()
