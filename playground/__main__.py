@@ -59,6 +59,8 @@ def main(argv=None):
     args = p.parse_args(argv)
     if not 1 <= args.tokens <= MOST_TOKENS or args.text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
+    if args.out.suffix != ".html":
+        raise UsageError(f"--out {args.out}: name a page, .html")
     require_file(args.out)
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
