@@ -41,20 +41,24 @@ class TokenFile:
     Nothing stays in memory and no file stays open, for there may be thousands.
     """
 
-    def __init__(self, path, header, positions):
+    def __init__(self, path, header, positions, vocab_size):
         self.path, self.header, self.positions = path, header, positions
+        self.vocab_size = vocab_size
 
     def __len__(self):
         return len(self.positions)
 
     def __getitem__(self, part):
-        return TokenFile(self.path, self.header, self.positions[part])
+        return TokenFile(self.path, self.header, self.positions[part], self.vocab_size)
 
     def astype(self, dtype):
         start = self.header + 2 * self.positions.start
         tokens = np.fromfile(self.path, "<u2", len(self), offset=start)
         if len(tokens) < len(self):
             raise UsageError(f"{self.path} has shrunk since the run began")
+        if tokens.max(initial=0) >= self.vocab_size:
+            raise UsageError(f"{self.path} has tokens beyond the vocabulary of {self.vocab_size}: "
+                             "take the --tokenizer that made it")
         return tokens.astype(dtype)
 
 
@@ -71,13 +75,11 @@ def read_bin(path, vocab_size):
     if not size or size % 2 or header and not all(right):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
-    tokens = TokenFile(path, header, range((size - header) // 2))
+    tokens = TokenFile(path, header, range((size - header) // 2), vocab_size)
 
     # A look at both ends finds the wrong --tokenizer before a run begins.
     for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
-        if end.astype(np.int64).max(initial=0) >= vocab_size:
-            raise UsageError(f"{path} has tokens beyond the vocabulary of {vocab_size}: take the "
-                             "--tokenizer that made it")
+        end.astype(np.int64)
     return tokens
 
 

@@ -92,6 +92,14 @@ def test_the_wrong_tokenizer_is_found_at_the_start(tmp_path, position):
         data_of(write(tmp_path, {"a.bin": tokens}), T=10)
 
 
+def test_a_token_beyond_the_vocabulary_is_found_when_it_is_drawn(tmp_path):
+    tokens = np.zeros(10_000)
+    tokens[5000] = 257
+    training, _ = data_of(write(tmp_path, {"a.bin": tokens}), T=10)
+    with pytest.raises(UsageError, match="beyond the vocabulary"):
+        training[499]
+
+
 def test_a_token_file_that_shrinks_or_goes_is_an_error_in_one_line(tmp_path):
     training, _ = data_of(write(tmp_path, {"a.bin": np.zeros(10_000)}), T=10)
     os.truncate(tmp_path / "a.bin", 9001)
