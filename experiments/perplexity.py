@@ -150,6 +150,9 @@ def main():
             if cell["factor"]:
                 scale_rope(model, cell["factor"])
             means = window_means(nats(model, documents[cell["document"]]), L, args.window)
+            if not max(means) < 700:                   # or NaN; e^700 is the end of float64
+                raise UsageError(f"{cell['document']}: the mean loss is {max(means):g} nats: is "
+                                 f"{args.ckpt} a trained model?")
             table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
             progress.add(1, f"{setting_of(cell)}, {cell['document']}")
 
