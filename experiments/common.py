@@ -136,6 +136,8 @@ def runs_parser(description):
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
     print_table(columns, rows, title)
+    if path.exists():
+        read_file(path, columns)                       # refuses a table of something else
     write_rows(path, [dict(zip(columns, map(cell_text, row))) for row in rows])
     print(f"wrote {path}")
 

@@ -204,10 +204,12 @@ def weights_hash(ckpt):
 @functools.cache
 @torch.no_grad()
 def equations(name):
-    """Eight digits that change with the equations of the model of that name: a hash of its logits.
+    """Eight digits that change with the equations of the model of that name.
 
-    A small one, in float64, with queries and keys alike, so that many pairs pass Trim. Python draws
-    its weights: those of PyTorch are not the same on each CPU.
+    A hash of logits and loss over 300 positions, and of the logits with expanded windows or scaled
+    positions. The model is small, in float64, with parameters far from their initial values, and
+    with queries and keys alike, so that many pairs pass Trim. Python draws them: the numbers of
+    PyTorch are not the same on each CPU.
     """
     family, _, variant = name.partition(":")
     sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
@@ -217,15 +219,26 @@ def equations(name):
         model = build_model(name, sizes).double()
     rng = random.Random(0)
     for W in model.parameters():
-        if W.dim() > 1:
-            numbers = [rng.random() - 0.5 for _ in range(W.numel())]
-            W.copy_(torch.tensor(numbers, dtype=torch.float64).view_as(W))
+        numbers = [rng.random() - 0.5 for _ in range(W.numel())]
+        drawn = torch.tensor(numbers, dtype=torch.float64).view_as(W)
+        W.copy_(drawn if W.dim() > 1 else W + drawn)
     if has_windows(model):
         model.screen = multiscreen.screen
         for tile in model.layers:
             tile.W_K.copy_(tile.W_Q)
+    tokens, found = torch.arange(300)[None] ** 2 % 7, hashlib.sha256()
+
+    def note(z):
+        found.update((z / z.abs().max() * 1e6).round().long().numpy().tobytes())
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)         # for your dropout
-        z = model(torch.arange(60)[None] % 7)
-    rounded = (z / z.abs().max() * 1e6).round().long()
-    return hashlib.sha256(rounded.numpy().tobytes()).hexdigest()[:8]
+        note(model(tokens))
+        note(model.loss(tokens[:, :-1], tokens[:, 1:], "none"))
+        if has_windows(model):
+            model.expand_windows(100)
+            note(model(tokens))
+        if any(hasattr(layer, "rope_scale") for layer in model.layers):
+            scale_rope(model, 2.0)
+            note(model(tokens))
+    return found.hexdigest()[:8]

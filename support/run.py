@@ -93,6 +93,8 @@ def find_checkpoint(args):
         require_file(log)
         if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):
             raise UsageError(f"{log} is not a log of train.py: {ways}")
+        if log.exists() and was_saved(out):
+            raise UsageError(f"{log} is of a run whose checkpoint is gone: {ways}")
         return None
     ckpt = read_checkpoint(out / "ckpt.pt")
     head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
@@ -116,6 +118,16 @@ def flag_lines(args):
     flags = {name: value for name, value in vars(args).items() if name not in NOT_RESUMED}
     flags["equations"] = equations(args.model)
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
+
+
+def was_saved(out):
+    """Whether the log of a run goes on behind the first step that it saved."""
+    if not (out / "flags.txt").exists():
+        return False
+    lines = (out / "flags.txt").read_text(errors="replace").splitlines()
+    every = dict(line.partition("\t")[::2] for line in lines).get("save_every", "")
+    last = (out / "log.tsv").read_text(errors="replace").split("\n")[:-1][-1].partition("\t")[0]
+    return every.isdecimal() and last.isdecimal() and int(last) > int(every)
 
 
 class Lock:

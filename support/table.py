@@ -19,7 +19,7 @@ RUN = ("model", "parameters", "seed", "seq_len", "step")
 WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
          "steps": 1, "seed": 0, "step": 0, "warmup": 0}
 RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1), "factor": (1e-9, 1e9),
-          "window": (0, 1), "nats": (0, 500), "ms": (0, 1e12), "lr": (0, 1e38),
+          "window": (0, 1), "nats": (0, 500), "ms": (1e-9, 1e12), "lr": (0, 1e38),
           "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
           "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
           "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
@@ -64,7 +64,7 @@ class Table:
         row = cell | values | {"hash": self.hash}
         row = {name: as_text(row[name]) for name in self.columns}
         self.rows[self.key_of(row)] = row
-        if self.in_file and not self.replaced:
+        if self.in_file and not self.replaced and self.path.exists():
             try:
                 with open(self.path, "a", encoding="utf-8") as file:
                     file.write(as_line(row.values()))
@@ -72,6 +72,10 @@ class Table:
                 e.filename = str(self.path)            # a full disk does not say which file
                 raise
         else:
+            # Another command may have begun the table, too: its rows stay.
+            others = read_file(self.path, self.columns)[0] if self.path.exists() else []
+            others = [row for row in others if row["hash"] == self.hash]
+            self.rows = {self.key_of(row): row for row in others} | self.rows
             write_rows(self.path, [*self.rows.values()])
             self.in_file, self.replaced = True, 0
 
@@ -93,7 +97,7 @@ class Table:
 def beside(ckpt_path, name):
     """The path of a checkpoint's table or figure. Of m.pt instead of ckpt.pt it begins with m_."""
     path = Path(ckpt_path)
-    return path.with_name(name if path.stem == "ckpt" else f"{path.stem}_{name}")
+    return path.with_name(name if path.name == "ckpt.pt" else f"{path.stem}_{name}")
 
 
 def describe_run(ckpt):
@@ -142,9 +146,10 @@ def is_right(name, cell, head):
     """Whether a cell can stand in a column. Only what was measured cannot be empty."""
     if not cell:
         measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
-        return name != measured or name not in RANGES
+        needed = {measured, "depth", "length", "trials", "parameters", "seed"}
+        return name not in needed or name not in WHOLE | RANGES
     if name in WHOLE:
-        return cell.isascii() and cell.isdigit() and int(cell) >= WHOLE[name]
+        return bool(re.fullmatch("0|[1-9][0-9]{0,18}", cell)) and int(cell) >= WHOLE[name]
     if name not in RANGES:
         return bool(re.fullmatch(PATTERNS.get(name, ".*"), cell))
     low, high = RANGES[name]

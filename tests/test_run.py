@@ -273,3 +273,21 @@ def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
     found = read_run(tmp_path / "out")
     assert found.flags["data"] == on_one_line(name)
     assert found.flags["seq_len"] == "32"
+
+def test_the_log_of_a_run_whose_checkpoint_was_renamed_stays(run):
+    out, _ = run
+    (out / "ckpt.pt").rename(out / "m.pt")
+    before = (out / "log.tsv").read_text()
+    with pytest.raises(UsageError, match="is of a run whose checkpoint is gone: --force"):
+        fit(out, "--steps", "9", *STEPS)
+    assert (out / "log.tsv").read_text() == before
+
+@pytest.mark.parametrize("flag, code", [([], 3), (["--lr", "0.01"], 1)])
+def test_a_diverged_run_is_a_result_of_its_own_flags_only(tmp_path, flag, code):
+    flags = ["--steps", "9", "--lr", "1e18", "--warmup", "1"]
+    with pytest.raises(UsageError, match="diverged") as e:
+        fit(tmp_path / "out", *flags)
+    assert e.value.code == 3
+    with pytest.raises(UsageError, match="diverged.*--force overwrites it") as e:
+        fit(tmp_path / "out", *flags, *flag)
+    assert e.value.code == code
