@@ -55,8 +55,8 @@ class Table:
             print(f"{len(cells) - len(found)} of {len(cells)} measurements are in {self.path} and "
                   "not made again", file=sys.stderr)
         if self.replaced and found:
-            print(f"rows of {self.path} of other weights or equations, or damaged: {self.replaced}, "
-                  "replaced now", file=sys.stderr)
+            print(f"replaced in {self.path}, as of other weights or equations, or damaged: "
+                  f"{self.replaced} rows", file=sys.stderr)
         return found
 
     def add(self, cell, **values):
