@@ -96,7 +96,8 @@ def write_shards(out, stream, args, journal):
         for part, arrays in parts.items():
             path = out / f"data_{part}_{n:06}.bin"
             if not path.exists() and (arrays or part == "train"):
-                write_bin(path, np.concatenate([*arrays, np.empty(0, np.uint16)]))
+                tokens = np.concatenate([*arrays, np.empty(0, np.uint16)])
+                write_bin(path, tokens, get_tokenizer(args.tokenizer).n_vocab)
                 print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
         n += 1
 

@@ -66,15 +66,19 @@ def read_bin(path, vocab_size):
     """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
 
     llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
+    The fourth is the vocabulary of support.prepare's tokenizer, or 0 if it is not known.
     """
     size = path.stat().st_size
-    magic, version, count = np.resize(np.fromfile(path, "<i4", 3), 3).tolist()
+    magic, version, count, vocabulary = np.resize(np.fromfile(path, "<i4", 4), 4).tolist()
     right = [magic == LLM_C, version == 1, size == 1024 + 2 * count]
     # A raw file has at most one of the three, and that by chance.
     header = 1024 if right[0] or sum(right) > 1 else 0
     if not size or size % 2 or header and not all(right):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
+    if header and vocabulary not in (0, vocab_size):
+        raise UsageError(f"{path} has a vocabulary of {vocabulary}, not of {vocab_size}: take the "
+                         "--tokenizer that made it")
     tokens = TokenFile(path, header, range((size - header) // 2), vocab_size)
 
     # A look at both ends finds the wrong --tokenizer before a run begins.
@@ -83,10 +87,10 @@ def read_bin(path, vocab_size):
     return tokens
 
 
-def write_bin(path, tokens):
+def write_bin(path, tokens, vocab_size=0):
     """Write a token file in llm.c's format; before it, its line in the folder's SHA256SUMS."""
     header = np.zeros(256, "<i4")
-    header[:3] = LLM_C, 1, len(tokens)
+    header[:4] = LLM_C, 1, len(tokens), vocab_size
     content = header.tobytes() + tokens.astype("<u2").tobytes()
     sums = read_sums(path.parent) | {path.name: hashlib.sha256(content).hexdigest()}
     with replacing(path.with_name(SUMS)) as file:

@@ -87,7 +87,8 @@ def test_shards_hold_as_many_tokens_as_asked_and_are_in_the_format_of_llm_c(corp
     header = np.fromfile(train[0], "<i4", 256)
     assert header[:2].tolist() == [20240520, 1]
     assert header[2] == (train[0].stat().st_size - 1024) // 2
-    assert not header[3:].any()
+    assert header[3] == 257                            # the vocabulary
+    assert not header[4:].any()
 
 
 def test_equal_documents_are_held_out_together_and_none_with_0(tmp_path):
