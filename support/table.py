@@ -165,10 +165,10 @@ def is_right(name, cell, head):
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
-    Raises UsageError if they have one cell twice, with other weights, or one model with two sets of
-    equations.
+    Raises UsageError if they have one cell with two values, one run with two sets of weights, or
+    one model with two sets of equations.
     """
-    rows, equations, columns = {}, {}, None
+    rows, weights, equations, columns = {}, {}, {}, None
     for path in paths:
         found, wrong = read_file(path, columns)
         if not found:
@@ -179,10 +179,13 @@ def read_tables(paths, value):
                              "name another")
         tell(path, wrong)
         for row in found:
-            key = tuple(row[name] for name in columns[:-2])
-            if rows.setdefault(key, row)["hash"] != row["hash"]:
+            run, key = (tuple(row[name] for name in names) for names in (RUN, columns[:-2]))
+            if weights.setdefault(run, row["hash"]) != row["hash"]:
                 raise UsageError(f"{path}: another table has the same model, seed and step with "
                                  "other weights: draw them apart")
+            if rows.setdefault(key, row) != row:
+                raise UsageError(f"{path}: a cell is there twice, with {rows[key][value]} and "
+                                 f"{row[value]}: delete one")
             own = row["hash"].partition("-")[2]
             if equations.setdefault(row["model"], own) != own:
                 raise UsageError(f"{path}: {row['model']} was measured with other equations than "
@@ -193,7 +196,8 @@ def read_tables(paths, value):
 def keep_rows(path, rows):
     """Write the rows of a figure beside it. Raises UsageError if rows that are there would go."""
     if Path(path).exists():
-        lost = sum(row not in rows for row in read_rows(path, rows[0]))
+        found, wrong = read_file(path, tuple(rows[0]))
+        lost = wrong + sum(row not in rows for row in found)
         if lost:
             raise UsageError(f"{path} has {lost} rows that are not drawn: name it as an input, "
                              "too, move it away, or name another --out")

@@ -93,7 +93,7 @@ def test_latency_of_a_checkpoint_is_a_table_beside_it(call, checkpoints, monkeyp
 
 def timed(model, parameters, setting, length, ms, machine="CPU"):
     """A row of latency.tsv."""
-    row = dict.fromkeys(latency.KEYS, "") | {"repeats": "3", "machine": machine}
+    row = dict.fromkeys(latency.KEYS, "") | {"repeats": "3", "seed": "0", "machine": machine}
     return row | {"model": model, "parameters": parameters, "setting": setting, "length": length,
                   "ms": ms, "hash": "1"}
 

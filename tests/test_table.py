@@ -14,6 +14,7 @@ from support.table import (
     keep_rows,
     read_rows,
     read_tables,
+    write_rows,
 )
 from tests.helpers import fit, read_table
 
@@ -94,6 +95,15 @@ def test_two_commands_that_begin_one_table_lose_no_row(tmp_path):
     assert [row["loss"] for row in read_table(path)] == ["1", "2", "4"]
 
 
+def test_a_cell_with_two_values_is_refused(tmp_path):
+    path = tmp_path / "accuracy.tsv"
+    run = dict.fromkeys(RUN, "1") | {"model": "multiscreen"}
+    rows = [run | {"length": "64", "accuracy": x, "hash": "abc-1"} for x in ("0.5", "0.75")]
+    write_rows(path, rows)
+    with pytest.raises(UsageError, match="a cell is there twice, with 0.5 and 0.75: delete one"):
+        read_tables([path], "accuracy")
+
+
 def test_ctrl_c_says_what_is_kept(tmp_path):
     measured = table(tmp_path / "loss.tsv")
     measured.add(CELL, loss=0.25)
@@ -150,18 +160,19 @@ def test_another_file_is_refused_and_stays(tmp_path):
 
 
 def test_tables_of_one_figure_fit_together(tmp_path):
-    def add(name, model_hash, length, loss):
+    def add(name, model_hash, seed, length, loss):
         path = tmp_path / name
         Table(path, (*RUN, "length"), ["loss"], model_hash).add(
-            CELL_OF_RUN | {"length": length}, loss=loss)
+            CELL_OF_RUN | {"seed": seed, "length": length}, loss=loss)
         return path
 
-    a, b = add("a", "abc-1", 64, 1), add("b", "xyz-1", 128, 2)
+    a, b = add("a", "abc-1", 0, 64, 1), add("b", "xyz-1", 1, 64, 2)
     assert [row["loss"] for row in read_tables([a, b, a], "loss")] == ["1", "2"]
-    with pytest.raises(UsageError, match="with other weights"):
-        read_tables([a, b, add("c", "xyz-1", 64, 3)], "loss")
+    for length in (64, 128):
+        with pytest.raises(UsageError, match="with other weights"):
+            read_tables([a, b, add(f"c{length}", "xyz-1", 0, length, 3)], "loss")
     with pytest.raises(UsageError, match="other equations"):
-        read_tables([a, add("b", "xyz-2", 128, 2)], "loss")
+        read_tables([a, add("b", "xyz-2", 1, 128, 2)], "loss")
     with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
         read_tables([a], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
