@@ -68,7 +68,7 @@ def get_parser():
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **options)
 
     flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION (rope, nope, no-tanhnorm, "
-         "no-gate, fixed-r), or transformer:8M, 45M, 353M, 1.3B")
+         "no-gate, fixed-r, compete, softmax), or transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token "

@@ -2,14 +2,17 @@
 
     python train.py --model multiscreen:nope
 
-`python -m experiments.ablations` trains and compares them all.
+Two more, `compete` and `softmax`, are not the paper's: they test its claim that keys must not
+compete. `python -m experiments.ablations` compares them all.
 """
+import functools
 import math
 
 import torch
+from torch.nn import functional as F
 
 from baselines.transformer import rope
-from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from multiscreen import Config, GatedScreeningTiles, Multiscreen, softmask
 
 
 class RoPE(GatedScreeningTiles):
@@ -56,20 +59,60 @@ class FixedR(GatedScreeningTiles):
         return torch.ones_like(self.s_r)
 
 
+class Compete(GatedScreeningTiles):
+    """Keys compete: h_i = sum_j alpha_d_ij v_j / (1 + sum_j alpha_d_ij).
+
+    The 1 is a key that is always there and has nothing to say: none need be relevant.
+    """
+
+    def screening(self, x, screen, cache=None):
+        @functools.wraps(screen)
+        def compete(q, k, v, w, r, i0=0):
+            # The sum is the value of a column of ones: 2 V columns, since the kernel takes 2^n.
+            h = screen(q, k, F.pad(v, (0, v.shape[-1]), value=1.0), w, r, i0)
+            return h[..., : v.shape[-1]] / (1 + h[..., -1:])
+
+        return super().screening(x, compete, cache)
+
+
+def softmax_screen(q, k, v, w, r, i0=0):
+    """Keys compete, and none is rejected: softmax over the window, like `multiscreen.screen`.
+
+    alpha_ij = m_ij exp(2 s_ij / r) / sum_l m_il exp(2 s_il / r), m the softmask. The temperature
+    r / 2 is learned; with it, log alpha has the slope of log Trim at s = 1.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, w, r = (x.to(dtype) for x in (q, k, w, r))
+    i = torch.arange(i0, i0 + q.shape[2], device=q.device)
+    j = torch.arange(k.shape[2], device=q.device)
+    m = softmask(j - i[:, None], w[:, None, None])
+    z = 2 * (q @ k.transpose(-2, -1)) / r[:, None, None]
+    z = z - z.masked_fill(m == 0, -torch.inf).amax(-1, keepdim=True).detach()
+    alpha = m * z.clamp(max=0.0).exp()
+    alpha = alpha / alpha.sum(-1, keepdim=True)
+    return (alpha @ v.to(dtype)).to(v.dtype)
+
+
 TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
-         "fixed-r": FixedR}
+         "fixed-r": FixedR, "compete": Compete, "softmax": GatedScreeningTiles}
 
 
 def build_ablation(variant, config, dtype=None):
     """The ablation of that name; raises ValueError if there is none.
 
-    Without a gate a tile has 160 d_E weights instead of 224 d_E. So N_L and N_H become
-    sqrt(224/160) psi, rounded, unless they are given: 19 for psi = 16, as in the paper.
+    Without a gate a tile has 160 d_E weights instead of 224 d_E. So there are more, unless N_L and
+    N_H are given: N_H = sqrt(224/160) psi, rounded, and the fewest layers that make the model no
+    smaller. 19 layers of 19 tiles for psi = 16, as in the paper.
     """
     if variant not in TILES:
         raise ValueError(f"multiscreen:{variant} is unknown: take multiscreen, or multiscreen: and "
                          f"one of {', '.join(TILES)}")
     if variant == "no-gate":
-        N = round(math.sqrt(224 / 160) * config.get("psi", 8))
-        config = config | {n: N if config.get(n) is None else config[n] for n in ("N_L", "N_H")}
-    return Multiscreen(Config(**config), dtype, TILES[variant])
+        psi = config.get("psi", 8)
+        N_H = round(math.sqrt(1.4) * psi)
+        more = {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H}
+        config = config | {name: n for name, n in more.items() if config.get(name) is None}
+    model = Multiscreen(Config(**config), dtype, TILES[variant])
+    if variant == "softmax":
+        model.screen = model.own_screen = softmax_screen
+    return model

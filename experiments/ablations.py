@@ -30,6 +30,8 @@ PAPER = {                                              # validation loss: mean, 
     "multiscreen:no-gate": (3.1555, 0.0007),
     "multiscreen:fixed-r": (3.1120, 0.0026),
 }
+# Two are ours: what changes where keys compete.
+NAMES = (*PAPER, "multiscreen:compete", "multiscreen:softmax")
 COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "change", "paper_28M",
            "paper_std", "paper_change"]
 
@@ -38,18 +40,18 @@ def ablation_rows(runs):
     """Rows of COLUMNS, in the paper's order: the original, and those ablations that were run."""
     groups = {}
     for (model, n), losses in group_runs(runs, "model", "parameters").items():
-        if model not in PAPER or model in groups:
+        if model not in NAMES or model in groups:
             raise UsageError(f"{model} is no ablation, or there are two sizes of it: name runs of "
                              "one Multiscreen and its ablations")
         groups[model] = n, losses
     if "multiscreen" not in groups:
         raise UsageError("the original is missing: name a run of --model multiscreen, too")
     rows = []
-    for name in filter(groups.get, PAPER):
+    for name in filter(groups.get, NAMES):
         n, losses = groups[name]
         mean, std, diverged = mean_and_std(losses)
         original = rows[0][3] if rows else mean
-        paper, paper_std = PAPER[name]
+        paper, paper_std = PAPER.get(name, (math.nan, math.nan))
         rows.append([name, n, len(losses), mean, std, diverged, signed(mean - original), paper,
                      paper_std, signed(paper - PAPER["multiscreen"][0])])
     return rows

@@ -20,7 +20,8 @@ from experiments.style import (
 from support.cli import cli
 
 PANELS = {"positions": ("", "rope", "nope"),
-          "TanhNorm, gate, acceptance width": ("", "no-tanhnorm", "no-gate", "fixed-r")}
+          "TanhNorm, gate, acceptance width": ("", "no-tanhnorm", "no-gate", "fixed-r"),
+          "competition": ("", "compete", "softmax")}
 
 
 def draw_panel(plt, ax, curves, labels):
@@ -51,9 +52,13 @@ def draw_models(plt, curves, labels, path):
 
 
 def draw_ablations(plt, curves, labels, path):
-    """The original beside the ablations, in two panels."""
-    fig, axes = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 5.5), sharey=True, layout="constrained")
-    for ax, (title, variants) in zip(axes, PANELS.items()):
+    """The original beside the ablations, in a panel for each group of PANELS."""
+    found = {curve.model.partition(":")[2] for curve in curves} - {""}
+    panels = {title: names for title, names in PANELS.items() if found & {*names}}
+    fig, axes = plt.subplots(1, len(panels), figsize=(0.75 * WIDTH * len(panels), 5.5),
+                             sharey=True, squeeze=False, layout="constrained")
+    axes = axes[0]
+    for ax, (title, variants) in zip(axes, panels.items()):
         shown = {curve: seeds for curve, seeds in curves.items()
                  if curve.model.partition(":")[2] in variants}
         draw_panel(plt, ax, shown, labels)

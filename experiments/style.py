@@ -10,7 +10,8 @@ SETTINGS = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "xtick.
             "ytick.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 ABLATIONS = {"rope": "MiPE → RoPE", "nope": "MiPE → NoPE", "no-tanhnorm": "w/o TanhNorm",
-             "no-gate": "w/o Gate", "fixed-r": "Fixed r = 1"}
+             "no-gate": "w/o Gate", "fixed-r": "Fixed r = 1", "compete": "Keys compete",
+             "softmax": "Softmax"}
 
 
 def look(n):

@@ -223,7 +223,7 @@ def equations(name):
         drawn = torch.tensor(numbers, dtype=torch.float64).view_as(W)
         W.copy_(drawn if W.dim() > 1 else W + drawn)
     if has_windows(model):
-        model.screen = multiscreen.screen
+        model.screen = getattr(model, "own_screen", multiscreen.screen)
         for tile in model.layers:
             tile.W_K.copy_(tile.W_Q)
     tokens, found = torch.arange(300)[None] ** 2 % 7, hashlib.sha256()

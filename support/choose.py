@@ -27,8 +27,12 @@ def get_screen(model, kernel="auto"):
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
     Compared are up to 5,017 keys, windows up to 7,000, and infinite ones.
 
+    A model that has its `own_screen`, an ablation, keeps it.
+
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
+    if hasattr(model, "own_screen"):
+        return model.own_screen, f"screening by {model.own_screen.__name__}, the model's own", True
     definition, device = multiscreen.screen, model.W_E.device
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True

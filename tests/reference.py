@@ -88,7 +88,13 @@ def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale=1.0):
     h = []
     for i in range(len(q)):
         j = torch.tensor(visible(i, len(k), w))
-        h.append(relevance(k[j] @ q[i], j - i, w, r) @ v[j])
+        alpha = relevance(k[j] @ q[i], j - i, w, r)
+        if variant == "compete":
+            alpha = alpha / (1 + alpha.sum())
+        elif variant == "softmax":
+            m = (1 + (math.pi * (j - i) / w).cos()) / 2
+            alpha = torch.softmax(2 * (k[j] @ q[i]) / r + m.log(), 0)
+        h.append(alpha @ v[j])
     h = torch.stack(h)
     return h if variant == "no-tanhnorm" else tanh_norm(h)
 

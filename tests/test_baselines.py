@@ -68,7 +68,8 @@ def test_transformer_is_a_llama(name, scale):
 
 
 @pytest.mark.parametrize("name", [
-    "transformer:2,3,24", "multiscreen:rope", "multiscreen:nope", "multiscreen:no-gate"])
+    "transformer:2,3,24", "multiscreen:rope", "multiscreen:nope", "multiscreen:no-gate",
+    "multiscreen:compete", "multiscreen:softmax"])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
     model, x = tiny_model(name, far=True), draw_tokens(2, 60)
@@ -132,11 +133,11 @@ def test_the_positions_of_the_rope_ablation_can_be_scaled():
 
 
 @pytest.mark.parametrize("psi", range(4, 17))
-def test_without_a_gate_the_parameters_stay_about_the_same(psi):
+def test_without_a_gate_the_model_is_slightly_larger(psi):
     config = {"psi": psi, "vocab_size": 257}
     _, gated = parameter_counts("multiscreen", config)
     _, without = parameter_counts("multiscreen:no-gate", config)
-    assert abs(without / gated - 1) < 0.15
+    assert 0 < without / gated - 1 < 0.2
 
 
 def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
