@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from baselines import count_parameters, recipe
-from multiscreen import softmask, weights, window
+from multiscreen import softmask, window
 from support import distributed as dist
 from support.checkpoint import (
     build_model,
@@ -52,6 +52,7 @@ from support.run import (
     passes_of,
     take_flags,
 )
+from support.stream import has_learned
 from support.tokens import get_tokenizer
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
@@ -71,6 +72,7 @@ def get_parser():
          "no-gate, fixed-r, compete, softmax), or transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
+    flag("--w-th", 256.0, "windows begin at 2 to w_th + 1 tokens; MiPE is for those below w_th")
     flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token "
          "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
@@ -79,7 +81,7 @@ def get_parser():
     flag("--batch-size", 8, "sequences in a forward pass of one process")
     flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
          type=int, shown="those of one pass")
-    flag("--steps", 620, "optimizer steps (paper: 2^16)")
+    flag("--steps", 620, "optimizer steps (paper: 2^16); of abcdigits at most, until it is learned")
     flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
     flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)")
     flag("--weight-decay", 0.0, "AdamW's weight decay, of matrices (paper: 0; Transformer: 0.1)")
@@ -88,9 +90,9 @@ def get_parser():
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
-    flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed "
-         "(screen_windowed), triton (the fused kernel), or auto: the fastest that can run here and "
-         "agrees with the definition", choices=["auto", "definition", "windowed", "triton"])
+    flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
+         "fused kernel), or auto: the fastest that can run here and agrees with the definition",
+         choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction, default=False,
                    help="torch.compile the layers (needs a C++ compiler on a CPU)")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
@@ -123,9 +125,11 @@ def get_args(argv=None):
     elif args.init is not None:
         ckpt = read_checkpoint(args.init)
         parser.set_defaults(**recipe(ckpt["model"]))
-        args = take_flags(parser, argv, ckpt, args.init, ["model", "psi", "layers", "tokenizer"])
-    if args.model.startswith("transformer") and args.psi != parser.get_default("psi"):
-        raise UsageError(f"--psi {args.psi} is a size of Multiscreen: a Transformer's are in its "
+        kept = ["model", "psi", "layers", "w_th", "tokenizer"]
+        args = take_flags(parser, argv, ckpt, args.init, kept)
+    sizes = [getattr(args, name) != parser.get_default(name) for name in ("psi", "w_th")]
+    if args.model.startswith("transformer") and any(sizes):
+        raise UsageError("--psi and --w-th are of Multiscreen: a Transformer's sizes are in its "
                          "name, transformer:N_L,N_H,d_E")
     return complete(args)
 
@@ -147,35 +151,14 @@ def evaluate(model, data, n, batch_size, tokenizer):
     return nats / tokens, nats / math.log(2) / max(length, 1)
 
 
-@torch.no_grad()
+@torch.compiler.set_stance("force_eager")
 def alive_fraction(model, tokens):
-    """The share of the pairs inside the windows that `screen` gives a weight. tokens: (B, T)
-
-    Memory O(T^2).
-    """
-    alive = inside = 0
-    chosen = model.screen
-
-    # Counted while the model screens, 256 queries at a time.
-    @torch.compiler.disable
-    def count(q, k, v, w, r, i0=0):
-        nonlocal alive, inside
-        for first in range(0, q.shape[2], 256):
-            q_part = q[:, :, first : first + 256]
-            i = i0 + first + torch.arange(q_part.shape[2], device=q.device)
-            d = torch.arange(k.shape[2], device=q.device) - i[:, None]
-            seen = softmask(d, w[:, None, None]) > 0
-            inside += len(q) * seen.sum().item()
-            alpha_d = weights(chosen, q_part, k, w, r, i0 + first)
-            alive += (seen & (alpha_d != 0)).sum().item()
-        return chosen(q, k, v, w, r, i0)
-
-    model.screen = count
-    try:
-        model.loss(tokens, tokens, "none")
-    finally:
-        model.screen = chosen
-    return alive / inside
+    """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
+    alive = sum((alpha_d != 0).sum() for alpha_d in model.relevance_maps(tokens))
+    i = torch.arange(tokens.shape[1], device=tokens.device)
+    w = torch.stack([window(dist.full(tile.s_w)) for tile in model.layers])[:, :, None, None]
+    inside = (softmask(i - i[:, None], w) > 0).sum() * len(tokens)
+    return (alive / inside).item()
 
 
 # -------------------------------------------------------------------------------- training
@@ -196,6 +179,9 @@ def train(args, lock):
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{out} is already finished, at step {ckpt['step']}: --resume --steps N continues")
         return
+    if ckpt and has_learned(args.data, ckpt["data_state"]):
+        print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
+        return
     start = ckpt if ckpt or args.init is None else read_checkpoint(args.init)
 
     # The model, freshly initialised or with the weights of a checkpoint.
@@ -203,7 +189,8 @@ def train(args, lock):
     bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and device.type == "cuda"
     dtype = torch.bfloat16 if bf16 else None
     torch.manual_seed(args.seed)
-    config = {"psi": args.psi, "N_L": args.layers, "vocab_size": tokenizer.n_vocab}
+    config = {"psi": args.psi, "N_L": args.layers, "w_th": args.w_th,
+              "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, start["config"] if start else config, dtype).to(device)
     if start:
         load_weights(model, start["weights"], path if ckpt else args.init)
@@ -268,9 +255,10 @@ def train(args, lock):
             save_checkpoint(path, {
                 "model": args.model, "config": asdict(model.config), "weights": all_weights,
                 "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
-                "data_state": train_data.state(), "random_state": torch.get_rng_state(),
-                "log": log.text, "files": fingerprints, "equations": equations(args.model),
+                "data_state": train_data.state(), "log": log.text,
+                "random_state": torch.get_rng_state(), "files": fingerprints,
                 "args": vars(args) | {"data": absolute(args.data)},
+                "equations": equations(args.model),
                 "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}})
         dist.wait()                                    # torchrun ends all when one has ended
         last_saved = step
@@ -287,7 +275,8 @@ def train(args, lock):
     with stop_requests() as stop:
         started = time.perf_counter()
         first, stopping = step, 0
-        while step < args.steps and not stopping:
+        last = False
+        while not last and not stopping:
             began = time.perf_counter()
 
             # The learning rate: warm-up, then constant.
@@ -316,11 +305,12 @@ def train(args, lock):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             train_data.observe(loss, per_step)
+            last = step == args.steps or train_data.learned
 
             # A printed line.
             row = {"step": step}
             seconds = time.perf_counter() - began
-            if step % args.log_every == 0 or step in (1, args.steps):
+            if step % args.log_every == 0 or step == 1 or last:
                 row |= {"loss": loss, "lr": lr, "grad_norm": norm, "ms": seconds * 1e3,
                         "tokens_per_s": args.batch_tokens / seconds}
                 shown = " " * 23
@@ -334,14 +324,14 @@ def train(args, lock):
                       f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} {clock(left):>8}", flush=True)
 
             # Evaluation.
-            if step % args.eval_every == 0 or step == args.steps:
+            if step % args.eval_every == 0 or last:
                 model.eval()
                 nats, bits = evaluate(model, val_data, 256, args.batch_size, tokenizer)
                 check(val_loss=nats)
                 row |= {"val_loss": nats, "val_bpb": bits}
                 shown = f"validation loss {nats:.4f}, {bits:.3f} bits per byte"
                 if has_windows(model):
-                    tokens = torch.from_numpy(val_data[0][None, :-1][:, :4096]).to(device)
+                    tokens = torch.from_numpy(val_data[0][None, :-1][:, :512]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
                 some = dist.batches(val_data, range(64), args.batch_size)
@@ -354,11 +344,12 @@ def train(args, lock):
             # The log's row comes before the checkpoint, which holds the log.
             if log and len(row) > 1:
                 log.add(row)
-            if step % args.save_every == 0 or step == args.steps:
+            if step % args.save_every == 0 or last:
                 save()
-                print(f"{step:>6}/{args.steps:<6} saved {path}", flush=True)
+                end = ", the end: it has learned" * train_data.learned
+                print(f"{step:>6}/{args.steps:<6} saved {path}{end}", flush=True)
 
-        if step < args.steps:
+        if not last:
             if step > last_saved:
                 save()
             raise KeyboardInterrupt(f"stopped at step {step}, saved {path}: the same command"

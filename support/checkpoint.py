@@ -23,7 +23,7 @@ KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimi
         "step": int, "drawn": int, "data_state": int, "random_state": torch.Tensor, "log": str,
         "files": list, "args": dict, "equations": str, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
-FIXED = ("model", "psi", "layers", "data", "tokenizer", "digits", "seq_len", "seed")
+FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_len", "seed")
 
 
 def build_model(name, config, dtype=None):

@@ -7,6 +7,7 @@ What training draws from, `Sequences` of text or stream.py's documents, has
     data[n], spread(n)              a sequence; the numbers of n of them
     state(), load(state)            what a checkpoint keeps beside the number of drawn sequences
     observe(loss, documents)        told of each step's loss
+    learned                         whether training may end before its last step
     extra_columns(model, batches)   more columns of an evaluation, as a dict
 """
 import hashlib
@@ -163,6 +164,7 @@ def permute(i, n, key, rounds=4):
 
 class Sequences:
     """Contiguous sequences of T + 1 tokens, cut from token arrays: T inputs, T targets."""
+    learned = False                                    # of text there is always more to learn
 
     def __init__(self, arrays, T, what):
         self.arrays, self.T = arrays, T

@@ -76,7 +76,9 @@ def distribute(model, shard, device):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        register_fsdp_forward_method(model, "loss")
+        for name in ("loss", "relevance_maps"):        # of what Multiscreen and Transformer have
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
 
 
 def batches(data, numbers, batch_size):

@@ -35,7 +35,7 @@ def complete(args):
     """The arguments with those that depend on others. Raises UsageError for a wrong number."""
     above_0 = ("psi", "layers", "seq_len", "batch_size", "batch_tokens", "shard", "steps",
                "log_every", "eval_every", "save_every")
-    for name in (*above_0, "warmup", "lr", "weight_decay", "clip", "seed"):
+    for name in (*above_0, "warmup", "w_th", "lr", "weight_decay", "clip", "seed"):
         value = getattr(args, name)
         most = 2**24 if name in ("psi", "layers", "batch_size") else 2**63
         if value is not None and not int(name in above_0) <= value < most:

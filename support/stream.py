@@ -9,6 +9,7 @@ from support.cli import UsageError
 from support.distributed import total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
+DONE_AFTER = 14_400                                    # documents learned until training ends
 OWN = 0.5                                              # share of what is the letter's own at first
 NEAR = 0.4                                             # nats per token above the least loss
 
@@ -25,7 +26,7 @@ class ABCDigitsStream:
     letter to each place where a digit is predicted, and lookup needs just that. While the loss is
     near the least possible, b falls to 1.1 and own numbers disappear. In the end most questions are
     about a letter that stood there once before, which is what the benchmark asks. Validation is
-    like the end.
+    like the end. After some more documents of that kind the model has `learned`.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
@@ -38,17 +39,22 @@ class ABCDigitsStream:
         self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded
         own = np.random.default_rng([seed, 2]).integers(self.low, self.high, 26)
         self.own = digits_of(own)
-        self.learned = 0                               # documents whose loss was near the least
+        self.near = 0                                  # documents whose loss was near the least
 
     @property
     def base(self):
         """b, the ratio of the weights of two letters next to each other in rank."""
-        return 1.1 if self.part else max(2 - 0.9 * self.learned / FLAT_AFTER, 1.1)
+        return 1.1 if self.part else max(2 - 0.9 * self.near / FLAT_AFTER, 1.1)
 
     @property
     def share(self):
         """The share of numbers, or of digits, that are their letter's own."""
-        return 0.0 if self.part else OWN * max(1 - 2 * self.learned / FLAT_AFTER, 0.0)
+        return 0.0 if self.part else OWN * max(1 - 2 * self.near / FLAT_AFTER, 0.0)
+
+    @property
+    def learned(self):
+        """Whether the model has learned the task, and had the documents after that."""
+        return self.near >= DONE_AFTER
 
     def least_loss(self):
         """The least possible loss, nats per token: the letters, and the numbers of new ones."""
@@ -69,7 +75,7 @@ class ABCDigitsStream:
     def observe(self, loss, documents):
         """Count the documents of a step, if its loss (nats per token) is near the least."""
         if loss < self.least_loss() + NEAR:
-            self.learned += documents
+            self.near += documents
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
@@ -112,10 +118,10 @@ class ABCDigitsStream:
         return {"needle": right / asked if asked else math.nan, "base": self.base}
 
     def state(self):
-        return self.learned
+        return self.near
 
     def load(self, state):
-        self.learned = state
+        self.near = state
 
     def __str__(self):
         return "an endless stream"
@@ -127,6 +133,11 @@ class ABCDigitsStream:
     def draw(self, n, seed):
         """The n-th document."""
         return self[n]
+
+
+def has_learned(data, state):
+    """Whether a run on --data had learned all. state: of its data, as a checkpoint keeps it."""
+    return data == ["abcdigits"] and state >= DONE_AFTER
 
 
 def digits_of(numbers):

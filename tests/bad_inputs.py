@@ -36,6 +36,7 @@ COMMANDS = {
         *(f"{NEW} --psi {x}" for x in (0, -3, 2.5, "many", 100000, HUGE)),
         *(f"{NEW} --layers {x}" for x in (0, -1, 10**12, "²")),
         *(f"{NEW} --lr {x}" for x in ("1e30", "nan", "-1", "inf", "x")),
+        *(f"{NEW} --w-th {x}" for x in ("nan", "-1", "1", "inf", "x")),
         *(f"{NEW} --seed {x}" for x in (-1, 2**64, "x")),
         *(f"{NEW} --batch-size {x}" for x in (0, -1, 10**9, HUGE)),
         *(f"{NEW} --seq-len {x}" for x in (0, -1, 10**9, HUGE)),
@@ -47,7 +48,8 @@ COMMANDS = {
         # Names.
         *(f"{NEW} --model {x}" for x in (
             "nothing", "transformer:3M", "multiscreen:what", "transformer:8M --psi 3",
-            "transformer:1,2", "transformer:1,2,7", "transformer:0,2,8", "transformer:²,2,8")),
+            "transformer:8M --w-th 9", "transformer:1,2", "transformer:1,2,7",
+            "transformer:0,2,8", "transformer:²,2,8")),
         *(f"{NEW} --device {x}" for x in ("nonsense", "cuda", "meta", "mps", "cuda:99", "")),
         *(f"{NEW} --{x}" for x in ("tokenizer words", "dtype int8", "kernel triton",
                                    "kernel nothing", "nonsense 1", "ste 3")),

@@ -35,7 +35,7 @@ def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
     texts = texts_of(stream, 50)
     assert len(set(texts)) == 50
     assert texts_of(stream_of(400, 3), 50) == texts
-    stream.learned = FLAT_AFTER                                # as even as what is held out
+    stream.near = FLAT_AFTER                                # as even as what is held out
     assert not set(texts_of(stream_of(400, 3, part=1), 50)) & set(texts_of(stream, 50))
 
 
@@ -54,9 +54,9 @@ def test_half_of_the_digits_are_the_letters_own_at_first():
     assert share(stream) == pytest.approx(0.5, abs=0.05)
     by_chance = share(held_out)                                # the most frequent of ten digits
     assert by_chance < 0.12
-    stream.learned = FLAT_AFTER // 4
+    stream.near = FLAT_AFTER // 4
     assert share(stream) == pytest.approx(0.25, abs=0.07)
-    stream.learned = FLAT_AFTER // 2
+    stream.near = FLAT_AFTER // 2
     assert share(stream) < 0.12
 
 
@@ -74,7 +74,7 @@ def test_own_digits_come_together_in_half_of_the_documents_and_alone_in_the_othe
 def test_the_least_loss_is_that_of_one_who_knows_the_rules(learned):
     """Each line costs its letter's entropy, and a new letter that of its number."""
     stream = stream_of(256, 2)
-    stream.learned = learned
+    stream.near = learned
     rows = [text.split("\n")[:-1] for text in texts_of(stream, 200)]
     weights = stream.base ** np.arange(26)
     together, first, second = (np.full(n, (1 - stream.share) / n) for n in (90, 9, 10))
@@ -110,7 +110,7 @@ def test_the_stream_becomes_flatter_while_the_loss_is_near_the_least():
     other = stream_of(256, 2)
     other.load(stream.state())
     assert other.base == stream.base
-    stream.learned = 0
+    stream.near = 0
     assert np.array_equal(stream[3], first)
 
 

@@ -218,7 +218,7 @@ def test_a_run_with_other_equations_is_refused_and_resumed_when_told_to(tmp_path
 
 @pytest.mark.parametrize("flags, message", [
     (["--psi", "3"], "--psi 2"), (["--seq-len", "64"], "--seq-len 32"),
-    (["--seed", "9"], "--seed 0"),
+    (["--seed", "9"], "--seed 0"), (["--w-th", "16"], "--w-th 256.0"),
     (["--model", "multiscreen:nope"], "--model multiscreen"),
     (["--data", "x"], "--data .*text.txt")])
 def test_resume_cannot_change_the_run(tmp_path, flags, message):
@@ -239,6 +239,18 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
     assert parts["data_state"] == whole["data_state"] == 24
     assert_same_weights(parts, whole)
     assert 0 <= float(read_table(tmp_path / "parts/log.tsv")[-1]["needle"]) <= 1
+
+
+def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(support.stream, "DONE_AFTER", 12)
+    monkeypatch.setattr(support.stream, "NEAR", 10.0)
+    run = ("--steps", "9", "--eval-every", "9", "--log-every", "9")
+    assert fit(tmp_path / "out", *run, data="abcdigits")["step"] == 3
+    assert "3/9      saved" in (printed := capsys.readouterr().out)
+    assert "ckpt.pt, the end: it has learned" in printed
+    assert read_table(tmp_path / "out/log.tsv")[-1]["needle"]
+    fit(tmp_path / "out", *run, data="abcdigits")
+    assert "already finished, at step 3: it has learned" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ a folder that holds a run
@@ -339,7 +351,6 @@ def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
             alive += (maps[:, n] > 0).sum().item()
             inside += 2 * sum(min(i + 1, math.ceil(min(w.item(), 300))) for i in range(300))
     assert train.alive_fraction(model, tokens) == pytest.approx(alive / inside, rel=1e-6)
-    assert model.screen is multiscreen.screen          # put back
 
 
 @pytest.mark.parametrize("data", ["text", "abcdigits"])
