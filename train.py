@@ -358,7 +358,6 @@ def train(args, lock):
     # A sample, where one process holds the model.
     if dist.world() > 1:
         dist.wait()
-        dist.leave()
         return
     begin = torch.from_numpy(val_data[0][None, :32]).to(device)
     generator = torch.Generator(device).manual_seed(0)

@@ -57,6 +57,9 @@ def cli(main):
     try:
         main()
         sys.stdout.flush()
+        if dist.is_initialized():
+            # FSDP2 never lets its groups go, and their threads may abort a process that ends.
+            os._exit(0)
     except BrokenPipeError:                            # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
