@@ -10,7 +10,7 @@ from support.distributed import total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
 DONE_AFTER = 14_400                                    # documents learned until training ends
-OWN = 0.75                                             # share of what is the letter's own at first
+OWN = 0.5                                              # share of what is the letter's own at first
 NEAR = 0.4                                             # nats per token above the least loss
 
 
@@ -21,12 +21,12 @@ class ABCDigitsStream:
     letter is drawn with the weights b^0 .. b^25, in an order that is new in each document.
 
     At first b is 2, so a few letters fill the document; and each letter has a number of its own,
-    the same in all documents. In half of the documents it stands for three quarters of the letters,
-    in the others for three quarters of the digits, each by itself. To learn own numbers, a model
-    must bring the letter to each place where a digit is predicted, and lookup needs just that.
-    While the loss is near the least possible, b falls to 1.1 and own numbers disappear. In the end
-    most questions are about a letter that stood there once before, which is what the benchmark
-    asks. Validation is like the end. After some more documents of that kind it has `learned`.
+    the same in all documents. In half of the documents it stands for half of the letters, in the
+    others half of its digits stand, each by itself. To learn own numbers, a model must bring the
+    letter to each place where a digit is predicted, and lookup needs just that. While the loss is
+    near the least possible, b falls to 1.1 and own numbers disappear. In the end most questions are
+    about a letter that stood there once before, which is what the benchmark asks. Validation is
+    like the end. After some more documents of that kind the model has `learned`.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
