@@ -9,7 +9,7 @@ from support.cli import UsageError
 from support.distributed import total
 
 FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
-DONE_AFTER = 14_400                                    # documents learned until training ends
+DONE_AFTER = 16_000                                    # documents learned until training ends
 OWN = 0.5                                              # share of what is the letter's own at first
 NEAR = 0.4                                             # nats per token above the least loss
 
