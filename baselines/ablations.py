@@ -17,10 +17,10 @@ from multiscreen import Config, GatedScreeningTiles, Multiscreen, softmask
 
 class RoPE(GatedScreeningTiles):
     """MiPE -> RoPE: every pair of dimensions of q and k turns, whatever the window."""
-    rope_scale = 1.0
+    rope_scale = (1.0, 1.0)
 
     def encode(self, x_bar, i, w):
-        return rope(x_bar, i, self.rope_scale)
+        return rope(x_bar, i, *self.rope_scale)
 
 
 class NoPE(GatedScreeningTiles):

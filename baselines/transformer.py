@@ -59,13 +59,15 @@ def get_config(variant, **given):
     return TransformerConfig(**base)
 
 
-def rope(x, i, scale=1.0):
-    """Rotary positions: the pair (n, n + K/2) turns by i / scale * 10,000^(-2n/K).
+def rope(x, i, scale=1.0, ntk=1.0):
+    """Rotary positions: the pair (n, n + K/2) turns by i / scale * theta^(-2n/K).
 
+    theta = 10,000 ntk^(K/(K-2)): the slowest pair turns ntk times as slowly, the fastest as before.
     x: (B, H, T, K); i: (T,) positions. Returns like x.
     """
     K = x.shape[-1]
-    speed = 10_000.0 ** (-torch.arange(0, K, 2, device=x.device, dtype=torch.float64) / K)
+    theta = 10_000.0 * ntk ** (K / max(K - 2, 1))
+    speed = theta ** (-torch.arange(0, K, 2, device=x.device, dtype=torch.float64) / K)
     angle = torch.remainder(i[:, None] / scale * speed, 2 * math.pi)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x.chunk(2, -1)
@@ -75,14 +77,14 @@ def rope(x, i, scale=1.0):
 class Block(nn.Module):
     """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
 
-    dtype: of the matrix products, None for the parameters' own. `rope_scale` divides the positions
-    and may be changed after training.
+    dtype: of the matrix products, None for the parameters' own. `rope_scale`, (scale, ntk) of
+    `rope`, may be changed after training.
     """
 
     def __init__(self, config, dtype=None):
         super().__init__()
         E, head, hidden = config.d_E, config.d_E // config.N_H, 8 * config.d_E // 3
-        self.N_H, self.rope_scale, self.dtype = config.N_H, 1.0, dtype
+        self.N_H, self.rope_scale, self.dtype = config.N_H, (1.0, 1.0), dtype
         self.norm_1 = nn.RMSNorm(E, eps=1e-5)
         self.norm_2 = nn.RMSNorm(E, eps=1e-5)
         self.norm_q = nn.RMSNorm(head, eps=1e-5) if config.qk_norm else nn.Identity()
@@ -103,8 +105,8 @@ class Block(nn.Module):
     def attention(self, x, backend, cache):
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
-        q = rope(self.norm_q(self.heads(x, self.W_Q)), i, self.rope_scale)
-        k = rope(self.norm_k(self.heads(x, self.W_K)), i, self.rope_scale)
+        q = rope(self.norm_q(self.heads(x, self.W_Q)), i, *self.rope_scale)
+        k = rope(self.norm_k(self.heads(x, self.W_K)), i, *self.rope_scale)
         v = self.heads(x, self.W_V)
         q, k, v = (y.to(self.dtype or x.dtype) for y in (q, k, v))
         if cache:

@@ -55,7 +55,7 @@ def setting_of(row):
     """What was done to the model before the measurement, in words."""
     words = ["SWE"] if row["swe"] else []
     if row["factor"]:
-        words.append(f"RoPE ×{float(row['factor']):g}")
+        words.append(f"RoPE ×{row['factor']}")
     return " ".join(words) or "as trained"
 
 

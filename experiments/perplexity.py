@@ -27,7 +27,13 @@ import torch
 
 from experiments.curves import get_curves, positions, print_curves, setting_of
 from experiments.style import paper_name
-from support.checkpoint import load_for_evaluation, model_hash, require_windows, scale_rope
+from support.checkpoint import (
+    load_for_evaluation,
+    model_hash,
+    require_windows,
+    rope_factor,
+    scale_rope,
+)
 from support.cli import Parser, UsageError, cli
 from support.data import files_of, read_text, standard_library
 from support.run import absolute
@@ -105,17 +111,17 @@ def perplexity_args():
                    help="at most this many documents (paper: 5747) [16]")
     p.add_argument("--window", type=float, default=0.3,
                    help="a position stands for those within this share of it (paper: 0.1) [0.3]")
-    p.add_argument("--rope-scale", type=float, nargs="+", default=[],
-                   help="for models with RoPE: a curve for each scaling factor of the positions "
-                   "(paper: 1 2 4 .. 64)")
+    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
+                   help="for models with RoPE: a curve for each scaling factor of the positions, "
+                   "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device")
     args = p.parse_args()
     if args.documents < 1 or args.length is not None and args.length < 1:
         raise UsageError("--length and --documents must be above 0")
-    if not all(factor > 0 for factor in args.rope_scale) or not 0 < args.window < 1:
-        raise UsageError("the factors of --rope-scale must be above 0, --window between 0 and 1")
+    if not 0 < args.window < 1:
+        raise UsageError("--window must be between 0 and 1")
     return args
 
 

@@ -153,7 +153,7 @@ def draw_cells(ax, cells, T_train):
     for (n, d), cell in cells.items():
         text = f"{100 * cell.mean:.1f}".removesuffix(".0") if cell.mean else "--"
         if cell.mean and cell.factor:
-            text += f"\n×{cell.factor:g}"
+            text += f"\n×{cell.factor}"
         ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center",
                 fontsize=8 if len(lengths) < 7 else 7,
                 color="black" if cell.mean > 0.45 else "white")

@@ -2,7 +2,7 @@
 import statistics
 from typing import NamedTuple
 
-from support.checkpoint import load_for_evaluation, model_hash, scale_rope
+from support.checkpoint import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.cli import Parser, UsageError
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
@@ -21,9 +21,9 @@ def get_parser(doc):
     p.add_argument("--swe", action="store_true",
                    help="screening-window expansion: windows beyond the training length become "
                    "infinite")
-    p.add_argument("--rope-scale", type=float, nargs="+", default=[],
-                   help="for models with RoPE: scaling factors of the positions; in each cell the "
-                   "best one counts (paper: 1 2 4 .. 64)")
+    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
+                   help="for models with RoPE: scaling factors of the positions, or of theta, as "
+                   "ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
     p.add_shared("--ckpt", "--device")
     return p
 
@@ -64,7 +64,7 @@ def measure_grid(args, name, get_task, exact_matches):
             prompts, answers = get_prompts(length, depth, trials)
             accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
             table.add(cell, accuracy=accuracy)
-            words = f"length {length:>7} depth {depth:g}{f' x{factor:g}' if factor else ''}"
+            words = f"length {length:>7} depth {depth:g}{f' x{factor}' if factor else ''}"
             progress.add(length, f"{words}: {accuracy:6.1%}")
 
     words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
@@ -94,7 +94,7 @@ class Cell(NamedTuple):
     """The share of right answers and the number of prompts by seed; the RoPE factor, or None."""
     shares: dict
     prompts: dict
-    factor: float = None
+    factor: str = None
 
     @property
     def mean(self):
@@ -110,15 +110,21 @@ def get_cells(rows):
     found = {}
     for row in sorted(rows, key=lambda row: int(row["trials"])):
         by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
-        factor = float(row["factor"]) if row["factor"] else None
+        factor = row["factor"] or None
         cell = by_factor.setdefault(factor, Cell({}, {}, factor))
         cell.shares[row["seed"]] = float(row["accuracy"])
         cell.prompts[row["seed"]] = int(row["trials"])
     cells = {}
     for place, by_factor in sorted(found.items()):
-        candidates = sorted(by_factor.values(), key=lambda cell: cell.factor or 0)
+        candidates = sorted(by_factor.values(), key=lambda cell: size_of(cell.factor))
         cells[place] = max(candidates, key=lambda cell: (len(cell.shares), cell.mean))
     return cells
+
+
+def size_of(factor):
+    """For sorting: "2", "4", "ntk2", "ntk4"; None is first."""
+    return (0, 0.0) if factor is None else (
+        factor.startswith("ntk"), float(factor.removeprefix("ntk")))
 
 
 def mean_by_length(cells):
@@ -140,7 +146,7 @@ def as_grid(cells, T_train):
     def show(cell):
         if cell.factor is None:
             return f"{cell.mean:.1%}"
-        return "--" if cell.mean == 0 else f"{cell.mean:.1%} x{cell.factor:g}"
+        return "--" if cell.mean == 0 else f"{cell.mean:.1%} x{cell.factor}"
 
     lengths, depths = (sorted(set(x)) for x in zip(*cells))
     columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]

@@ -18,12 +18,13 @@ RUN = ("model", "parameters", "seed", "seq_len", "step")
 # what a pattern matches. Others are text.
 WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
          "steps": 1, "seed": 0, "step": 0, "warmup": 0}
-RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1), "factor": (1e-9, 1e9),
+RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
           "window": (0, 1), "nats": (0, 500), "ms": (1e-9, 1e12), "lr": (0, 1e38),
           "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
           "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
           "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
-PATTERNS = {"model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
+PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
+            "model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
             "swe": "yes", "psi": "[1-9][0-9]*|-"}
 
 

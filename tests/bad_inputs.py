@@ -82,7 +82,8 @@ COMMANDS = {
             "--depths nan", "--depths -0.1", "--trials 0", "--trials -5", "--digits 1",
             "--digits 400", "--digits ²", "--digits -1", "--rope-scale 2", "--device nonsense",
             "--seeds ²", "x")),
-        *(f"--ckpt rope/ckpt.pt --rope-scale {x}" for x in (0, "nan", -1, "inf", "x")),
+        *(f"--ckpt rope/ckpt.pt --rope-scale {x}" for x in (0, "nan", -1, "inf", "x",
+                                                                "ntk", "ntk0", "4ntk")),
         "--ckpt transformer/ckpt.pt --swe",
     ]),
     "support.prepare": ("", [

@@ -54,12 +54,16 @@ def turned(x, angle):
     return torch.cat((z.real, z.imag), 1)
 
 
-def rope(x, scale=1.0):
-    """Rotary positions, for each row."""
+def rope(x, scale="1"):
+    """Rotary positions, for each row. scale: of the positions, or "ntk4": of the slowest pair."""
     i = torch.arange(len(x), dtype=x.dtype)
     K = x.shape[1]
-    speed = torch.tensor([THETA ** (-2 * n / K) for n in range(K // 2)], dtype=x.dtype)
-    return turned(x, torch.outer(i / scale, speed))
+    speed = [THETA ** (-2 * n / K) for n in range(K // 2)]
+    if scale.startswith("ntk"):
+        share = [n / (K // 2 - 1) for n in range(K // 2)]      # 0: the fastest, 1: the slowest
+        speed = [v * float(scale[3:]) ** -x for v, x in zip(speed, share)]
+        scale = "1"
+    return turned(x, torch.outer(i / float(scale), torch.tensor(speed, dtype=x.dtype)))
 
 
 def mipe(x, w, w_th):
@@ -78,7 +82,7 @@ def tanh_norm(h):
     return torch.where(norm > 0, factor, 1) * h
 
 
-def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale=1.0):
+def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
     """Eqs. 5 to 14 for one tile: rows of q, k, v as projected -> u. variant: an ablation's name."""
     q, k, v = unit(q), unit(k), unit(v)
     if variant == "rope":
@@ -99,7 +103,7 @@ def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale=1.0):
     return h if variant == "no-tanhnorm" else tanh_norm(h)
 
 
-def reference_logits(p, c, tokens, variant="", scale=1.0):
+def reference_logits(p, c, tokens, variant="", scale="1"):
     """Eqs. 1 to 18: the logits (T, N) of Multiscreen, or of an ablation."""
     E = unit(p["W_E"])
     x = p["s_E"].exp() * E[tokens]
@@ -120,7 +124,7 @@ def reference_logits(p, c, tokens, variant="", scale=1.0):
     return x @ (p["s_F"].exp() * E).T
 
 
-def reference_transformer(p, c, tokens, scale=1.0):
+def reference_transformer(p, c, tokens, scale="1"):
     """The logits (T, N) of the baseline, a LLaMA."""
     def norm(y, weight=1.0):
         return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight

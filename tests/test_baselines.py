@@ -54,7 +54,7 @@ def test_transformer_is_initialised_as_gpt_neox():
 
 
 @pytest.mark.parametrize("name", ["transformer:2,3,24", "transformer:2,3,24:qknorm"])
-@pytest.mark.parametrize("scale", [1, 4])
+@pytest.mark.parametrize("scale", ["1", "4", "ntk4"])
 @torch.no_grad()
 def test_transformer_is_a_llama(name, scale):
     model, x = tiny_model(name, far=True), draw_tokens(1, 30)
@@ -63,7 +63,7 @@ def test_transformer_is_a_llama(name, scale):
     scale_rope(model, scale)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
     assert (model.float()(x)[0].double() - exact).norm() < 1e-4 * exact.norm()
-    scale_rope(model, 2 * scale)
+    scale_rope(model, "9")
     assert (model(x)[0].double() - exact).norm() > 1e-4 * exact.norm()
 
 
@@ -121,15 +121,17 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
 
 
 @torch.no_grad()
-def test_the_positions_of_the_rope_ablation_can_be_scaled():
+@pytest.mark.parametrize("scale", ["8", "ntk8"])
+def test_the_positions_of_the_rope_ablation_can_be_scaled(scale):
     model, x = tiny_model("multiscreen:rope", far=True), draw_tokens(1, 50)
-    scale_rope(model, 8)
-    exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", 8)
+    scale_rope(model, scale)
+    exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", scale)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
-    with pytest.raises(UsageError, match="above 0"):
-        scale_rope(model, 0)
+    for factor in ("0", "-1", "nan", "ntk", "ntk0", "4ntk", "²"):
+        with pytest.raises(UsageError, match="above 0"):
+            scale_rope(model, factor)
     with pytest.raises(UsageError, match="RoPE"):
-        scale_rope(tiny_model("multiscreen"), 2)
+        scale_rope(tiny_model("multiscreen"), "2")
 
 
 @pytest.mark.parametrize("psi", range(4, 17))
