@@ -118,6 +118,8 @@ def get_args(argv=None):
     args = parser.parse_args(argv)
     if args.resume and args.init:
         raise UsageError("--resume and --init: take one, the weights of OUT or those of --init")
+    if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
+        raise UsageError(f"--force would overwrite {args.init}: name another --out")
     if args.resume:
         path = Path(args.out) / "ckpt.pt"
         ckpt = read_checkpoint(path)

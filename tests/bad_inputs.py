@@ -71,6 +71,7 @@ COMMANDS = {
         *(f"{NEW} --init {x}" for x in (*NO_FILES, "out/ckpt.pt --psi 3", "flipped/ckpt.pt",
                                         "out/ckpt.pt --model multiscreen:rope")),
         f"{NEW} --resume --force", "--out out --resume --init out/ckpt.pt",
+        "--out out --force --init out/ckpt.pt --steps 9",
         f"TORCHELASTIC_RUN_ID=1 {NEW}", f"TORCHELASTIC_RUN_ID=1 RANK=0 WORLD_SIZE=a {NEW}",
         f"TORCHELASTIC_RUN_ID=1 RANK=x WORLD_SIZE=1 {NEW}",
         f"TORCHELASTIC_RUN_ID=1 RANK=0 WORLD_SIZE=1 {NEW}",
