@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What Gradescope calls once, as root, when it builds the image: a virtual environment with the
+# versions of requirements.txt, and PyTorch without CUDA. Python must be 3.11 or later: Ubuntu
+# 22.04 has it beside its python3.
+set -euo pipefail
+root=${AUTOGRADER_ROOT:-/autograder}
+python=python3
+python3 -c "import sys; sys.exit(sys.version_info < (3, 11))" || python=python3.11
+apt-get update
+apt-get install -y "$python" "$python-venv"
+"$python" -m venv "$root/venv"
+pip="$root/venv/bin/pip install --no-cache-dir"
+$pip "$(grep '^torch==' "$root/source/requirements.txt")" --index-url https://download.pytorch.org/whl/cpu
+$pip -r "$root/source/requirements.txt"
