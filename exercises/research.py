@@ -1,0 +1,110 @@
+"""What trains and measures the models of part 5. Nothing to do here: read it once."""
+import math
+import statistics
+import time
+
+import numpy as np
+import torch
+
+import multiscreen as ms
+from support.stream import ABCDigitsStream
+
+T = 128                                                # tokens of a training sequence
+LONG = 1024                                            # tokens of a long one
+LAST = 64                                              # its last tokens, whose loss is compared
+
+
+def train_variant(name, model, data, args, seed):
+    """The paper's recipe. Returns the loss, gradient norm and milliseconds of each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr * getattr(model, "lr_factor", 1),
+                                  betas=(0.9, 0.95), weight_decay=0)
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
+    rows = []
+    for step in range(args.steps):
+        start = time.perf_counter()
+        numbers = range(8 * step, 8 * step + 8)
+        x = torch.from_numpy(np.stack([data.draw(n, seed) for n in numbers]))
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        warmup.step()
+        rows.append((loss.item(), torch.stack(norms).norm().item(),
+                     1000 * (time.perf_counter() - start)))
+        if (step + 1) % 50 == 0:
+            print(f"seed {seed}  {name:12s} step {step + 1:4d}   loss {mean_of_last(rows, 0):.4f}",
+                  flush=True)
+    return rows
+
+
+def mean_of_last(rows, column, n=20):
+    return statistics.mean(row[column] for row in rows[-n:])
+
+
+def some(data, n):
+    """n sequences of data, (n, tokens + 1)."""
+    return torch.from_numpy(np.stack([data[i] for i in data.spread(n)]))
+
+
+@torch.no_grad()
+def measure(model, rows, val, long):
+    """{what: a number} of a trained model, NaN where it has none."""
+    model.eval()                                       # for your dropout
+    x, far = some(val, 32), some(long, 8)
+    near = far[:, -T - 1 :]
+    losses = [model.loss(x[:, :-1], x[:, 1:], reduction="none")[:, -LAST:].mean().item()
+              for x in (near, far)]
+    found = {"training loss, last 20 steps": mean_of_last(rows, 0),
+             f"validation loss, {T} tokens": model.loss(x[:, :-1], x[:, 1:]).item(),
+             f"{LAST} tokens after {T - LAST} others: loss": losses[0],
+             f"the same after {LONG - LAST} others": losses[1],
+             "what the longer context costs": losses[1] - losses[0]}
+    if isinstance(val, ABCDigitsStream):
+        found[f"needles found, {T} tokens, %"] = needles(val, model, x)
+        found[f"needles found, {LONG:,} tokens, %"] = needles(long, model, far)
+    return found | of_windows(model, x[:1, :-1]) | {
+        "gradient norm, last 20 steps": mean_of_last(rows, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "milliseconds a step": statistics.median(row[2] for row in rows)}
+
+
+def needles(data, model, x):
+    return 100 * data.extra_columns(model, [(x, len(x))])["needle"]
+
+
+def of_windows(model, x):
+    """The windows, and the share of the pairs inside them that pass Trim."""
+    if not hasattr(model.layers[0], "s_w"):
+        return {}
+    w = torch.cat([ms.window(tile.s_w) for tile in model.layers])
+    found = {"median window": w.median().item(), "largest window": w.max().item()}
+    if model.screen is ms.screen:
+        i = torch.arange(x.shape[1])
+        d = i[:, None] - i
+        inside = sum(((d >= 0) & (d < w_n)).sum().item() for w_n in w)
+        alive = sum(alpha_d.gt(0).sum().item() for alpha_d in model.relevance_maps(x))
+        found["pairs in the windows that pass Trim, %"] = 100 * alive / inside
+    return found
+
+
+def table(variant, pairs):
+    """Lines: the means of both models, and their paired differences. pairs: (base, variant)s."""
+    head = f"{'mean of the seeds':40s}{'base':>12s}{variant:>12s}{'difference':>12s}"
+    yield head + ("   +- deviation   of each seed" if len(pairs) > 1 else "")
+    for what in dict.fromkeys([*pairs[0][0], *pairs[0][1]]):
+        values = [[side.get(what, math.nan) for side in pair] for pair in pairs]
+        differences = [b - a for a, b in values]
+        means = [statistics.mean(column) for column in (*zip(*values), differences)]
+        line = f"{what:40s}" + "".join(f"{shown(x):>12s}" for x in means)
+        if len(pairs) > 1 and not math.isnan(means[2]):
+            line += f"   +- {shown(statistics.stdev(differences)):10s}  "
+            line += "  ".join(map(shown, differences))
+        yield line
+
+
+def shown(x):
+    """A number in four digits or more."""
+    if math.isnan(x):
+        return "-"
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4f}" if abs(x) < 10 else f"{x:.1f}"
