@@ -168,9 +168,9 @@ COMMANDS = {
         "--ckpt transformer/ckpt.pt --out new.html",
     ]),
     "exercises.part5_research": ("--data text.txt", [
-        "nothing", "", *(f"rope --lr {x}" for x in ("nan", "-1", "inf", "x", "0")),
-        *(f"rope --seed {x}" for x in (-1, 2**64, "²")), "rope --steps 0", "rope --steps -1",
-        "rope --data missing", "rope --data empty.txt", "rope --nonsense"]),
+        "nothing", "", *(f"nope --lr {x}" for x in ("nan", "-1", "inf", "x", "0")),
+        *(f"nope --seeds {x}" for x in (-1, 2**64, "²", "1 1")), "nope --steps 0",
+        "nope --steps -1", "nope --data missing", "nope --data empty.txt", "nope --nonsense"]),
 }
 
 # (an entry of a checkpoint, what stands there instead: GONE for nothing)

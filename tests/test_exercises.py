@@ -3,16 +3,14 @@ import os
 import re
 
 import pytest
-import torch
 
 import multiscreen
-from exercises import part5_research, test_part1, test_part2, test_part3, trained
+from exercises import test_part1, test_part2, test_part3, trained
 from exercises.adapters import earlier, mine
-from exercises.checks import Wrong, correlated
+from exercises.checks import Wrong
 from screening_triton import available
-from support.cli import UsageError
 from tests import mutants
-from tests.helpers import ROOT, fit, run
+from tests.helpers import fit, run
 
 # Kernels are interpreted, or left out where they are compiled for a GPU.
 PARTS = [test_part1, test_part2, test_part3]
@@ -115,45 +113,3 @@ def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^    1  (\S+)  \1$", out, re.M)              # one loss twice
     assert "the same next byte at 100.0% of 500 positions" in out
-
-
-# ------------------------------------------------------------------------- the research harness
-
-@pytest.mark.parametrize("variant", [v for v in part5_research.VARIANTS if v != "mine"])
-def test_each_open_question_can_be_trained(variant, capsys, monkeypatch):
-    monkeypatch.setattr(part5_research, "LONG", 200)
-    data = "abcdigits" if variant == "compete" else str(ROOT / "test_multiscreen.py")
-    part5_research.main([variant, "--steps", "2", "--data", data])
-    out = capsys.readouterr().out
-    rows = [line for line in out.splitlines() if line.startswith(tuple(part5_research.ROW_NAMES))]
-    assert len(rows) == len(part5_research.ROW_NAMES)
-    assert "nan" not in out
-
-
-def test_variants_change_what_they_say():
-    q, k, _ = correlated(0, 1, 1, 12, 12)
-    v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
-    w, r = torch.tensor([6.0]).double(), torch.tensor([0.1]).double()
-    alpha_d = multiscreen.relevance(q, k, w, r)[0, 0]
-    compete, hard, sigmoid = (part5_research.SCREENS[name](q, k, v, w, r)[0, 0]
-                              for name in ("compete", "hard-window", "sigmoid"))
-    inside = multiscreen.softmask(part5_research.distances(q, k, 0), w) > 0
-    assert (alpha_d[inside] == 0).any()                            # Trim rejects some
-    assert (compete.sum(-1) < 1).all()
-    assert torch.equal(hard > 0, alpha_d > 0)
-    assert (hard >= alpha_d).all()
-    assert torch.equal(sigmoid > 0, inside)
-
-
-def test_untied_begins_as_the_base_does():
-    base, untied = (part5_research.build_variant(name, 0) for name in ("base", "untied"))
-    assert untied.screen is base.screen                # or the milliseconds differ for no reason
-    tokens = torch.arange(40)[None]
-    torch.testing.assert_close(untied(tokens), base(tokens))
-
-
-@pytest.mark.parametrize("argv, message", [(["nothing"], "variant 'nothing' is unknown"),
-                                           (["nope", "--steps", "0"], "--steps must be")])
-def test_a_wrong_question_is_explained(argv, message):
-    with pytest.raises(UsageError, match=message):
-        part5_research.main(argv)
