@@ -86,7 +86,8 @@ def test_a_mistake_costs_its_points_and_shows_its_message(root, monkeypatch):
 
 def test_a_test_that_never_ends_costs_its_own_points_only(root, monkeypatch):
     part1 = root / "submission/part1_screening.py"
-    edit(part1, "    return (1 - (1 - s) / r)", "    import os\n    return os._exit(0) or (s")
+    trim = "    return (1 - (1 - s) / r)"
+    edit(part1, trim, f"    import os\n    os._exit(0)\n{trim}")
     tests = graded(root, monkeypatch, "trim", "mipe")
     assert [tests[name]["score"] for name in ("trim", "mipe")] == [0, 6]
     assert "did not come to an end" in tests["trim"]["output"]
