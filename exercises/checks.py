@@ -59,6 +59,16 @@ def gradient(f, *inputs, dh=None):
     return torch.autograd.grad(out, inputs, dh, allow_unused=True, materialize_grads=True)
 
 
+def expect_gradients(f, right, inputs, names, mistakes=(), tolerance=1e-5):
+    """Compare the gradients of f with those of `right`, at ordinary points. mistakes: as above."""
+    dh = torch.randn(right(*inputs).shape, generator=random(9)).to(inputs[0])
+    wanted = gradient(right, *inputs, dh=dh)
+    for name, found, exact in zip(names.split(), gradient(f, *inputs, dh=dh), wanted):
+        zero = (torch.zeros_like(exact), f"no gradient arrives at {name}: is it detached, or "
+                "turned into a number on the way?")
+        expect(found, exact, f"the gradient of {name}", [zero, *mistakes], tolerance)
+
+
 def random(seed):
     return torch.Generator().manual_seed(seed)
 

@@ -3,7 +3,12 @@ import re
 
 import pytest
 
+import multiscreen
+from exercises import checks
 from exercises.checks import Wrong
+
+# As they are before any file of yours is imported.
+ORIGINAL = {module: dict(vars(module)) for module in (checks, multiscreen)}
 
 
 def pytest_addoption(parser):
@@ -39,6 +44,15 @@ class Points:
                 report.longrepr = f"still to do: {error}"
         if report.when == "call" or report.failed:
             self.rows[item.nodeid] = part_of(item), item.name.removeprefix("test_"), report.passed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_call(self, item):
+        for module, before in ORIGINAL.items():
+            changed = [name for name, x in before.items() if vars(module).get(name) is not x]
+            vars(module).update(before)
+            if changed:
+                raise Wrong(f"{module.__name__}.{changed[0]} was replaced: it is what judges your "
+                            "work")
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):

@@ -5,7 +5,16 @@ import torch
 
 import multiscreen as ms
 from exercises.adapters import mine
-from exercises.checks import Wrong, check, correlated, expect, gradient, near, random
+from exercises.checks import (
+    Wrong,
+    check,
+    correlated,
+    expect,
+    expect_gradients,
+    gradient,
+    near,
+    random,
+)
 
 INF = math.inf
 
@@ -27,6 +36,9 @@ def test_acceptance():
            [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
              "here r is the sigmoid of s_r"),
             (torch.sigmoid(-s_r), "the sign of s_r is the other way: a larger s_r accepts more")])
+    expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
+           "10^4 acceptance([-9, -12])", tolerance=1e-4)
+    expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
     smallest = mine.acceptance(torch.tensor([-100.0]))
     check(smallest >= 0.99e-6, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-6 from "
           "below, or Trim divides by 0")
@@ -50,6 +62,10 @@ def test_unit():
           "0 is infinite. Clip the square, before the root")
     x = torch.randn(2, 3, 5, 16, generator=random(0), dtype=torch.float64)
     expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)", tolerance=1e-9)
+    expect_gradients(mine.unit, ms.unit, [x], "x", [(
+        gradient(lambda y: y / x.norm(dim=-1, keepdim=True), x,
+                 dh=torch.randn(x.shape, generator=random(9)).to(x))[0],
+        "the length is detached: it changes with x, too")])
 
 
 def test_mipe_angle():
@@ -68,6 +84,18 @@ def test_mipe_angle():
     for turn in (torch.cos, torch.sin):
         expect(turn(found), turn(right), f"the {turn.__name__} {what}",
                [(turn(wrong), cause) for wrong, cause in causes])
+
+    w = torch.tensor([2.5, 40.0, 63.0], dtype=torch.float64)
+    right = ms.mipe_angle(i, w, 64.0)
+    found = mine.mipe_angle(i, w, 64.0)
+    for turn in (torch.cos, torch.sin):
+        expect(turn(found), turn(right), f"the {turn.__name__} of the angle for w_th = 64",
+               [(turn(ms.mipe_angle(i, w, 256.0)), "w_th is an argument, and not always 256")])
+    expect_gradients(lambda w: mine.mipe_angle(i, w, 64.0), lambda w: ms.mipe_angle(i, w, 64.0),
+                     [w], "w")
+    found = mine.mipe_angle(i, w.float(), 64.0)
+    check(found.dtype == torch.float32,
+          f"for w in float32 the angle is {found.dtype}: return it in w's dtype")
 
     wide = torch.tensor([256.0, 300.0, 512.0, 1e6, INF])
     found = mine.mipe_angle(i, wide, 256.0)
@@ -112,6 +140,7 @@ def test_mipe():
           "the sine has a minus once")
     check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
     expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)", tolerance=1e-9)
+    expect_gradients(mine.mipe, ms.mipe, [x, angle], "x angle")
 
 
 def test_trim():
@@ -171,6 +200,8 @@ def test_softmask():
         check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
               f"{outside.abs().max().item():.2g}: it must be exactly 0")
         expect(found, ms.softmask(d, w), f"softmask(-300 .. 99, w = {w.item():g})")
+    expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
+                     [torch.tensor(7.5)], "w")
 
 
 def test_relevance():
@@ -198,10 +229,12 @@ def test_relevance():
           "one key changed, and the relevance of another with it: keys must not compete")
 
     q, k, _ = correlated(1, 1, 3, 4, 9)
-    expect(mine.relevance(q, k, w, r, 5), ms.relevance(q, k, w, r, 5),
-           "the relevance of 4 queries at positions 5 to 8 (i0 = 5)",
+    expect(mine.relevance(q, k, w, r, 3), ms.relevance(q, k, w, r, 3),
+           "the relevance of 4 queries at positions 3 to 6 (i0 = 3), among 9 keys,",
            [(ms.relevance(q, k, w, r), "i0 is not used: the first query stands at i0, not at 0"),
-            (ms.relevance(q, k, w, r, -5), "i0 has the wrong sign")])
+            (ms.relevance(q, k, w, r, 5), "i0 is taken to be S - T: keys may come after the last "
+             "query, too"),
+            (ms.relevance(q, k, w, r, -3), "i0 has the wrong sign")])
 
     q, k, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
     found = mine.relevance(q, k, torch.tensor([64.0]), one)
@@ -222,14 +255,16 @@ def test_screen():
              "TanhNorm comes later, in Eq. 14: return the plain sum")])
     q, k, v = correlated(3, 2, 2, 7, 10)
     w, r = torch.tensor([4.0, INF]).double(), torch.tensor([0.4, 0.9]).double()
-    exact = ms.screen(q, k, v, w, r, 3)
-    total = ms.relevance(q, k, w, r, 3).sum(-1, keepdim=True)
-    expect(mine.screen(q, k, v, w, r, 3), exact, "h of 7 queries and 10 keys, i0 = 3,",
+    exact = ms.screen(q, k, v, w, r, 2)
+    total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
+    expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
            [(ms.screen(q, k, v, w, r), "i0 is not handed on to `relevance`"),
+            (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
+             "query, too"),
             (exact / total, "the weights were divided by their sum: nothing may compete")])
     dh = torch.randn(exact.shape, generator=random(4), dtype=torch.float64)
-    found = gradient(lambda *x: mine.screen(*x, 3), q, k, v, w, r, dh=dh)
-    right = gradient(lambda *x: ms.screen(*x, 3), q, k, v, w, r, dh=dh)
+    found = gradient(lambda *x: mine.screen(*x, 2), q, k, v, w, r, dh=dh)
+    right = gradient(lambda *x: ms.screen(*x, 2), q, k, v, w, r, dh=dh)
     for name, a, b in zip("qkvwr", found, right):
         expect(a, b, f"the gradient of {name}", tolerance=1e-8)
 
@@ -245,6 +280,21 @@ def test_screen():
     check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s counts "
           "2/r times in alpha. Turn q, k and v to float32 before the products")
 
+    mixed = mine.screen(q.float(), k.float(), v, w, r)
+    check(mixed.dtype == torch.bfloat16,
+          f"q and k in float32 and values in bfloat16 give h in {mixed.dtype}: return v's dtype")
+
+    q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.float32)
+    exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
+    off = (mine.screen(q, k, v, w, r) - exact).abs().max() / exact.abs().max()
+    check(off < 1e-3, f"with q, k and v in float32 h is off by {off.item():.1%}: is something "
+          "rounded to bfloat16 on the way?")
+
+
+def tanh_norm_along(x, axis):
+    """A wrong TanhNorm, of another axis than the last."""
+    return ms.tanh_norm(x.transpose(axis, -1)).transpose(axis, -1)
+
 
 def test_tanh_norm():
     x = torch.tensor([[3.0, 4.0], [0.6, 0.8]])
@@ -254,6 +304,11 @@ def test_tanh_norm():
             (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
             (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
             (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own")])
+    x = torch.randn(2, 3, 4, 5, generator=random(7), dtype=torch.float64)
+    axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: it is the last one's")
+            for n in range(3)]
+    expect(mine.tanh_norm(x), ms.tanh_norm(x), "tanh_norm of random vectors (2, 3, 4, 5)", axes)
+    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x")
     zero = torch.zeros(4, dtype=torch.float64)
     check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0: 0/0? For |x| < eps return x")
     J = torch.autograd.functional.jacobian(mine.tanh_norm, zero)

@@ -67,6 +67,8 @@ mistakes("acceptance", {
     "older version of the paper": lambda s_r: s_r.exp() + 1,
     "the sign of s_r": lambda s_r: torch.sigmoid(-s_r).clamp_min(1e-6),
     "clip r at 1e-6": lambda s_r: torch.sigmoid(s_r),
+    "10^4 acceptance([-9, -12])": lambda s_r: torch.sigmoid(s_r).clamp_min(1e-2),
+    "no gradient comes back": lambda s_r: ms.acceptance(s_r.detach()),
 })
 
 
@@ -81,6 +83,8 @@ mistakes("unit", {
     "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
     "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
     "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the length is detached":
+        lambda x, eps=1e-6: x / x.norm(dim=-1, keepdim=True).clamp_min(eps).detach(),
     "Clip the square, before the root":
         lambda x, eps=1e-6: x / x.square().sum(-1, keepdim=True).sqrt().clamp_min(eps),
 })
@@ -100,6 +104,10 @@ def gamma(w, w_th):
 mistakes("mipe_angle", {
     "the angle lacks pi": lambda i, w, w_th: i * (gamma(w.double(), w_th) / w.double())[:, None],
     "gamma is missing": lambda i, w, w_th: i * (math.pi / w.double())[:, None],
+    "w_th is an argument": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0),
+    "no gradient comes back": lambda i, w, w_th: ms.mipe_angle(i, w.detach(), w_th),
+    "is torch.float64: return it in w's dtype":
+        lambda i, w, w_th: ms.mipe_angle(i, w.double(), w_th),
     "multiply in float64":
         lambda i, w, w_th: math.pi * i * (gamma(w, w_th) / w.clamp(max=w_th))[:, None],
 })
@@ -107,15 +115,15 @@ mistakes("mipe_angle", {
 
 @mutant("mipe_angle", "MiPE still turns at w >= w_th")
 def angle_that_comes_back(i, w, w_th):
-    w = w.double()
-    return math.pi * i * ((torch.cos(math.pi * w / w_th) + 1) / 2 / w)[:, None]
+    x = w.double()
+    return (math.pi * i * ((torch.cos(math.pi * x / w_th) + 1) / 2 / x)[:, None]).to(w.dtype)
 
 
 @mutant("mipe_angle", "gradient is NaN at w >= w_th")
 def angle_with_a_bare_where(i, w, w_th):
-    w = w.double()
-    cosine = (torch.cos(math.pi * w / w_th) + 1) / 2
-    return math.pi * i * (torch.where(w < w_th, cosine, 0.0) / w)[:, None]
+    x = w.double()
+    cosine = (torch.cos(math.pi * x / w_th) + 1) / 2
+    return (math.pi * i * (torch.where(x < w_th, cosine, 0.0) / x)[:, None]).to(w.dtype)
 
 
 @correct("mipe_angle")
@@ -128,6 +136,7 @@ def angle_by_a_double_where(i, w, w_th):
 
 mistakes("mipe", {
     "turned the wrong way": lambda x, angle: ms.mipe(x, -angle),
+    "no gradient arrives at angle": lambda x, angle: ms.mipe(x, angle.detach()),
 })
 
 
@@ -177,6 +186,7 @@ mistakes("softmask", {
         lambda d, w: torch.where(d.abs() < w, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0),
     "is negative in the past": lambda d, w: ms.softmask(-d, w),
     "this window is hard": lambda d, w: ((-w < d) & (d <= 0)).float(),
+    "no gradient comes back": lambda d, w: ms.softmask(d, w.detach()),
 })
 
 
@@ -196,6 +206,8 @@ def softmask_as_a_squared_cosine(d, w):
 mistakes("relevance", {
     "queries and keys were swapped": lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0),
     "i0 is not used": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r),
+    "i0 is taken to be S - T":
+        lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, k.shape[2] - q.shape[2]),
 })
 
 
@@ -221,10 +233,20 @@ def relevance_by_einsum(q, k, w, r, i0=0):
     return m * ms.trim(s, r.view(-1, 1, 1))
 
 
+def v64(q, exact, rounded):
+    """What is exact for float64, and rounded for what is less."""
+    return exact if q.dtype == torch.float64 else rounded()
+
+
 mistakes("screen", {
     "i0 is not handed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
     "TanhNorm comes later": lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)),
     "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
+    "values in bfloat16 give h in torch.float32":
+        lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).to(q.dtype),
+    "rounded to bfloat16 on the way":
+        lambda q, k, v, w, r, i0=0: v64(q, ms.screen(q, k, v, w, r, i0),
+                                        lambda: ms.screen(q.bfloat16(), k.bfloat16(), v, w, r, i0)),
     "Turn them to float32 first": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
     "Turn q, k and v to float32":
         lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0) @ v,
@@ -244,6 +266,10 @@ def screen_one_query_at_a_time(q, k, v, w, r, i0=0):
 # ---------------------------------------------------------------------------------- TanhNorm
 
 mistakes("tanh_norm", {
+    "taken along axis 2": lambda x, eps=1e-6: ms.tanh_norm(x.mT).mT if x.ndim > 2
+    else ms.tanh_norm(x),
+    "the gradient of x": lambda x, eps=1e-6: x * (ms.tanh_norm(x).norm(dim=-1, keepdim=True)
+                                                  / x.norm(dim=-1, keepdim=True)).detach(),
     "tanh of each number changes the direction": lambda x: torch.tanh(x),
     "not divided by the length": lambda x: x * torch.tanh(x.norm(dim=-1, keepdim=True)),
 })

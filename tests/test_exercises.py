@@ -1,12 +1,14 @@
 """The course: solutions pass, stubs fail, and each known mistake gets its message."""
+import functools
 import os
 import re
 
 import pytest
+import torch
 
 import multiscreen
 from exercises import test_part1, test_part2, test_part3, trained
-from exercises.adapters import earlier, mine
+from exercises.adapters import earlier, is_stub, mine, own
 from exercises.checks import Wrong
 from screening_triton import available
 from tests import mutants
@@ -68,6 +70,40 @@ def test_later_parts_take_the_students_function_or_else_the_repositorys(monkeypa
     assert earlier("trim") is trim
 
 
+class Built(multiscreen.Multiscreen):
+    """A student's class that is built on the repository's."""
+
+
+@pytest.mark.parametrize("name, f", [
+    ("trim", multiscreen.trim), ("Multiscreen", Built), ("Multiscreen", multiscreen.Multiscreen)])
+def test_what_is_the_repositorys_is_no_solution(name, f):
+    with pytest.raises(Wrong, match=f"{name} is the repository's own"):
+        own(name, f)
+
+
+def test_a_call_of_the_repositorys_function_is_no_solution():
+    def indirect(s, r):
+        return multiscreen.trim(s, r)
+
+    s = torch.tensor([0.7])
+    for f in (indirect, functools.partial(indirect), lambda s, r: indirect(s, r=r)):
+        with pytest.raises(Wrong, match="trim calls multiscreen.py's trim"):
+            own("trim", f)(s, s)
+    assert own("trim", lambda s, r: s * r)(s, r=s) == s * s
+    assert own("trim", functools.partial(torch.mul))(s, s) == s * s
+    assert not is_stub(functools.partial(indirect))
+
+
+def test_a_change_in_place_is_named():
+    def doubled(x):
+        x *= 2
+        return x
+
+    for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+        with pytest.raises(Wrong, match="unit changes its input in place"):
+            own("unit", doubled)(x)
+
+
 # ------------------------------------------------------------------------- as a student calls it
 
 def check_course(*flags, **variables):
@@ -85,15 +121,17 @@ def points(out):
 def test_the_stubs_fail_and_say_what_to_do(tmp_path):
     """One run: the stubs, a file of hidden tests, and the grades."""
     hidden = tmp_path / "test_hidden.py"
-    hidden.write_text("def test_one():\n    pass\n\n\ndef test_two():\n    assert 0\n")
+    hidden.write_text("def test_one():\n    pass\n\n\ndef test_two():\n    assert 0\n\n\n"
+                      "def test_three():\n    from exercises import checks\n    checks.near = 0\n")
     out = check_course("--hidden", str(hidden), "--grades", EXERCISES="")
     assert out.returncode == 1
     assert points(out) == {"part 1": (0, 10), "part 2": (0, 12), "part 3": (0, 8),
-                           "part 4": (0, 5), "test_hidden": (1, 2)}
+                           "part 4": (0, 5), "test_hidden": (1, 3)}
     for n, of in ((1, 10), (2, 10), (3, 8), (4, 5)):
         for m in range(1, of + 1):
             if (n, m) not in ((2, 9), (2, 10)):        # these two fail in what they are built on
                 assert f"still to do: Exercise {n}.{m}: " in out.stdout, (n, m)
+    assert "exercises.checks.near was replaced" in out.stdout
     assert "Traceback" not in out.stdout
     assert "part\texercise\tpoints\tof\n" in out.stdout
     assert "part 1\ttrim\t0\t1\n" in out.stdout
