@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import multiscreen
-from exercises import test_part1, test_part2, test_part3, trained
+from exercises import (
+    test_part1,
+    test_part1_screening,
+    test_part2,
+    test_part2_model,
+    test_part3,
+    trained,
+)
 from exercises.adapters import earlier, is_stub, mine, own
 from exercises.checks import Wrong
 from screening_triton import available
@@ -15,7 +22,7 @@ from tests import mutants
 from tests.helpers import fit, run
 
 # Kernels are interpreted, or left out where they are compiled for a GPU.
-PARTS = [test_part1, test_part2, test_part3]
+PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
 if available("cpu") is None:
     from exercises import test_part4
     from tests import mutants_kernel  # noqa: F401  (it adds to the lists of mutants)

@@ -1,0 +1,200 @@
+"""Part 1, from Trim on: hand-worked points first, then properties, then multiscreen.py."""
+import math
+
+import torch
+
+import multiscreen as ms
+from exercises.adapters import mine
+from exercises.checks import (
+    Wrong,
+    check,
+    correlated,
+    expect,
+    expect_gradients,
+    gradient,
+    random,
+)
+
+INF = math.inf
+
+
+def test_trim():
+    s, r = torch.tensor([1.0, 0.95, 0.8, 0.75, 0.6, -1.0]), torch.tensor(0.25)
+    z = 1 - (1 - s) / r
+    expect(mine.trim(s, r), [1, 0.64, 0.04, 0, 0, 0],
+           "trim([1, 0.95, 0.8, 0.75, 0.6, -1], r = 0.25)",
+           [((1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not multiplied by it"),
+            (z.square(), "below the threshold the relevance rises again: the max with 0 comes "
+             "before the square"),
+            (z.relu(), "the square is missing"),
+            ((r - 1 + s).relu().square(), "s = 1 must give 1 whatever r is: divide by r"),
+            (1 - ((1 - s) / r).clamp(max=1).square(), "the square is of the whole: (1 - ..)^2"),
+            (((s - r) / (1 - r)).relu().square(),
+             "r was taken for the threshold: the threshold is 1 - r, the width is r"),
+            (torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: relevance "
+             "is 0 at the threshold and 1 at s = 1"),
+            ((2 * s - 1).relu().square(), "r does not act: is there a constant in its place?")])
+    on = torch.tensor([0.25, 0.5, 0.75])
+    check((mine.trim(on, 1 - on) == 0).all(), "at the threshold, 1 - s = r, the relevance must be "
+          "exactly 0")
+    s = torch.tensor([0.3, 0.5, 0.75, 1.0])
+    slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), s)
+    expect(slope, [0, 0, 2, 4], "the slope of trim at s = 0.3, 0.5, 0.75, 1 for r = 0.5")
+
+
+def test_softmask():
+    d, w, m = torch.tensor([0, -1, -2, -3]), torch.tensor(4.0), [1, 0.5 + 0.5**1.5, 0.5]
+    m.append(1 - m[1])
+    right = torch.tensor(m)
+    cos = 2 * right - 1
+    found = mine.softmask(d, w)
+    expect(found, right, "softmask([0, -1, -2, -3], w = 4)",
+           [(cos, "the cosine is not yet between 0 and 1: (cos + 1)/2"),
+            (cos.relu(), "the cosine is not yet between 0 and 1: (cos + 1)/2"),
+            (cos + 1, "softmask lacks its 1/2: at distance 0 it is 1"),
+            (torch.tensor([1.0, 0, 0, 0]), "all keys but the query's own get 0: d = j - i is "
+             "negative in the past"),
+            (0.5 * (torch.cos(d / w) + 1), "the cosine lacks pi: it must be 0 at distance w"),
+            (0.5 * (torch.cos(math.pi * d / (w + 1)) + 1),
+             "a key at distance exactly w must get 0: the cosine is stretched over w + 1"),
+            (torch.ones(4), "inside the window the mask must fall from 1 to 0 as a cosine: this "
+             "window is hard")])
+    check(mine.softmask(torch.tensor([-4]), w) == 0, "a key at distance exactly w must get 0")
+    far = mine.softmask(torch.tensor([-5, -8, -9, -100]), w)
+    check((far == 0).all(), "beyond the window the cosine rises again: every distance above w must "
+          "get exactly 0")
+    check((mine.softmask(torch.tensor([1, 2, 3, 50]), w) == 0).all(),
+          "a later key, d > 0, must get 0: this mask sees the future")
+    infinite = mine.softmask(torch.tensor([-10**6, -1, 0, 1]), torch.tensor(INF))
+    expect(infinite, [1, 1, 1, 0], "softmask([-10^6, -1, 0, 1], w = inf)")
+    d = torch.arange(-300, 100)
+    for w in (1.0, 3.5, 7.0, 256.0, 1e9):
+        w = torch.tensor(w)
+        found = mine.softmask(d, w)
+        outside = found[(d > 0) | (d <= -w)]
+        check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
+              f"{outside.abs().max().item():.2g}: it must be exactly 0")
+        expect(found, ms.softmask(d, w), f"softmask(-300 .. 99, w = {w.item():g})")
+    expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
+                     [torch.tensor(7.5)], "w")
+
+
+def test_relevance():
+    # Three directions 60 degrees apart: s is 1, 1/2 or -1/2. r = 1, and a window without an edge.
+    a = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [-0.5, math.sqrt(3) / 2]])
+    q, k = a[[0, 1, 2]].view(1, 1, 3, 2), a[[1, 0, 0]].view(1, 1, 3, 2)
+    infinite, one = torch.tensor([INF]), torch.tensor([1.0])
+    expect(mine.relevance(q, k, infinite, one), [[[[0.25, 0, 0], [1, 0.25, 0], [0.25, 0, 0]]]],
+           "the relevance of three keys, s = 1/2, 1 or -1/2, for three queries",
+           [(torch.tensor([[0.25, 0, 0], [1, 0.25, 0], [0.25, 0, 0]]).T[None, None],
+             "queries and keys were swapped: a row is a query, a column is a key"),
+            (ms.relevance(k, q, infinite, one), "queries and keys were swapped: q goes first"),
+            ([[[[1, 0, 0], [0.8, 0.2, 0], [1, 0, 0]]]],
+             "the relevances of a query sum to 1: nothing may compete, so divide by nothing")])
+
+    q, k, _ = correlated(0, 2, 3, 9, 9)
+    w, r = torch.tensor([4.0, 2.5, INF]).double(), torch.tensor([0.5, 0.9, 0.3]).double()
+    exact = ms.relevance(q, k, w, r)
+    found = mine.relevance(q, k, w, r)
+    expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,")
+    changed = k.clone()
+    changed[:, :, 3] = q[:, :, 5]
+    others = [j for j in range(9) if j != 3]
+    check(torch.equal(mine.relevance(q, changed, w, r)[..., others], found[..., others]),
+          "one key changed, and the relevance of another with it: keys must not compete")
+
+    q, k, _ = correlated(1, 1, 3, 4, 9)
+    expect(mine.relevance(q, k, w, r, 3), ms.relevance(q, k, w, r, 3),
+           "the relevance of 4 queries at positions 3 to 6 (i0 = 3), among 9 keys,",
+           [(ms.relevance(q, k, w, r), "i0 is not used: the first query stands at i0, not at 0"),
+            (ms.relevance(q, k, w, r, 5), "i0 is taken to be S - T: keys may come after the last "
+             "query, too"),
+            (ms.relevance(q, k, w, r, -3), "i0 has the wrong sign")])
+
+    q, k, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
+    found = mine.relevance(q, k, torch.tensor([64.0]), one)
+    check((found.triu(1) == 0).all(), "positions in bfloat16 see the future: above 256 it has only "
+          "every second integer. Count positions in integers, whatever the dtype of q")
+
+
+def test_screen():
+    # Two keys, both equal to both queries, and values (1, 0) and (0, 1); at distance 1, m = 1/2.
+    q = torch.tensor([1.0, 0.0]).expand(1, 1, 2, 2)
+    v, half = torch.eye(2).view(1, 1, 2, 2), torch.tensor([0.5])
+    w = torch.tensor([2.0])
+    expect(mine.screen(q, q, v, w, half), [[[[1, 0], [0.5, 1]]]],
+           "h of two equal keys with values (1, 0) and (0, 1), w = 2,",
+           [([[[[1, 0], [1 / 3, 2 / 3]]]], "the weights were divided by their sum: nothing may "
+             "compete, the sum may be more than 1 or 0"),
+            (ms.tanh_norm(torch.tensor([[[[1, 0], [0.5, 1]]]])),
+             "TanhNorm comes later, in Eq. 14: return the plain sum")])
+    q, k, v = correlated(3, 2, 2, 7, 10)
+    w, r = torch.tensor([4.0, INF]).double(), torch.tensor([0.4, 0.9]).double()
+    exact = ms.screen(q, k, v, w, r, 2)
+    total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
+    expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
+           [(ms.screen(q, k, v, w, r), "i0 is not handed on to `relevance`"),
+            (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
+             "query, too"),
+            (exact / total, "the weights were divided by their sum: nothing may compete")])
+    dh = torch.randn(exact.shape, generator=random(4), dtype=torch.float64)
+    found = gradient(lambda *x: mine.screen(*x, 2), q, k, v, w, r, dh=dh)
+    right = gradient(lambda *x: ms.screen(*x, 2), q, k, v, w, r, dh=dh)
+    for name, a, b in zip("qkvwr", found, right):
+        expect(a, b, f"the gradient of {name}", tolerance=1e-8)
+
+    q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
+    w, r = torch.tensor([INF]), torch.tensor([0.1])
+    try:
+        h = mine.screen(q, k, v, w, r)
+    except RuntimeError as e:
+        raise Wrong(f"with q, k and v in bfloat16: {e}. Turn them to float32 first") from None
+    check(h.dtype == torch.bfloat16, f"values in bfloat16 give h in {h.dtype}: return v's dtype")
+    exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
+    off = (h - exact).abs().max() / exact.abs().max()
+    check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s counts "
+          "2/r times in alpha. Turn q, k and v to float32 before the products")
+
+    mixed = mine.screen(q.float(), k.float(), v, w, r)
+    check(mixed.dtype == torch.bfloat16,
+          f"q and k in float32 and values in bfloat16 give h in {mixed.dtype}: return v's dtype")
+
+    q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.float32)
+    exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
+    off = (mine.screen(q, k, v, w, r) - exact).abs().max() / exact.abs().max()
+    check(off < 1e-3, f"with q, k and v in float32 h is off by {off.item():.1%}: is something "
+          "rounded to bfloat16 on the way?")
+
+
+def tanh_norm_along(x, axis):
+    """A wrong TanhNorm, of another axis than the last."""
+    return ms.tanh_norm(x.transpose(axis, -1)).transpose(axis, -1)
+
+
+def test_tanh_norm():
+    x = torch.tensor([[3.0, 4.0], [0.6, 0.8]])
+    right = x / x.norm(dim=-1, keepdim=True) * torch.tanh(x.norm(dim=-1, keepdim=True))
+    expect(mine.tanh_norm(x), right, "tanh_norm([[3, 4], [0.6, 0.8]])",
+           [(torch.tanh(x), "tanh of each number changes the direction: take it of the length"),
+            (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
+            (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
+            (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own")])
+    x = torch.randn(2, 3, 4, 5, generator=random(7), dtype=torch.float64)
+    axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: it is the last one's")
+            for n in range(3)]
+    expect(mine.tanh_norm(x), ms.tanh_norm(x), "tanh_norm of random vectors (2, 3, 4, 5)", axes)
+    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x")
+    zero = torch.zeros(4, dtype=torch.float64)
+    check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0: 0/0? For |x| < eps return x")
+    J = torch.autograd.functional.jacobian(mine.tanh_norm, zero)
+    check(not J.isnan().any(), "TanhNorm's Jacobian at 0 is NaN: the slope of the root of 0 is "
+          "infinite, and torch.where does not stop it. Put a 1 in place of small squares first")
+    check(J.abs().max() > 1e-3, "TanhNorm's Jacobian at 0 is 0, not the identity: where is the "
+          "clamp? It must be the same length above and below the fraction")
+    expect(J, torch.eye(4), "TanhNorm's Jacobian at 0")
+    for size in (1e-30, 1e-8, 1e-6, 1e-3, 1.0, 1e4):
+        x = torch.randn(3, 16, generator=random(6)) * size
+        expect(mine.tanh_norm(x) / min(size, 1), ms.tanh_norm(x) / min(size, 1),
+               f"tanh_norm of vectors of size {size:g}, over that size,")
+        slope, = gradient(mine.tanh_norm, x)
+        check(slope.isfinite().all(), f"TanhNorm's gradient is not finite at |x| = {size:g}")
