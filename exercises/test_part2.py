@@ -107,6 +107,13 @@ def test_screening():
             (ms.tanh_norm(ms.screen(k_tilde, q_tilde, v_bar, w, r)),
              "queries and keys were swapped")], tolerance=1e-4)
 
+    def twice(*inputs):
+        return 2 * ms.screen(*inputs)
+
+    expect(yours.screening(x, twice), ms.tanh_norm(2 * h), "u with another `screen`, 2 h,",
+           [(found, "the argument `screen` is ignored: whoever calls it chooses what screens")],
+           tolerance=1e-4)
+
 
 def test_forward():
     yours, theirs = a_layer()
@@ -123,6 +130,18 @@ def test_forward():
             (x + torch.einsum("bhtv,hve->bte", theirs.screening(x, ms.screen), scale[..., None]
                               * theirs.W_O), "the gate does not act: u times g_hat")],
            tolerance=1e-4)
+
+
+def check_independent(named):
+    """Matrices are drawn around 0, each for itself."""
+    matrices = [(name, W.detach().flatten()) for name, W in named if W.ndim > 1]
+    for n, (name, W) in enumerate(matrices):
+        check(W.mean().abs() < 0.1 * W.std(), f"the mean of {name} is {W.mean().item():.3g}: it is "
+              "N(0, ..), around 0")
+        for other, V in matrices[:n]:
+            if len(V) == len(W):
+                same = torch.corrcoef(torch.stack((V, W)))[0, 1].abs()
+                check(same < 0.5, f"{other} and {name} are alike: draw each matrix anew")
 
 
 def test_initialize():
@@ -149,6 +168,7 @@ def test_initialize():
               "leaves what was in memory")
         expect(std(name), right, f"the standard deviation of {name}", causes,
                tolerance=0.05 * right)
+    check_independent(named)
     for layer in model.layers:
         s_w = torch.linspace(0, math.log(100), 5)
         expect(layer.s_w, s_w, "s_w of a layer",

@@ -368,6 +368,12 @@ class ByTheEquations(ms.GatedScreeningTiles):
         return ms.tanh_norm(screen(q, k, ms.unit(self.project(x, self.W_V)), w, r, 0))
 
 
+@mutant("screening", "the argument `screen` is ignored")
+class ItsOwnScreen(ms.GatedScreeningTiles):
+    def screening(self, x, screen, cache=None):
+        return super().screening(x, ms.screen, cache)
+
+
 @mutant("forward", "the residual is missing")
 class NoResidual(ms.GatedScreeningTiles):
     def forward(self, x, screen, cache=None):
@@ -480,6 +486,8 @@ restarted({
     "W_G has the fixed scale": lambda layer, c: layer.W_G.div_(math.sqrt(c.d_V)),
     "s_w is spread over the tiles": lambda layer, c: layer.s_w.zero_(),
     "the root is missing": lambda layer, c: layer.s_O.mul_(2),
+    "W_K are alike": lambda layer, c: layer.W_K.copy_(layer.W_Q),
+    "it is N(0, ..), around 0": lambda layer, c: layer.W_V.add_(1.0),
     "divided by the dimension: by its root": lambda layer, c: layer.W_Q.div_(math.sqrt(c.d_K)),
     "W_V has no initial values": lambda layer, c: layer.W_V.zero_(),
     "w_th is config.w_th":
@@ -487,6 +495,14 @@ restarted({
     "N_H values are N_H - 1 steps":
         lambda layer, c: layer.s_w.copy_(torch.arange(c.N_H) / c.N_H * math.log(c.w_th)),
 })
+
+
+@mutant("initialize", "are alike: draw each matrix anew")
+class OneLayerCopied(ms.Multiscreen):
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.layers[1:]:
+            layer.load_state_dict(self.layers[0].state_dict())
 
 
 @mutant("initialize", "the log is missing")
