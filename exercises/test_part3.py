@@ -164,9 +164,13 @@ def rows_of(found, right):
 
 def test_gradients():
     cases = [(40, 40, 0, 9.0), (40, 40, 0, 32.0), (23, 61, 38, 17.0), (23, 61, 38, INF),
-             (30, 20, 5, 3.5), (5, 40, 33, 24.5)]
+             (30, 20, 5, 3.5), (5, 40, 33, 24.5), (17, 17, 0, 9.0), (5, 45, 39, 24.5)]
     for T, S, i0, w in cases:
         q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=S)
+        if T == S:
+            k[-1] = q[-1]                              # accepted, and alone in its block
+        elif S == 45:
+            k[15] = q[0]                               # at distance 24, the last of its block
         found, right = mine.gradients(q, k, v, w, r, dh, i0), by_autograd(q, k, v, w, r, dh, i0)
         at_0 = by_autograd(q, k, v, w, r, dh)
         case = f"of {T} queries and {S} keys, i0 = {i0}, w = {w}"

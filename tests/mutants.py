@@ -4,6 +4,7 @@ Each is a wrong version of one exercise, and words of the message that a student
 tests/test_exercises.py asserts that, and that the CORRECT versions, written in other ways than
 multiscreen.py, pass. For teachers: the list of what to look for when you read solutions.
 """
+import inspect
 import math
 
 import torch
@@ -672,6 +673,20 @@ def gradients_of_whole_blocks(q, k, v, w, r, dh, i0=0, size=16):
     T = len(q) // size * size
     dq, *others = solved.gradients(q[:T], k, v, w, r, dh[:T], i0)
     return torch.cat((dq, torch.zeros_like(q[T:]))), *others
+
+
+def edited_gradients(old, new):
+    """The solution after an edit of its source."""
+    source = inspect.getsource(solved.gradients)
+    assert old in source, old
+    names = dict(vars(solved))
+    exec(source.replace(old, new), names)
+    return names["gradients"]
+
+
+for new in ("math.floor(w) + 1", "math.ceil(w) + 2"):
+    mutant("gradients", "a block is left out")(edited_gradients("math.ceil(w) + 1", new))
+mutant("gradients", "a block is left out")(edited_gradients("int(i[-1]) + 1, S", "int(i[-1]), S"))
 
 
 @mutant("gradients", "they come in the order")
