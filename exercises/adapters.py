@@ -30,7 +30,9 @@ SOLUTIONS = {"exercises.part1_screening": "multiscreen", "exercises.part2_model"
 
 
 REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
-EQUATIONS = {f.__code__ for f in vars(multiscreen).values() if isinstance(f, types.FunctionType)}
+# By identity: a copy of a function has an equal code.
+EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
+             if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
 IN_PLACE = ("{} changes its input in place, and the caller still needs it: write x = x + 1, not "
             "x += 1 or x.add_(1)")
 
@@ -63,7 +65,7 @@ def own(name, f):
 def watched(name, f):
     """f, but it raises Wrong where it calls a function of multiscreen.py or changes an input."""
     def look(frame, event, arg):
-        if event == "call" and frame.f_code in EQUATIONS:
+        if event == "call" and id(frame.f_code) in EQUATIONS:
             raise Wrong(f"{name} calls multiscreen.py's {frame.f_code.co_name}: write it yourself")
 
     def call(*inputs, **named):

@@ -40,12 +40,13 @@ class GatedScreeningTiles(nn.Module):
         raise NotImplementedError("Exercise 2.1: Eq. 15, the projections")
 
     def gate(self, x):
-        """Eq. (17), the gate g_hat. (B, T, E) -> (B, H, T, V)"""
+        """Eq. (17), the gate: g_hat = tanh(SiLU(g)), g = x W_G. (B, T, E) -> (B, H, T, V)"""
         raise NotImplementedError("Exercise 2.2: Eq. 17, the gate")
 
     def screening(self, x, screen, cache=None):
-        """Eq. (16), with Eqs. 4 to 7 and 14: u of x. (B, T, E) -> (B, H, T, V)
+        """Eq. (16): u = Screening(q, k, v) of x, with Eqs. 4 to 7 and 14. -> (B, H, T, V)
 
+        q = x W_Q, k = x W_K, v = x W_V, all of unit length; MiPE turns q and k; u = TanhNorm(h).
         screen(q_tilde, k_tilde, v_bar, w, r, i0) is Eq. 12. Without a cache x starts at position 0.
         With one (exercise 2.9) it starts at `cache.end`; cache.append(k_tilde, v_bar, w) adds the
         new keys and values, and returns all keys, all values, and the position of the first key.
@@ -53,7 +54,9 @@ class GatedScreeningTiles(nn.Module):
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 
     def forward(self, x, screen, cache=None):
-        """Eq. (18), the update of each tile, and Eq. (2), their sum. (B, T, E) -> (B, T, E)"""
+        """Eq. (18), the update of each tile: Delta x = (u * g_hat) (e^s_O W_O); Eq. (2), their sum
+        over the tiles, added to x. (B, T, E) -> (B, T, E)
+        """
         raise NotImplementedError("Exercise 2.4: Eqs. 18 and 2, the update")
 
 
@@ -86,15 +89,21 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def initialize(self):
-        """The table in the appendix "Multiscreen Initialization". N(0, x): x is the deviation."""
+        """The table in the appendix "Multiscreen Initialization". N(0, x): x is the deviation.
+
+        W_Q, W_K  N(0, 0.1/sqrt(d_K))    s_w  evenly spaced over the tiles, from 0 to log w_th
+        W_V       N(0, 0.1/sqrt(d_V))    s_r  0
+        W_G       N(0, 0.1)              s_O  log(1/sqrt(N_H N_L))
+        W_O, W_E  N(0, 0.1/sqrt(d_E))    s_E  0,  s_F  log sqrt(d_E)
+        """
         raise NotImplementedError("Exercise 2.5: the initial values")
 
     def embed(self, tokens):
-        """Eq. (1): x^(0). (B, T) -> (B, T, E)"""
+        """Eq. (1): x^(0) = e^s_E e_bar, e the row of W_E for a token. (B, T) -> (B, T, E)"""
         raise NotImplementedError("Exercise 2.6: Eq. 1, the embedding")
 
     def logits(self, x):
-        """Eq. (3): z. (..., E) -> (..., N)"""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T, rows of unit length. (..., E) -> (..., N)"""
         raise NotImplementedError("Exercise 2.7: Eq. 3, the logits")
 
     def hidden(self, tokens, caches=None):

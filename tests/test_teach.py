@@ -70,31 +70,27 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def test_a_mistake_costs_its_points_and_shows_its_message(root, monkeypatch):
+def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch):
     """And a file of the student in place of a test, or of what a test uses, is not taken."""
     part1 = root / "submission/part1_screening.py"
     edit(part1, "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
+    edit(part1, "    square = x.square()", "    __import__('os')._exit(0)\n    square = x.square()")
     for name in ("conftest.py", "checks.py", "test_part1.py", "adapters.py"):
         (root / "submission" / name).write_text("def test_trim():\n    pass\n")
     (root / "submission/part2_model.py").write_text("def project(self, x, W:\n")
     (root / "submission/part3_derivative.py").unlink()
-    names = ("trim", "mipe", "project", "pairs")
+    names = ("trim", "mipe", "tanh_norm", "project", "pairs")
     tests = graded(root, monkeypatch, *names)
-    assert [tests[name]["score"] for name in names] == [0, 6, 0, 0]
+    assert [tests[name]["score"] for name in names] == [0, 6, 0, 0, 0]
     assert "1 - s must be divided by r" in tests["trim"]["output"]
+    assert "did not come to an end" in tests["tanh_norm"]["output"]
     assert "part2_model.py" in tests["project"]["output"]
     assert "still to do: Exercise 3.1" in tests["pairs"]["output"]
     assert "part3_derivative.py" in results_of(root)[1]["output"]
 
 
-def test_a_test_that_never_ends_costs_its_own_points_only(root, monkeypatch):
-    part1 = root / "submission/part1_screening.py"
-    trim = "    return (1 - (1 - s) / r)"
-    edit(part1, trim, f"    import os\n    os._exit(0)\n{trim}")
-    tests = graded(root, monkeypatch, "trim", "mipe")
-    assert [tests[name]["score"] for name in ("trim", "mipe")] == [0, 6]
-    assert "did not come to an end" in tests["trim"]["output"]
-    assert autograder.run_tests(root / "source", 1, 0.01) == {}
+def test_a_part_that_takes_too_long_has_no_results():
+    assert autograder.run_tests(ROOT, 1, 0.01) == {}
 
 
 def test_solutions_are_not_in_the_graded_copy(root, tmp_path):
