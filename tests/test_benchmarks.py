@@ -262,11 +262,12 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
 def test_every_configuration_compiles_ahead_of_time_without_spills():
-    """A process for each GPU, side by side: together they take a minute of a core."""
+    """With values in bfloat16 and in float32, which have configurations of their own."""
     processes = []
     for target in (80, 89, 90):
         code = ("import benchmarks.kernel_compile as script; "
-                f"script.TARGETS = ({target},); script.cli(script.main)")
+                f"script.TARGETS, script.DTYPES = ({target},), script.DTYPES[::3]; "
+                "script.cli(script.main)")
         processes.append(subprocess.Popen(
             [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
@@ -275,7 +276,7 @@ def test_every_configuration_compiles_ahead_of_time_without_spills():
         out, errors = process.communicate()
         assert process.returncode == 0, errors
         lines += [line.split() for line in out.splitlines() if "sm_" in line]
-    assert len(lines) == 3 * 4 * 3
+    assert len(lines) == 3 * 2 * 3
 
     # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
     aims = {"forward": 11, "dq": 30, "dkv": 21}
