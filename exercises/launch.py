@@ -1,66 +1,98 @@
 """What starts the kernels of part 4. Nothing to do here: read it once.
 
-One tile, no batch, float32, contiguous. Results are filled with NaN first, and have rows of NaN
-behind them: a number that is never written, and a row that should not be, show at once. w and r are
-tensors of one number, which the kernels load.
+One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
+The sizes BI, BJ, K and V differ, so that one in place of another shows. Each kernel runs twice: its
+programs from the last to the first, then in a drawn order. On a GPU there is no order.
 """
+import random
+
 import torch
 import triton
 
-BLOCK = 16                                             # queries, and keys, of a block
-GUARD = 32                                             # rows of NaN behind each matrix
+from exercises import strict
+from exercises.checks import check
+
+BI, BJ = 32, 16                                        # queries, and keys, of a block
+GUARD = 64                                             # rows behind each matrix, of no tensor
 
 
-def poisoned(rows, columns):
-    return torch.full((rows + GUARD, columns), torch.nan)[:rows]
+def from_last(programs):
+    return programs[::-1]
 
 
-def guarded(x):
-    """x, with rows of NaN behind it in memory."""
-    y = poisoned(*x.shape)
-    y.copy_(x)
-    return y
+def drawn(programs):
+    return random.Random(0).sample(programs, len(programs))
 
 
 def similarities(kernel, q, k):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
-    s = poisoned(T, S)
-    grid = (triton.cdiv(T, BLOCK), triton.cdiv(S, BLOCK))
-    kernel[grid](guarded(q), guarded(k), s, T, S, K=K, BI=BLOCK, BJ=BLOCK)
-    return s
+    out = torch.full((T, S), torch.nan)
+    return launch(kernel, blocks(T, S), {"Q": q, "K_": k}, out, {"T": T, "S": S}, {"K": K})[0]
 
 
 def relevances(kernel, q, k, w, r, i0=0):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
-    alpha_d = poisoned(T, S)
-    grid = (triton.cdiv(T, BLOCK), triton.cdiv(S, BLOCK))
-    kernel[grid](guarded(q), guarded(k), w, r, alpha_d, i0, T, S, K=K, BI=BLOCK, BJ=BLOCK)
-    return alpha_d
+    out = torch.full((T, S), torch.nan)
+    return launch(kernel, blocks(T, S), {"Q": q, "K_": k, "W": w, "R": r}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K})[0]
 
 
 def bounds(kernel, T, S, w, i0=0):
     """(blocks of queries, 2): where the loop over keys begins and ends, for each."""
-    blocks = triton.cdiv(T, BLOCK)
-    out = torch.full((blocks, 2), -(10**6), dtype=torch.int32)
-    kernel[(blocks,)](w, out, i0, T, S, BI=BLOCK, BJ=BLOCK)
-    return out
+    out = torch.full((triton.cdiv(T, BI), 2), -1, dtype=torch.int32)
+    return launch(kernel, blocks(T), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
 
 
 def forward(kernel, q, k, v, w, r, i0=0):
-    """h (T, V), one program for each block of queries."""
+    """h (T, V) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
-    h = poisoned(T, V)
-    kernel[(triton.cdiv(T, BLOCK),)](guarded(q), guarded(k), guarded(v), w, r, h, i0, T, S,
-                                     K=K, V=V, BI=BLOCK, BJ=BLOCK)
-    return h
+    out = torch.full((T, V), torch.nan)
+    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
 
 
 def dq(kernel, q, k, v, w, r, dh, i0=0):
-    """dL/dq (T, K), one program for each block of queries."""
+    """dL/dq (T, K) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
-    out = poisoned(T, K)
-    kernel[(triton.cdiv(T, BLOCK),)](guarded(q), guarded(k), guarded(v), w, r, guarded(dh), out,
-                                     i0, T, S, K=K, V=V, BI=BLOCK, BJ=BLOCK)
-    return out
+    out = torch.full((T, K), torch.nan)
+    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r, "DH": dh}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
+
+
+def blocks(T, S=None):
+    """The grid: how many blocks of queries, and of keys."""
+    return (triton.cdiv(T, BI),) if S is None else (triton.cdiv(T, BI), triton.cdiv(S, BJ))
+
+
+def launch(kernel, grid, inputs, out, sizes, widths):
+    """The result, and {(name, program): the rows that it loaded}."""
+    results = []
+    for order in (from_last, drawn):
+        tensors = {name: guarded(x) for name, x in (inputs | {"OUT": out}).items()}
+        memory = strict.run(kernel, grid, tensors, sizes, widths | {"BI": BI, "BJ": BJ}, order)
+        results.append(tensors["OUT"])
+        check_result(results[-1], memory)
+    check(torch.equal(*results), "two orders of the programs give two results: a program must not "
+          "depend on what another has done")
+    return results[0], memory.loaded
+
+
+def guarded(x):
+    """A copy as a matrix, with room behind it: an address past its end is in no other."""
+    x = x.reshape(len(x), -1)
+    copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
+    return copy.copy_(x)
+
+
+def check_result(out, memory):
+    """Each place of OUT was stored, and is a number."""
+    missing = (memory.stored < 0).nonzero()
+    if len(missing[0]):
+        row, column = missing[0][0], missing[1][0]
+        check(False, f"OUT[{row}, {column}] was never stored")
+    check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
+          "without other=0.0: where the mask is False a GPU gives any number, here NaN, and it "
+          "reached OUT")
+    check(not out.isnan().any(), "there is NaN in OUT, which no input has")
