@@ -51,7 +51,8 @@ class Memory:
             raise Wrong(
                 f"OUT[{row}, {column}] is stored by the programs {self.stored[row, column]} and "
                 f"{program()}, which run at the same time. Each stores its own block and no more: "
-                "does the block depend on program_id, are columns past the end masked?")
+                "does the block depend on program_id, and does row n start at OUT + n * "
+                f"{self.width_of('OUT')}?")
         self.stored[rows, columns] = program()
         return interpret(ptrs, value, mask, *options)
 
@@ -68,25 +69,33 @@ class Memory:
     def places(self, addresses, mask, verb):
         """The tensor that addresses are in, and the rows and columns where the mask is True."""
         addresses = addresses.astype(np.int64)
-        used = addresses[mask]
         name = min(self.tensors, key=lambda name: self.outside(name, addresses))
         x = self.tensors[name]
-        (height, width), size = x.shape, x.element_size()
-
-        # The distance in memory between the rows, and between the columns, of a block.
-        steps = [np.diff(addresses, axis=axis) // size for axis in range(addresses.ndim)]
+        rows, columns = np.divmod((addresses - x.data_ptr()) // x.element_size(), x.shape[1])
         if addresses.ndim == 2 and min(addresses.shape) > 1:
-            found = sorted(abs(int(step.flat[0])) for step in steps)
-            check(found == [1, width], f"wrong offsets in a {verb}: row n of {name} starts at "
-                  f"{name} + n * {self.names.get(width, width)}. Of this block two rows are "
-                  f"{self.names.get(found[1], found[1])} apart, two columns {found[0]}")
-
-        rows, columns = np.divmod((used - x.data_ptr()) // size, width)
-        wrong = rows[(rows < 0) | (rows >= height)]
+            self.check_block(addresses, rows, mask, name, verb)
+        wrong = rows[mask & ((rows < 0) | (rows >= len(x)))]
         if len(wrong):
             raise Wrong(f"a {verb} goes to row {wrong[0]} of {name}, which has the rows 0 to "
-                        f"{height - 1}: mask it")
-        return name, rows, columns
+                        f"{len(x) - 1}: mask the {verb}, rows < {self.names.get(len(x), len(x))}")
+        return name, rows[mask], columns[mask]
+
+    def check_block(self, addresses, rows, mask, name, verb):
+        """The rows of a block of addresses, or its columns, are rows of the matrix."""
+        x, width = self.tensors[name], self.width_of(name)
+        steps = [abs(np.diff(addresses, axis=axis).flat[0]) // x.element_size() for axis in (0, 1)]
+        step = self.names.get(max(steps), max(steps))
+        check(sorted(steps) == [1, x.shape[1]], f"wrong offsets in a {verb}: row n of {name} "
+              f"starts at {name} + n * {width}. Of this block two rows are {step} apart, and two "
+              f"columns {min(steps)}")
+        beginning = rows.take([0], axis=steps.index(1))
+        check((rows == beginning)[mask].all(), f"a {verb} goes on past the end of a row of {name}, "
+              f"into the next one: mask the {verb}, columns < {width}")
+
+    def width_of(self, name):
+        """The letter of a matrix' width, or the number."""
+        width = self.tensors[name].shape[1]
+        return self.names.get(width, width)
 
     def outside(self, name, addresses):
         """How many bytes of the addresses' range lie outside a tensor."""

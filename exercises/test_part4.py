@@ -17,8 +17,8 @@ from exercises.checks import Wrong, check, correlated, expect, gradient, random 
 INF = math.inf
 BI, BJ = launch.BI, launch.BJ
 
-# T, S, i0, w: a last block of one query; keys before the first query; blocks that see no key.
-CASES = [(BI + 1, BI + 1, 0, 1.9), (50, 79, 20, 17.0), (37, 60, 23, 24.5), (90, 41, 5, 9.0),
+# T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; no window.
+CASES = [(BI + 1, 47, 0, 1.9), (50, 79, 20, 22.0), (37, 95, 23, 24.5), (90, 41, 5, 6.0),
          (45, 61, 11, INF)]
 
 
@@ -29,16 +29,19 @@ def inputs(T, S, w, r=0.25):
 
 
 def named(T, S, i0, w):
-    return f"of {T} queries and {S} keys, i0 = {i0}, w = {w}"
+    return f"of {T} queries and {S} keys, i0 = {i0}, w = {float(w):g}"
 
 
 def test_similarity_kernel():
-    for T, S in ((BI, BJ), (45, 21), (BI + 1, 50)):
+    for T, S in ((45, 21), (BI + 1, 50)):
         q, k, *_ = inputs(T, S, INF)
         s = launch.similarities(mine.similarity_kernel, q, k)
-        repeated = (q @ k.T)[:BI].repeat(3, 1)[:T]
+        swapped = torch.zeros(T, S)
+        swapped[:S, :T] = (k @ q.T)[:T, :S]
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
-               [(repeated, "each block of queries is the first: use program_id(0) * BI")])
+               [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
+                 "program_id(0) * BI"),
+                (swapped, "queries and keys were swapped: a row is a query")])
 
 
 def trim_and_softmask(q, k, w, r, i0):
@@ -70,7 +73,9 @@ def wrong_relevances(q, k, w, r, i0):
         (z**2 * 0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
         (z**2 * 0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice too "
          "large: cos(pi d/w), or cos^2(pi d/(2 w))"),
+        (z**2 * trim_and_softmask(q, k, w + 1, r, i0)[1], "the window is w, not w + 1"),
         (z * m, "the square of Trim is missing"),
+        (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
         ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
         (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
@@ -84,7 +89,7 @@ def test_relevance_kernel():
         q, k, _, w, r = inputs(T, S, w)
         found = launch.relevances(mine.relevance_kernel, q, k, w, r, i0)
         right = relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
-        expect(found, right, f"alpha_d {named(T, S, i0, w.item())}",
+        expect(found, right, f"alpha_d {named(T, S, i0, w)}",
                wrong_relevances(q, k, w, r, i0))
         outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
         check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
@@ -127,9 +132,7 @@ def wrong_bounds(T, S, i0, w, n):
         "the last query of the last block is T - 1": (first, min(S, i + BI)),
         "hi is S: blocks of later keys are visited": (first, S),
         "lo is 0: blocks before the window are visited": (0, end),
-        "all blocks of keys are visited": (0, S),
-        "the window acts in whole blocks only: lo is i - ceil(w) + 1, rounded down":
-            (i // BJ * BJ, end)}
+        "all blocks of keys are visited": (0, S)}
 
 
 def check_blocks(visited):
@@ -146,16 +149,16 @@ def check_blocks(visited):
     if not any(right_blocks(*case, n) for case, n in wrong):
         causes = ["where nothing is seen lo = hi, and nothing is visited"]
     raise Wrong("\n".join([*causes[:3], (
-        f"block {n} {named(*case)}, is of the queries at {i0 + n * BI} to "
-        f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))} and visits "
+        f"block {n} {named(*case)}, has the positions {i0 + n * BI} to "
+        f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))}, and visits "
         f"{keys(visited[case][n])}")]))
 
 
 def keys(blocks):
     """Blocks of keys in words."""
     if not blocks:
-        return "no block of keys"
-    return f"keys in the blocks {', '.join(f'{b * BJ} to {b * BJ + BJ - 1}' for b in sorted(blocks))}"
+        return "no keys"
+    return "keys " + ", ".join(f"{b * BJ} to {b * BJ + BJ - 1}" for b in sorted(blocks))
 
 
 def test_bounds_kernel():
@@ -166,17 +169,101 @@ def test_bounds_kernel():
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
         for lo, hi in found:
             where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
-            check(lo >= 0 and lo % BJ == 0, f"lo must be a multiple of BJ = {BJ}, and not "
-                  f"negative: {where}")
-            check(lo <= hi or hi > 0, f"hi must not be negative: {where}")
+            check(lo <= hi or lo >= S, f"lo comes after hi: were they swapped? {where}")
+            check(lo >= 0 and lo % BJ == 0,
+                  f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
         visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
     check_blocks(visited)
 
 
-def check_loads(kernel_of):
-    """kernel_of(case): what a kernel loads. A loop must visit the blocks that are seen, no other."""
-    visited = {}
+# ------------------------------------------------------------------------------- whole kernels
+
+def loads_of(results):
+    """{case: for each block of queries the blocks of keys that it loads}, of (result, loads)."""
+    return {case: [{row // BJ for row in loads["K_", n]} for n in range(-(-case[0] // BI))]
+            for case, (_, loads) in results.items()}
+
+
+def of_seen_blocks(T, S, i0, w):
+    """(T, S) twice: whether a key is in a block that is to be visited, and in the last of them."""
+    seen, last = torch.zeros(T, S), torch.zeros(T, S)
+    for t in range(T):
+        blocks = sorted(right_blocks(T, S, i0, w, t // BI))
+        for b in blocks:
+            seen[t, b * BJ : (b + 1) * BJ] = 1
+            last[t, b * BJ : (b + 1) * BJ] = b == blocks[-1]
+    return seen, last
+
+
+def test_forward_kernel():
+    screen = earlier("screen")
+    results = {case: launch.forward(mine.forward_kernel, *inputs(*case[:2], case[3]), case[2])
+               for case in CASES}
+    check_blocks(loads_of(results))
+    for (T, S, i0, w), (h, _) in results.items():
+        q, k, v, w, r = inputs(T, S, w)
+        right = screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
+        z, m, _ = trim_and_softmask(q, k, w, r, i0)
+        alpha_d = z * z * m
+        seen, last = of_seen_blocks(T, S, i0, w)
+        expect(h, right, f"h {named(T, S, i0, w)}",
+               [*((alpha * seen @ v, cause)
+                  for alpha, cause in wrong_relevances(q, k, w, r, i0)),
+                (alpha_d * last @ v, "only the last block counts: add up, h += .."),
+                (alpha_d[:, :T] @ v[:T], "keys from T on are left out: there are S of them"),
+                (alpha_d / alpha_d.sum(1, keepdim=True).clamp_min(1e-9) @ v,
+                 "relevances must not compete: nothing is divided by their sum"),
+                (right / right.norm(dim=1, keepdim=True).clamp_min(1e-9) * right.norm(
+                    dim=1, keepdim=True).tanh(), "TanhNorm comes later: this kernel returns h")])
+
+
+def wrong_slopes(q, k, w, r, i0):
+    """(dz / (dh . v), what it comes from): 2 z m with one mistake each."""
+    z, m, d = trim_and_softmask(q, k, w, r, i0)
+    wave = 0.5 * (torch.cos(math.pi * d / w) + 1)
+    future = "a later key must get 0: this kernel sees the future"
+    return [
+        (2 * z * trim_and_softmask(q, k, w, r, 0)[1],
+         "i0 does not act in d: query t is at position i0 + t"),
+        (2 * z * wave * (d > -w), future), (2 * z * wave * (d.abs() < w), future),
+        (2 * z * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
+        (z * m, "the 2 of the square's derivative is missing"),
+        (-2 * z * m, "the sign: z grows with s"),
+        (2 * z * z * m, "one factor z is too many: (z^2)' = 2 z"),
+        (z * z * m, "this is alpha_d (dh . v): dz is 2 z m (dh . v)"),
+        (2 * m, "the factor z is missing: (z^2)' = 2 z"),
+        (2 * (z > 0) * m, "the factor z is missing: (z^2)' = 2 z"),
+        ((z > 0) * m, "the factor 2 z is missing: (z^2)' = 2 z"),
+        (2 * (1 - (1 - q @ k.T) / r) * m, "the max of Trim is missing: z is at least 0"),
+        (2 * z, "Softmask is missing: dz = 2 z m (dh . v)"),
+        (2 * z * (d <= 0), "Softmask is missing: dz = 2 z m (dh . v)"),
+        (2 * z * m * m, "m is c^2 already: dz = 2 z m (dh . v)"),
+        (2 * z * m.sqrt(), "one factor c is missing: dz = 2 z c^2 (dh . v)")]
+
+
+def test_dq_kernel():
+    screen = earlier("screen")
+    results, dh_of = {}, {}
     for T, S, i0, w in CASES:
-        loaded = kernel_of(T, S, i0, w)
-        visited[T, S, i0, w] = [{row // BJ for row in loaded["K_", n]} for n in range(-(-T // BI))]
-    check_blocks(visited)
+        dh = dh_of[T] = torch.randn(T, 128, generator=random(1))
+        results[T, S, i0, w] = launch.dq(mine.dq_kernel, *inputs(T, S, w), dh, i0)
+    check_blocks(loads_of(results))
+    for (T, S, i0, w), (dq, _) in results.items():
+        q, k, v, w, r = inputs(T, S, w)
+        dh = dh_of[T]
+
+        def h(q, k=k, v=v, w=w, r=r, i0=i0):
+            return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
+
+        right, = gradient(h, q, dh=dh)
+        z, m, _ = trim_and_softmask(q, k, w, r, i0)
+        seen, last = of_seen_blocks(T, S, i0, w)
+        dy, right_dz = dh @ v.T, 2 * z * m * (dh @ v.T)
+        expect(dq, right, f"dq {named(T, S, i0, w)}",
+               [*((slope * seen * dy @ k / r, cause)
+                  for slope, cause in wrong_slopes(q, k, w, r, i0)),
+                (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
+                (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
+                (right * r, "1/r is missing: dz/ds = 1/r"),
+                (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
+                (right / r, "divided by r twice: dz/ds = 1/r")])
