@@ -12,6 +12,7 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 from exercises import launch  # noqa: E402
 from exercises.adapters import earlier, mine  # noqa: E402
+from exercises.bounds import wrong_bounds  # noqa: E402
 from exercises.checks import Wrong, check, correlated, expect, gradient, random  # noqa: E402
 
 INF = math.inf
@@ -109,30 +110,12 @@ def right_blocks(T, S, i0, w, n):
     return {j // BJ for j in range(S) if any(0 <= i - j < w for i in queries)}
 
 
-def wrong_bounds(T, S, i0, w, n):
-    """{what it comes from: (first key, end)} of block n, with one mistake each."""
-    w = min(w, 2**30)
-    i, last = i0 + n * BI, i0 + min((n + 1) * BI, T) - 1
-    first, end = i - math.ceil(w) + 1, min(S, last + 1)
-    return {
-        "hi is one more than the position of the last query": (first, min(S, last)),
-        "w is rounded down: the farthest key is at distance ceil(w) - 1":
-            (i - math.floor(w) + 1, end),
-        "the farthest key is at distance ceil(w) - 1, one more than these": (first + 1, end),
-        "the farthest key is at distance ceil(w) - 1, one less than these": (first - 1, end),
-        "lo comes from the block's last query: the first one sees farther back":
-            (last - math.ceil(w) + 1, end),
-        "hi comes from the block's first query: the last one sees later keys":
-            (first, min(S, i + 1)),
-        "i0 does not act: query t is at position i0 + t": (first - i0, min(S, last - i0 + 1)),
-        "i0 does not act in lo: query t is at position i0 + t": (first - i0, end),
-        "i0 does not act in hi: query t is at position i0 + t": (first, min(S, last - i0 + 1)),
-        "keys are cut at T: there are S of them": (first, min(T, last + 1)),
-        "hi is past the last key: it is at most S": (first, last + 1),
-        "the last query of the last block is T - 1": (first, min(S, i + BI)),
-        "hi is S: blocks of later keys are visited": (first, S),
-        "lo is 0: blocks before the window are visited": (0, end),
-        "all blocks of keys are visited": (0, S)}
+def wrong_blocks(T, S, i0, w, n):
+    """{what it comes from: the blocks of keys} of block n of the queries, with one mistake each."""
+    i, full = i0 + n * BI, i0 + (n + 1) * BI
+    last = min(full, i0 + T) - 1
+    return {cause: between(*keys)
+            for cause, keys in wrong_bounds(i, last, full, w, T, S, i0).items()}
 
 
 def check_blocks(visited):
@@ -143,8 +126,8 @@ def check_blocks(visited):
         return
     case, n = wrong[0]
     T, S, i0, w = case
-    causes = [cause for cause in wrong_bounds(*case, 0)
-              if all(between(*wrong_bounds(*case, n)[cause]) == blocks
+    causes = [cause for cause in wrong_blocks(*case, n)
+              if all(wrong_blocks(*case, n)[cause] == blocks
                      for case, found in visited.items() for n, blocks in enumerate(found))]
     if not any(right_blocks(*case, n) for case, n in wrong):
         causes = ["where nothing is seen lo = hi, and nothing is visited"]
