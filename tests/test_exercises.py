@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import multiscreen
-from exercises import part5_research, test_part1, test_part2, test_part3, trained
+from exercises import part5_research, picture, test_part1, test_part2, test_part3, trained
 from exercises.adapters import earlier, mine
 from exercises.checks import Wrong, correlated
 from screening_triton import available
@@ -107,6 +107,10 @@ def test_every_exercise_has_a_known_mistake():
     tests = {name.removeprefix("test_") for part in PARTS for name in vars(part)
              if name.startswith("test_")}
     assert {exercise for exercise, _, _ in mutants.MUTANTS} == tests
+
+
+def test_the_picture_of_loads_is_what_its_script_draws():
+    assert (ROOT / "exercises/loads.svg").read_text() == picture.draw()
 
 
 def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
