@@ -129,7 +129,7 @@ def run(kernel, grid, tensors, sizes, constants, order):
     try:
         kernel[grid](*tensors.values(), *sizes.values(), **constants)
     except InterpreterError as error:
-        raise reason(error) from error
+        raise reason(error) from None
     finally:
         for name in real:
             delattr(interpreter, name)
