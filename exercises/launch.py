@@ -91,7 +91,8 @@ def check_result(out, memory):
     missing = (memory.stored < 0).nonzero()
     if len(missing[0]):
         row, column = missing[0][0], missing[1][0]
-        check(False, f"OUT[{row}, {column}] was never stored")
+        check(False, f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
+              "BI, keys at program_id(1) * BJ, is a block stored that sees no key?")
     check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
           "without other=0.0: where the mask is False a GPU gives any number, here NaN, and it "
           "reached OUT")

@@ -77,7 +77,8 @@ class Memory:
         wrong = rows[mask & ((rows < 0) | (rows >= len(x)))]
         if len(wrong):
             raise Wrong(f"a {verb} goes to row {wrong[0]} of {name}, which has the rows 0 to "
-                        f"{len(x) - 1}: mask the {verb}, rows < {self.names.get(len(x), len(x))}")
+                        f"{len(x) - 1}: mask the {verb}, rows < {self.names.get(len(x), len(x))}, "
+                        "or correct its offsets")
         return name, rows[mask], columns[mask]
 
     def check_block(self, addresses, rows, mask, name, verb):

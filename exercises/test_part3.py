@@ -7,16 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import multiscreen as ms
 from exercises.adapters import mine
 from exercises.bounds import wrong_bounds
-from exercises.checks import (  # noqa: I001
-    Wrong,
-    check,
-    correlated,
-    describe_difference,
-    expect,
-    gradient,
-    near,
-    random,
-)
+from exercises.checks import Wrong, check, correlated, describe_difference, expect, gradient, near
 
 INF = math.inf
 
@@ -24,7 +15,7 @@ INF = math.inf
 def some_block(w=9.0, r=0.3, I=12, J=10, first=6):  # noqa: E741
     """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 0."""
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
-    dh = torch.randn(I, 8, generator=random(1), dtype=torch.float64)
+    dh = torch.randn(I, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     return q, k, v, dh, w, r, first + torch.arange(I), torch.arange(J)
 
@@ -53,6 +44,8 @@ def test_pairs():
         z_right, c_right, d_right = z_c_d(q, k, w, r, i, j)
         inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
         expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
+        swapped = torch.allclose(z, c_right) and torch.allclose(c, z_right)
+        check(not swapped, "return z, c, d: z and c come in each other's place")
         expect(z, z_right, f"z for w = {w:g}",
                [(z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
@@ -75,6 +68,7 @@ def test_pairs():
                  "sees the future"),
                 (torch.cos(angle) * (d_right >= 0), "c is not 0 at distance w and beyond: the "
                  "cosine comes back"),
+                (torch.sin(angle) * inside, "c is the cosine, not the sine: 1 at d = 0"),
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
         check((c[~inside] == 0).all(), "c must be exactly 0 at distance w and beyond, and for a "
@@ -107,7 +101,8 @@ def test_dz_block():
             (2 * z * c.square().square() * (dh @ v.T), "c^2 counts once: dz = 2 z c^2 (dh . v)"),
             (2 * z * (dh @ v.T), "both factors c are missing: alpha_d = (z c)^2"),
             (c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
-            (2 * c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base")],
+            (2 * c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
+            (2 * (z > 0) * c.square() * (dh @ v.T), "z is missing: the slope of a square is 2 z")],
            tolerance=1e-6)
 
 
@@ -175,7 +170,9 @@ def test_dw_block():
             (right * w, "theta = pi/(2 w), so dtheta/dw = -theta/w: a 1/w is missing"),
             (right / theta, "dtheta/dw = -theta/w: theta is missing"),
             (right * w / theta, "dtheta/dw = -theta/w: this factor is missing"),
-            (right * 2, "theta is pi/(2 w), not pi/w: or a 2 is too many")], tolerance=1e-6)
+            ((4 * alpha * c * dy * torch.sin(2 * theta * d) * d * theta / w).sum(),
+             "theta is pi/(2 w), not pi/w"),
+            (right * 2, "a 2 is too many")], tolerance=1e-6)
     infinite = call("dw_block", z=z, c=torch.ones_like(z), d=d, v=v, dh=dh,
                     w=torch.tensor(INF).double())
     check(infinite == 0, f"dw is {infinite} for w = inf: it must be 0")
@@ -285,7 +282,9 @@ def compare(found, right, inputs, case):
     elif len(off) == 1:
         causes = [f"only {name} is off: is each block added to it, with += and to the right rows?"]
     else:
-        causes = bounds_that_give(found, *inputs, i0, size)
+        causes = bounds_that_give(found, *inputs, i0, size) or [
+            "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"
+            + (", is 16 in place of size?" if size != 16 else "?")]
     raise Wrong("\n".join([*causes, f"off: {', '.join(off)}. {difference}"]))
 
 

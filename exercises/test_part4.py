@@ -42,6 +42,7 @@ def test_similarity_kernel():
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
                [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
                  "program_id(0) * BI"),
+                (q @ k.T / q.shape[1] ** 0.5, "s is not divided by the root of d_K"),
                 (swapped, "queries and keys were swapped: a row is a query")])
 
 
@@ -64,13 +65,18 @@ def wrong_relevances(q, k, w, r, i0):
         (z**2 * wave * (d > -w), future), (z**2 * wave * (d.abs() < w), future),
         (z**2 * wave * (d < w) * (d >= 0), "the sign of d: it is j - i, negative in the past"),
         (z**2 * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
+        (z**2 * m * (d < 0), "a query sees its own key: d = 0 is in the window"),
+        (z**2 * m**2, "Softmask counts once: alpha_d = z^2 m"),
+        (z**2 * 0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
+         "the half is that of cos^2(pi d/(2 w))"),
         (z**2 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
         (z**2 * (d <= 0), "the window does not act: Softmask is missing"),
         (z**2, "Softmask is missing: each key counts, later ones too"),
         (z**2 * torch.cos(angle) * inside, "Softmask is (cos(pi d/w) + 1)/2, not the cosine"),
         (z**2 * torch.cos(angle / 2) * inside, "Softmask is cos^2(pi d/(2 w)): the square of the "
          "cosine is missing"),
-        (2 * z**2 * m, "Softmask is 1 at d = 0: the half of (cos + 1)/2 is missing"),
+        (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
+         "or a 2 is too many"),
         (z**2 * 0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
         (z**2 * 0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice too "
          "large: cos(pi d/w), or cos^2(pi d/(2 w))"),
@@ -80,6 +86,9 @@ def wrong_relevances(q, k, w, r, i0):
         ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
         (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
+        ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
+        ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
+         "w and r were swapped"),
         ((s - r).relu() ** 2 * m, "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
         (s * m, "Trim is missing: z = max(1 - (1 - s)/r, 0)")]
 
@@ -152,7 +161,8 @@ def test_bounds_kernel():
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
         for lo, hi in found:
             where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
-            check(lo <= hi or lo >= S, f"lo comes after hi: were they swapped? {where}")
+            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or is one a number "
+                  f"of blocks? {where}")
             check(lo >= 0 and lo % BJ == 0,
                   f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
         visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
@@ -247,6 +257,8 @@ def test_dq_kernel():
                   for slope, cause in wrong_slopes(q, k, w, r, i0)),
                 (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
                 (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
+                (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
+                 "each block takes the rows of dh of the first: t0 = program_id(0) * BI"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
                 (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
                 (right / r, "divided by r twice: dz/ds = 1/r")])

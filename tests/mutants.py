@@ -692,6 +692,26 @@ def gradients_backwards(*inputs):
     return solved.gradients(*inputs)[::-1]
 
 
+@mutant("gradients", "is 16 in place of size")
+def gradients_of_the_usual_size(q, k, v, w, r, dh, i0=0, size=16):
+    T = len(q) // size * size
+    found = solved.gradients(q, k, v, w, r, dh, i0, 16)
+    late = solved.gradients(q[T:], k, v, w, r, dh[T:], i0 + T, 16) if size != 16 else found
+    return found if size == 16 else tuple(x + y.sum() for x, y in zip(found, late))
+
+
+mistakes("gradients", {
+    "return five gradients": lambda *inputs: solved.gradients(*inputs)[:4],
+    "the inputs are float64": lambda *inputs: tuple(x.float() for x in solved.gradients(*inputs)),
+})
+
+
+@mutant("pairs", "come in each other's place")
+def pairs_with_c_first(*inputs):
+    z, c, d = solved.pairs(*inputs)
+    return c, z, d
+
+
 @mutant("dz_block", "changes its input z")
 def dz_in_place(z, c, v, dh):
     return z.mul_(2) * c.square() * (dh @ v.T)
