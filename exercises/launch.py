@@ -1,142 +1,99 @@
 """What starts the kernels of part 4. Nothing to do here: read it once.
 
-One tile, no batch, float32, contiguous. Results are filled with NaN first, and have rows of NaN
-behind them: a number that is never written, and a row that should not be, show at once. w and r are
-tensors of one number, which the kernels load.
-
-On a GPU the programs of a grid run in any order, a masked load without `other` gives anything, and
-a product is rounded to tf32 unless told otherwise. Triton's interpreter is kinder: here it runs the
-programs in three orders, loads NaN where `other` lacks, and refuses a product that is rounded.
+One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
+The sizes BI, BJ, K and V differ, so that one in place of another shows. Each kernel runs twice: its
+programs from the last to the first, then in a drawn order. On a GPU there is no order.
 """
-from contextlib import contextmanager
-from unittest.mock import patch
+import random
 
-import numpy as np
 import torch
 import triton
-from triton._C.libtriton import ir
-from triton.runtime.interpreter import interpreter_builder as builder
 
-from exercises.checks import Wrong
+from exercises import strict
+from exercises.checks import check
 
-BI, BJ = 16, 32                                        # queries, and keys, of a block
-GUARD = 32                                             # rows of NaN behind each matrix
-
-
-def drawn(n):
-    """The numbers below n in an order drawn at random, each time the same."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
+BI, BJ = 32, 16                                        # queries, and keys, of a block
+GUARD = 64                                             # rows behind each matrix, of no tensor
 
 
-ORDERS = {"in order": list, "backwards": lambda n: list(n)[::-1],
-          "at random": lambda n: drawn(len(n))}
+def from_last(programs):
+    return programs[::-1]
 
 
-@contextmanager
-def as_on_a_gpu(order):
-    """Within it the interpreter is not kind. order: a range to the numbers of the programs."""
-    set_grid_idx, load, dot = builder.set_grid_idx, builder.create_masked_load, builder.create_dot
-
-    def in_that_order(x, y, z):
-        nx, ny, nz = builder.grid_dim
-        n = order(range(nx * ny * nz))[(x * ny + y) * nz + z]
-        set_grid_idx(n // (ny * nz), n // nz % ny, n % nz)
-
-    def masked_load(pointers, mask, other, *options):
-        found = load(pointers, mask, other, *options)
-        if other is None and found.data.dtype.kind == "f":
-            found.data = np.where(mask.data, found.data, np.nan)
-        return found
-
-    def exact_dot(a, b, d, precision, *options):
-        if precision != ir.INPUT_PRECISION.IEEE:
-            raise Wrong('tl.dot rounds float32 to tf32 on a GPU: give it input_precision="ieee"')
-        return dot(a, b, d, precision, *options)
-
-    with patch.multiple(builder, set_grid_idx=in_that_order, create_masked_load=masked_load,
-                        create_dot=exact_dot):
-        yield
-
-
-def in_any_order(start, empty):
-    """The result of start(out), out = empty(). Raises Wrong if the programs' order changes it."""
-    first = None
-    for name, order in ORDERS.items():
-        out = empty()
-        try:
-            with as_on_a_gpu(order):
-                start(out)
-        except Exception as e:
-            if isinstance(e.__cause__, Wrong):         # the interpreter wraps what a kernel raises
-                raise e.__cause__ from None
-            raise
-        first = out if first is None else first
-        if not torch.equal(out.nan_to_num(nan=1e30), first.nan_to_num(nan=1e30)):
-            raise Wrong(f"run {name}, the programs give another result: on a GPU they run in any "
-                        "order, so each may store only what no other one stores")
-    return first
-
-
-def poisoned(rows, columns):
-    return torch.full((rows + GUARD, columns), torch.nan)[:rows]
-
-
-def guarded(x):
-    """x, with rows of NaN behind it in memory."""
-    y = poisoned(*x.shape)
-    y.copy_(x)
-    return y
+def drawn(programs):
+    return random.Random(0).sample(programs, len(programs))
 
 
 def similarities(kernel, q, k):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
-
-    def start(out):
-        grid = (triton.cdiv(T, BI), triton.cdiv(S, BJ))
-        kernel[grid](guarded(q), guarded(k), out, T, S, K=K, BI=BI, BJ=BJ)
-
-    return in_any_order(start, lambda: poisoned(T, S))
+    out = torch.full((T, S), torch.nan)
+    return launch(kernel, blocks(T, S), {"Q": q, "K_": k}, out, {"T": T, "S": S}, {"K": K})[0]
 
 
 def relevances(kernel, q, k, w, r, i0=0):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
-
-    def start(out):
-        grid = (triton.cdiv(T, BI), triton.cdiv(S, BJ))
-        kernel[grid](guarded(q), guarded(k), w, r, out, i0, T, S, K=K, BI=BI, BJ=BJ)
-
-    return in_any_order(start, lambda: poisoned(T, S))
+    out = torch.full((T, S), torch.nan)
+    return launch(kernel, blocks(T, S), {"Q": q, "K_": k, "W": w, "R": r}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K})[0]
 
 
 def bounds(kernel, T, S, w, i0=0):
     """(blocks of queries, 2): where the loop over keys begins and ends, for each."""
-    blocks = triton.cdiv(T, BI)
-
-    def start(out):
-        kernel[(blocks,)](w, out, i0, T, S, BI=BI, BJ=BJ)
-
-    return in_any_order(start, lambda: torch.full((blocks, 2), -(10**6), dtype=torch.int32))
+    out = torch.full((triton.cdiv(T, BI), 2), -1, dtype=torch.int32)
+    return launch(kernel, blocks(T), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
 
 
 def forward(kernel, q, k, v, w, r, i0=0):
-    """h (T, V), one program for each block of queries."""
+    """h (T, V) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
-
-    def start(out):
-        kernel[(triton.cdiv(T, BI),)](guarded(q), guarded(k), guarded(v), w, r, out, i0, T, S,
-                                      K=K, V=V, BI=BI, BJ=BJ)
-
-    return in_any_order(start, lambda: poisoned(T, V))
+    out = torch.full((T, V), torch.nan)
+    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
 
 
 def dq(kernel, q, k, v, w, r, dh, i0=0):
-    """dL/dq (T, K), one program for each block of queries."""
+    """dL/dq (T, K) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
+    out = torch.full((T, K), torch.nan)
+    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r, "DH": dh}, out,
+                  {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
 
-    def start(out):
-        kernel[(triton.cdiv(T, BI),)](guarded(q), guarded(k), guarded(v), w, r, guarded(dh), out,
-                                      i0, T, S, K=K, V=V, BI=BI, BJ=BJ)
 
-    return in_any_order(start, lambda: poisoned(T, K))
+def blocks(T, S=None):
+    """The grid: how many blocks of queries, and of keys."""
+    return (triton.cdiv(T, BI),) if S is None else (triton.cdiv(T, BI), triton.cdiv(S, BJ))
+
+
+def launch(kernel, grid, inputs, out, sizes, widths):
+    """The result, and {(name, program): the rows that it loaded}."""
+    results = []
+    for order in (from_last, drawn):
+        tensors = {name: guarded(x) for name, x in (inputs | {"OUT": out}).items()}
+        memory = strict.run(kernel, grid, tensors, sizes, widths | {"BI": BI, "BJ": BJ}, order)
+        results.append(tensors["OUT"])
+        check_result(results[-1], memory)
+    check(torch.equal(*results), "two orders of the programs give two results: a program must not "
+          "depend on what another has done")
+    return results[0], memory.loaded
+
+
+def guarded(x):
+    """A copy as a matrix, with room behind it: an address past its end is in no other."""
+    x = x.reshape(len(x), -1)
+    copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
+    return copy.copy_(x)
+
+
+def check_result(out, memory):
+    """Each place of OUT was stored, and is a number."""
+    missing = (memory.stored < 0).nonzero()
+    if len(missing[0]):
+        row, column = missing[0][0], missing[1][0]
+        check(False, f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
+              "BI, keys at program_id(1) * BJ, is a block stored that sees no key?")
+    check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
+          "without other=0.0: where the mask is False a GPU gives any number, here NaN, and it "
+          "reached OUT")
+    check(not out.isnan().any(), "there is NaN in OUT, which no input has")

@@ -20,38 +20,58 @@ import torch  # noqa: F401
 def pairs(q, k, w, r, i, j):
     """z, c and d of each pair. q: (I, K), at positions i (I,); k: (J, K), at j (J,). Three (I, J).
 
+        d = i - j,   z = max(1 - (1 - q . k)/r, 0),   c = cos(pi d/(2 w)) for 0 <= d < w
+
     c is exactly 0 for a later key (d < 0) and at distance w and beyond.
     """
     raise NotImplementedError("Exercise 3.1: z, c and d of a block")
 
 
 def dv_block(z, c, dh):
-    """What a block adds to dL/dv of its keys. z, c: (I, J); dh: (I, V). Returns (J, V)."""
+    """What a block adds to dL/dv of its keys. z, c: (I, J); dh: (I, V). Returns (J, V).
+
+    Derive it from h_i = sum_j (z_ij c_ij)^2 v_j: a key gathers dh of the queries that see it.
+    """
     raise NotImplementedError("Exercise 3.2: the gradient of v")
 
 
 def dz_block(z, c, v, dh):
-    """dL/dz of each pair. v: (J, V). Returns (I, J)."""
+    """dL/dz of each pair. v: (J, V). Returns (I, J).
+
+    dL/dz = dL/d(alpha_d) d(alpha_d)/dz, with dL/d(alpha_d) = dh_i . v_j and alpha_d = (z c)^2.
+    """
     raise NotImplementedError("Exercise 3.3: the gradient of z")
 
 
 def dq_block(dz, k, r):
-    """What a block adds to dL/dq of its queries. Returns (I, K)."""
+    """What a block adds to dL/dq of its queries. k: (J, K). Returns (I, K).
+
+    dL/dq_i = sum_j dL/dz_ij dz/ds ds/dq_i, with z = 1 - (1 - s)/r where it is not 0, s = q_i . k_j.
+    """
     raise NotImplementedError("Exercise 3.4: the gradient of q")
 
 
 def dk_block(dz, q, r):
-    """What a block adds to dL/dk of its keys. Returns (J, K)."""
+    """What a block adds to dL/dk of its keys. q: (I, K). Returns (J, K).
+
+    dL/dk_j = sum_i dL/dz_ij dz/ds ds/dk_j.
+    """
     raise NotImplementedError("Exercise 3.5: the gradient of k")
 
 
 def dr_block(dz, z, r):
-    """What a block adds to dL/dr. A number; written with z, without the similarities."""
+    """What a block adds to dL/dr. A number; written with z, without the similarities.
+
+    dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r: write (1 - s)/r as a function of z.
+    """
     raise NotImplementedError("Exercise 3.6: the gradient of r")
 
 
 def dw_block(z, c, d, v, dh, w):
-    """What a block adds to dL/dw, through the softmask. A number; 0 for w = inf, not NaN."""
+    """What a block adds to dL/dw, through the softmask. A number; 0 for w = inf, not NaN.
+
+    dL/dw = sum_ij dL/dc_ij dc/dw, with c = cos(theta d), theta = pi/(2 w), alpha_d = (z c)^2.
+    """
     raise NotImplementedError("Exercise 3.7: the gradient of w")
 
 
@@ -59,6 +79,7 @@ def gradients(q, k, v, w, r, dh, i0=0, size=16):
     """dL/dq, dL/dk, dL/dv, dL/dw, dL/dr of h = screen(q, k, v, w, r, i0), in blocks of `size`.
 
     q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: numbers (tensors without axes). The first
-    query is at position i0. No T x S tensor is made, and blocks outside the window are not visited.
+    query is at position i0. No T x S tensor is made, and blocks outside the window are not visited:
+    the queries at i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
     """
     raise NotImplementedError("Exercise 3.8: all gradients, block by block")

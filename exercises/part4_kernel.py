@@ -10,17 +10,25 @@ traceback. On a GPU the same code compiles, with `if` and `raise` taken out.
     tl.store(P + offsets, x, mask=)
     tl.dot(a, b, input_precision="ieee") matrix product; tl.trans(x)
     tl.zeros, tl.where, tl.maximum, tl.minimum, tl.cos, tl.ceil, tl.cdiv, x.to(tl.int32)
+    math.pi, or PI = tl.constexpr(3.141592653589793) above the kernels; a plain PI = 3.14 there runs
+    in the interpreter only
 
 Matrices are contiguous: row n of Q starts at Q + n K. Rows at T and S and beyond do not exist: load
-0 in their place, and store nothing there.
+0 in their place, and store nothing there. Programs run at the same time: each stores its own block.
+With b = program_id(0), block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
 """
+import math  # noqa: F401
+
 import triton
 import triton.language as tl  # noqa: F401
 
 
 @triton.jit
 def similarity_kernel(Q, K_, OUT, T, S, K: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
-    """Eq. 8 for block (program_id(0), program_id(1)). Q: (T, K); K_: (S, K), keys; OUT: (T, S)."""
+    """Eq. 8 for block (program_id(0), program_id(1)). Q: (T, K); K_: (S, K), keys; OUT: (T, S).
+
+        s_tj = q_t . k_j
+    """
     raise NotImplementedError("Exercise 4.1: a block of similarities")
 
 
@@ -28,6 +36,9 @@ def similarity_kernel(Q, K_, OUT, T, S, K: tl.constexpr, BI: tl.constexpr, BJ: t
 def relevance_kernel(Q, K_, W, R, OUT, i0, T, S, K: tl.constexpr, BI: tl.constexpr,
                      BJ: tl.constexpr):
     """Eqs. 8 to 11 for one block. W, R: pointers to one number each; OUT: (T, S).
+
+        z = max(1 - (1 - s)/r, 0),   d = j - i,   m = (cos(pi d/w) + 1)/2 for -w < d <= 0, or 0
+        alpha_d = z^2 m
 
     Query t is at position i0 + t. w may be inf.
     """
@@ -37,6 +48,8 @@ def relevance_kernel(Q, K_, W, R, OUT, i0, T, S, K: tl.constexpr, BI: tl.constex
 @triton.jit
 def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
     """The keys that block program_id(0) of the queries sees: lo and hi into row n of OUT (n, 2).
+
+        lo = max(i_first - ceil(w) + 1, 0), rounded down,   hi = min(i_last + 1, S)
 
     The loop is `for j0 in range(lo, hi, BJ)`. lo is a multiple of BJ; each key that some query of
     the block sees is in it, and no block without such a key. Both are int32. Where nothing is seen
@@ -48,12 +61,18 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 @triton.jit
 def forward_kernel(Q, K_, V_, W, R, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
                    BI: tl.constexpr, BJ: tl.constexpr):
-    """Eq. 12 for one block of queries: a loop over the keys it sees. V_: (S, V); OUT: (T, V)."""
+    """Eq. 12 for one block of queries: a loop over the keys it sees. V_: (S, V); OUT: (T, V).
+
+        h_t = sum_j alpha_d,tj v_j
+    """
     raise NotImplementedError("Exercise 4.4: screening, forward")
 
 
 @triton.jit
 def dq_kernel(Q, K_, V_, W, R, DH, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
               BI: tl.constexpr, BJ: tl.constexpr):
-    """dL/dq for one block of queries (part 3). DH: (T, V), dL/dh; OUT: (T, K). The same loop."""
+    """dL/dq for one block of queries (part 3). DH: (T, V), dL/dh; OUT: (T, K). The same loop.
+
+        dL/dq_t = sum_j dz_tj k_j / r,   dz = 2 z m (dh_t . v_j)
+    """
     raise NotImplementedError("Exercise 4.5: the gradient of the queries")

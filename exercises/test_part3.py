@@ -6,7 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiscreen as ms
 from exercises.adapters import mine
-from exercises.checks import Wrong, check, correlated, expect, gradient, random
+from exercises.bounds import wrong_bounds
+from exercises.checks import Wrong, check, correlated, describe_difference, expect, gradient, near
 
 INF = math.inf
 
@@ -14,9 +15,18 @@ INF = math.inf
 def some_block(w=9.0, r=0.3, I=12, J=10, first=6):  # noqa: E741
     """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 0."""
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
-    dh = torch.randn(I, 8, generator=random(1), dtype=torch.float64)
+    dh = torch.randn(I, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
     return q, k, v, dh, w, r, first + torch.arange(I), torch.arange(J)
+
+
+def call(name, **inputs):
+    """What mine.`name` returns for copies of the inputs, which must stay as they are."""
+    copies = {key: x.clone() for key, x in inputs.items()}
+    out = getattr(mine, name)(*copies.values())
+    for key, x in inputs.items():
+        check(torch.equal(copies[key], x), f"{name} changes its input {key}")
+    return out
 
 
 def z_c_d(q, k, w, r, i, j):
@@ -27,53 +37,82 @@ def z_c_d(q, k, w, r, i, j):
 def test_pairs():
     for w in (9.0, 3.5, INF):
         q, k, _, _, w, r, i, j = some_block(w)
-        z, c, d = mine.pairs(q, k, w, r, i, j)
+        out = call("pairs", q=q, k=k, w=w, r=r, i=i, j=j)
+        check(isinstance(out, tuple) and len(out) == 3, "return z, c, d: three tensors")
+        z, c, d = out
         s = q @ k.T
         z_right, c_right, d_right = z_c_d(q, k, w, r, i, j)
+        inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
         expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
-        expect(z, z_right, f"z for w = {w}",
+        swapped = torch.allclose(z, c_right) and torch.allclose(c, z_right)
+        check(not swapped, "return z, c, d: z and c come in each other's place")
+        expect(z, z_right, f"z for w = {w:g}",
                [(z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
-                ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it")])
-        check((c[d_right < 0] == 0).all(), "c is not 0 for a later key, d < 0: it sees the future")
-        check((c[d_right >= w] == 0).all(), "c is not 0 at distance w and beyond")
-        expect(c, c_right, f"c for w = {w}",
+                ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
+                ((1 - s / r).relu(), "Trim compares 1 - s with r, not s"),
+                ((s - r).relu(), "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
+                (1 - (1 - s).relu() / r, "the max is around the whole: max(1 - (1 - s)/r, 0)")],
+               tolerance=1e-6)
+        expect(c, c_right, f"c for w = {w:g}",
                [(c_right.square(), "c is the root of Softmask: cos(pi d/(2 w)), alpha_d = (z c)^2"),
                 (c_right * (d_right != 0), "a query sees its own key: c is 1 at d = 0"),
-                (torch.cos(math.pi * d_right / w) * (c_right > 0),
-                 "the angle is halved in c: pi d / (2 w), since m = c^2")], tolerance=1e-6)
+                (torch.cos(2 * angle) * inside,
+                 "the angle is halved in c: pi d/(2 w), since m = c^2"),
+                (torch.cos(angle / math.pi) * inside, "pi is missing in the angle, pi d/(2 w)"),
+                (torch.cos(angle), "c is 0 for a later key and from distance w on: the window is "
+                 "missing"),
+                (torch.cos(angle) * (d_right < w), "c is not 0 for a later key, d < 0: it sees the "
+                 "future"),
+                (torch.cos(angle) * (d_right.abs() < w), "c is not 0 for a later key, d < 0: it "
+                 "sees the future"),
+                (torch.cos(angle) * (d_right >= 0), "c is not 0 at distance w and beyond: the "
+                 "cosine comes back"),
+                (torch.sin(angle) * inside, "c is the cosine, not the sine: 1 at d = 0"),
+                (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
+               tolerance=1e-6)
+        check((c[~inside] == 0).all(), "c must be exactly 0 at distance w and beyond, and for a "
+              "later key: ask for d, a cosine is only nearly 0")
 
 
 def test_dv_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, c, _ = z_c_d(q, k, w, r, i, j)
     right, = gradient(lambda v: (z * c).square() @ v, v, dh=dh)
-    expect(mine.dv_block(z, c, dh), right, "dv",
+    expect(call("dv_block", z=z, c=c, dh=dh), right, "dv",
            [((z * c).T @ dh, "alpha_d is (z c)^2: the square is missing"),
             ((z.square() * c).T @ dh, "c is squared too: alpha_d = (z c)^2"),
-            (z.square().T @ dh, "the softmask does not act: alpha_d = (z c)^2")], tolerance=1e-6)
+            ((z * c.square()).T @ dh, "z is squared too: alpha_d = (z c)^2"),
+            (z.square().T @ dh, "the softmask does not act: alpha_d = (z c)^2"),
+            (2 * right, "h is linear in v: there is no 2")], tolerance=1e-6)
 
 
 def test_dz_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, c, _ = z_c_d(q, k, w, r, i, j)
     right, = gradient(lambda z: (z * c).square() @ v, z, dh=dh)
-    expect(mine.dz_block(z, c, v, dh), right, "dz",
+    expect(call("dz_block", z=z, c=c, v=v, dh=dh), right, "dz",
            [(right / 2, "the 2 of the square's derivative is missing"),
+            (right * z, "one factor z is too many: (z^2)' = 2 z"),
             (2 * z * c * (dh @ v.T), "one factor c is missing: y = z c, and dy/dz = c"),
             (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz z and c change places"),
             (dh @ v.T, "this is dL/d(alpha_d): dL/dz = dL/d(alpha_d) times the slope of (z c)^2"),
+            ((z * c).square() * (dh @ v.T), "this is alpha_d (dh . v): take the slope of (z c)^2"),
+            (2 * z * c.square().square() * (dh @ v.T), "c^2 counts once: dz = 2 z c^2 (dh . v)"),
             (2 * z * (dh @ v.T), "both factors c are missing: alpha_d = (z c)^2"),
-            (c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base")],
+            (c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
+            (2 * c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
+            (2 * (z > 0) * c.square() * (dh @ v.T), "z is missing: the slope of a square is 2 z")],
            tolerance=1e-6)
 
 
-def of_s(what, f, right, dz, k_or_q, r, *more):
-    """dq and dk: the same mistakes."""
-    expect(f(dz, k_or_q, r), right, what,
+def of_s(name, right, dz, x, r, *more):
+    """dq and dk: the same mistakes. x: (name, keys or queries)"""
+    expect(call(f"{name}_block", dz=dz, **{x[0]: x[1]}, r=r), right, name,
            [*more, (right * r, "1/r is missing: dz/ds = 1/r"),
             (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
-            (right / r, "divided by r twice"), (-right, "the sign: z grows with s")],
+            (right / r, "divided by r twice"), (-right, "the sign: z grows with s"),
+            (right / len(x[1]), "the mean over a block: a gradient is a sum")],
            tolerance=1e-6)
 
 
@@ -81,15 +120,15 @@ def test_dq_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, c, _ = z_c_d(q, k, w, r, i, j)
     dz = 2 * z * c.square() * (dh @ v.T)
-    of_s("dq", mine.dq_block, dz @ k / r, dz, k, r)
+    of_s("dq", dz @ k / r, dz, ("k", k), r)
 
 
 def test_dk_block():
+    # As many queries as keys: the wrong product has a value.
     q, k, v, dh, w, r, i, j = some_block(I=10)
     z, c, _ = z_c_d(q, k, w, r, i, j)
     dz = 2 * z * c.square() * (dh @ v.T)
-    right = dz.T @ q / r
-    of_s("dk", mine.dk_block, right, dz, q, r,
+    of_s("dk", dz.T @ q / r, dz, ("q", q), r,
          (dz @ q / r, "queries and keys were swapped: a row of dz is a query, so transpose it"))
 
 
@@ -98,29 +137,44 @@ def test_dr_block():
     z, c, _ = z_c_d(q, k, w, r, i, j)
     right, = gradient(lambda r: (ms.trim(q @ k.T, r) * c.square()) @ v, r, dh=dh)
     dz = 2 * z * c.square() * (dh @ v.T)
-    expect(mine.dr_block(dz, z, r), right, "dr",
+    expect(call("dr_block", dz=dz, z=z, r=r), right, "dr",
            [(-right, "the sign: a wider r accepts more, z grows with r"),
             (right * r, "1/r is missing: (1 - s)/r^2 = (1 - z)/r"),
+            (right * r * r, "divide by r: dz/dr = (1 - z)/r; this multiplies"),
             (right / r, "(1 - s)/r^2 is (1 - z)/r: 1 - z has one r in it already"),
             (right / dz.numel(), "the mean over the pairs: a gradient is their sum"),
-            ((dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r")], tolerance=1e-6)
+            ((dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
+            (dz.sum() / r, "dz/dr is (1 - z)/r: 1 - z is missing"),
+            ((dz * (1 - z.square())).sum() / r, "z is Trim before its square: do not square it"),
+            ((1 - z).sum() / r, "this is the sum of dz/dr: multiply by dz first")], tolerance=1e-6)
 
 
 def test_dw_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, c, d = z_c_d(q, k, w, r, i, j)
-    alpha = z.square()
+    alpha, dy = z.square(), dh @ v.T
     right, = gradient(lambda w: (alpha * ms.softmask(-d, w)) @ v, w, dh=dh)
-    slope = c * (dh @ v.T) * torch.sin(math.pi / 2 * (d / w)) * d * math.pi / w / w
-    found = mine.dw_block(z, c, d, v, dh, w)
-    expect(found, right, "dw",
+    theta = math.pi / 2 / w
+    sine = torch.sin(theta * d) * d * theta / w
+    expect(call("dw_block", z=z, c=c, d=d, v=v, dh=dh, w=w), right, "dw",
            [(-right, "the sign: a wider window lets more through"),
             (right / 2, "the 2 of the square's derivative is missing"),
-            ((alpha * c * slope).sum(), "one factor c is too many: dL/dc has z^2 c"),
-            ((z * slope).sum(), "one factor z is missing: dL/dc has z^2 c"),
+            (right / d.numel(), "the mean over the pairs: a gradient is their sum"),
+            ((2 * alpha * c * c * dy * sine).sum(), "one factor c is too many: dL/dc has z^2 c"),
+            ((2 * z * c * dy * sine).sum(), "one factor z is missing: dL/dc has z^2 c"),
+            ((2 * alpha * dy * sine).sum(), "the factor c is missing: dL/dc = 2 z^2 c (dh . v)"),
+            ((2 * z * c * c * dy * sine).sum(), "this has dL/dz: dL/dc = 2 z^2 c (dh . v)"),
+            ((2 * alpha * c * dy * c * d * theta / w).sum(), "the slope of cos is -sin, not cos"),
+            ((2 * alpha * c * dy * sine / d.clamp(min=1)).sum(), "the factor d is missing: the "
+             "slope of cos(theta d) with theta is -sin(theta d) d"),
             (right * w, "theta = pi/(2 w), so dtheta/dw = -theta/w: a 1/w is missing"),
-            (right * w * 2 / math.pi, "dtheta/dw = -theta/w: theta is missing")], tolerance=1e-6)
-    infinite = mine.dw_block(z, torch.ones_like(z), d, v, dh, torch.tensor(INF).double())
+            (right / theta, "dtheta/dw = -theta/w: theta is missing"),
+            (right * w / theta, "dtheta/dw = -theta/w: this factor is missing"),
+            ((4 * alpha * c * dy * torch.sin(2 * theta * d) * d * theta / w).sum(),
+             "theta is pi/(2 w), not pi/w"),
+            (right * 2, "a 2 is too many")], tolerance=1e-6)
+    infinite = call("dw_block", z=z, c=torch.ones_like(z), d=d, v=v, dh=dh,
+                    w=torch.tensor(INF).double())
     check(infinite == 0, f"dw is {infinite} for w = inf: it must be 0")
 
 
@@ -145,46 +199,50 @@ class Watch(TorchDispatchMode):
         return out
 
 
-def which(off):
-    """A likely cause, of the names of the gradients that are off."""
-    if set(off) == {"dw", "dr"}:
-        return "they come in the order dq, dk, dv, dw, dr"
-    if len(off) == 1:
-        return "add up with += over all blocks"
-    return "a block is left out, or counts twice: see the first, and the last, which may be short"
+GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
+
+# T, S, i0, w, size: a last block of one query; no i0; keys before the window; a size of its own.
+CASES = [(33, 33, 0, 1.9, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
+         (23, 61, 38, INF, 16), (30, 20, 5, 3.5, 16), (5, 40, 33, 24.5, 16), (26, 45, 11, 6.0, 7)]
 
 
-def rows_of(found, right):
-    """` in the rows a to b` of a matrix."""
-    if found.shape != right.shape or found.ndim < 2:
-        return ""
-    rows = ((found - right).abs().amax(1) > 1e-6).nonzero().flatten()
-    return f" in the rows {rows[0]} to {rows[-1]}" if len(rows) else ""
+def of_pairs(mask, q, k, v, w, r, dh, i0):
+    """The gradients where only the pairs of mask (T, S) count."""
+    def h(q, k, v, w, r):
+        d = torch.arange(len(k)) - (i0 + torch.arange(len(q)))[:, None]
+        return (ms.trim(q @ k.T, r) * ms.softmask(d, w) * mask) @ v
+
+    return gradient(h, q, k, v, w, r, dh=dh)
+
+
+def bounds_that_give(found, q, k, v, w, r, dh, i0, size):
+    """The causes of wrong_bounds that give these gradients, in blocks that begin anywhere."""
+    T, S = len(q), len(k)
+    causes = []
+    for cause in wrong_bounds(0, 0, 0, w, T, S, i0):
+        masks = torch.zeros(4, T, S)
+        for a in range(0, T, size):
+            i, last = i0 + a, i0 + min(a + size, T) - 1
+            first, end = wrong_bounds(i, last, i + size, w, T, S, i0)[cause]
+            for n, mask in enumerate(masks):
+                start = max(first, 0) if n % 2 else max(first, 0) // size * size
+                stop = end if n < 2 else start - (start - end) // size * size
+                mask[a : a + size, start : max(stop, 0)] = 1
+        if any(all(near(x, y, 1e-6) for x, y in zip(found, of_pairs(m, q, k, v, w, r, dh, i0)))
+               for m in masks):
+            causes.append(cause)
+    return causes[:3]
 
 
 def test_gradients():
-    cases = [(40, 40, 0, 9.0), (40, 40, 0, 32.0), (23, 61, 38, 17.0), (23, 61, 38, INF),
-             (30, 20, 5, 3.5), (5, 40, 33, 24.5), (17, 17, 0, 9.0), (5, 45, 39, 24.5)]
-    for T, S, i0, w in cases:
+    for T, S, i0, w, size in CASES:
         q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=S)
-        if T == S:
-            k[-1] = q[-1]                              # accepted, and alone in its block
-        elif S == 45:
-            k[15] = q[0]                               # at distance 24, the last of its block
-        found, right = mine.gradients(q, k, v, w, r, dh, i0), by_autograd(q, k, v, w, r, dh, i0)
-        at_0 = by_autograd(q, k, v, w, r, dh)
-        case = f"of {T} queries and {S} keys, i0 = {i0}, w = {w}"
-        off = {}
-        for name, a, b, c in zip("qkvwr", found, right, at_0):
-            try:
-                expect(a, b, f"d{name} {case}",
-                       [(c, "i0 does not act: query t is at position i0 + t")], tolerance=1e-6)
-            except Wrong as e:
-                off[f"d{name}"] = f"{e}{rows_of(a, b)}"
-        if off:
-            message = next(iter(off.values()))
-            cause = f"off: {', '.join(off)}. If 3.1 to 3.7 pass, {which(off)}\n"
-            raise Wrong(message if "\n" in message else cause + message)
+        inputs = q, k, v, w, r, dh
+        copies = [x.clone() for x in inputs]
+        found, right = mine.gradients(*copies, i0, size), by_autograd(*inputs, i0)
+        for name, copy, x in zip("q k v w r dh".split(), copies, inputs):
+            check(torch.equal(copy, x), f"gradients changes its input {name}")
+        compare(found, right, inputs, (T, S, i0, w, size))
     narrow, wide, longer = watched(10.0, 128), watched(INF, 128), watched(10.0, 256)
     check(wide.largest < 128 * 64, f"a tensor of {wide.largest} numbers was made for 128 queries "
           "and keys: go through the blocks, T x S must never exist")
@@ -192,6 +250,42 @@ def test_gradients():
           f"operations, an infinite one {wide.operations}: blocks outside the window are visited")
     check(longer.operations < 3 * narrow.operations, "blocks of later keys are visited: a window "
           f"of 10 takes {narrow.operations} operations for 128 tokens, {longer.operations} for 256")
+
+
+def compare(found, right, inputs, case):
+    """All five gradients with the right ones; where some are off, why."""
+    T, S, i0, w, size = case
+    check(len(found) == 5, "return five gradients: dq, dk, dv, dw, dr")
+    found = [torch.as_tensor(x) for x in found]
+    check(all(x.dtype == torch.float64 for x in found), "the inputs are float64, these gradients "
+          f"are {', '.join(str(x.dtype) for x in found)}")
+    right = dict(zip(GRADIENTS, right))
+
+    def names(x):
+        return [name for name, y in right.items() if x.shape == y.shape and near(x, y, 1e-6)]
+
+    order = [names(x) for x in found]
+    if [[name] for name in GRADIENTS] == order:
+        return
+    check(sorted(order) != sorted([name] for name in GRADIENTS),
+          f"gradients come in the order dq, dk, dv, dw, dr, these as {', '.join(sum(order, []))}")
+    where = f"of {T} queries and {S} keys, i0 = {i0}, w = {w:g}, size = {size}"
+    for x, (name, y) in zip(found, right.items()):
+        check(x.shape == y.shape, f"{name} {where} has the shape {tuple(x.shape)}, it should be "
+              f"{tuple(y.shape)}")
+    off = [name for name, x in zip(GRADIENTS, found) if name not in names(x)]
+    name = off[0]
+    difference = describe_difference(found[GRADIENTS.index(name)], right[name], f"{name} {where}")
+    at_0 = by_autograd(*inputs)
+    if i0 and all(near(x, y, 1e-6) for x, y in zip(found, at_0)):
+        causes = ["i0 does not act: query t is at position i0 + t"]
+    elif len(off) == 1:
+        causes = [f"only {name} is off: is each block added to it, with += and to the right rows?"]
+    else:
+        causes = bounds_that_give(found, *inputs, i0, size) or [
+            "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"
+            + (", is 16 in place of size?" if size != 16 else "?")]
+    raise Wrong("\n".join([*causes, f"off: {', '.join(off)}. {difference}"]))
 
 
 def watched(w, T):

@@ -1,4 +1,4 @@
-"""Part 4: each kernel against part 1, with odd lengths and NaN behind every matrix."""
+"""Part 4: each kernel against part 1, with odd lengths, all of them different."""
 import math
 import os
 
@@ -12,201 +12,253 @@ if os.environ["TRITON_INTERPRET"] != "1":
 
 from exercises import launch  # noqa: E402
 from exercises.adapters import earlier, mine  # noqa: E402
-from exercises.checks import check, correlated, expect, gradient, random  # noqa: E402
-from exercises.launch import BI, BJ  # noqa: E402
+from exercises.bounds import wrong_bounds  # noqa: E402
+from exercises.checks import Wrong, check, correlated, expect, gradient, random  # noqa: E402
 
 INF = math.inf
-K, V = 64, 128                                         # all sizes are different
-# (T, S, i0, w): one block; a last block of one query, which sees its own key only in the last block
-# of keys; i0; keys past the last query; a key just inside the window, alone in its block.
-CASES = [(16, 16, 0, INF), (33, 33, 0, 17.0), (21, 60, 39, 24.5), (40, 20, 0, 9.0),
-         (21, 76, 55, 24.5)]
+BI, BJ = launch.BI, launch.BJ
+
+# T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; no window.
+CASES = [(BI + 1, 47, 0, 1.9), (50, 79, 20, 22.0), (37, 95, 23, 24.5), (90, 41, 5, 6.0),
+         (45, 61, 11, INF)]
 
 
-def inputs(T, S, w, r=0.3):
-    """q (T, K), k (S, K), v (S, V), w, r in float32, one tile.
-
-    The last query accepts its own key. Of 76 keys one, at the edge of a window, has a large value.
-    """
-    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, K, V, torch.float32, rho=0.6))
-    if T == S:
-        k[-1] = q[-1]
-    if S == 76:
-        k[31] = q[0]
-        v[31] *= 1000
+def inputs(T, S, w, r=0.25):
+    """q (T, 64), k (S, 64), v (S, 128), w, r in float32, one tile."""
+    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, 64, 128, dtype=torch.float32))
     return q, k, v, torch.tensor([w]), torch.tensor([r])
 
 
-def check_rows(x, what):
-    """Nothing unwritten, and nothing written behind the last row."""
-    behind = x._base[len(x) :]
-    check(behind.isnan().all(), f"rows of {what} past the end were written: mask the store")
-    check(not x.isnan().any(), f"{what} has NaN: either rows past the end were read, NaN stands "
-          "there (mask the load, other=0.0), or a place was never stored")
+def named(T, S, i0, w):
+    return f"of {T} queries and {S} keys, i0 = {i0}, w = {float(w):g}"
 
 
 def test_similarity_kernel():
-    for T, S in ((16, 16), (37, 21)):
+    for T, S in ((45, 21), (BI + 1, 50)):
         q, k, *_ = inputs(T, S, INF)
         s = launch.similarities(mine.similarity_kernel, q, k)
-        check_rows(s, "s")
+        swapped = torch.zeros(T, S)
+        swapped[:S, :T] = (k @ q.T)[:T, :S]
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
-               [(k @ q.T, "queries and keys were swapped: a row is a query"),
-                ((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
-                 "program_id(0) * BI")])
+               [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
+                 "program_id(0) * BI"),
+                (q @ k.T / q.shape[1] ** 0.5, "s is not divided by the root of d_K"),
+                (swapped, "queries and keys were swapped: a row is a query")])
+
+
+def trim_and_softmask(q, k, w, r, i0):
+    """z of Trim, m of Softmask, and d = j - i. (T, S) each."""
+    d = torch.arange(len(k)) - (i0 + torch.arange(len(q)))[:, None]
+    m = torch.where((d <= 0) & (d > -w), torch.cos(math.pi / 2 * d / w) ** 2, 0.0)
+    return (1 - (1 - q @ k.T) / r).relu(), m, d
+
+
+def wrong_relevances(q, k, w, r, i0):
+    """(alpha_d, what it comes from): Eqs. 9 to 11 with one mistake each."""
+    z, m, d = trim_and_softmask(q, k, w, r, i0)
+    angle, inside, s = math.pi * d / w, m > 0, q @ k.T
+    wave = 0.5 * (torch.cos(angle) + 1)
+    m_at_0 = trim_and_softmask(q, k, w, r, 0)[1]
+    future = "a later key must get 0: this kernel sees the future"
+    return [
+        (z**2 * m_at_0, "i0 does not act in d: query t is at position i0 + t"),
+        (z**2 * wave * (d > -w), future), (z**2 * wave * (d.abs() < w), future),
+        (z**2 * wave * (d < w) * (d >= 0), "the sign of d: it is j - i, negative in the past"),
+        (z**2 * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
+        (z**2 * m * (d < 0), "a query sees its own key: d = 0 is in the window"),
+        (z**2 * m**2, "Softmask counts once: alpha_d = z^2 m"),
+        (z**2 * 0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
+         "the half is that of cos^2(pi d/(2 w))"),
+        (z**2 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
+        (z**2 * (d <= 0), "the window does not act: Softmask is missing"),
+        (z**2, "Softmask is missing: each key counts, later ones too"),
+        (z**2 * torch.cos(angle) * inside, "Softmask is (cos(pi d/w) + 1)/2, not the cosine"),
+        (z**2 * torch.cos(angle / 2) * inside, "Softmask is cos^2(pi d/(2 w)): the square of the "
+         "cosine is missing"),
+        (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
+         "or a 2 is too many"),
+        (z**2 * 0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
+        (z**2 * 0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice too "
+         "large: cos(pi d/w), or cos^2(pi d/(2 w))"),
+        (z**2 * trim_and_softmask(q, k, w + 1, r, i0)[1], "the window is w, not w + 1"),
+        (z * m, "the square of Trim is missing"),
+        (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
+        ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
+        ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
+        (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
+        ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
+        ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
+         "w and r were swapped"),
+        ((s - r).relu() ** 2 * m, "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
+        (s * m, "Trim is missing: z = max(1 - (1 - s)/r, 0)")]
 
 
 def test_relevance_kernel():
     relevance = earlier("relevance")
-    for T, S, i0, w in ((16, 16, 0, INF), (37, 37, 0, 12.0), (20, 40, 20, 9.5), (16, 16, 0, 1.0)):
+    for T, S, i0, w in [*CASES, (18, 40, 22, 1.0)]:
         q, k, _, w, r = inputs(T, S, w)
         found = launch.relevances(mine.relevance_kernel, q, k, w, r, i0)
-        check_rows(found, "alpha_d")
+        right = relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
+        expect(found, right, f"alpha_d {named(T, S, i0, w)}",
+               wrong_relevances(q, k, w, r, i0))
+        outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
+        check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
+              "exactly 0: ask for d, a cosine is only nearly 0")
 
-        def right(w=w, r=r, i0=i0, q=q, k=k):
-            return relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
 
-        i, j = i0 + torch.arange(T)[:, None], torch.arange(S)
-        mask = right(q=torch.ones(T, K) / 8, k=torch.ones(S, K) / 8, r=torch.ones(1))
-        check((found[j > i] == 0).all(), "a later key must get 0: this kernel sees the future")
-        expect(found, right(), f"alpha_d of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
-               [(right(i0=0), "i0 does not act: query t is at position i0 + t"),
-                (right(w=torch.tensor([INF])), "the window does not act: Softmask is missing"),
-                (right() ** 0.5, "the square of Trim is missing"),
-                (right(r=torch.ones(1)), "r does not act"),
-                ((1 - (1 - q @ k.T) * r).relu().square() * mask,
-                 "1 - s must be divided by r, not multiplied by it"),
-                ((1 - (1 - q @ k.T) / r).square() * mask, "the max of Trim is missing"),
-                (right(w=w + 1), "a key at distance exactly w must get 0")], tolerance=1e-4)
-        check((found[i - j >= w] == 0).all(), "a key at distance w or more must get exactly 0")
+# ------------------------------------------------------------------------ which blocks are visited
+
+def between(first, end):
+    """The blocks of the keys first .. end - 1."""
+    return set(range(max(first, 0) // BJ, -(-end // BJ))) if first < end else set()
+
+
+def right_blocks(T, S, i0, w, n):
+    """The blocks of keys that block n of the queries sees."""
+    queries = range(i0 + n * BI, i0 + min((n + 1) * BI, T))
+    return {j // BJ for j in range(S) if any(0 <= i - j < w for i in queries)}
+
+
+def wrong_blocks(T, S, i0, w, n):
+    """{what it comes from: the blocks of keys} of block n of the queries, with one mistake each."""
+    i, full = i0 + n * BI, i0 + (n + 1) * BI
+    last = min(full, i0 + T) - 1
+    return {cause: between(*keys)
+            for cause, keys in wrong_bounds(i, last, full, w, T, S, i0).items()}
+
+
+def check_blocks(visited):
+    """visited: {(T, S, i0, w): for each block of queries the blocks of keys that it visits}."""
+    wrong = [(case, n) for case, found in visited.items() for n, blocks in enumerate(found)
+             if blocks != right_blocks(*case, n)]
+    if not wrong:
+        return
+    case, n = wrong[0]
+    T, S, i0, w = case
+    causes = [cause for cause in wrong_blocks(*case, n)
+              if all(wrong_blocks(*case, n)[cause] == blocks
+                     for case, found in visited.items() for n, blocks in enumerate(found))]
+    if not any(right_blocks(*case, n) for case, n in wrong):
+        causes = ["where nothing is seen lo = hi, and nothing is visited"]
+    raise Wrong("\n".join([*causes[:3], (
+        f"block {n} {named(*case)}, has the positions {i0 + n * BI} to "
+        f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))}, and visits "
+        f"{keys(visited[case][n])}")]))
+
+
+def keys(blocks):
+    """Blocks of keys in words."""
+    if not blocks:
+        return "no keys"
+    return "keys " + ", ".join(f"{b * BJ} to {b * BJ + BJ - 1}" for b in sorted(blocks))
 
 
 def test_bounds_kernel():
-    cases = [(64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.0), (64, 64, 0, 17.5),
-             (33, 33, 0, 9.0), (50, 70, 20, 20.0), (26, 70, 1, 9.0), (40, 20, 0, INF),
-             (40, 20, 0, 9.0), (16, 100, 84, 16.0), (16, 100, 84, 300.0)]
+    cases = [*CASES, (64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.5), (33, 33, 0, 9.0),
+             (40, 20, 0, 9.0), (40, 20, 1, INF), (32, 100, 68, 16.0), (32, 100, 68, 300.0)]
+    visited = {}
     for T, S, i0, w in cases:
-        found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0)
-        check((found != -(10**6)).all(), "a row of OUT is not filled: lo of block n is at "
-              "OUT + 2 n, hi behind it")
-        for n, (lo, hi) in enumerate(found.tolist()):
-            queries = range(i0 + BI * n, i0 + min(BI * (n + 1), T))
-            seen = [j for j in range(S) if any(0 <= i - j < w for i in queries)]
-            where = (f"block {n} of {T} queries and {S} keys, i0 = {i0}, w = {w}, sees "
-                     + (f"the keys {seen[0]} to {seen[-1]}" if seen else "no key")
-                     + f", lo = {lo}, hi = {hi}")
-            check(lo <= hi or not seen, f"lo comes after hi: were they swapped? {where}")
-            check(lo >= 0 and lo % BJ == 0, f"lo must be a multiple of BJ, not negative: {where}")
-            blocks = set(range(lo // BJ, -(-hi // BJ)))
-            needed = {j // BJ for j in seen}
-            if needed - blocks:
-                cause = "a block at the window's edge is missing"
-                if w == INF and seen[-1] // BJ in blocks:
-                    cause = "w = inf became a small integer: cut it to 2^30 before"
-                elif i0 == 0 and hi <= seen[-1]:
-                    cause = "hi is one more than the position of the last query"
-                elif i0 and seen[-1] // BJ not in blocks:
-                    cause = "i0 does not act: query t is at position i0 + t"
-                check(False, f"{cause}: {where}")
-            check(seen or not blocks, f"nothing is seen, so lo = hi: {where}")
-            first = needed and min(blocks) == min(needed)
-            check(blocks == needed, ("blocks of the future, or past the last key, are visited: "
-                                     if first else "blocks outside the window are visited: ")
-                  + where)
+        found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
+        for lo, hi in found:
+            where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
+            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or is one a number "
+                  f"of blocks? {where}")
+            check(lo >= 0 and lo % BJ == 0,
+                  f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
+        visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
+    check_blocks(visited)
 
 
-def pairs_with_windows(q, k, w, r, i0):
-    """z, m before its window, whether a key is in the window, is past, in a block to be visited, in
-    the last of them; in one that is visited where hi is one less, where lo is one more."""
-    T, S = len(q), len(k)
-    t, j = torch.arange(T)[:, None], torch.arange(S)
-    d = i0 + t - j
-    first = i0 + t // BI * BI
-    last = (first + BI - 1).clamp(max=i0 + T - 1)
-    reach = w.ceil().clamp(max=2**30) - 1
-    visited = (j // BJ <= last // BJ) & (j // BJ >= (first - reach) // BJ)
-    narrow = (j // BJ < -(-last // BJ)), (j // BJ >= (first - reach + 1) // BJ)
-    z, m = (1 - (1 - q @ k.T) / r).relu(), torch.cos(math.pi / 2 * (d / w)) ** 2
-    return z, m, d.abs() < w, d >= 0, visited, (j // BJ == last // BJ), narrow
+# ------------------------------------------------------------------------------- whole kernels
+
+def loads_of(results):
+    """{case: for each block of queries the blocks of keys that it loads}, of (result, loads)."""
+    return {case: [{row // BJ for row in loads["K_", n]} for n in range(-(-case[0] // BI))]
+            for case, (_, loads) in results.items()}
 
 
-HI = "hi is one more than the position of the last query: a block of keys is missing"
-LO = "lo comes from ceil(w) - 1 keys back, the last distance below w: a block of keys is missing"
+def of_seen_blocks(T, S, i0, w):
+    """(T, S) twice: whether a key is in a block that is to be visited, and in the last of them."""
+    seen, last = torch.zeros(T, S), torch.zeros(T, S)
+    for t in range(T):
+        blocks = sorted(right_blocks(T, S, i0, w, t // BI))
+        for b in blocks:
+            seen[t, b * BJ : (b + 1) * BJ] = 1
+            last[t, b * BJ : (b + 1) * BJ] = b == blocks[-1]
+    return seen, last
 
 
 def test_forward_kernel():
-    screen, relevance = earlier("screen"), earlier("relevance")
-    for T, S, i0, w in CASES:
+    screen = earlier("screen")
+    results = {case: launch.forward(mine.forward_kernel, *inputs(*case[:2], case[3]), case[2])
+               for case in CASES}
+    check_blocks(loads_of(results))
+    for (T, S, i0, w), (h, _) in results.items():
         q, k, v, w, r = inputs(T, S, w)
-        h = launch.forward(mine.forward_kernel, q, k, v, w, r, i0)
-        check_rows(h, "h")
         right = screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
-        at_0 = relevance(q[None, None], k[None, None], w, r, 0)[0, 0]
-        z, m, near, past, visited, own, (to_hi, from_lo) = pairs_with_windows(q, k, w, r, i0)
-        alpha_d = z * z * m * near * past
-        expect(h, right, f"h of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
-               [(at_0 * visited @ v, "i0 does not act: query t is at position i0 + t"),
-                (alpha_d * to_hi @ v, HI), (alpha_d * from_lo @ v, LO),
-                (alpha_d * own @ v, "only the last block counts: add up, h += .."),
-                (z * z * m * near * visited @ v, "a later key must get 0: the future is seen"),
-                (z * z * visited @ v, "Softmask is missing: alpha_d = z^2 m"),
-                (z * z * past * visited @ v, "the window does not act: m of Softmask"),
-                (z * z * m * past * visited @ v, "beyond the window m is 0: the cosine comes back"),
-                (z * m * near * past @ v, "the square of Trim is missing"),
-                (alpha_d @ v.as_strided((S, V), (K, 1)), "a row of V_ and of OUT has V numbers, "
-                 "not K"),
+        z, m, _ = trim_and_softmask(q, k, w, r, i0)
+        alpha_d = z * z * m
+        seen, last = of_seen_blocks(T, S, i0, w)
+        expect(h, right, f"h {named(T, S, i0, w)}",
+               [*((alpha * seen @ v, cause)
+                  for alpha, cause in wrong_relevances(q, k, w, r, i0)),
+                (alpha_d * last @ v, "only the last block counts: add up, h += .."),
                 (alpha_d[:, :T] @ v[:T], "keys from T on are left out: there are S of them"),
-                (alpha_d / alpha_d.sum(1, keepdim=True) @ v, "relevances must not compete: nothing "
-                 "is divided by their sum")], tolerance=1e-4)
-
-    def forward(q, k, v, w, r, i0):
-        return launch.forward(mine.forward_kernel, q, k, v, w, r, i0)
-
-    check_visits(forward)
+                (alpha_d / alpha_d.sum(1, keepdim=True).clamp_min(1e-9) @ v,
+                 "relevances must not compete: nothing is divided by their sum"),
+                (right / right.norm(dim=1, keepdim=True).clamp_min(1e-9) * right.norm(
+                    dim=1, keepdim=True).tanh(), "TanhNorm comes later: this kernel returns h")])
 
 
-def check_visits(f):
-    """Keys that no query sees are poisoned: a loop over their blocks meets NaN."""
-    for part, what in ((slice(32), "blocks outside the window are visited: NaN in keys 0 to 31,"),
-                       (slice(64, None), "blocks of later keys are visited: NaN in keys from 64,")):
-        q, k, v, w, r = inputs(16, 96, 9.0)
-        k[part], v[part] = torch.nan, torch.nan
-        check(not f(q, k, v, w, r, 40).isnan().any(), f"{what} which the queries 40 "
-              "to 55 with w = 9 do not see, reached them")
+def wrong_slopes(q, k, w, r, i0):
+    """(dz / (dh . v), what it comes from): 2 z m with one mistake each."""
+    z, m, d = trim_and_softmask(q, k, w, r, i0)
+    wave = 0.5 * (torch.cos(math.pi * d / w) + 1)
+    future = "a later key must get 0: this kernel sees the future"
+    return [
+        (2 * z * trim_and_softmask(q, k, w, r, 0)[1],
+         "i0 does not act in d: query t is at position i0 + t"),
+        (2 * z * wave * (d > -w), future), (2 * z * wave * (d.abs() < w), future),
+        (2 * z * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
+        (z * m, "the 2 of the square's derivative is missing"),
+        (-2 * z * m, "the sign: z grows with s"),
+        (2 * z * z * m, "one factor z is too many: (z^2)' = 2 z"),
+        (z * z * m, "this is alpha_d (dh . v): dz is 2 z m (dh . v)"),
+        (2 * m, "the factor z is missing: (z^2)' = 2 z"),
+        (2 * (z > 0) * m, "the factor z is missing: (z^2)' = 2 z"),
+        ((z > 0) * m, "the factor 2 z is missing: (z^2)' = 2 z"),
+        (2 * (1 - (1 - q @ k.T) / r) * m, "the max of Trim is missing: z is at least 0"),
+        (2 * z, "Softmask is missing: dz = 2 z m (dh . v)"),
+        (2 * z * (d <= 0), "Softmask is missing: dz = 2 z m (dh . v)"),
+        (2 * z * m * m, "m is c^2 already: dz = 2 z m (dh . v)"),
+        (2 * z * m.sqrt(), "one factor c is missing: dz = 2 z c^2 (dh . v)")]
 
 
 def test_dq_kernel():
     screen = earlier("screen")
-
-    def dq(q, k, v, w, r, i0):
-        dh = torch.randn(len(q), V, generator=random(1))
-        return launch.dq(mine.dq_kernel, q, k, v, w, r, dh, i0)
-
+    results, dh_of = {}, {}
     for T, S, i0, w in CASES:
+        dh = dh_of[T] = torch.randn(T, 128, generator=random(1))
+        results[T, S, i0, w] = launch.dq(mine.dq_kernel, *inputs(T, S, w), dh, i0)
+    check_blocks(loads_of(results))
+    for (T, S, i0, w), (dq, _) in results.items():
         q, k, v, w, r = inputs(T, S, w)
-        dh = torch.randn(T, V, generator=random(1))
-        found = dq(q, k, v, w, r, i0)
-        check_rows(found, "dq")
+        dh = dh_of[T]
 
         def h(q, k=k, v=v, w=w, r=r, i0=i0):
             return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
 
         right, = gradient(h, q, dh=dh)
-        z, m, near, past, visited, own, (to_hi, from_lo) = pairs_with_windows(q, k, w, r, i0)
-        m, (_, m_0, near_0, past_0, *_) = m * near, pairs_with_windows(q, k, w, r, 0)
-        slope = 2 * z * (dh @ v.T) * visited / r
-        expect(found, right, f"dq of {T} queries and {S} keys, i0 = {i0}, w = {w.item()}",
-               [(right / 2, "the 2 of the square's derivative is missing"),
+        z, m, _ = trim_and_softmask(q, k, w, r, i0)
+        seen, last = of_seen_blocks(T, S, i0, w)
+        dy, right_dz = dh @ v.T, 2 * z * m * (dh @ v.T)
+        expect(dq, right, f"dq {named(T, S, i0, w)}",
+               [*((slope * seen * dy @ k / r, cause)
+                  for slope, cause in wrong_slopes(q, k, w, r, i0)),
+                (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
+                (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
+                (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
+                 "each block takes the rows of dh of the first: t0 = program_id(0) * BI"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
                 (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
-                (-right, "the sign: z grows with s"),
-                (slope * m * past * own @ k, "only the last block counts: add up, dq += .."),
-                (slope * m_0 * near_0 * past_0 @ k, "i0 does not act: query t is at i0 + t"),
-                (slope * m * past * to_hi @ k, HI), (slope * m * past * from_lo @ k, LO),
-                (slope * z * m * past @ k, "one factor z is too many: (z^2)' = 2 z"),
-                (slope @ k, "Softmask is missing: dz = 2 z m (dh . v)"),
-                (slope * m * m * past @ k, "m is c^2 already: dz = 2 z m (dh . v)"),
-                (slope * m.sqrt() * past @ k, "one factor c is missing: dz = 2 z c^2 (dh . v)"),
-                (slope * m @ k, "a later key must get 0: this kernel sees the future")],
-               tolerance=1e-4)
-    check_visits(dq)
+                (right / r, "divided by r twice: dz/ds = 1/r")])

@@ -4,7 +4,6 @@ Each is a wrong version of one exercise, and words of the message that a student
 tests/test_exercises.py asserts that, and that the CORRECT versions, written in other ways than
 multiscreen.py, pass. For teachers: the list of what to look for when you read solutions.
 """
-import inspect
 import math
 
 import torch
@@ -660,7 +659,7 @@ def gradients_of_all_blocks(q, k, v, w, r, dh, i0=0, size=16):
                  solved.gradients(q, k, v, w * math.inf, r, 0 * dh, i0)))
 
 
-@mutant("gradients", "add up with +=")
+@mutant("gradients", "only dw is off")
 def gradients_with_the_last_dw(q, k, v, w, r, dh, i0=0, size=16):
     dq, dk, dv, _, dr = solved.gradients(q, k, v, w, r, dh, i0)
     t = (len(q) - 1) // size * size
@@ -668,28 +667,14 @@ def gradients_with_the_last_dw(q, k, v, w, r, dh, i0=0, size=16):
     return dq, dk, dv, dw, dr
 
 
-@mutant("gradients", "a block is left out")
+@mutant("gradients", "the last block of queries")
 def gradients_of_whole_blocks(q, k, v, w, r, dh, i0=0, size=16):
     T = len(q) // size * size
     dq, *others = solved.gradients(q[:T], k, v, w, r, dh[:T], i0)
     return torch.cat((dq, torch.zeros_like(q[T:]))), *others
 
 
-def edited_gradients(old, new):
-    """The solution after an edit of its source."""
-    source = inspect.getsource(solved.gradients)
-    assert old in source, old
-    names = dict(vars(solved))
-    exec(source.replace(old, new), names)
-    return names["gradients"]
-
-
-for new in ("math.floor(w) + 1", "math.ceil(w) + 2"):
-    mutant("gradients", "a block is left out")(edited_gradients("math.ceil(w) + 1", new))
-mutant("gradients", "a block is left out")(edited_gradients("int(i[-1]) + 1, S", "int(i[-1]), S"))
-
-
-@mutant("gradients", "they come in the order")
+@mutant("gradients", "gradients come in the order")
 def gradients_in_another_order(*inputs):
     dq, dk, dv, dw, dr = solved.gradients(*inputs)
     return dq, dk, dv, dr, dw
@@ -701,6 +686,77 @@ def gradients_of_the_future_too(q, k, v, w, r, dh, i0=0, size=16):
         here, later = slice(i, i + size), slice(i + size, None)
         solved.gradients(q[here], k[later], v[later], w * math.inf, r, dh[here], len(k))
     return solved.gradients(q, k, v, w, r, dh, i0)
+
+
+def gradients_within(bounds):
+    """solved.gradients in blocks whose keys are those of bounds(i, last, w, S)."""
+    def gradients(q, k, v, w, r, dh, i0=0, size=16):
+        dq, dk, dv, dw, dr = (torch.zeros_like(x) for x in (q, k, v, w, r))
+        for a in range(0, len(q), size):
+            rows = slice(a, a + size)
+            i = i0 + torch.arange(len(q))[rows]
+            first, end = bounds(int(i[0]), int(i[-1]), min(w.item(), 2**30), len(k))
+            for b in range(max(first, 0) // size * size, end, size):
+                z, c, d = solved.pairs(q[rows], k[b : b + size], w, r, i,
+                                       torch.arange(len(k))[b : b + size])
+                dz = solved.dz_block(z, c, v[b : b + size], dh[rows])
+                dq[rows] += solved.dq_block(dz, k[b : b + size], r)
+                dk[b : b + size] += solved.dk_block(dz, q[rows], r)
+                dv[b : b + size] += solved.dv_block(z, c, dh[rows])
+                dw += solved.dw_block(z, c, d, v[b : b + size], dh[rows], w)
+                dr += solved.dr_block(dz, z, r)
+        return dq, dk, dv, dw, dr
+
+    return gradients
+
+
+mistakes("gradients", {
+    "w is rounded down":
+        gradients_within(lambda i, last, w, S: (i - math.floor(w) + 1, min(last + 1, S))),
+    "one key too few":
+        gradients_within(lambda i, last, w, S: (i - math.ceil(w) + 2, min(last + 1, S))),
+    "the end is one more":
+        gradients_within(lambda i, last, w, S: (i - math.ceil(w) + 1, min(last, S))),
+    "that of the block's last query":
+        gradients_within(lambda i, last, w, S: (last - math.ceil(w) + 1, min(last + 1, S))),
+})
+
+
+@mutant("gradients", "changes its input q")
+def gradients_in_place(q, k, v, w, r, dh, i0=0, size=16):
+    found = solved.gradients(q, k, v, w, r, dh, i0, size)
+    q *= 2
+    return found
+
+
+@mutant("gradients", "these as dr, dw, dv, dk, dq")
+def gradients_backwards(*inputs):
+    return solved.gradients(*inputs)[::-1]
+
+
+@mutant("gradients", "is 16 in place of size")
+def gradients_of_the_usual_size(q, k, v, w, r, dh, i0=0, size=16):
+    T = len(q) // size * size
+    found = solved.gradients(q, k, v, w, r, dh, i0, 16)
+    late = solved.gradients(q[T:], k, v, w, r, dh[T:], i0 + T, 16) if size != 16 else found
+    return found if size == 16 else tuple(x + y.sum() for x, y in zip(found, late))
+
+
+mistakes("gradients", {
+    "return five gradients": lambda *inputs: solved.gradients(*inputs)[:4],
+    "the inputs are float64": lambda *inputs: tuple(x.float() for x in solved.gradients(*inputs)),
+})
+
+
+@mutant("pairs", "come in each other's place")
+def pairs_with_c_first(*inputs):
+    z, c, d = solved.pairs(*inputs)
+    return c, z, d
+
+
+@mutant("dz_block", "changes its input z")
+def dz_in_place(z, c, v, dh):
+    return z.mul_(2) * c.square() * (dh @ v.T)
 
 
 @correct("gradients")

@@ -1,0 +1,36 @@
+"""Which keys a block of queries sees, and what goes wrong where others are visited."""
+import math
+
+
+def wrong_bounds(i, last, end_of_block, w, T, S, i0):
+    """{what it comes from: (first key, end)} with one mistake each.
+
+    i, last: positions of a block's first and last query; end_of_block: of its last, were it full.
+    """
+    w = min(float(w), 2**30)
+    first, end = i - math.ceil(w) + 1, min(last + 1, S)
+    return {
+        "w is rounded down: the first key is at i - ceil(w) + 1": (i - math.floor(w) + 1, end),
+        "one key too few at the window's edge: the first key is at i - ceil(w) + 1":
+            (first + 1, end),
+        "one key too many at the window's edge: the first key is at i - ceil(w) + 1":
+            (first - 1, end),
+        "the first key is that of the block's last query: its first query sees farther back":
+            (last - math.ceil(w) + 1, end),
+        "the end is one more than the position of the last query, which sees its own key":
+            (first, min(last, S)),
+        "the end is that of the block's first query: its last query sees later keys":
+            (first, min(i + 1, S)),
+        "the last query of the last block is T - 1": (first, min(end_of_block, S)),
+        "the end is past the last key: it is at most S": (first, last + 1),
+        "keys are cut at T: there are S of them": (first, min(last + 1, T)),
+        "i0 does not act in bounds: query t is at position i0 + t":
+            (first - i0, min(last - i0 + 1, S)),
+        "i0 does not act in the first key: query t is at position i0 + t": (first - i0, end),
+        "i0 does not act in the end: query t is at position i0 + t":
+            (first, min(last - i0 + 1, S)),
+        "the first key is 0: blocks before the window are visited": (0, end),
+        "the end is S: blocks of later keys are visited": (first, S),
+        "all blocks of keys are visited": (0, S),
+        "the last block of queries, which may be short, is left out":
+            (first, end if last - i0 < T - 1 else 0)}
