@@ -163,8 +163,9 @@ def test_pairs_and_blocks_are_those_of_softmask(T, w):
     i = torch.arange(T)
     seen = multiscreen.softmask(i - i[:, None], torch.tensor(w)) > 0
     assert accounting.pairs(T, w) == seen.sum()
-    blocks = {(q // 16, k // 16) for q, k in seen.nonzero().tolist()}
-    assert accounting.visited_blocks(T, w) == len(blocks)
+    for BI in (16, 32):
+        blocks = {(q // BI, k // 16) for q, k in seen.nonzero().tolist()}
+        assert accounting.visited_blocks(T, w, BI) == len(blocks)
 
 
 def test_the_cache_has_the_computed_bytes():
@@ -190,8 +191,8 @@ def test_answers_say_what_is_observed():
     assert f"cache {passes['with the cache']} tokens" in answers
     assert f"= {passes['without']:,}." in answers
     assert set(observe.gradients_of_a_rejected_key().values()) == {0.0}
-    assert f"{accounting.visited_blocks(4096, 17)} visits" in answers
-    assert f"{accounting.visited_blocks(4096, math.inf):,} for w = inf" in answers
+    assert f"{accounting.visited_blocks(4096, 17, BI=32)} visits" in answers
+    assert f"{accounting.visited_blocks(4096, math.inf, BI=32):,} for w = inf" in answers
 
 
 def test_rounding_grows_as_the_answers_say():

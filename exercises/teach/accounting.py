@@ -53,12 +53,12 @@ def pairs(T, w):
     return sum(seen(i, w) for i in range(T))
 
 
-def visited_blocks(T, w, size=16):
-    """How many blocks of keys the loops of part 4 visit, in all programs together."""
+def visited_blocks(T, w, BI=16, BJ=16):
+    """How many blocks of BJ keys the loops of part 4 visit, in all programs of BI queries."""
     count = 0
-    for first in range(0, T, size):
-        oldest = first + 1 - seen(first, w)
-        count += first // size - oldest // size + 1
+    for first in range(0, T, BI):
+        oldest, last = first + 1 - seen(first, w), min(first + BI, T) - 1
+        count += last // BJ - oldest // BJ + 1
     return count
 
 

@@ -95,7 +95,7 @@ def main():
         print(f"    step {step:<11d}{apart[step]:.2g}")
     print("part 4, blocks of the forward loop, T = 4096")
     for w in (17, math.inf):
-        print(f"    w = {w:<12}{visited_blocks(4096, w):,}")
+        print(f"    w = {w:<12}{visited_blocks(4096, w, BI=32):,}")
 
 
 if __name__ == "__main__":
