@@ -9,10 +9,11 @@ Small:  python -m experiments.relevance_maps --ckpt out/ckpt.pt
         10 seconds. 203 tokens of a text of ours. What it leaves out: with bytes for tokens this is
         two sentences instead of a passage.
 
-A row of the grid is a layer, a column the n-th tile of each. In a map, queries i go down and keys j
-to the right. Dark gray: outside the window, or in the future. White: inside it, and exactly 0. Pr
-is the share of the pairs inside the window with alpha_d > 0. The paper prints no numbers for its
-figure. It says: many maps have a substantial number of zeros, more in some tiles.
+It draws all tiles, a row of the grid for each layer, and six of them larger, from the narrowest
+window to the widest. In a map, queries i go down and keys j to the right. Dark gray: outside the
+window, or in the future. White: inside it, and exactly 0. Pr is the share of the pairs inside the
+window with alpha_d > 0. The paper prints no numbers for its figure. It says: many maps have a
+substantial number of zeros, more in some tiles.
 """
 import numpy as np
 import torch
@@ -74,33 +75,39 @@ def short_width(w):
     return f"{w / 1000:.1f}k" if w < 10_000 else f"{w / 1000:.0f}k"
 
 
-def draw_maps(plt, maps, rows):
-    """The grid of all maps, (N_L, N_H, T, T), with w, r and Pr of each; one colour scale for all.
+def spread(rows, n=6):
+    """The indices of at most n tiles that see something, with windows from narrow to wide."""
+    alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
+    w = np.log([rows[i][2] for i in alive])
+    nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), n)}
+    return sorted((alive[i] for i in nearest), key=lambda i: rows[i][2])
 
-    8 tiles a layer fit the width of a page. More make the figure wider. The colours start far from
-    white, which is exactly 0.
+
+def draw_maps(plt, maps, rows, columns):
+    """A grid of maps, (n, T, T), with w, r and Pr of each; one colour scale for all.
+
+    8 columns fit the width of a page. More make the figure wider. The colours start far from white,
+    which is exactly 0.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, PowerNorm
 
     cmap = ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
     colors = ScalarMappable(PowerNorm(0.5, 0, max(float(maps.max()), 1e-6)), cmap)
-    N_L, N_H = maps.shape[:2]
-    fig, axes = plt.subplots(N_L, N_H, figsize=(max(WIDTH, N_H), 1.3 * N_L + 1.5), squeeze=False,
-                             layout="constrained")
-    for ax, alpha_d, row in zip(axes.flat, maps.reshape(-1, *maps.shape[2:]), rows):
-        _, _, w, r, share = row
+    lines = -(-len(maps) // columns)
+    size = max(WIDTH / columns, 1)
+    fig, axes = plt.subplots(lines, columns, figsize=(size * columns, (size + 0.3) * lines + 1.5),
+                             squeeze=False, layout="constrained")
+    for ax in axes.flat[len(maps):]:
+        ax.set_axis_off()
+    for ax, alpha_d, (layer, tile, w, r, share) in zip(axes.flat, maps, rows):
         image = colors.cmap(colors.norm(alpha_d))
         image[alpha_d == 0] = 1.0
         image[~inside(len(alpha_d), w)] = OUTSIDE
         ax.imshow(image)
-        title = f"w {short_width(w)} r {r:.2f}\nPr {share:.2f}"
+        title = f"{layer}, {tile}: Pr {share:.2f}\nw {short_width(w)} r {r:.2f}"
         ax.set_title(title.replace(" 0.", " ."), fontsize=9, pad=2)
         ax.set(xticks=[], yticks=[])
-    for n, ax in enumerate(axes[:, 0], 1):
-        ax.set_ylabel(f"layer {n}", fontsize=9)
-    for n, ax in enumerate(axes[-1], 1):
-        ax.set_xlabel(f"tile {n}", fontsize=9)
 
     # The colour bar, and what white and gray are.
     fig.colorbar(colors, ax=axes, location="bottom", shrink=0.6, fraction=0.02, pad=0.01,
@@ -110,8 +117,8 @@ def draw_maps(plt, maps, rows):
     fig.legend(handles, ["inside, exactly 0", "outside the window, or in the future"],
                loc="outside upper center", ncols=2, frameon=False)
     last = maps.shape[-1] - 1
-    fig.supxlabel(f"in a map: query i = 0 .. {last} down, key j = 0 .. {last} to the right",
-                  fontsize=10)
+    fig.supxlabel(f"above a map: layer, tile; in it: query i = 0 .. {last} down, "
+                  f"key j = 0 .. {last} to the right", fontsize=10)
     return fig
 
 
@@ -136,7 +143,11 @@ def main():
            "Window w (tokens), acceptance width r, and alive = Pr(alpha_d > 0) inside the window, "
            f"{ckpt['model']} after {ckpt['step']} steps")
     if plt := pyplot():
-        save_figure(draw_maps(plt, maps, rows), table.with_suffix(".png"))
+        N_H, maps = maps.shape[1], maps.reshape(-1, *maps.shape[2:])
+        save_figure(draw_maps(plt, maps, rows, N_H), table.with_suffix(".png"))
+        some = spread(rows)
+        save_figure(draw_maps(plt, maps[some], [rows[n] for n in some], 3),
+                    table.with_name("relevance_maps_of_six.png"))
 
 
 if __name__ == "__main__":
