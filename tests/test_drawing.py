@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments import ablations, common, lr_sweep, sanity, scaling, training_curves
+from experiments import ablations, common, lr_sweep, sanity, scaling, tile, training_curves
 from support.cli import UsageError
-from tests.helpers import INF, needs_matplotlib, read_table
+from tests.helpers import INF, ROOT, needs_matplotlib, read_table
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdlib",
@@ -253,3 +253,7 @@ def test_curves_have_a_row_each_run_and_unfinished_ones_too(run, call, tmp_path,
         ("Transformer, 2.8K", "$2^{-4}$"), ("Transformer, 2.8K", "w/o clipping")]
     with pytest.raises(UsageError, match="at least 2"):
         call(training_curves, folders[0], "--window", 1)
+
+
+def test_the_picture_of_a_tile_is_what_its_script_draws():
+    assert (ROOT / "docs/tile.svg").read_text() == tile.draw()
