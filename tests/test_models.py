@@ -26,9 +26,30 @@ def test_it_retrieves_beyond_its_training_length():
         assert all(exact_matches(model, tokenizer, prompts, answers))
 
 
+def claims_of(path):
+    """{number: (what was found, verdict)} of a table of claims."""
+    rows = re.findall(r"^\| (\d+) \|(?:.*\|)? (.*?) \| (.*?) \|$", path.read_text(), re.MULTILINE)
+    return {number: (found, verdict) for number, found, verdict in rows}
+
+
+def test_the_claims_of_the_readme_are_those_of_the_report():
+    """Fewer and shorter: no number and no verdict that the report has not."""
+    short, long = (claims_of(ROOT / path) for path in ("README.md", "experiments/report/report.md"))
+    short = {n: row for n, row in short.items() if re.search(r"\[\d", row[0])}
+    assert len(long) == 22
+    assert len(short) > 8
+
+    def numbers(text):
+        return set(re.findall(r"[\d.,]*\d", text))
+
+    for n, (found, verdict) in short.items():
+        assert numbers(found) <= numbers(long[n][0]), n
+        assert long[n][1].startswith(verdict), n
+
+
 @needs_matplotlib
-def test_the_readme_has_the_means_of_the_report(call, capsys):
-    """Its tables of retrieval by length are what experiments.retrieval prints."""
+def test_the_report_claims_the_means_of_its_tables(call, capsys):
+    """Its claims on retrieval by length are what experiments.retrieval prints."""
     def means_of(name):
         call(retrieval, ROOT / f"experiments/report/{name}.tsv", "--out", f"{name}.png")
         found = {}
@@ -39,16 +60,13 @@ def test_the_readme_has_the_means_of_the_report(call, capsys):
         return found
 
     models, ablations = means_of("abcdigits"), means_of("abcdigits_ablations")
-    readme = (ROOT / "README.md").read_text()
+    claims = claims_of(ROOT / "experiments/report/report.md")
 
-    def shown(name):
-        line, = re.findall(rf"^\| {re.escape(name)} \|(.* %.*)$", readme, re.MULTILINE)
-        return [float(x) for x in re.findall(r"([\d.]+) %", line)]
+    def percents(n):
+        return [float(x) for x in re.findall(r"([\d.]+)(?: ± [\d.]+)? %", claims[n][0])]
 
-    for name, model in (("Multiscreen", "Multiscreen"), ("with `--swe`", "Multiscreen + SWE"),
-                        ("Transformer", "Transformer")):
-        assert shown(name) == [*models[model].values()]
-    for name, model in (("the original", "Original"), ("RoPE for MiPE", "MiPE → RoPE"),
-                        ("NoPE for MiPE", "MiPE → NoPE"), ("r = 1", "Fixed r = 1"),
-                        ("without TanhNorm", "w/o TanhNorm"), ("without the gate", "w/o Gate")):
-        assert shown(name) == [*ablations[model].values(), ablations[f"{model} + SWE"][2048]]
+    ours = models["Multiscreen"]
+    assert percents("14")[:3] == [ours[2048], ours[8192], ours[32768]]
+    assert percents("16")[:2] == [models["Multiscreen + SWE"][8192], ours[8192]]
+    names = ("MiPE → RoPE", "w/o TanhNorm", "Fixed r = 1", "MiPE → NoPE", "w/o Gate")
+    assert percents("22")[:5] == [ablations[name][2048] for name in names]

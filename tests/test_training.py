@@ -64,9 +64,9 @@ def test_the_checkpoint_serves(tmp_path):
     assert train.load_checkpoint is load_checkpoint
 
 
-def test_the_code_in_the_readme_runs():
+def test_the_code_for_a_program_of_your_own_runs():
     """That a model follows an edit is tested in test_choice.py."""
-    code, = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
     said = run("-c", code, check=True).stdout
     assert said.startswith("screening by screen_windowed, which agrees with multiscreen.screen")
     assert "torch.Size([4, 32])" in said
