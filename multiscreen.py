@@ -252,7 +252,6 @@ class KeyCache:
         self.k = self.v = None
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
-    @torch.compiler.disable                            # its sizes change with every call
     def append(self, k, v, w):
         """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position."""
         T, n = k.shape[2], self.end - self.first

@@ -153,10 +153,10 @@ def evaluate(model, data, n, batch_size, tokenizer):
     return nats / tokens, nats / math.log(2) / max(length, 1)
 
 
-@torch.compiler.set_stance("force_eager")
 def alive_fraction(model, tokens):
     """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
-    alive = sum((alpha_d != 0).sum() for alpha_d in model.relevance_maps(tokens))
+    with torch.compiler.set_stance("force_eager"):
+        alive = sum((alpha_d != 0).sum() for alpha_d in model.relevance_maps(tokens))
     i = torch.arange(tokens.shape[1], device=tokens.device)
     w = torch.stack([window(dist.full(tile.s_w)) for tile in model.layers])[:, :, None, None]
     inside = (softmask(i - i[:, None], w) > 0).sum() * len(tokens)

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from multiscreen import Multiscreen, product
 
@@ -116,6 +115,7 @@ class Block(nn.Module):
         square = not cache or q.shape[2] == k.shape[2]
         mask = None
         if not square and q.shape[2] > 1:
+            from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])
         with sdpa_kernel(backend) if backend else nullcontext():
             h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)

@@ -1,6 +1,5 @@
 """What screens: the fastest function that can run here and agrees with the definition."""
 import math
-from functools import partial
 
 import torch
 import torch.fx.experimental._config
@@ -156,7 +155,11 @@ def compile_layers(model):
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in model.layers:
         layer.compile(dynamic=True)
+
+    # Not part of a graph: the cache, whose sizes change with every call, and the choice of pieces,
+    # whose number depends on w.
+    multiscreen.KeyCache.append = torch.compiler.disable(multiscreen.KeyCache.append)
     if model.screen is screen_windowed:
         compiled = torch.compile(multiscreen.screen, dynamic=True)
-        model.screen = partial(screen_windowed, screen=compiled)
+        model.screen = torch.compiler.disable(lambda *x: screen_windowed(*x, screen=compiled))
         model.screen.keeps_to_window = True

@@ -15,7 +15,6 @@ from multiscreen import screen
 PAIRS = 2**20                       # of a query and a key, in one call; beyond, backward recomputes
 
 
-@torch.compiler.disable                                # the number of pieces depends on w
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
     """`screen` (Eq. 12), or the same compiled, of each query with the keys in its window.
 
