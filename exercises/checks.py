@@ -12,31 +12,37 @@ def check(good, message):
         raise Wrong(message)
 
 
-def expect(found, right, what, mistakes=(), tolerance=1e-5):
-    """Compare a value with the right one. mistakes: (a wrong value, what it comes from), in order.
+def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
+    """Compare a value with the right one. mistakes: (a wrong value, what it comes from).
 
-    tolerance: relative to the largest right value, or absolute where all are below 1.
+    Of several causes that give the same numbers the message has up to three. what: its name; in
+    "f at d = {}" stands what `at` has for the place that is off most. tolerance: relative to the
+    largest right value, or absolute where all are below 1.
     """
+    dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
     check(found.shape == right.shape,
           f"{what} has the shape {tuple(found.shape)}, it should be {tuple(right.shape)}")
     if near(found, right, tolerance):
         return
-    for wrong, cause in mistakes:
-        wrong = as_tensor(wrong)
-        if wrong.shape == found.shape and near(found, wrong, tolerance):
-            raise Wrong(f"{cause}\n{describe_difference(found, right, what)}")
-    raise Wrong(describe_difference(found, right, what))
+    wrong = [(as_tensor(x), cause) for x, cause in mistakes]
+    causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
+    difference = describe_difference(found, right, what, at)
+    if near(found, right, 1e-5) and len(set(dtypes)) == 2:
+        difference += f": it is {dtypes[0]}, and should be {dtypes[1]}"
+    raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
 
 
-def describe_difference(found, right, what):
+def describe_difference(found, right, what, names=None):
     """`what` is .. , it should be .. ; of tensors the place that is off most."""
-    if found.numel() == 1:
-        return f"{what} is {found.item():.8g}, it should be {right.item():.8g}"
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
-    place = ", ".join(map(str, at))
-    return f"{what}[{place}] is {found[at].item():.6g}, it should be {right[at].item():.6g}"
+    place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
+    if names is not None:
+        what, place = what.format(int(names[at[0]])), ""
+    a, b = found[at].item(), right[at].item()
+    digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
+    return f"{what}{place} is {a:.{digits}g}, it should be {b:.{digits}g}"
 
 
 def as_tensor(x):

@@ -1,5 +1,6 @@
 """`pytest exercises`: short failures, points at the end, --hidden and --grades."""
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,9 @@ class Points:
                 report.longrepr = str(error)
             elif isinstance(error, NotImplementedError):
                 report.longrepr = f"still to do: {error}"
+            elif isinstance(error, SyntaxError):
+                where = f"{Path(error.filename or '').name}, line {error.lineno}"
+                report.longrepr = f"{where}: {error.msg}: {(error.text or '').strip()}"
         if report.when == "call" or report.failed:
             self.rows[item.nodeid] = part_of(item), item.name.removeprefix("test_"), report.passed
 
@@ -69,8 +73,10 @@ class Points:
 
 def causes(error):
     """An error, and what it comes from: Triton's interpreter wraps what a kernel raises."""
-    while error:
+    seen = []
+    while error and error not in seen:
         yield error
+        seen.append(error)
         error = error.__cause__
 
 

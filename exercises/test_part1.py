@@ -20,7 +20,12 @@ INF = math.inf
 def test_window():
     s_w = torch.tensor([0.0, math.log(3), -INF, 4.0, INF])
     expect(mine.window(s_w), [2, 4, 1, 1 + math.exp(4), INF], "window([0, log 3, -inf, 4, inf])",
-           [(s_w.exp(), "w lacks the + 1: the smallest window is 1")])
+           [(s_w.exp(), "w lacks the + 1: the smallest window is 1"),
+            (2**s_w + 1, "e^s_w, not 2^s_w"),
+            ((s_w + 1).exp(), "the 1 is added to the exponential, not to s_w"),
+            ((s_w.exp() + 1).round(), "w is a real number: round nothing"),
+            ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
+            (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
           f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
@@ -33,9 +38,14 @@ def test_acceptance():
     expect(mine.acceptance(s_r), [0.5, 0.75, 0.25, 1], "acceptance([0, log 3, -log 3, inf])",
            [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
              "here r is the sigmoid of s_r"),
-            (torch.sigmoid(-s_r), "the sign of s_r is the other way: a larger s_r accepts more")])
+            (torch.sigmoid(-s_r).clamp_min(1e-6),
+             "the sign of s_r is the other way: a larger s_r accepts more"),
+            (torch.tanh(s_r).clamp_min(1e-6), "r is the sigmoid of s_r, not its tanh"),
+            (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
     expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
-           "10^4 acceptance([-9, -12])", tolerance=1e-4)
+           "10^4 acceptance([-9, -12])",
+           [([1.24395, 0.0714417], "1e-6 is a lower limit: clip r there, add nothing"),
+            ([100.0, 100.0], "clipped at 1e-2: the limit is 1e-6")], tolerance=1e-4)
     expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
     smallest = mine.acceptance(torch.tensor([-100.0]))
     check(smallest >= 0.99e-6, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-6 from "
@@ -48,11 +58,21 @@ def test_unit():
            [(x / x.norm(), "all vectors were divided by one length: each has its own, over the "
              "last dimension"),
             (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
-            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks")])
+            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks"),
+            (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
+             "squares, not of their mean"),
+            (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
+             "not the sum of sizes"),
+            (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
+             "not the largest number"),
+            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was taken off first: only the "
+             "length is divided by")])
     small = torch.tensor([[0.0, 1e-4]])
     expect(mine.unit(small), [[0, 1]], "unit([0, 1e-4])",
            [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
-             "instead, so that a short vector has length 1 too")], tolerance=1e-4)
+             "instead, so that a short vector has length 1 too"),
+            ([[0, 1e-4 / (1e-8 + 1e-6) ** 0.5]], "eps was added in the root: clip the square from "
+             "below, at eps^2")], tolerance=1e-4)
     zero = torch.zeros(1, 4)
     check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
     slope, = gradient(mine.unit, zero)
@@ -74,7 +94,17 @@ def test_mipe_angle():
               (2 * right, "the angle is twice too large: does gamma lack its 1/2?"),
               (right * w[:, None], "the angle is not divided by w"),
               (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
-              (i * gamma[:, None], "the angle lacks pi / w")]
+              (i * gamma[:, None], "the angle lacks pi / w"),
+              (-right, "the sign: the angle grows with the position"),
+              (math.pi * (i + 1) * (gamma / w)[:, None], "positions count from 0, and are given: "
+               "add nothing to i"),
+              (math.pi * i * ((1 - gamma) / w)[:, None], "gamma falls from 1 at w = 0 to 0 at "
+               "w_th: this one rises"),
+              (math.pi * i * ((torch.cos(math.pi * w / 512) + 1) / 2 / w)[:, None],
+               "gamma is (cos(pi w / w_th) + 1)/2: this one is not 0 at w_th"),
+              (math.pi * i * ((1 - w / 256) / w)[:, None], "gamma is a cosine, not a line"),
+              (i * 10_000 ** (-w / 256)[:, None], "this is RoPE's angle: MiPE's is "
+               "pi i gamma(w)/w")]
     found = mine.mipe_angle(i, w, 256.0)
     what = "of the angle at positions 0, 1, 3 for w = 2, 128"
     check(found.shape == (2, 3),
@@ -107,9 +137,9 @@ def test_mipe_angle():
     i, w = torch.tensor([2**17 + 1]), torch.tensor([2.0039062])
     exact = ms.mipe_angle(i, w.double(), 256.0)
     off = torch.sin((mine.mipe_angle(i, w, 256.0).double() - exact) / 2).abs().item() * 2
-    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: multiply in float64 "
-          "(math.pi * i is float32: i is an integer) and take off whole turns before the result "
-          "goes back to w's dtype")
+    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: turn i and w to "
+          "float64 before anything else, gamma / w, too, and take off whole turns before the "
+          "result goes back to w's dtype")
 
 
 def test_mipe():
@@ -130,7 +160,12 @@ def test_mipe():
             (others * torch.tensor([1.0, 1, 1, -1, 1, -1, 1, 1]),
              "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
-            (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2")])
+            (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2"),
+            (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
+            (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
+            (ms.mipe(x, quarter / 2), "turned half as far: the angle is given, use it as it is"),
+            ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "x_0 was overwritten before x_1 used it: keep both"),
+            ([[[[1, 1, 0, 5, 0, 7, 0, 0]]]], "sine and cosine were added: multiply")])
     x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
     angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
     y = mine.mipe(x, angle)

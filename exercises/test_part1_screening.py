@@ -33,7 +33,17 @@ def test_trim():
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
             (torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: relevance "
              "is 0 at the threshold and 1 at s = 1"),
-            ((2 * s - 1).relu().square(), "r does not act: is there a constant in its place?")])
+            ((2 * s - 1).relu().square(), "r does not act: is there a constant in its place?"),
+            ((1 - (1 - s) / (2 * r)).relu().square(), "the width is r, not 2 r"),
+            ((1 - (1 - s.abs()) / r).relu().square(), "|s| was taken: opposite vectors are not "
+             "similar"),
+            (z.relu() ** 3, "the power is 2"),
+            (z.relu().sqrt(), "the power is 2, not 1/2"),
+            (torch.nn.functional.leaky_relu(z).square(), "below the threshold the relevance is "
+             "exactly 0: this max leaks"),
+            (torch.sigmoid(z), "this is a sigmoid: Trim is max(1 - (1 - s)/r, 0)^2"),
+            (torch.where(s < 0, s.square(), z.relu().square()), "a similarity below 0 is rejected, "
+             "as all below the threshold")])
     on = torch.tensor([0.25, 0.5, 0.75])
     check((mine.trim(on, 1 - on) == 0).all(), "at the threshold, 1 - s = r, the relevance must be "
           "exactly 0")
@@ -48,7 +58,7 @@ def test_softmask():
     right = torch.tensor(m)
     cos = 2 * right - 1
     found = mine.softmask(d, w)
-    expect(found, right, "softmask([0, -1, -2, -3], w = 4)",
+    expect(found, right, "softmask(w = 4) at d = {}",
            [(cos, "the cosine is not yet between 0 and 1: (cos + 1)/2"),
             (cos.relu(), "the cosine is not yet between 0 and 1: (cos + 1)/2"),
             (cos + 1, "softmask lacks its 1/2: at distance 0 it is 1"),
@@ -58,15 +68,28 @@ def test_softmask():
             (0.5 * (torch.cos(math.pi * d / (w + 1)) + 1),
              "a key at distance exactly w must get 0: the cosine is stretched over w + 1"),
             (torch.ones(4), "inside the window the mask must fall from 1 to 0 as a cosine: this "
-             "window is hard")])
-    check(mine.softmask(torch.tensor([-4]), w) == 0, "a key at distance exactly w must get 0")
+             "window is hard"),
+            (0.5 * (torch.cos(2 * math.pi * d / w) + 1), "the angle is twice too large: pi d/w"),
+            (0.5 * (torch.cos(math.pi / 2 * d / w) + 1), "the angle is half as large: pi d/w"),
+            (right * (d < 0), "the query's own key counts: at d = 0 the mask is 1"),
+            (1 + d / w, "the mask falls as a cosine, not as a line"),
+            (torch.exp(d / w), "the mask falls as a cosine, not as an exponential"),
+            (right.square(), "squared once too often: (cos + 1)/2 is a square already"),
+            (right.sqrt(), "this is the cosine of pi d/(2 w): Softmask is its square"),
+            (ms.softmask(d, w / 2), "the window ends at w, not at w/2"),
+            (ms.softmask(d, w - 1), "the window ends at w, not at w - 1")], at=d)
+    edge = mine.softmask(torch.tensor([-4]), w)
+    check(edge != -INF, "outside the window the mask is 0, which multiplies: -inf is for softmax")
+    check(edge == 0, "a key at distance exactly w must get 0")
+    future = mine.softmask(torch.tensor([1, 2, 3]), w)
+    endless = mine.softmask(torch.tensor([-5, -9, 1, 2, 3]), w) > 0
+    check(not endless.all(), "there is no mask: outside -w < d <= 0 the result must be 0")
+    check((future == 0).all(), "a later key, d > 0, must get 0: this mask sees the future")
     far = mine.softmask(torch.tensor([-5, -8, -9, -100]), w)
     check((far == 0).all(), "beyond the window the cosine rises again: every distance above w must "
           "get exactly 0")
-    check((mine.softmask(torch.tensor([1, 2, 3, 50]), w) == 0).all(),
-          "a later key, d > 0, must get 0: this mask sees the future")
     infinite = mine.softmask(torch.tensor([-10**6, -1, 0, 1]), torch.tensor(INF))
-    expect(infinite, [1, 1, 1, 0], "softmask([-10^6, -1, 0, 1], w = inf)")
+    expect(infinite, [1, 1, 1, 0], "softmask(w = inf) at d = {}", at=[-10**6, -1, 0, 1])
     d = torch.arange(-300, 100)
     for w in (1.0, 3.5, 7.0, 256.0, 1e9):
         w = torch.tensor(w)
@@ -74,9 +97,41 @@ def test_softmask():
         outside = found[(d > 0) | (d <= -w)]
         check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
               f"{outside.abs().max().item():.2g}: it must be exactly 0")
-        expect(found, ms.softmask(d, w), f"softmask(-300 .. 99, w = {w.item():g})")
+        expect(found, ms.softmask(d, w), f"softmask(w = {w.item():g}) at d = {{}}", at=d)
     expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
                      [torch.tensor(7.5)], "w")
+
+
+def relevance_with(q, k, w, r, s=lambda s: s, d=lambda d: d, mask=ms.softmask):
+    """Eq. 11 with another s, d or Softmask."""
+    distance = d(torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None])
+    return ms.trim(s(q @ k.mT), r[:, None, None]) * mask(distance, w[:, None, None])
+
+
+def wrong_relevances(q, k, w, r):
+    """(relevance, what it comes from): one mistake each, for i0 = 0."""
+    z2, m = (relevance_with(q, k, *x) for x in ((w * INF, r), (w, r / r * 1e9)))
+    every = relevance_with(q, k, w, r, mask=lambda d, w: torch.ones_like(d * w))
+    return [
+        (ms.relevance(k, q, w, r), "queries and keys were swapped: q goes first"),
+        (every, "there is no mask: Softmask is missing"),
+        (z2, "the window does not act: m is Softmask of d and w"),
+        (relevance_with(q, k, w, r, d=lambda d: -d), "the sign of d: it is j - i, negative in the "
+         "past"),
+        (relevance_with(q, k, w, r, s=lambda s: s * q.shape[-1] ** -0.5), "s is not divided by the "
+         "root of d_K: q and k are unit vectors"),
+        (relevance_with(q, k, r, w), "w and r were swapped"),
+        (relevance_with(q, k, w, r, d=lambda d: torch.where(d == 0, 1, d)), "a query sees its own "
+         "key: d = 0 is in the window"),
+        (q @ k.mT * m, "Trim is missing: alpha is Trim of s"),
+        (m, "Trim is missing: alpha is Trim of s"),
+        (every + m, "Trim and Softmask are multiplied, not added"),
+        (ms.relevance(q, k, w, r).softmax(-1), "this is a softmax: nothing may compete"),
+        (ms.relevance(q, k, w[:1].expand_as(w), r), "each tile has a window of its own: "
+         "w[:, None, None]"),
+        (ms.relevance(q, k, w, r[:1].expand_as(r)), "each tile has a width of its own: "
+         "r[:, None, None]"),
+        (ms.relevance(q, k, w.flip(0), r), "the windows are those of other tiles")]
 
 
 def test_relevance():
@@ -90,13 +145,15 @@ def test_relevance():
              "queries and keys were swapped: a row is a query, a column is a key"),
             (ms.relevance(k, q, infinite, one), "queries and keys were swapped: q goes first"),
             ([[[[1, 0, 0], [0.8, 0.2, 0], [1, 0, 0]]]],
-             "the relevances of a query sum to 1: nothing may compete, so divide by nothing")])
+             "the relevances of a query sum to 1: nothing may compete, so divide by nothing"),
+            *wrong_relevances(q, k, infinite, one)])
 
     q, k, _ = correlated(0, 2, 3, 9, 9)
     w, r = torch.tensor([4.0, 2.5, INF]).double(), torch.tensor([0.5, 0.9, 0.3]).double()
     exact = ms.relevance(q, k, w, r)
     found = mine.relevance(q, k, w, r)
-    expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,")
+    expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,",
+           wrong_relevances(q, k, w, r))
     changed = k.clone()
     changed[:, :, 3] = q[:, :, 5]
     others = [j for j in range(9) if j != 3]
@@ -127,10 +184,18 @@ def test_screen():
            [([[[[1, 0], [1 / 3, 2 / 3]]]], "the weights were divided by their sum: nothing may "
              "compete, the sum may be more than 1 or 0"),
             (ms.tanh_norm(torch.tensor([[[[1, 0], [0.5, 1]]]])),
-             "TanhNorm comes later, in Eq. 14: return the plain sum")])
+             "TanhNorm comes later, in Eq. 14: return the plain sum"),
+            ([[[[1, 0], [0.25, 1]]]], "alpha^d is squared once too often: Trim has the square"),
+            ([[[[0.5, 0], [0.25, 0.5]]]], "the mean over the keys: Eq. 12 is their sum"),
+            (ms.unit(torch.tensor([[[[1, 0], [0.5, 1]]]])), "h has no fixed length: return the "
+             "plain sum"),
+            ([[[[1, 0.5], [0, 1]]]], "alpha^d is transposed: a row is a query")])
     q, k, v = correlated(3, 2, 2, 7, 10)
     w, r = torch.tensor([4.0, INF]).double(), torch.tensor([0.4, 0.9]).double()
     exact = ms.screen(q, k, v, w, r, 2)
+    dtype = mine.screen(q, k, v, w, r, 2).dtype
+    check(dtype == torch.float64, f"for q, k and v in float64 h is {dtype}: .float() cuts it. "
+          "Compute in torch.promote_types(q.dtype, torch.float32), and return v's dtype")
     total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
     expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
            [(ms.screen(q, k, v, w, r), "i0 is not handed on to `relevance`"),
@@ -148,12 +213,13 @@ def test_screen():
     try:
         h = mine.screen(q, k, v, w, r)
     except RuntimeError as e:
-        raise Wrong(f"with q, k and v in bfloat16: {e}. Turn them to float32 first") from None
+        raise Wrong(f"with q, k and v in bfloat16: {e}. Turn what is less than float32 to float32 "
+                    "first") from None
     check(h.dtype == torch.bfloat16, f"values in bfloat16 give h in {h.dtype}: return v's dtype")
     exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
     off = (h - exact).abs().max() / exact.abs().max()
     check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s counts "
-          "2/r times in alpha. Turn q, k and v to float32 before the products")
+          "2/r times in alpha. Turn what is less than float32 to float32 before the products")
 
     mixed = mine.screen(q.float(), k.float(), v, w, r)
     check(mixed.dtype == torch.bfloat16,
@@ -172,13 +238,21 @@ def tanh_norm_along(x, axis):
 
 
 def test_tanh_norm():
-    x = torch.tensor([[3.0, 4.0], [0.6, 0.8]])
-    right = x / x.norm(dim=-1, keepdim=True) * torch.tanh(x.norm(dim=-1, keepdim=True))
-    expect(mine.tanh_norm(x), right, "tanh_norm([[3, 4], [0.6, 0.8]])",
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    length = x.norm(dim=-1, keepdim=True)
+    right = x / length * torch.tanh(length)
+    rms = length / 2**0.5
+    expect(mine.tanh_norm(x), right, "tanh_norm([[3, 4], [0.3, 0.4]])",
            [(torch.tanh(x), "tanh of each number changes the direction: take it of the length"),
             (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
             (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
-            (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own")])
+            (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own"),
+            (x / length.clamp_min(1), "the length is cut at 1: it is tanh|x|, also for short x"),
+            (x / length * torch.tanh(length**2), "tanh of the squared length: a root lacks"),
+            (x / rms * torch.tanh(rms), "the length is the root of the sum of squares, not of "
+             "their mean"),
+            (x / length * torch.sigmoid(length), "the length is tanh|x|, not a sigmoid"),
+            (x / (1 + length), "the length is tanh|x|, not |x|/(1 + |x|)")])
     x = torch.randn(2, 3, 4, 5, generator=random(7), dtype=torch.float64)
     axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: it is the last one's")
             for n in range(3)]

@@ -62,7 +62,10 @@ def test_gate():
             (torch.tanh(F.relu(g)), "this is ReLU: the paper has SiLU"),
             (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: here W_G"),
             (torch.tanh(F.silu(ms.unit(g))), "g must not be of unit length: Eq. 5 is for q, k and "
-             "v")])
+             "v"),
+            (1 + torch.tanh(F.silu(g)), "nothing is added: the gate may be negative, and 0"),
+            (F.silu(torch.tanh(F.silu(g))), "SiLU twice: tanh(SiLU(g))"),
+            (torch.tanh(F.silu(torch.tanh(g))), "tanh twice: tanh(SiLU(g))")])
 
 
 def parts_of(layer, x, start=0):
@@ -80,7 +83,8 @@ def test_screening():
     q_tilde, k_tilde, v_bar = ms.mipe(q, angle), ms.mipe(k, angle), ms.unit(v)
     h = ms.screen(q_tilde, k_tilde, v_bar, w, r)
     q_long, k_long = theirs.project(x, theirs.W_Q), theirs.project(x, theirs.W_K)
-    of_256 = ms.mipe_angle(torch.arange(9), w, 256.0)
+    of_256, of_s_w = (ms.mipe_angle(torch.arange(9), *x) for x in ((w, 256.0),
+                                                                   (theirs.s_w, 100.0)))
     found = yours.screening(x, ms.screen)
     expect(found, ms.tanh_norm(h), "u",
            [(h, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
@@ -105,7 +109,20 @@ def test_screening():
             (ms.tanh_norm(ms.screen(q_tilde, k_tilde, ms.mipe(v_bar, angle), w, r)),
              "MiPE turned the values: it is for queries and keys only"),
             (ms.tanh_norm(ms.screen(k_tilde, q_tilde, v_bar, w, r)),
-             "queries and keys were swapped")], tolerance=1e-4)
+             "queries and keys were swapped"),
+            (ms.tanh_norm(ms.screen(q_tilde, q_tilde, v_bar, w, r)),
+             "queries and keys are both of W_Q: the keys have W_K"),
+            (ms.tanh_norm(ms.screen(k_tilde, k_tilde, v_bar, w, r)),
+             "queries and keys are both of W_K: the queries have W_Q"),
+            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, ms.unit(theirs.project(x, theirs.W_G)), w,
+                                    r)), "W_G is for the gate: the values have W_V"),
+            (ms.tanh_norm(ms.screen(ms.mipe(q, of_s_w), ms.mipe(k, of_s_w), v_bar, theirs.s_w, r)),
+             "s_w is not yet w: `window` comes between"),
+            (ms.screen(q_tilde, k_tilde, ms.tanh_norm(v_bar), w, r),
+             "TanhNorm is for the sum h, not for the values"),
+            (ms.tanh_norm(ms.screen(ms.mipe(q, -angle), ms.mipe(k, angle), v_bar, w, r)),
+             "queries and keys turn in opposite directions: the same angle is for both")],
+           tolerance=1e-4)
 
     def twice(*inputs):
         return 2 * ms.screen(*inputs)
@@ -122,13 +139,25 @@ def test_forward():
     updates = torch.einsum("bhtv,hve->bthe", y, theirs.W_O)
     scale = theirs.s_O.exp()[:, None]
     right = x + (updates * scale).sum(2)
+
+    def update(y):
+        return x + torch.einsum("bhtv,hve->bte", y, scale[..., None] * theirs.W_O)
+
     expect(yours(x, ms.screen), right, "x^(1)",
            [(right - x, "the residual is missing: Eq. 2 adds the updates to x"),
             (x + updates.sum(2), "the scale e^s_O is missing"),
             (x + (updates * theirs.s_O[:, None]).sum(2), "the scale is e^s_O, not s_O"),
             (x + (updates * scale).mean(2), "the tiles are averaged: Eq. 2 adds them"),
             (x + torch.einsum("bhtv,hve->bte", theirs.screening(x, ms.screen), scale[..., None]
-                              * theirs.W_O), "the gate does not act: u times g_hat")],
+                              * theirs.W_O), "the gate does not act: u times g_hat"),
+            (update(theirs.screening(x, ms.screen) * theirs.gate(x) ** 2), "the gate acts twice"),
+            (update(theirs.screening(x, ms.screen) + theirs.gate(x)), "u is multiplied by the "
+             "gate, not added to it"),
+            (ms.unit(right), "nothing is normalised after the sum: Eq. 2 adds"),
+            (theirs(ms.unit(x), ms.screen), "x is not normalised: there is no norm before a layer"),
+            (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "x is not normalised: there is no "
+             "norm before a layer"),
+            (x + (updates / scale).sum(2), "the scale is e^s_O, this divides by it")],
            tolerance=1e-4)
 
 
@@ -138,6 +167,8 @@ def check_independent(named):
     for n, (name, W) in enumerate(matrices):
         check(W.mean().abs() < 0.1 * W.std(), f"the mean of {name} is {W.mean().item():.3g}: it is "
               "N(0, ..), around 0")
+        check(W.abs().max() > 2.5 * W.std(), f"{name} is drawn from an interval: N is the normal "
+              "distribution, torch.randn")
         for other, V in matrices[:n]:
             if len(V) == len(W):
                 same = torch.corrcoef(torch.stack((V, W)))[0, 1].abs()
@@ -164,6 +195,7 @@ def test_initialize():
         causes += [(0.1 / n, "divided by the dimension: by its root") for n in (16, 64, 100, 1000)]
         if name == "W_G":
             causes = [(0.1 / 8, "W_G has the fixed scale 0.1, whatever its dimensions"), *causes]
+        check(std(name) > 0, f"{name} has no initial values: it is the same number everywhere")
         check(1e-4 < std(name) < 10, f"{name} has no initial values: torch.empty "
               "leaves what was in memory")
         expect(std(name), right, f"the standard deviation of {name}", causes,

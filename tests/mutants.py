@@ -52,6 +52,9 @@ def stands_for(exercise, f):
 # ------------------------------------------------------------------------ windows and widths
 
 mistakes("window", {
+    "not 2^s_w": lambda s_w: 2**s_w + 1,
+    "not to s_w": lambda s_w: (s_w + 1).exp(),
+    "round nothing": lambda s_w: (s_w.exp() + 1).round(),
     "w lacks the + 1": lambda s_w: s_w.exp(),
     "the gradient at s_w = inf is": lambda s_w: s_w.exp() + 1,
 })
@@ -64,6 +67,8 @@ def window_by_a_mask(s_w):
 
 
 mistakes("acceptance", {
+    "not its tanh": lambda s_r: torch.tanh(s_r).clamp_min(1e-6),
+    "clip r there, add nothing": lambda s_r: torch.sigmoid(s_r) + 1e-6,
     "older version of the paper": lambda s_r: s_r.exp() + 1,
     "the sign of s_r": lambda s_r: torch.sigmoid(-s_r).clamp_min(1e-6),
     "clip r at 1e-6": lambda s_r: torch.sigmoid(s_r),
@@ -80,6 +85,11 @@ def acceptance_as_a_fraction(s_r):
 # ------------------------------------------------------------------------------ unit vectors
 
 mistakes("unit", {
+    "eps was added in the root":
+        lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True) + eps).sqrt(),
+    "not of their mean": lambda x: ms.unit(x) * x.shape[-1] ** 0.5,
+    "not the sum of sizes": lambda x: x / x.abs().sum(-1, keepdim=True),
+    "the mean was taken off": lambda x: ms.unit(x - x.mean(-1, keepdim=True)),
     "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
     "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
     "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
@@ -102,13 +112,18 @@ def gamma(w, w_th):
 
 
 mistakes("mipe_angle", {
+    "the sign: the angle grows": lambda i, w, w_th: -ms.mipe_angle(i, w, w_th),
+    "positions count from 0": lambda i, w, w_th: ms.mipe_angle(i + 1, w, w_th),
+    "gamma is a cosine, not a line":
+        lambda i, w, w_th: math.pi * i * ((1 - w / w_th) / w).clamp_min(0)[:, None],
+    "this is RoPE's angle": lambda i, w, w_th: i * (10_000 ** (-w / w_th))[:, None],
     "the angle lacks pi": lambda i, w, w_th: i * (gamma(w.double(), w_th) / w.double())[:, None],
     "gamma is missing": lambda i, w, w_th: i * (math.pi / w.double())[:, None],
     "w_th is an argument": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0),
     "no gradient comes back": lambda i, w, w_th: ms.mipe_angle(i, w.detach(), w_th),
     "is torch.float64: return it in w's dtype":
         lambda i, w, w_th: ms.mipe_angle(i, w.double(), w_th),
-    "multiply in float64":
+    "turn i and w to float64":
         lambda i, w, w_th: math.pi * i * (gamma(w, w_th) / w.clamp(max=w_th))[:, None],
 })
 
@@ -135,6 +150,10 @@ def angle_by_a_double_where(i, w, w_th):
 
 
 mistakes("mipe", {
+    "takes the first two":
+        lambda x, angle: torch.cat((x[..., :-2], ms.mipe(x[..., -2:], angle)), -1),
+    "sine and cosine were swapped": lambda x, angle: ms.mipe(x, math.pi / 2 - angle),
+    "turned half as far": lambda x, angle: ms.mipe(x, angle / 2),
     "turned the wrong way": lambda x, angle: ms.mipe(x, -angle),
     "no gradient arrives at angle": lambda x, angle: ms.mipe(x, angle.detach()),
 })
@@ -163,6 +182,11 @@ def mipe_as_complex_numbers(x, angle):
 # -------------------------------------------------------------------------- Trim and Softmask
 
 mistakes("trim", {
+    "|s| was taken": lambda s, r: ms.trim(s.abs(), r),
+    "the power is 2": lambda s, r: (1 - (1 - s) / r).relu() ** 3,
+    "this is a sigmoid": lambda s, r: torch.sigmoid(1 - (1 - s) / r),
+    "this max leaks": lambda s, r: F.leaky_relu(1 - (1 - s) / r).square(),
+    "not 2 r": lambda s, r: ms.trim(s, 2 * r),
     "divided by r, not multiplied": lambda s, r: (1 - (1 - s) * r).relu().square(),
     "s = 1 must give 1 whatever r is": lambda s, r: (r - (1 - s)).relu().square(),
     "the relevance rises again": lambda s, r: (1 - (1 - s) / r).square(),
@@ -178,6 +202,15 @@ def trim_by_clamp(s, r):
 
 
 mistakes("softmask", {
+    "-inf is for softmax":
+        lambda d, w: torch.where((-w < d) & (d <= 0), ms.softmask(d, w), -math.inf),
+    "there is no mask": lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1),
+    "the angle is twice too large":
+        lambda d, w: 0.5 * (torch.cos(2 * math.pi * (d / w)) + 1) * (ms.softmask(d, w) > 0),
+    "the query's own key counts": lambda d, w: ms.softmask(d, w) * (d < 0),
+    "not as a line": lambda d, w: (1 + d / w) * (ms.softmask(d, w) > 0),
+    "Softmask is its square": lambda d, w: ms.softmask(d, w).sqrt(),
+    "not at w/2": lambda d, w: ms.softmask(d, w / 2),
     "not yet between 0 and 1":
         lambda d, w: torch.where((-w < d) & (d <= 0), torch.cos(math.pi * (d / w)), 0.0),
     "the cosine rises again":
@@ -203,7 +236,24 @@ def softmask_as_a_squared_cosine(d, w):
 
 # --------------------------------------------------------------------- relevance and screening
 
+def relevance_without_softmask(q, k, w, r, i0=0):
+    return ms.trim(q @ k.mT, r[:, None, None])
+
+
+def away(q, k, i0):
+    """Whether a key is another token than the query. (T, S)"""
+    return torch.arange(k.shape[2]) != (i0 + torch.arange(q.shape[2]))[:, None]
+
+
 mistakes("relevance", {
+    "Softmask is missing": relevance_without_softmask,
+    "the window does not act": lambda q, k, w, r, i0=0: ms.relevance(q, k, math.inf * w, r, i0),
+    "not divided by the root of d_K":
+        lambda q, k, w, r, i0=0: ms.relevance(q / q.shape[-1] ** 0.5, k, w, r, i0),
+    "w and r were swapped": lambda q, k, w, r, i0=0: ms.relevance(q, k, r, w, i0),
+    "a query sees its own key":
+        lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, i0) * away(q, k, i0),
+    "a width of its own": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r[:1].expand_as(r), i0),
     "queries and keys were swapped": lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0),
     "i0 is not used": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r),
     "i0 is taken to be S - T":
@@ -239,6 +289,9 @@ def v64(q, exact, rounded):
 
 
 mistakes("screen", {
+    "squared once too often": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v,
+    "the mean over the keys": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0) / k.shape[2],
+    "cuts it": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).float(),
     "i0 is not handed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
     "TanhNorm comes later": lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)),
     "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
@@ -247,8 +300,8 @@ mistakes("screen", {
     "rounded to bfloat16 on the way":
         lambda q, k, v, w, r, i0=0: v64(q, ms.screen(q, k, v, w, r, i0),
                                         lambda: ms.screen(q.bfloat16(), k.bfloat16(), v, w, r, i0)),
-    "Turn them to float32 first": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
-    "Turn q, k and v to float32":
+    "Turn what is less than float32": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
+    "to float32 before the products":
         lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0) @ v,
     "no gradient comes back":
         lambda q, k, v, w, r, i0=0: ms.screen(*(x.detach() for x in (q, k, v, w, r)), i0),
@@ -266,6 +319,10 @@ def screen_one_query_at_a_time(q, k, v, w, r, i0=0):
 # ---------------------------------------------------------------------------------- TanhNorm
 
 mistakes("tanh_norm", {
+    "the length is cut at 1": lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1),
+    "tanh of the squared length":
+        lambda x: ms.unit(x) * torch.tanh(x.square().sum(-1, keepdim=True)),
+    "not a sigmoid": lambda x: ms.unit(x) * torch.sigmoid(x.norm(dim=-1, keepdim=True)),
     "taken along axis 2": lambda x, eps=1e-6: ms.tanh_norm(x.mT).mT if x.ndim > 2
     else ms.tanh_norm(x),
     "the gradient of x": lambda x, eps=1e-6: x * (ms.tanh_norm(x).norm(dim=-1, keepdim=True)
@@ -301,6 +358,13 @@ def tanh_norm_with_two_clamps(x, eps=1e-6):
 
 # --------------------------------------------------------------------------------- the layer
 
+def project(x, W):
+    return torch.einsum("bte,ehd->bhtd", x, W)
+
+
+forward = ms.GatedScreeningTiles.forward
+
+
 methods("project", ms.GatedScreeningTiles, "project", {
     "tiles and positions are mixed up":
         lambda self, x, W: (x @ W.flatten(1)).view(x.shape[0], W.shape[1], x.shape[1], W.shape[2]),
@@ -322,6 +386,8 @@ class ProjectedByEinsum(ms.GatedScreeningTiles):
 
 
 methods("gate", ms.GatedScreeningTiles, "gate", {
+    "nothing is added": lambda self, x: 1 + ms.GatedScreeningTiles.gate(self, x),
+    "tanh twice": lambda self, x: torch.tanh(F.silu(torch.tanh(self.project(x, self.W_G)))),
     "tanh is missing": lambda self, x: F.silu(self.project(x, self.W_G)),
     "SiLU is missing": lambda self, x: torch.tanh(self.project(x, self.W_G)),
     "this is a sigmoid": lambda self, x: torch.sigmoid(self.project(x, self.W_G)),
@@ -338,6 +404,17 @@ class GateByHand(ms.GatedScreeningTiles):
         return (g / (1 + torch.exp(-g))).tanh()
 
 
+methods("screening", ms.GatedScreeningTiles, "project", {
+    "both of W_Q": lambda self, x, W: project(x, self.W_Q if W is self.W_K else W),
+    "W_G is for the gate": lambda self, x, W: project(x, self.W_G if W is self.W_V else W),
+})
+methods("forward", ms.GatedScreeningTiles, "forward", {
+    "x is not normalised": lambda self, x, screen: forward(self, ms.unit(x), screen),
+    "normalised after the sum": lambda self, x, screen: ms.unit(forward(self, x, screen)),
+})
+methods("forward", ms.GatedScreeningTiles, "gate", {
+    "the gate acts twice": lambda self, x: ms.GatedScreeningTiles.gate(self, x) ** 2,
+})
 methods("screening", ms.GatedScreeningTiles, "bound", {
     "TanhNorm, is missing": lambda self, h: h,
     "TanhNorm scales the whole vector": lambda self, h: torch.tanh(h),
