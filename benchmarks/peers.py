@@ -22,101 +22,25 @@ p1atdev/screening (d_K = d_V = d_E / N_H).
 
 makes a checkpoint of this repository of one of theirs; `train.py --init` goes on from it.
 """
-import importlib
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from baselines import recipe
 from benchmarks.measure import measure_missing, peak_memory, take_turns, training_step
+from benchmarks.peer_models import PEERS, VOCABULARY
 from benchmarks.peer_weights import convert, to_ours
-from multiscreen import Config, KeyCache
+from multiscreen import KeyCache
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device
 from support.timing import random_model
 
 COLUMNS = ("ours_ms", "theirs_ms", "ratio", "ours_MiB", "theirs_MiB", "difference")
-TOKENS, VOCABULARY, LONGEST = 2048, 257, 2**20         # of a step; bytes; beyond all that is timed
-STEPS, DECODED = 10, 32                                # that are timed
+TOKENS, STEPS, DECODED = 2048, 10, 32                  # of a step; that are timed
 SETTINGS = [("train", "eager", 256), ("train", "compiled", 256), ("train", "eager", 1024),
             ("train", "compiled", 1024), ("decode", "eager", 256), ("decode", "eager", 8192)]
-
-
-class Peer(torch.nn.Module):
-    """A model of a peer, with random weights. `build` makes it, `decode` reads with a cache."""
-    package = "multiscreen"
-
-    def __init__(self, folder, psi):
-        super().__init__()
-        self.config = Config(psi, VOCABULARY)
-        self.model = self.build(import_from(folder / self.folder, self.package), psi)
-        for p in self.parameters():                    # s_r is 0 at first, whatever its sign
-            p.data += 0.1 * torch.randn_like(p) * (p.dim() < 2)
-
-    def forward(self, tokens):
-        found = self.model(tokens)
-        return found if torch.is_tensor(found) else found[0]
-
-    def loss(self, tokens, targets):
-        return cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
-
-
-class DieOD(Peer):
-    folder = "multiscreen-pytorch"
-
-    def build(self, package, psi):
-        config = package.MultiscreenConfig.from_psi(psi, VOCABULARY, max_seq_len=LONGEST)
-        return package.MultiscreenModel(config)
-
-    def decode(self, tokens, seen):
-        i, caches = seen or (0, None)
-        z, caches = self.model(tokens, i, caches)
-        return z[:, -1], (i + tokens.shape[1], caches)
-
-
-class HuggingFace(Peer):
-    folder, package = "Multiscreen-HF", "multiscreen_transformers"
-
-    def build(self, package, psi):
-        config = package.MultiscreenConfig.from_psi(psi, VOCABULARY, max_seq_len=LONGEST,
-                                                    mipe_position_mode="paper_absolute")
-        return package.MultiscreenForCausalLM(config).train()
-
-    def decode(self, tokens, seen):
-        found = self.model(tokens, past_key_values=seen, use_cache=True)
-        return found.logits[:, -1], found.past_key_values
-
-
-class Exveria(Peer):
-    folder, package = "screening-is-enough-pytorch/src", "multiscreen.model"
-
-    def build(self, package, psi):
-        config = package.MultiscreenConfig.from_psi(psi, vocab_size=VOCABULARY, max_seq_len=LONGEST)
-        return package.MultiscreenLM(config)
-
-
-class FreshMedlar(Peer):
-    folder = "screening"
-
-    def build(self, package, psi):
-        return package.Multiscreen(VOCABULARY, psi**2, psi, psi)
-
-
-def import_from(folder, name):
-    """A module of a peer. Most are called multiscreen; ours, which is loaded, keeps the name."""
-    for old in [old for old in sys.modules if old.startswith("multiscreen.")]:
-        del sys.modules[old]
-    ours = sys.modules.pop("multiscreen")
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(folder))
-        sys.modules["multiscreen"] = ours
 
 
 @torch.no_grad()
@@ -163,8 +87,7 @@ def measure(args, peer, what, setting, T):
 
 def cells(args):
     about = {"psi": args.psi, "threads": torch.get_num_threads()}
-    peers = [x for x in (DieOD, HuggingFace, Exveria, FreshMedlar)
-             if (args.folder / x.folder).exists()]
+    peers = [peer for peer in PEERS if (args.folder / peer.folder).exists()]
     if not peers:
         raise UsageError(f"{args.folder} has no repository of a peer: -h says how to get them")
     for peer in peers:
