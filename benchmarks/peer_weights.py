@@ -8,7 +8,7 @@ import torch
 
 from multiscreen import Config
 from support.checkpoint import equations, save_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, require_file
 
 # Ours, and theirs in the same order behind the sign of s_r: most have r = 1 / (exp(s) + 1).
 OURS = "W_E s_E s_F W_Q W_K W_V W_G W_O s_w s_r s_O".split()
@@ -83,7 +83,15 @@ def read_safetensors(path):
 
 def convert(path, out):
     """Write a checkpoint of train.py with the weights of a peer's. Its optimizer stays behind."""
-    found, about = read_file(path)
+    require_file(path)
+    if out.exists():
+        raise UsageError(f"{out} exists: name another --out")
+    try:
+        found, about = read_file(path)
+    except OSError:
+        raise
+    except Exception:                                  # torch.load fails in many ways
+        raise UsageError(f"{path} is truncated, or not a checkpoint of a peer") from None
     weights = to_ours(found)
     (N, d_E), (_, N_H, d_K) = weights["W_E"].shape, weights["layers.0.W_Q"].shape
     tokenizer = {257: "bytes", 50257: "gpt2"}.get(N)
@@ -94,6 +102,7 @@ def convert(path, out):
     length = about.get("max_train_seq_len", about.get("max_seq_len", 256))
     args = {"model": "multiscreen", "psi": N_H, "layers": config.N_L, "w_th": config.w_th,
             "data": [], "tokenizer": tokenizer, "digits": 6, "seq_len": length, "seed": 0}
+    out.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(out, {
         "model": "multiscreen", "config": asdict(config), "weights": weights,
         "tokenizer": tokenizer, "optimizer": {}, "step": 0, "drawn": 0, "data_state": 0,
