@@ -10,15 +10,13 @@ OUT/cpu.tsv has tokens per second, from medians; given again, the command measur
 The two models take turns, so that other work on the machine slows both. The contexts of `decode`
 are random keys and values: what a token costs does not depend on what they are.
 """
-import statistics
-import time
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from baselines import recipe
-from benchmarks.measure import measure_missing, training_step
+from benchmarks.measure import measure_missing, take_turns, training_step
 from multiscreen import KeyCache
 from support.checkpoint import has_windows
 from support.choose import compile_layers
@@ -27,7 +25,7 @@ from support.timing import random_model, set_trained_like
 
 COLUMNS = ("multiscreen", "transformer", "ratio")
 BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes
-WARM_UP, STEPS, TOKENS = 3, 20, 64                     # runs that do not count, runs that do
+STEPS, TOKENS = 20, 64                                 # that are timed
 
 
 def measure(args, what, setting, context):
@@ -47,13 +45,7 @@ def measure(args, what, setting, context):
         tokens, repeats = 1, TOKENS
         runs = [get_decoder(model, context) for model in models]
 
-    times = [[], []]
-    for _ in range(WARM_UP + repeats):
-        for column, run in zip(times, runs):
-            began = time.perf_counter()
-            run()
-            column.append(time.perf_counter() - began)
-    ours, theirs = (tokens / statistics.median(column[WARM_UP:]) for column in times)
+    ours, theirs = (tokens / seconds for seconds in take_turns(runs, repeats))
     return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
 
 

@@ -8,8 +8,8 @@ import torch
 from baselines import recipe
 from baselines.transformer import SIZES
 from benchmarks.gpu_check import draw_inputs
+from benchmarks.gpu_peers import BACKENDS, attention, flex_screen
 from benchmarks.measure import training_step
-from benchmarks.peers import BACKENDS, attention, flex_screen
 from multiscreen import Config, Multiscreen, window
 from multiscreen import screen as dense
 from screening_triton import screen, triton

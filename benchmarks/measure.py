@@ -1,7 +1,9 @@
 """What the benchmarks share: a step of training, a table of cells."""
 import gc
 import math
+import statistics
 import time
+from itertools import accumulate
 
 import torch
 
@@ -17,9 +19,10 @@ def training_step(model, recipe, batch, T):
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"] / 100, betas=(0.9, 0.95),
                                   weight_decay=recipe["weight_decay"], fused=True)
+    device = next(model.parameters()).device
 
     def step():
-        x = torch.randint(model.config.vocab_size, (batch, T + 1), device=model.W_E.device)
+        x = torch.randint(model.config.vocab_size, (batch, T + 1), device=device)
         loss = model.loss(x[:, :-1], x[:, 1:])
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"] or math.inf)
@@ -28,6 +31,26 @@ def training_step(model, recipe, batch, T):
         torch.stack([loss.detach(), norm]).tolist()    # the one synchronisation with a GPU
 
     return step
+
+
+def take_turns(runs, repeats, warm_up=3):
+    """Median seconds of each function. Taking turns, all are slowed by other work alike."""
+    times = [[] for _ in runs]
+    for _ in range(warm_up + repeats):
+        for column, run in zip(times, runs):
+            began = time.perf_counter()
+            run()
+            column.append(time.perf_counter() - began)
+    return [statistics.median(column[warm_up:]) for column in times]
+
+
+def peak_memory(run):
+    """MiB of tensors on a CPU that a function allocates and holds at once, at its peak."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        run()
+    events = sorted(profile.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = (event.nbytes() for event in events if event.name() == "[memory]")
+    return max(accumulate(sizes), default=0) / 2**20
 
 
 def code_and_machine():

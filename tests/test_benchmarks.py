@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, gpu_check, gpu_times, measure, peers
+from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
 from multiscreen import KeyCache, screen
 from support import timing
 from support.checkpoint import build_model, has_windows
@@ -171,7 +171,7 @@ def test_a_step_of_training_is_a_step():
 def test_flex_attention_screens_as_the_definition_does():
     q, k, v = correlated(0, 1, 3, 256, 256)
     w, r = torch.tensor([2.0, 40.5, INF]).double(), torch.tensor([0.3, 0.5, 1.0]).double()
-    found = peers.flex_screen(256, w)(q, k, v, w, r)
+    found = gpu_peers.flex_screen(256, w)(q, k, v, w, r)
     torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
 
 
