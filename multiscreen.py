@@ -323,7 +323,7 @@ class Multiscreen(nn.Module):
         return self.s_F.exp() * unit(self.W_E)
 
     def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if at hand."""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)
 

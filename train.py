@@ -2,10 +2,10 @@
 
     python train.py --psi 8                          the source of Python's own standard library
     python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
-    python train.py --resume --steps 1240            go on with the run in out/, for longer
+    python train.py --resume --steps 1240            continue the run in out/, for longer
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
-Given again, a command goes on with its run, or says that it is finished.
+Given again, a command continues its run, or says that it is finished.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
@@ -106,7 +106,7 @@ def get_parser():
     flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
-                       help="go on from OUT/ckpt.pt, with its flags unless given anew")
+                       help="continue from OUT/ckpt.pt, with its flags unless given anew")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 

@@ -21,7 +21,7 @@ p1atdev/screening (d_K = d_V = d_E / N_H).
 
     python -m benchmarks.peers --convert model.safetensors --out out-peer/ckpt.pt
 
-makes a checkpoint of this repository of one of theirs; `train.py --init` goes on from it.
+makes a checkpoint of this repository of one of theirs; `train.py --init` continues from it.
 """
 import subprocess
 from functools import partial

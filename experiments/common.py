@@ -76,7 +76,7 @@ def summarize_run(folder):
     step = max((row["step"] for row in run.rows), default=0)
     if not stopped and step < int(flags["steps"]):
         raise UsageError(f"{folder} is at step {step:g} of {flags['steps']}: give its command "
-                         "again, and it goes on")
+                         "again, and it continues")
     if not stopped and not any("val_loss" in row for row in run.rows):
         raise UsageError(f"{folder / 'log.tsv'} has no validation loss")
     psi = "-" if flags["model"].startswith("transformer") else flags["psi"]

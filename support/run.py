@@ -106,10 +106,10 @@ def find_checkpoint(args):
         before = ckpt["args"].get(name)
         if name not in NOT_RESUMED and before != now:
             raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
-                             f"{text(now)}: {ways}, --resume goes on with flags changed")
+                             f"{text(now)}: {ways}, --resume continues with changed flags")
     if ckpt["equations"] != equations(args.model):
         raise UsageError(f"{out} holds a run with other equations (is multiscreen.py changed?): "
-                         f"{ways}, --resume goes on with it")
+                         f"{ways}, --resume continues with it")
     return ckpt
 
 

@@ -269,7 +269,7 @@ def test_a_run_with_other_flags_is_refused_and_left_alone(tmp_path, flags, messa
     (tmp_path / "out/abcdigits.tsv").write_text("a table")
     before = contents(tmp_path)
     with pytest.raises(UsageError, match=f"out holds a run with {message}: --force overwrites it, "
-                       "another --out starts a new run, --resume goes on with flags changed"):
+                       "another --out starts a new run, --resume continues with changed flags"):
         fit(tmp_path / "out", *flags)
     assert contents(tmp_path) == before
 
