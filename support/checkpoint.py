@@ -82,7 +82,7 @@ def save_checkpoint(path, ckpt):
                          "there is unchanged") from None
 
 
-def read_checkpoint(path, device="cpu"):
+def read_checkpoint(path):
     """The dict that train.py wrote, after a look at its checksums. Nothing in it is executed.
 
     Of several processes each maps the file into its memory, and reads what it needs.
@@ -95,8 +95,7 @@ def read_checkpoint(path, device="cpu"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip() if rank() == 0 else None
-            ckpt = torch.load(path, "cpu" if world() > 1 else device, weights_only=True,
-                              mmap=world() > 1)
+            ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
             missing = KEYS.keys() - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except OSError:
             raise
@@ -153,7 +152,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     dtype: of the matrix products. What screens is chosen anew, except after --kernel definition.
     Raises UsageError if the file is missing, truncated or something else.
     """
-    ckpt = read_checkpoint(path, device)
+    ckpt = read_checkpoint(path)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
