@@ -34,11 +34,12 @@ def get_screen(model, kernel="auto"):
     if hasattr(model, "own_screen"):
         return model.own_screen, f"screening by {model.own_screen.__name__}, the model's own", True
     definition, device = multiscreen.screen, model.W_E.device
+    exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
     objections = []
     try:
-        exact = [with_gradients(definition, revealing_inputs(*case, model.config, device, True))
+        exact = [with_gradients(definition, revealing_inputs(*case, model.config, exact_on, True))
                  for case in CASES]
     except Exception as e:                             # whatever it is: it is an edit's
         exact = []
@@ -123,13 +124,13 @@ def revealing_inputs(T, S, windows, widths, config, device, double=False):
 
 
 def with_gradients(screen, inputs, dtype=None):
-    """h and the gradients of q, k, v, w, r, in float64; v is given to `screen` in `dtype`."""
+    """h and the gradients of q, k, v, w, r, in float64 on the CPU; `screen` takes v in `dtype`."""
     *leaves, i0 = (x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs)
     q, k, v, w, r = leaves
     h = screen(q, k, v.to(dtype or v.dtype), w, r, i0)
     dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
     gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
-    return [x.detach().double() for x in (h, *gradients)]
+    return [x.detach().cpu().double() for x in (h, *gradients)]
 
 
 def difference(found, exact):
