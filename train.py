@@ -87,7 +87,7 @@ def get_parser():
     flag("--weight-decay", 0.0, "AdamW's weight decay, of matrices (paper: 0; Transformer: 0.1)")
     flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
-    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
+    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
     flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
@@ -145,7 +145,7 @@ def evaluate(model, data, n, batch_size, tokenizer):
     nats = tokens = length = 0
     for x, count in dist.batches(data, data.spread(n), batch_size):
         x = x.to(device)
-        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].double().sum().item()
+        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].cpu().double().sum().item()
         targets = x[:count, 1:].flatten().tolist()
         tokens += len(targets)
         length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
@@ -248,7 +248,7 @@ def train(args, lock):
 
     def save():
         nonlocal last_saved
-        shards = (dist.local(p.detach()).double() for p in model.parameters())
+        shards = (dist.local(p.detach()) for p in model.parameters())
         weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
         check(sum_of_weights=weights_sum)
         all_weights, moments = dist.get_states(model, optimizer)
@@ -287,7 +287,7 @@ def train(args, lock):
                 group["lr"] = lr
 
             # Forward and backward passes, then one step.
-            loss = torch.zeros((), dtype=torch.float64, device=device)
+            losses = []
             for n in range(n_passes):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
@@ -295,14 +295,14 @@ def train(args, lock):
                 dist.average_gradients(model, n == n_passes - 1)
                 pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()
-                loss += pass_loss.detach()
+                losses.append(pass_loss.detach())
                 drawn += args.batch_size * dist.world()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
             step += 1
 
             # The one synchronisation with a GPU: nothing that is not finite goes on.
-            loss, norm = torch.stack((loss, dist.full(norm))).tolist()
-            loss, stopping = dist.total(loss / dist.world(), len(stop))
+            *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
+            loss, stopping = dist.total(sum(losses) / dist.world(), len(stop))
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
