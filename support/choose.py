@@ -52,6 +52,8 @@ def get_screen(model, kernel="auto"):
     kinds = auto if kernel == "auto" else [kernel]
     for kind in kinds if exact else []:
         f, label, why = objection(kind, model, exact)
+        if kernel == "auto" and kind == "windowed" and device.type != "cpu":
+            f, label = while_it_fits(model)
         if not why and objections:
             return f, f"{'; '.join(objections)}: using {label}", False
         if not why:
@@ -60,6 +62,25 @@ def get_screen(model, kernel="auto"):
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
     return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+
+
+def while_it_fits(model):
+    """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
+
+    On a GPU a step with the definition has a quarter of the launches. For backward each layer keeps
+    up to eight numbers a pair.
+    """
+    at_once = memory(model.W_E.device) // (2 * 32 * model.config.N_L)
+    f = partial(screen_windowed, at_once=at_once)
+    f.keeps_to_window = True
+    return f, f"multiscreen.screen up to B H T T = {at_once:.1e}, then screen_windowed"
+
+
+def memory(device):
+    """The bytes of a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return torch.mps.recommended_max_memory()
 
 
 def in_one_line(e):
@@ -146,6 +167,12 @@ def difference(found, exact):
 def rejects_matches(found, exact):
     """Whether h is 0 where the definition finds much: where only an exact match is left."""
     return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()
+
+
+def products_dtype(device):
+    """The dtype of matrix products there: bfloat16 where the chip multiplies it, or None."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
 
 
 def compile_layers(model):

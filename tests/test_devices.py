@@ -21,6 +21,7 @@ def brief(monkeypatch):
         monkeypatch.setattr(model, "generate", lambda model, tokens, n, **options:
                             GENERATE(model, tokens, min(n, 8), **options))
     monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
+    monkeypatch.setattr(choose, "memory", lambda device: 2**34)
 
 
 def train_on(device, folder, *flags):
