@@ -39,7 +39,7 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from support.choose import compile_layers, get_screen
+from support.choose import compile_layers, get_screen, products_dtype
 from support.cli import Parser, UsageError, cli, clock, get_device, printable, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
@@ -88,7 +88,8 @@ def get_parser():
     flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
-    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
+    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU that multiplies it "
+         "(paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
          "fused kernel), or auto: the fastest that can run here and agrees with the definition",
@@ -188,8 +189,8 @@ def train(args, lock):
 
     # The model, freshly initialised or with the weights of a checkpoint.
     device, tokenizer = get_device(dist.own_device(args.device)), get_tokenizer(args.tokenizer)
-    bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and device.type == "cuda"
-    dtype = torch.bfloat16 if bf16 else None
+    dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
+    dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "w_th": args.w_th,
               "vocab_size": tokenizer.n_vocab}
@@ -208,7 +209,7 @@ def train(args, lock):
     dist.distribute(model, args.shard, device)
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
           f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
-          f"{'bfloat16' if bf16 else 'float32'}")
+          f"{'bfloat16' if dtype else 'float32'}")
 
     # The data.
     files = list(files_of(args.data))

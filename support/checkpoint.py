@@ -14,7 +14,7 @@ import baselines
 import multiscreen
 from baselines.transformer import TransformerConfig
 from multiscreen import Multiscreen
-from support.choose import get_screen
+from support.choose import get_screen, products_dtype
 from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.distributed import set_moments, world
 from support.tokens import get_tokenizer
@@ -165,10 +165,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 def load_for_evaluation(path, device, swe=False):
-    """As load_checkpoint, in bfloat16 on a GPU; with `swe` its windows are expanded."""
+    """As load_checkpoint, with `products_dtype`; with `swe` its windows are expanded."""
     device = get_device(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else None
-    model, tokenizer, ckpt = load_checkpoint(path, device, dtype)
+    model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
     if swe:
         require_windows(model, path, ckpt["model"])
         model.expand_windows(ckpt["args"]["seq_len"])
