@@ -39,7 +39,7 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from support.choose import compile_layers, get_screen, products_dtype
+from support.choose import get_screen, products_dtype, try_to_compile
 from support.cli import Parser, UsageError, cli, clock, get_device, printable, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
@@ -94,8 +94,9 @@ def get_parser():
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
          "fused kernel), or auto: the fastest that can run here and agrees with the definition",
          choices=["auto", "definition", "windowed", "triton"])
-    p.add_argument("--compile", action=BooleanOptionalAction, default=False,
-                   help="torch.compile the layers (needs a C++ compiler on a CPU)")
+    p.add_argument("--compile", action=BooleanOptionalAction,
+                   help="torch.compile the model; on a CPU it needs a C++ compiler [on a CUDA GPU "
+                   "with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="compute a layer's activations again in backward: less memory, more time")
     flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
@@ -200,11 +201,11 @@ def train(args, lock):
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
-    if args.compile:
-        compile_layers(model)
     if args.recompute:
         for layer in model.layers:
             dist.recompute(layer)
+    if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
+        print(line)
     size, rest = count_parameters(model)
     dist.distribute(model, args.shard, device)
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
@@ -292,7 +293,11 @@ def train(args, lock):
             for n in range(n_passes):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
-                x = torch.from_numpy(np.stack(x)).to(device)
+                x = torch.from_numpy(np.stack(x))
+                # From pinned memory a GPU copies while it computes.
+                if device.type == "cuda":
+                    x = x.pin_memory()
+                x = x.to(device, non_blocking=x.is_pinned())
                 dist.average_gradients(model, n == n_passes - 1)
                 pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()

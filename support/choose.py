@@ -4,7 +4,9 @@ from functools import partial
 
 import torch
 import torch.fx.experimental._config
+import torch.nn.functional as F
 from torch.nn.functional import normalize
+from torch.utils._triton import has_triton
 
 import multiscreen
 from support.cli import UsageError
@@ -17,6 +19,8 @@ CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE
          (1, 401, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,)), (131, 131, NEARBY, (1e-6,))]
 LIMIT = 5e-4                                           # of the largest value, in float32
 LIMIT_16 = 1e-1                                        # with values of 16 bits
+
+OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # what is compiled beside them
 
 
 def get_screen(model, kernel="auto"):
@@ -175,8 +179,36 @@ def products_dtype(device):
         return torch.bfloat16
 
 
+def try_to_compile(model, wanted, batch, T):
+    """Compile a model in place and try it on `batch` sequences. Returns one line, or None.
+
+    wanted: see --compile; None takes a CUDA GPU with Triton, and leaves the model as it is where
+    that fails. Raises UsageError where it fails and was asked for.
+    """
+    device, screen = model.W_E.device, model.screen
+    if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
+        return None
+    compile_layers(model)
+    try:
+        x = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
+        model.loss(x[:, :-1], x[:, 1:]).backward()
+        model.zero_grad(set_to_none=True)
+        return "compiled by torch.compile"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:                             # whatever it is, it is the compiler's
+        if wanted:
+            raise UsageError(f"--compile: torch.compile fails here ({in_one_line(e)})") from e
+        for layer in model.layers:
+            layer._compiled_call_impl = None
+        for name in OUTSIDE_OF_LAYERS:
+            delattr(model, name)
+        model.screen = screen
+        return f"not compiled: torch.compile fails here ({in_one_line(e)})"
+
+
 def compile_layers(model):
-    """torch.compile the layers of a model, and `screen` inside `screen_windowed`. In place."""
+    """torch.compile layers, embedding and head, and `screen` in `screen_windowed`. In place."""
     # Windows change with every step: few graphs for all sizes (no new one where two sizes are
     # equal by chance), and an error instead of running eager without a word.
     torch.fx.experimental._config.use_duck_shape = False
@@ -184,6 +216,10 @@ def compile_layers(model):
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in model.layers:
         layer.compile(dynamic=True)
+    # A compiled lookup would add its gradient up with atomics: two runs would differ.
+    torch._dynamo.disallow_in_graph(F.embedding)
+    for name in OUTSIDE_OF_LAYERS:
+        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
     if model.screen is screen_windowed:
         compiled = torch.compile(multiscreen.screen, dynamic=True)
         model.screen = partial(screen_windowed, screen=compiled)
