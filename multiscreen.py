@@ -82,10 +82,10 @@ def mipe_angle(i, w, w_th):
     Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
     Returns (H, T) in radians, below one turn. In float32 i = 2^17 would be off by 0.03 rad.
     """
-    w_near = w.double().clamp(max=w_th)                # at w_th gamma is 0, and so is its slope
-    gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)
-    angle = torch.remainder(i * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
-    return angle.to(torch.promote_types(w.dtype, torch.float32))
+    w_near = (w.cpu() if w.is_mps else w).double().clamp(max=w_th)         # MPS has no float64
+    gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
+    angle = torch.remainder(i.to(w_near.device) * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
+    return angle.to(torch.promote_types(w.dtype, torch.float32)).to(w.device)
 
 
 def mipe(x, angle):

@@ -39,7 +39,7 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from support.choose import compile_layers, get_screen
+from support.choose import get_screen, products_dtype, try_to_compile
 from support.cli import Parser, UsageError, cli, clock, get_device, printable, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
@@ -87,14 +87,16 @@ def get_parser():
     flag("--weight-decay", 0.0, "AdamW's weight decay, of matrices (paper: 0; Transformer: 0.1)")
     flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
-    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda, ...")
-    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU (paper: bfloat16)",
+    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
+    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU that multiplies it "
+         "(paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
          "fused kernel), or auto: the fastest that can run here and agrees with the definition",
          choices=["auto", "definition", "windowed", "triton"])
-    p.add_argument("--compile", action=BooleanOptionalAction, default=False,
-                   help="torch.compile the layers (needs a C++ compiler on a CPU)")
+    p.add_argument("--compile", action=BooleanOptionalAction,
+                   help="torch.compile the model; on a CPU it needs a C++ compiler [on a CUDA GPU "
+                   "with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="compute a layer's activations again in backward: less memory, more time")
     flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
@@ -145,7 +147,7 @@ def evaluate(model, data, n, batch_size, tokenizer):
     nats = tokens = length = 0
     for x, count in dist.batches(data, data.spread(n), batch_size):
         x = x.to(device)
-        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].double().sum().item()
+        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].cpu().double().sum().item()
         targets = x[:count, 1:].flatten().tolist()
         tokens += len(targets)
         length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
@@ -188,8 +190,8 @@ def train(args, lock):
 
     # The model, freshly initialised or with the weights of a checkpoint.
     device, tokenizer = get_device(dist.own_device(args.device)), get_tokenizer(args.tokenizer)
-    bf16 = args.dtype == "bfloat16" or args.dtype == "auto" and device.type == "cuda"
-    dtype = torch.bfloat16 if bf16 else None
+    dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
+    dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
     config = {"psi": args.psi, "N_L": args.layers, "w_th": args.w_th,
               "vocab_size": tokenizer.n_vocab}
@@ -199,16 +201,16 @@ def train(args, lock):
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
-    if args.compile:
-        compile_layers(model)
     if args.recompute:
         for layer in model.layers:
             dist.recompute(layer)
+    if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
+        print(line)
     size, rest = count_parameters(model)
     dist.distribute(model, args.shard, device)
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
           f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
-          f"{'bfloat16' if bf16 else 'float32'}")
+          f"{'bfloat16' if dtype else 'float32'}")
 
     # The data.
     files = list(files_of(args.data))
@@ -248,7 +250,7 @@ def train(args, lock):
 
     def save():
         nonlocal last_saved
-        shards = (dist.local(p.detach()).double() for p in model.parameters())
+        shards = (dist.local(p.detach()) for p in model.parameters())
         weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
         check(sum_of_weights=weights_sum)
         all_weights, moments = dist.get_states(model, optimizer)
@@ -287,22 +289,26 @@ def train(args, lock):
                 group["lr"] = lr
 
             # Forward and backward passes, then one step.
-            loss = torch.zeros((), dtype=torch.float64, device=device)
+            losses = []
             for n in range(n_passes):
                 mine = drawn + rank() * args.batch_size
                 x = [train_data.draw(mine + i, args.seed) for i in range(args.batch_size)]
-                x = torch.from_numpy(np.stack(x)).to(device)
+                x = torch.from_numpy(np.stack(x))
+                # From pinned memory a GPU copies while it computes.
+                if device.type == "cuda":
+                    x = x.pin_memory()
+                x = x.to(device, non_blocking=x.is_pinned())
                 dist.average_gradients(model, n == n_passes - 1)
                 pass_loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
                 pass_loss.backward()
-                loss += pass_loss.detach()
+                losses.append(pass_loss.detach())
                 drawn += args.batch_size * dist.world()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
             step += 1
 
             # The one synchronisation with a GPU: nothing that is not finite goes on.
-            loss, norm = torch.stack((loss, dist.full(norm))).tolist()
-            loss, stopping = dist.total(loss / dist.world(), len(stop))
+            *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
+            loss, stopping = dist.total(sum(losses) / dist.world(), len(stop))
             check(loss=loss, grad_norm=norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -66,9 +66,10 @@ def rope(x, i, scale=1.0, ntk=1.0):
     """
     K = x.shape[-1]
     theta = 10_000.0 * ntk ** (K / max(K - 2, 1))
-    speed = theta ** (-torch.arange(0, K, 2, device=x.device, dtype=torch.float64) / K)
+    i = i.cpu() if i.is_mps else i                     # MPS has no float64
+    speed = theta ** (-torch.arange(0, K, 2, device=i.device, dtype=torch.float64) / K)
     angle = torch.remainder(i[:, None] / scale * speed, 2 * math.pi)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    cos, sin = (y.to(x.dtype).to(x.device) for y in (angle.cos(), angle.sin()))
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 

@@ -38,7 +38,7 @@ from torch.nn.attention import SDPBackend
 from baselines import count_parameters
 from baselines.transformer import SIZES
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
-from support.choose import compile_layers
+from support.choose import compile_layers, products_dtype
 from support.cli import Parser, UsageError, cli, get_device, own_folder
 from support.table import RUN, Progress, Table, describe_run, print_table
 from support.timing import code_hash, forward_pass, random_model, set_trained_like
@@ -92,7 +92,8 @@ def machine_of(args, device):
     """What the times depend on, beside the model and the code."""
     machine = f"CPU, {torch.get_num_threads()} threads, float32"
     if device.type == "cuda":
-        machine = f"{torch.cuda.get_device_name(device)}, bfloat16"
+        dtype = products_dtype(device) or torch.float32
+        machine = f"{torch.cuda.get_device_name(device)}, {str(dtype)[6:]}"
     return f"{machine}{', compiled' if args.compile else ''}, torch {torch.__version__}"
 
 

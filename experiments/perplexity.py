@@ -96,7 +96,7 @@ def get_documents(data, tokenizer, L, limit):
 def nats(model, segment):
     """Negative log-likelihoods of the tokens at positions 1 .. L, in nats. (L + 1,) -> (L,)"""
     x = torch.from_numpy(segment.astype(np.int64)).to(model.W_E.device)[None]
-    return model.loss(x[:, :-1], x[:, 1:], "none")[0].double().cpu().numpy()
+    return model.loss(x[:, :-1], x[:, 1:], "none")[0].cpu().double().numpy()
 
 
 # --------------------------------------------------------------------------------- measuring

@@ -34,7 +34,7 @@ def windows_and_widths(model):
     """(w, r) of all tiles: two arrays (N_L, N_H), w in tokens, inf for a window without an edge."""
     w = torch.stack([window(tile.s_w) for tile in model.layers])
     r = torch.stack([tile.acceptance() for tile in model.layers])
-    return w.double().cpu().numpy(), r.double().cpu().numpy()
+    return w.cpu().double().numpy(), r.cpu().double().numpy()
 
 
 def summary(name, w, r, w_th, T_train):

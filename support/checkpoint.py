@@ -14,7 +14,7 @@ import baselines
 import multiscreen
 from baselines.transformer import TransformerConfig
 from multiscreen import Multiscreen
-from support.choose import get_screen
+from support.choose import get_screen, products_dtype
 from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.distributed import set_moments, world
 from support.tokens import get_tokenizer
@@ -82,7 +82,7 @@ def save_checkpoint(path, ckpt):
                          "there is unchanged") from None
 
 
-def read_checkpoint(path, device="cpu"):
+def read_checkpoint(path):
     """The dict that train.py wrote, after a look at its checksums. Nothing in it is executed.
 
     Of several processes each maps the file into its memory, and reads what it needs.
@@ -95,8 +95,7 @@ def read_checkpoint(path, device="cpu"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip() if rank() == 0 else None
-            ckpt = torch.load(path, "cpu" if world() > 1 else device, weights_only=True,
-                              mmap=world() > 1)
+            ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
             missing = KEYS.keys() - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except OSError:
             raise
@@ -153,7 +152,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     dtype: of the matrix products. What screens is chosen anew, except after --kernel definition.
     Raises UsageError if the file is missing, truncated or something else.
     """
-    ckpt = read_checkpoint(path, device)
+    ckpt = read_checkpoint(path)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
@@ -166,10 +165,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 def load_for_evaluation(path, device, swe=False):
-    """As load_checkpoint, in bfloat16 on a GPU; with `swe` its windows are expanded."""
+    """As load_checkpoint, with `products_dtype`; with `swe` its windows are expanded."""
     device = get_device(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else None
-    model, tokenizer, ckpt = load_checkpoint(path, device, dtype)
+    model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
     if swe:
         require_windows(model, path, ckpt["model"])
         model.expand_windows(ckpt["args"]["seq_len"])

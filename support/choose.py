@@ -1,9 +1,12 @@
 """What screens: the fastest function that can run here and agrees with the definition."""
 import math
+from functools import partial
 
 import torch
 import torch.fx.experimental._config
+import torch.nn.functional as F
 from torch.nn.functional import normalize
+from torch.utils._triton import has_triton
 
 import multiscreen
 from support.cli import UsageError
@@ -16,6 +19,8 @@ CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE
          (1, 401, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,)), (131, 131, NEARBY, (1e-6,))]
 LIMIT = 5e-4                                           # of the largest value, in float32
 LIMIT_16 = 1e-1                                        # with values of 16 bits
+
+OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # what is compiled beside them
 
 
 def get_screen(model, kernel="auto"):
@@ -33,11 +38,12 @@ def get_screen(model, kernel="auto"):
     if hasattr(model, "own_screen"):
         return model.own_screen, f"screening by {model.own_screen.__name__}, the model's own", True
     definition, device = multiscreen.screen, model.W_E.device
+    exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
     objections = []
     try:
-        exact = [with_gradients(definition, revealing_inputs(*case, model.config, device, True))
+        exact = [with_gradients(definition, revealing_inputs(*case, model.config, exact_on, True))
                  for case in CASES]
     except Exception as e:                             # whatever it is: it is an edit's
         exact = []
@@ -50,6 +56,8 @@ def get_screen(model, kernel="auto"):
     kinds = auto if kernel == "auto" else [kernel]
     for kind in kinds if exact else []:
         f, label, why = objection(kind, model, exact)
+        if kernel == "auto" and kind == "windowed" and device.type != "cpu":
+            f, label = while_it_fits(model)
         if not why and objections:
             return f, f"{'; '.join(objections)}: using {label}", False
         if not why:
@@ -58,6 +66,25 @@ def get_screen(model, kernel="auto"):
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
     return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+
+
+def while_it_fits(model):
+    """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
+
+    On a GPU a step with the definition has a quarter of the launches. For backward each layer keeps
+    up to eight numbers a pair.
+    """
+    at_once = memory(model.W_E.device) // (2 * 32 * model.config.N_L)
+    f = partial(screen_windowed, at_once=at_once)
+    f.keeps_to_window = True
+    return f, f"multiscreen.screen up to B H T T = {at_once:.1e}, then screen_windowed"
+
+
+def memory(device):
+    """The bytes of a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return torch.mps.recommended_max_memory()
 
 
 def in_one_line(e):
@@ -122,13 +149,13 @@ def revealing_inputs(T, S, windows, widths, config, device, double=False):
 
 
 def with_gradients(screen, inputs, dtype=None):
-    """h and the gradients of q, k, v, w, r, in float64; v is given to `screen` in `dtype`."""
+    """h and the gradients of q, k, v, w, r, in float64 on the CPU; `screen` takes v in `dtype`."""
     *leaves, i0 = (x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs)
     q, k, v, w, r = leaves
     h = screen(q, k, v.to(dtype or v.dtype), w, r, i0)
     dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
     gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
-    return [x.detach().double() for x in (h, *gradients)]
+    return [x.detach().cpu().double() for x in (h, *gradients)]
 
 
 def difference(found, exact):
@@ -146,8 +173,42 @@ def rejects_matches(found, exact):
     return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()
 
 
+def products_dtype(device):
+    """The dtype of matrix products there: bfloat16 where the chip multiplies it, or None."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+
+
+def try_to_compile(model, wanted, batch, T):
+    """Compile a model in place and try it on `batch` sequences. Returns one line, or None.
+
+    wanted: see --compile; None takes a CUDA GPU with Triton, and leaves the model as it is where
+    that fails. Raises UsageError where it fails and was asked for.
+    """
+    device, screen = model.W_E.device, model.screen
+    if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
+        return None
+    compile_layers(model)
+    try:
+        x = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
+        model.loss(x[:, :-1], x[:, 1:]).backward()
+        model.zero_grad(set_to_none=True)
+        return "compiled by torch.compile"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:                             # whatever it is, it is the compiler's
+        if wanted:
+            raise UsageError(f"--compile: torch.compile fails here ({in_one_line(e)})") from e
+        for layer in model.layers:
+            layer._compiled_call_impl = None
+        for name in OUTSIDE_OF_LAYERS:
+            delattr(model, name)
+        model.screen = screen
+        return f"not compiled: torch.compile fails here ({in_one_line(e)})"
+
+
 def compile_layers(model):
-    """torch.compile the layers of a model, and `screen` inside `screen_windowed`. In place."""
+    """torch.compile layers, embedding and head, and `screen` in `screen_windowed`. In place."""
     # Windows change with every step: few graphs for all sizes (no new one where two sizes are
     # equal by chance), and an error instead of running eager without a word.
     torch.fx.experimental._config.use_duck_shape = False
@@ -155,11 +216,16 @@ def compile_layers(model):
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in model.layers:
         layer.compile(dynamic=True)
+    # A compiled lookup would add its gradient up with atomics: two runs would differ.
+    torch._dynamo.disallow_in_graph(F.embedding)
+    for name in OUTSIDE_OF_LAYERS:
+        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
 
     # Not part of a graph: the cache, whose sizes change with every call, and the choice of pieces,
     # whose number depends on w.
     multiscreen.KeyCache.append = torch.compiler.disable(multiscreen.KeyCache.append)
-    if model.screen is screen_windowed:
+    windowed = model.screen
+    if getattr(windowed, "func", windowed) is screen_windowed:
         compiled = torch.compile(multiscreen.screen, dynamic=True)
-        model.screen = torch.compiler.disable(lambda *x: screen_windowed(*x, screen=compiled))
+        model.screen = torch.compiler.disable(lambda *x: windowed(*x, screen=compiled))
         model.screen.keeps_to_window = True

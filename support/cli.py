@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The flags that several scripts have.
 SHARED = {
     "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
-    "--device": {"default": DEVICE, "help": f"cpu or cuda [{DEVICE}]"},
+    "--device": {"default": DEVICE, "help": f"cpu, cuda or mps [{DEVICE}]"},
 }
 
 
@@ -100,8 +100,8 @@ def get_device(name):
     Triton and FSDP2 run on the current GPU, wherever the tensors are. For a CPU: keep_freed_memory.
     """
     try:
-        x = torch.zeros(1, dtype=torch.float64, device=name)           # angles are float64
-        x.item()
+        x = torch.zeros(1, device=name)
+        (x if x.is_mps else x.double()).item()         # angles are float64, for mps on the CPU
         if x.is_cuda:
             torch.cuda.set_device(x.device)
         else:
@@ -109,8 +109,8 @@ def get_device(name):
         return x.device
     except Exception as e:
         reason = (str(e) or type(e).__name__).splitlines()[0][:80]
-        raise UsageError(f"the device {name!r} cannot be used ({reason}): take cpu, or cuda where "
-                         "there is a GPU") from None
+        raise UsageError(f"the device {name!r} cannot be used ({reason}): take cpu, or cuda or "
+                         "mps where there is such a GPU") from None
 
 
 def keep_freed_memory():

@@ -10,7 +10,7 @@ from support.cli import UsageError, on_one_line, own_folder, replacing, require_
 from support.distributed import world
 
 # The flags of a command that do not say what it trains: a run goes on wherever they differ.
-NOT_RESUMED = ("out", "resume", "force", "device", "shard")
+NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
 
 
 def take_flags(parser, argv, ckpt, path, names):

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from support.checkpoint import build_model, has_windows
-from support.choose import get_screen
+from support.choose import get_screen, products_dtype
 
 ROOT = Path(__file__).parent.parent
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
@@ -17,10 +17,10 @@ def code_hash():
 
 
 def random_model(name, config, device):
-    """A model with random weights, its products in bfloat16 on a GPU. Prints what screens."""
-    with torch.device(device):
-        cuda = torch.device(device).type == "cuda"
-        model = build_model(name, config, torch.bfloat16 if cuda else None)
+    """A model with random weights and `products_dtype`. Prints what screens."""
+    device = torch.device(device)
+    with device:
+        model = build_model(name, config, products_dtype(device))
     if has_windows(model):
         model.screen, line, _ = get_screen(model)
         print(line, flush=True)

@@ -15,13 +15,15 @@ from multiscreen import screen
 PAIRS = 2**20                       # of a query and a key, in one call; beyond, backward recomputes
 
 
-def screen_windowed(q, k, v, w, r, i0=0, screen=screen):
+def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     """`screen` (Eq. 12), or the same compiled, of each query with the keys in its window.
 
-    Up to 128 keys, and shapes that no model asks for (S != i0 + T), are one call of it.
+    One call of it are up to 128 keys, up to `at_once` pairs B H T S, which a GPU is fastest with,
+    and shapes that no model asks for (S != i0 + T).
     """
     T, S = q.shape[2], k.shape[2]
-    if S <= 128 or S != i0 + T or not q.numel():
+    pairs = q.shape[0] * q.shape[1] * T * S
+    if S <= 128 or pairs <= at_once or S != i0 + T:
         return screen(q, k, v, w, r, i0)
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= 16:

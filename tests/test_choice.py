@@ -274,6 +274,9 @@ def test_each_name_of_a_kernel_is_obeyed_for_all_sizes(name, screen):
 
 # --------------------------------------------------------------------------- the fused kernel
 
+IN_ITS_PLACE = r"using multiscreen.screen up to B H T T = 2\.7e\+08, then screen_windowed"
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A function that makes a model, of which get_screen believes that it is on a GPU.
@@ -291,6 +294,7 @@ def as_on_a_gpu(monkeypatch):
     cases = [(40, 40, NEARBY, wide), (17, 40, NEARBY, wide), (30, 30, NEARBY, (1e-6,))]
     monkeypatch.setattr(choose, "CASES", cases)
     monkeypatch.setattr(choose, "revealing_inputs", on_this_device)
+    monkeypatch.setattr(choose, "memory", lambda device: 64 * 2**30)
     return make
 
 
@@ -300,9 +304,9 @@ def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, a
     assert get_screen(as_on_a_gpu(dtype))[0] is fused.screen
     monkeypatch.setattr(ms, "trim", lambda s, r: (1 - (1 - s) / r).relu())
     screen, line, _ = get_screen(as_on_a_gpu(dtype))
-    assert screen is screen_windowed
+    assert screen.func is screen_windowed
     assert re.fullmatch(r"multiscreen.screen and screening_triton.screen differ by \S+ of the "
-                        r"largest value \(a changed equation\?\): using screen_windowed", line)
+                        r"largest value \(a changed equation\?\): " + IN_ITS_PLACE, line)
     with pytest.raises(UsageError, match="--kernel triton: .*screening_triton.screen differ"):
         get_screen(as_on_a_gpu(dtype), "triton")
 
@@ -384,19 +388,56 @@ def test_the_kernel_is_five_times_below_the_limit(monkeypatch, case, dtype):
 @kernel
 def test_sizes_that_the_kernel_does_not_take_make_way_for_another(as_on_a_gpu):
     odd = as_on_a_gpu(d_K=24)
-    assert get_screen(odd)[0] is screen_windowed
+    assert get_screen(odd)[0].func is screen_windowed
     with pytest.raises(UsageError, match="24 dimensions: .* powers of two"):
         get_screen(odd, "triton")
-    assert get_screen(as_on_a_gpu(parameters=torch.float64))[0] is screen_windowed
+    assert get_screen(as_on_a_gpu(parameters=torch.float64))[0].func is screen_windowed
 
 
 def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
-    found = get_screen(as_on_a_gpu())
-    assert found == (screen_windowed, "there is no CUDA GPU: using screen_windowed", False)
+    screen, line, expected = get_screen(as_on_a_gpu())
+    assert screen.func is screen_windowed
+    assert re.fullmatch(f"there is no CUDA GPU: {IN_ITS_PLACE}", line)
+    assert not expected
+    assert get_screen(as_on_a_gpu(), "windowed")[0] is screen_windowed
     with pytest.raises(UsageError, match="--kernel triton: there is no CUDA GPU") as e:
         train.main([*SMALL, "--kernel", "triton"])
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("T, dense", [(180, True), (300, False)])
+def test_without_the_kernel_a_gpu_takes_the_definition_while_it_fits(monkeypatch, as_on_a_gpu, T,
+                                                                     dense):
+    """In half of its memory: what backward keeps of all layers, measured here for one."""
+    monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
+    monkeypatch.setattr(choose, "memory", lambda device: 2 * 4 * 32 * 4 * 200**2)
+    kept, calls, right = {}, [], ms.screen
+    screen = get_screen(as_on_a_gpu())[0]
+
+    def counted(*inputs):
+        calls.append(inputs)
+        return right(*inputs)
+
+    def keep(x):
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    inputs = revealing_inputs(T, T, NEARBY, CASES[0][3], of_sizes().config, CPU)[:5]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        screen(*(x.requires_grad_() for x in inputs), screen=counted)
+    assert (len(calls) == 1) == dense
+    if dense:
+        assert 16 * 4 * T**2 < sum(kept.values()) < 32 * 4 * T**2
+
+
+@pytest.mark.parametrize("chip, dtype", [(True, SHORT), (False, None)])
+def test_products_are_bfloat16_only_where_the_chip_multiplies_it(monkeypatch, chip, dtype):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: chip)
+    assert choose.products_dtype(torch.device("cuda")) == dtype
+    assert choose.products_dtype(torch.device("mps")) is None
+    assert choose.products_dtype(CPU) is None
 
 
 def test_without_triton_the_file_can_be_imported_and_says_so():

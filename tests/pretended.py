@@ -1,0 +1,203 @@
+"""A pretended GPU: tensors that only claim to be there, and what a real one would refuse.
+
+Inside `with Pretended("cuda") as gpu` its name can be given wherever PyTorch takes a device. The
+numbers stay in the CPU's memory, and each storage is marked with what it claims. An error is raised
+where an operator, those of backward too, gets tensors of several devices, where NumPy gets one of
+the GPU, and where one on "mps" is float64. `gpu.launches` counts the operators that ran there by
+name, views left out, `gpu.waits` how often the CPU asked for a number.
+"""
+from collections import Counter
+from contextlib import ExitStack
+from unittest import mock
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+GROUPS = "_group_tensors_by_device_and_dtype"
+
+
+class Refused(RuntimeError):
+    """What a real device would refuse."""
+
+
+class Generator(torch.Generator):
+    """Random numbers of the CPU that claim to be drawn on a device."""
+
+    def __new__(cls, device="cpu"):
+        generator = super().__new__(cls, "cpu")
+        generator.claimed = torch.device(device)
+        return generator
+
+
+def in_groups(tensors, *others):
+    """What PyTorch computes in C++: lists of tensors by what the first ones claim."""
+    groups = _group_tensors_by_device_and_dtype(tensors, *others)
+    return {(lists[0][0].device, dtype): (lists, i) for (_, dtype), (lists, i) in groups.items()}
+
+
+class Move(torch.autograd.Function):
+    """A copy on another device; its gradient goes back to where the tensor came from."""
+
+    @staticmethod
+    def forward(ctx, x, gpu, device):
+        ctx.gpu, ctx.back = gpu, gpu.device_of(x)
+        return gpu.copy(x, device)
+
+    @staticmethod
+    def backward(ctx, dx):
+        return ctx.gpu.copy(dx, ctx.back), None, None
+
+
+def tensors_in(values):
+    """The tensors of a list, and of the lists and tuples in it."""
+    for x in values:
+        if torch.is_tensor(x):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from tensors_in(x)
+
+
+class Pretended:
+    def __init__(self, kind):
+        self.device, self.marked = torch.device(kind, 0), {}
+        self.launches, self.waits = Counter(), 0
+
+    def __enter__(self):
+        self.stack = ExitStack()
+        stand_ins = {"torch.Generator": Generator, f"torch.optim.optimizer.{GROUPS}": in_groups,
+                     f"torch.nn.utils.clip_grad.{GROUPS}": in_groups}
+        for name, stand_in in stand_ins.items():
+            self.stack.enter_context(mock.patch(name, stand_in))
+        self.stack.enter_context(Operators(self))
+        self.stack.enter_context(Names(self))
+        return self
+
+    def __exit__(self, *error):
+        self.stack.close()
+
+    def named(self, device):
+        """Whether it is this one that a string or a torch.device names."""
+        return device is not None and torch.device(device).type == self.device.type
+
+    def device_of(self, x):
+        """Where a tensor claims to be."""
+        with torch._C.DisableTorchFunction():
+            here = x.untyped_storage()._cdata in self.marked
+        return self.device if here else CPU
+
+    def mark(self, x):
+        """Let a tensor, and all of its storage, claim to be on the GPU."""
+        with torch._C.DisableTorchFunction():
+            storage = x.untyped_storage()
+        # The weak reference keeps the storage's address from being used again.
+        self.marked[storage._cdata] = StorageWeakRef(storage)
+        if len(self.marked) % 4096 == 0:
+            self.marked = {at: seen for at, seen in self.marked.items() if not seen.expired()}
+        self.refuse_float64(x)
+        return x
+
+    def copy(self, x, device):
+        """A copy that is on another device."""
+        y = x.detach().clone()
+        with torch._C.DisableTorchFunction():
+            self.marked.pop(y.untyped_storage()._cdata, None)
+        return self.mark(y) if device == self.device else y
+
+    def refuse_float64(self, x):
+        if self.device.type == "mps" and x.dtype == torch.float64 and self.device_of(x) != CPU:
+            raise Refused("a float64 tensor on an MPS device")
+
+
+class Operators(TorchDispatchMode):
+    """All tensors of an operator are on one device, and what it returns is there, too."""
+
+    def __init__(self, gpu):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        gpu, kwargs = self.gpu, kwargs or {}
+        inputs = [*tensors_in([args, [*kwargs.values()]])]
+        devices = {gpu.device_of(x) for x in inputs}
+        if torch.Tag.pointwise in f.tags and len(devices) == 2:
+            # A single number on the CPU may go with a tensor on a GPU.
+            devices = {gpu.device_of(x) for x in inputs if x.ndim} or devices
+        if f == torch.ops.aten.copy_.default:
+            devices = {gpu.device_of(args[0])}
+        if len(devices) == 2:
+            shapes = ", ".join(f"{tuple(x.shape)} on {gpu.device_of(x)}" for x in inputs)
+            raise Refused(f"{f} of several devices: {shapes}")
+        for x in inputs:
+            gpu.refuse_float64(x)
+        with self if f.namespace == "multiscreen" else ExitStack():    # it has operators of its own
+            found = f(*args, **kwargs)
+        if devices == {gpu.device}:
+            for x in tensors_in([found]):
+                gpu.mark(x)
+            if f == torch.ops.aten._local_scalar_dense.default:
+                gpu.waits += 1
+            elif f.namespace == "aten" and not f.is_view:
+                gpu.launches[f.__name__] += 1
+        return found
+
+
+class Names(TorchFunctionMode):
+    """The GPU's name, wherever a device is given or asked for."""
+
+    def __init__(self, gpu):
+        super().__init__()
+        self.gpu = gpu
+
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        gpu, kwargs, name = self.gpu, dict(kwargs or {}), getattr(f, "__name__", "")
+        if name == "__get__":
+            return self.get(f, *args)
+        if name in ("to", "cpu", "cuda", "pin_memory"):
+            return self.move(f, name, *args, **kwargs)
+        there = torch.is_tensor(args[0]) and gpu.device_of(args[0]) != CPU if args else False
+        if name == "numpy" and there:
+            raise Refused("NumPy cannot read a tensor on a GPU")
+        if name == "tolist" and there:
+            gpu.waits += 1
+        device = kwargs.get("device")
+        generator = kwargs.get("generator")
+        drawn = gpu.device if there or gpu.named(device) else CPU
+        if generator is not None and gpu.named(generator.claimed) != (drawn != CPU):
+            raise Refused(f"{name} on {drawn} with a generator on {generator.claimed}")
+        if gpu.named(device):
+            kwargs["device"] = CPU
+            return gpu.mark(f(*args, **kwargs))
+        return f(*args, **kwargs)
+
+    def get(self, f, x, *others):
+        """An attribute of a tensor."""
+        wanted = f.__self__.__name__
+        if wanted == "device":
+            return self.gpu.device_of(x)
+        if wanted in ("is_cpu", "is_cuda", "is_mps"):
+            return self.gpu.device_of(x).type == wanted[3:]
+        return f(x, *others)
+
+    def move(self, f, name, x, *args, **kwargs):
+        """x.to(...), x.cpu(), x.cuda(), x.pin_memory()"""
+        gpu, dtype = self.gpu, kwargs.get("dtype")
+        device = {"cpu": CPU, "cuda": torch.device("cuda")}.get(name, kwargs.get("device"))
+        for y in args if name == "to" else ():
+            if isinstance(y, (str, torch.device)):
+                device = y
+            elif torch.is_tensor(y):
+                device, dtype = gpu.device_of(y), y.dtype
+            elif isinstance(y, torch.dtype):
+                dtype = y
+        if name == "pin_memory":
+            return x
+        if device is None or gpu.named(device) == (gpu.device_of(x) != CPU):
+            return x if dtype is None else f(x, dtype) if name == "to" else x
+        if torch.float64 in (x.dtype, dtype) and gpu.device.type == "mps":
+            raise Refused("a float64 tensor goes to an MPS device, or comes from there")
+        x = x if dtype is None else x.to(dtype)
+        return Move.apply(x, gpu, gpu.device if gpu.named(device) else CPU)

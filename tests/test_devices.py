@@ -1,0 +1,117 @@
+"""Tests on a pretended GPU: nothing mixes devices, and an Apple GPU gets no float64."""
+import pytest
+import torch
+
+import abcdigits
+import train
+from baselines.transformer import Transformer
+from experiments import perplexity, sample
+from multiscreen import Multiscreen
+from support import choose, cli
+from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
+from tests.pretended import CPU, Pretended, Refused
+
+GENERATE = Multiscreen.generate
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """An operator takes longer here: a sample has 8 tokens, what screens is compared once."""
+    for model in (Multiscreen, Transformer):
+        monkeypatch.setattr(model, "generate", lambda model, tokens, n, **options:
+                            GENERATE(model, tokens, min(n, 8), **options))
+    monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
+    monkeypatch.setattr(choose, "memory", lambda device: 2**34)
+
+
+def train_on(device, folder, *flags):
+    """Four steps of train.py with an evaluation and a checkpoint in between, and two more."""
+    (folder / "text.txt").write_text(TEXT)
+    sizes = SMALL[:2] if "multiscreen" in " ".join(flags) else []
+    flags = [*sizes, *SMALL[2:-4], "--data", str(folder / "text.txt"), "--device", device, "--out",
+             str(folder / device), "--batch-size", "16", "--log-every", "1",
+             "--eval-every", "2", *flags]
+    train.main([*flags, "--steps", "4"])
+    train.main(["--resume", "--steps", "6", "--device", device, "--out", str(folder / device)])
+    return folder / device / "ckpt.pt"
+
+
+def without_times(path):
+    rows = read_table(path.with_name("log.tsv"))
+    return [{c: x for c, x in row.items() if c not in ("ms", "tokens_per_s")} for row in rows]
+
+
+# ------------------------------------------------------------------- that it sees what is wrong
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_what_mixes_devices_is_refused(kind):
+    with Pretended(kind) as gpu:
+        here, there = torch.ones(3, requires_grad=True), torch.ones(3, device=kind)
+        assert (there * 2).device == there[1:].device == here.to(kind).device == gpu.device
+        assert (there * torch.tensor(2.0)).device == gpu.device        # a number is let through
+        cpu = torch.Generator()
+        for mistake in (lambda: here + there, lambda: torch.stack((here.sum(), there.sum())),
+                        lambda: there.numpy(), lambda: torch.cat((here, there)),
+                        lambda: torch.rand(3, device=kind, generator=cpu)):
+            with pytest.raises(Refused):
+                mistake()
+        there.copy_(here.detach())
+        (here.to(kind) * there).sum().backward()
+        assert here.grad.device == CPU
+    assert here.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_float64_is_refused_on_an_apple_gpu():
+    with Pretended("mps"):
+        x = torch.ones(3, device="mps")
+        double = torch.ones(3, dtype=torch.float64)
+        for mistake in (lambda: x.double(), lambda: x.sum(dtype=double.dtype),
+                        lambda: torch.zeros(1, dtype=double.dtype, device="mps"),
+                        lambda: double.to("mps"), lambda: x.to("cpu", double.dtype)):
+            with pytest.raises(Refused):
+                mistake()
+        assert x.cpu().double().sum() == 3
+
+
+# --------------------------------------------------------------------------- an Apple GPU
+
+def test_an_apple_gpu_is_taken_where_it_is_asked_for_and_only_there(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert cli.DEVICE != "mps"
+    assert train.get_args(["--steps", "1"]).device == cli.DEVICE
+    with Pretended("mps") as gpu:
+        assert cli.get_device("mps") == gpu.device
+
+
+@pytest.mark.parametrize("model", ["multiscreen", "multiscreen:rope", "transformer:2,2,8"])
+def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, model):
+    """In all that train.py does: what screens, steps, evaluation, saving, resuming, the sample."""
+    on_cpu = train_on("cpu", tmp_path, "--model", model)
+    before = capsys.readouterr().out
+    with Pretended("mps") as gpu:
+        on_gpu = train_on("mps", tmp_path, "--model", model)
+        assert gpu.launches["_fused_adamw_.default"] >= 6
+    assert capsys.readouterr().out.rpartition("tokens:")[2] == before.rpartition("tokens:")[2]
+    assert without_times(on_gpu) == without_times(on_cpu)
+    assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
+
+
+@pytest.mark.parametrize("name", ["multiscreen", "transformer:2,2,8"])
+def test_what_measures_a_model_gives_the_same_on_an_apple_gpu(checkpoints, call, capsys, name):
+    path = checkpoints[name]
+    text = path.with_name("text.txt")
+    text.write_text(TEXT)
+    commands = {abcdigits: ("--lengths", 256, "--depths", 0.5, "--trials", 2, "--digits", 3),
+                perplexity: ("--data", text, "--length", 40),
+                sample: ("--prompt", "screen", "--tokens", 8)}
+    shown = []
+    for device in ("cpu", "mps"):
+        with Pretended("mps") as gpu:
+            for script, flags in commands.items():
+                call(script, "--ckpt", path, "--device", device, *flags)
+        assert bool(gpu.launches) == (device == "mps")
+        shown.append([capsys.readouterr().out, *((table.name, table.read_text())
+                      for table in sorted(path.parent.glob("*.tsv")))])
+        for table in path.parent.glob("*.tsv"):
+            table.unlink()
+    assert shown[0] == shown[1]
