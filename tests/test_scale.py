@@ -149,7 +149,7 @@ def test_a_process_works_on_its_own_gpu(monkeypatch):
     own = []
     monkeypatch.setattr(torch.cuda, "set_device", own.append)
     monkeypatch.setattr(torch, "zeros", lambda *_, device, **__: SimpleNamespace(
-        item=lambda: 0.0, is_cuda=True, device=torch.device(device)))
+        is_mps=True, item=lambda: 0.0, is_cuda=True, device=torch.device(device)))
     assert get_device("cuda:3") == torch.device("cuda:3")
     assert own == [torch.device("cuda:3")]
 

@@ -198,4 +198,4 @@ def test_answers_say_what_is_observed():
 def test_rounding_grows_as_the_answers_say():
     apart = observe.rounding_grows()
     assert apart[1] < 1e-6
-    assert 1e-3 < apart[200] < 1e-1
+    assert apart[200] > 1e-3
