@@ -5,6 +5,7 @@ definition. That assumes what support/choose.py checks: no query sees beyond its
 """
 import math
 from functools import partial
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,13 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= 16:
         return few_queries(q, k, v, w, r, i0, screen, reaches)
+    # Narrow windows take blocks of 16, 32 or 64. Neighbours with the same reach share their calls.
+    reaches = [next((C for C in (16, 32, 64) if reach <= C), reach) for reach in reaches]
+    reaches, sizes = zip(*((reach, len([*some])) for reach, some in groupby(reaches)))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    tiles = zip(*(x.to(dtype).split(1, 1) for x in (q, k, v)), w.split(1), r.split(1))
-    h = [in_blocks(*tile, i0, screen, reach) for tile, reach in zip(tiles, reaches)]
-    return torch.stack(h, 2).transpose(1, 2).to(v.dtype)
+    tiles = zip(*(x.to(dtype).split(sizes, 1) for x in (q, k, v)), w.split(sizes), r.split(sizes))
+    h = [in_blocks(*some, i0, screen, reach) for some, reach in zip(tiles, reaches)]
+    return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
 
 
 screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
@@ -54,9 +58,9 @@ def few_queries(q, k, v, w, r, i0, screen, reaches):
 
 
 def in_blocks(q, k, v, w, r, i0, screen, reach):
-    """One tile: blocks of C queries, each with the keys p blocks before it, summed over all p."""
+    """Blocks of C queries, each with the keys p blocks before it, summed. (B, T, H, V)"""
     def blocks(x, front, N):
-        # (B, 1, S, D) after `front` rows of zeros, as (B, N, 1, C, D).
+        # (B, H, S, D) after `front` rows of zeros, as (B, N, H, C, D).
         rows = front, N * C - front - x.shape[2]
         x = F.pad(x, (0, 0, *rows)) if any(rows) else x
         return x.unflatten(2, (N, C)).movedim(2, 1)
@@ -65,8 +69,8 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         return screen(*(x.flatten(0, 1) for x in inputs), w, r, i0).unflatten(0, (B, -1))
 
     # N blocks of queries, `start` of keys before them, `last` back to the edge. Narrow: one piece.
-    B, _, T, _ = q.shape
-    C = 16 if reach <= 16 else 32 if reach <= 32 else 64
+    B, H, T, _ = q.shape
+    C = min(reach, 64)
     N, start, last, first = -(-T // C), -(-i0 // C), -(-reach // C), 0
     if last < 2:
         k, v = (torch.cat([blocks(x, a - i0, N) for a in (C, 0)], 3) for x in (k, v))
@@ -81,7 +85,7 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         # Equal parts, shorter with p: what one part frees, the next can take.
         at, keys = max(p - start, 0), slice(max(start - p, 0), start + N - p)
         inputs = q[:, at:], k[:, keys], v[:, keys]
-        m = -(-B * (N - at) * C * k.shape[3] // PAIRS)
+        m = -(-B * H * (N - at) * C * k.shape[3] // PAIRS)
         inputs = zip(*(x.chunk(m, 1) if m > 1 else [x] for x in inputs))
         parts = (piece(first + p * C, w, r, *x) for x in inputs)
         if p == 0:
@@ -89,4 +93,4 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         for part in parts:                             # none are left of p = 0
             h[:, at : at + part.shape[1]] += part
             at += part.shape[1]
-    return h.movedim(1, 2).flatten(2, 3)[:, 0, :T]
+    return h.movedim(2, 3).flatten(1, 2)[:, :T]

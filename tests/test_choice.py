@@ -219,7 +219,7 @@ def test_a_definition_that_gives_nan_screens_as_it_is(monkeypatch):
                                   "a power for each tile"])
 def test_an_edit_that_acts_far_away_or_in_one_tile_is_seen(monkeypatch, name):
     softmask, screen, trim = ms.softmask, ms.screen, ms.trim
-    power = 1 + torch.arange(4.0)[:, None, None]       # screen_windowed sees one tile at a time
+    power = 1 + torch.arange(4.0)[:, None, None]       # screen_windowed sees some tiles at a time
 
     def no_edge(d, w):
         tail = torch.exp(d.clamp(max=0) / w)
