@@ -15,6 +15,8 @@ about four minutes of one core. exercises/README.md says for each variant what t
 import contextlib
 import io
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -22,12 +24,13 @@ from torch import nn
 
 import multiscreen as ms
 from exercises import research
-from support.checkpoint import build_model
+from support.checkpoint import build_model, load_checkpoint
 from support.cli import Parser, UsageError, cli
 from support.data import files_of, get_data
 from support.tokens import get_tokenizer
 
 SIZES = {"psi": 4, "vocab_size": 257}
+TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
 TRANSFORMER = "transformer:4,4,32"                     # of about as many parameters
 
 
@@ -83,17 +86,17 @@ MODEL_NAMES = {"transformer": TRANSFORMER, "nope": "multiscreen:nope",
 VARIANTS = [*SCREENS, *MODEL_NAMES, "untied"]
 
 
-def build_variant(variant, seed):
+def build_variant(variant, seed, sizes=SIZES):
     """A model; `base` is the paper's. All have the same initial weights for one seed."""
     torch.manual_seed(seed)
     if variant == "transformer":
-        model = build_model(TRANSFORMER, {"vocab_size": SIZES["vocab_size"]})
+        model = build_model(TRANSFORMER, {"vocab_size": sizes["vocab_size"]})
         model.lr_factor = 2**-3                        # the paper's models learn at higher rates
         return model
     if variant == "untied":
-        model = Untied(ms.Config(**SIZES))
+        model = Untied(ms.Config(**sizes))
     else:
-        model = build_model(MODEL_NAMES.get(variant, "multiscreen"), SIZES)
+        model = build_model(MODEL_NAMES.get(variant, "multiscreen"), sizes)
     model.screen = SCREENS.get(variant, ms.screen)
     try:
         model(torch.zeros(1, 2, dtype=torch.int64))    # what cannot run shows before training
@@ -141,14 +144,18 @@ def main(argv=None):
     build_variant(args.variant, 0)                     # what cannot run shows before the question
     prediction = ask(args)
 
+    trained, tokenizer, _ = load_checkpoint(TRAINED)
     pairs = []
     for seed in args.seeds:
         data, val, long = get_texts(args, seed)
         measured = []
         for name in ("base", args.variant):
             model = build_variant(name, seed)
-            rows = research.train_variant(name, model, data, args, seed)
-            measured.append(research.measure(model, rows, val, long))
+            rows = research.train_variant(name, model, data, args.steps, args.lr, seed)
+            found = research.measure(model, rows, val, long)
+            model = build_variant(name, seed, asdict(trained.config))
+            found |= research.retrieval(name, model, trained, tokenizer, seed)
+            measured.append(found)
         pairs.append(measured)
     print(f"\npredicted: {prediction or 'nothing'}")
     print(f"{args.steps} steps of 8 x {research.T} tokens, seeds: {' '.join(map(str, args.seeds))}")

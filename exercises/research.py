@@ -7,20 +7,22 @@ import numpy as np
 import torch
 
 import multiscreen as ms
-from support.stream import ABCDigitsStream
+from abcdigits import exact_matches, generate_by_token_count
+from support.stream import DONE_AFTER, ABCDigitsStream
 
 T = 128                                                # tokens of a training sequence
-LONG = 1024                                            # tokens of a long one
+LONG = 1024                                            # tokens of a long one, and of a prompt
 LAST = 64                                              # its last tokens, whose loss is compared
+MORE = 25                                              # steps of a model that was trained before
 
 
-def train_variant(name, model, data, args, seed):
+def train_variant(name, model, data, steps, lr, seed):
     """The paper's recipe. Returns the loss, gradient norm and milliseconds of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr * getattr(model, "lr_factor", 1),
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr * getattr(model, "lr_factor", 1),
                                   betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
     rows = []
-    for step in range(args.steps):
+    for step in range(steps):
         start = time.perf_counter()
         numbers = range(8 * step, 8 * step + 8)
         x = torch.from_numpy(np.stack([data.draw(n, seed) for n in numbers]))
@@ -71,6 +73,31 @@ def measure(model, rows, val, long):
 
 def needles(data, model, x):
     return 100 * data.extra_columns(model, [(x, len(x))])["needle"]
+
+
+def retrieval(name, model, trained, tokenizer, seed):
+    """{what: a number}: the needles that a model finds with the weights of a trained one.
+
+    25 more steps let them get used to this variant, then ten prompts ask for a number that stood
+    there once. Nothing where the weights do not fit.
+    """
+    weights = trained.state_dict()
+    if {n: W.shape for n, W in weights.items()} != {n: W.shape for n, W in
+                                                    model.state_dict().items()}:
+        return {}
+    model.load_state_dict(weights)
+    data = ABCDigitsStream(tokenizer, 256, 2, seed, part=0)
+    data.looked_up = DONE_AFTER                        # documents as at the end of its training
+    train_variant(name, model, data, MORE, 2**-6, seed)
+
+    def count_tokens(line):
+        return len(tokenizer.encode_ordinary(line))
+
+    rows = [row for depth in (0.1, 0.3, 0.5, 0.7, 0.9)
+            for row in generate_by_token_count(LONG, depth, count_tokens, 2, 2)]
+    right = exact_matches(model.eval(), tokenizer, [row[:-2] for row in rows],
+                          [row[-2:] for row in rows])
+    return {f"trained before: found, {LONG:,} tokens, %": 100 * statistics.mean(right)}
 
 
 def of_windows(model, x):

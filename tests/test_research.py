@@ -1,7 +1,9 @@
 """Part 5 of the course: each variant trains, and the table compares seed by seed."""
 import io
 import math
+import re
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,15 +11,21 @@ import torch
 import multiscreen
 from exercises import part5_research, research
 from exercises.checks import correlated
+from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from tests.helpers import ROOT
 
 TEXT = str(ROOT / "test_multiscreen.py")
 
 
+retrieval = research.retrieval
+
+
 @pytest.fixture(autouse=True)
 def shorter(monkeypatch):
     monkeypatch.setattr(research, "LONG", 200)
+    monkeypatch.setattr(research, "MORE", 1)
+    monkeypatch.setattr(research, "retrieval", lambda *_: {"found": 50.0})
 
 
 @pytest.mark.parametrize("variant", [v for v in part5_research.VARIANTS if v != "mine"])
@@ -26,9 +34,24 @@ def test_each_open_question_can_be_trained(variant, capsys):
     part5_research.main([variant, "--steps", "2", "--data", data, "--predict", "no change"])
     out = capsys.readouterr().out
     assert "\npredicted: no change\n" in out
+    assert re.search(r"\nfound +50.0 +50.0 +0.0000\n", out)
     assert "what the longer context costs" in out
     assert ("needles found, 200 tokens, %" in out) == (variant == "compete")
     assert "nan" not in out
+
+
+def test_the_weights_of_a_trained_model_find_needles_until_the_screen_is_broken():
+    trained, tokenizer, _ = load_checkpoint(part5_research.TRAINED)
+    sizes = asdict(trained.config)
+    found = {}
+    for name in ("base", "nope", "untied", "transformer"):
+        model = part5_research.build_variant(name, 0, sizes)
+        found[name] = retrieval(name, model, trained, tokenizer, 0)
+    (what, right), = found["base"].items()
+    assert what == "trained before: found, 200 tokens, %"
+    assert right == 100
+    assert found["nope"][what] < 50                            # it has relied on positions
+    assert found["untied"] == found["transformer"] == {}       # they have other weights
 
 
 def test_differences_are_paired_by_seed():
