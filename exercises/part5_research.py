@@ -2,7 +2,6 @@
 
     python -m exercises.part5_research transformer --seeds 0 1 2
     python -m exercises.part5_research compete --predict "the loss at 1,024 tokens rises by 0.1"
-    python -m exercises.part5_research nope --data abcdigits
 
 The variants are transformer, compete, hard-window, sigmoid, nope, no-bound, untied and mine. You
 are asked what you expect before the run, and your answer stands above the table.

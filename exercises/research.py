@@ -62,17 +62,10 @@ def measure(model, rows, val, long):
              f"{LAST} tokens after {T - LAST} others: loss": losses[0],
              f"the same after {LONG - LAST} others": losses[1],
              "what the longer context costs": losses[1] - losses[0]}
-    if isinstance(val, ABCDigitsStream):
-        found[f"needles found, {T} tokens, %"] = needles(val, model, x)
-        found[f"needles found, {LONG:,} tokens, %"] = needles(long, model, far)
     return found | of_windows(model, x[:1, :-1]) | {
         "gradient norm, last 20 steps": mean_of_last(rows, 1),
         "parameters": sum(p.numel() for p in model.parameters()),
         "milliseconds a step": statistics.median(row[2] for row in rows)}
-
-
-def needles(data, model, x):
-    return 100 * data.extra_columns(model, [(x, len(x))])["needle"]
 
 
 def retrieval(name, model, trained, tokenizer, seed):
