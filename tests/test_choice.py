@@ -77,9 +77,8 @@ USE = """if True:
     def use():
         import multiscreen, train
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
-                    "--steps", "3", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
+                    "--steps", "4", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
                     "--out", "out"])
-        train.main(["--resume", "--steps", "4", "--out", "out"])
         model, _, _ = train.load_checkpoint("out/ckpt.pt")
         tokens = torch.arange(60)[None] * 7 % 256
         caches = [multiscreen.KeyCache() for _ in model.layers]
@@ -131,7 +130,7 @@ def test_an_edit_acts_in_training_in_one_pass_in_chunks_and_in_decoding(after_ed
     found, plain = after_edit[name], after_edit["nothing"]
     assert "error" not in found, found["error"]
     assert found["file"].startswith(found["folder"])
-    assert len(found["losses"]) == 4                   # the last one after --resume
+    assert len(found["losses"]) == 4
     assert found["losses"][1:] != plain["losses"][1:]
     assert found["spread"] != plain["spread"]
     assert found["relevances"] != plain["relevances"]
