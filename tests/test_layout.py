@@ -18,7 +18,7 @@ ROOMS = {
                 "screening_triton", "baselines"},
     "abcdigits": {"torch", "support"},
     "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
-    "exercises": {"torch", "triton", "numpy", "pytest", "support", "multiscreen"},
+    "exercises": {"torch", "triton", "numpy", "matplotlib", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "numpy", "matplotlib", "support", "baselines", "multiscreen",
                     "abcdigits"},
     "benchmarks": {"torch", "triton", "numpy", "support", "baselines", "multiscreen",

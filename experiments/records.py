@@ -1,0 +1,107 @@
+"""The race of RECORDS.md: the seeds of an entry, its commands, and whether it counts.
+
+    python -m experiments.records --commit HASH                    the seeds and the commands
+    python -m experiments.records --commit HASH RUN RUN RUN RUN    the check of the four runs
+
+Give the whole hash, as `git rev-parse HEAD` prints it, and check in that commit: rows of
+abcdigits.tsv belong to the equations that they were measured with.
+"""
+import hashlib
+import re
+from pathlib import Path
+
+from support.checkpoint import equations, model_hash, read_checkpoint
+from support.cli import Parser, UsageError, cli
+from support.retrieval import CELL, get_cells, mean_by_length
+from support.table import RUN, Table, beside, describe_run, print_table
+
+# What an entry cannot choose. `parameters` are those of --psi 8 --layers 4.
+FIXED = {"model": "multiscreen", "parameters": 475_298, "data": ["abcdigits"], "digits": 2,
+         "tokenizer": "bytes", "seq_len": 256, "documents a step": 8, "init": None}
+TRAIN = ("python train.py --data abcdigits --digits 2 --psi 8 --layers 4 --tokenizer bytes "
+         "--seq-len 256 --batch-size 8")
+EXAMPLE = "--lr 0.015625 --steps 2400"
+LENGTH, DEPTHS, TRIALS, ENOUGH = 8192, (0.1, 0.3, 0.5, 0.7, 0.9), 40, 0.95
+
+
+def seeds_of(commit):
+    """The four seeds of a commit: 1,001 + the first four different words of its hash's SHA-256.
+
+    A word is four bytes, big-endian. No recipe was tuned on seeds above 1,000.
+    """
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise UsageError(f"--commit {commit}: give the 40 digits that `git rev-parse HEAD` prints")
+    digest = hashlib.sha256(commit.encode()).digest()
+    words = [int.from_bytes(digest[n : n + 4], "big") for n in range(0, 32, 4)]
+    return [1001 + word for word in dict.fromkeys(words)][:4]
+
+
+def print_commands(seeds):
+    """What trains and evaluates an entry. The flags of the first line are the entry's own."""
+    print(f'FLAGS="{EXAMPLE}"')
+    for seed in seeds:
+        out = f"out/record/{seed}"
+        print(f"{TRAIN} $FLAGS --seed {seed} --out {out}")
+        print(f"python abcdigits.py --lengths {LENGTH} --trials {TRIALS} --ckpt {out}/ckpt.pt")
+
+
+def wrong_of(ckpt):
+    """What of FIXED a run has not, as words."""
+    run = describe_run(ckpt) | {"documents a step": ckpt["drawn"] / max(ckpt["step"], 1)}
+    found = ckpt["args"] | run
+    wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in FIXED.items()
+             if found.get(name) != value]
+    if ckpt["equations"] != equations(ckpt["model"]):
+        wrong.append("trained with other equations than this commit's")
+    return wrong
+
+
+def share_found(ckpt, path):
+    """The share of needles found, over the depths, or None while a cell is missing."""
+    run = describe_run(ckpt) | {"digits": FIXED["digits"], "swe": False, "trials": TRIALS}
+    cells = [run | {"length": LENGTH, "depth": depth, "factor": None} for depth in DEPTHS]
+    columns = (*RUN, "digits", *CELL)
+    table = Table(beside(path, "abcdigits.tsv"), columns, ["accuracy"], model_hash(ckpt))
+    rows = table.rows_of(cells)
+    if len(rows) < len(cells):
+        return None
+    return round(mean_by_length(get_cells(rows))[LENGTH][str(run["seed"])], 6)
+
+
+def check(seeds, folders):
+    """Print a row for each run. Returns (the steps of the slowest, what does not count)."""
+    rows, wrong = [], []
+    for folder in folders:
+        path = Path(folder) / "ckpt.pt"
+        ckpt = read_checkpoint(path)
+        share = share_found(ckpt, path)
+        rows.append([ckpt["args"]["seed"], ckpt["step"], share and f"{share:.1%}"])
+        wrong += [f"{folder}: {words}" for words in wrong_of(ckpt)]
+        if share is None:
+            wrong.append(f"{folder}: abcdigits.tsv lacks {TRIALS} prompts at each depth")
+        elif share < ENOUGH:
+            wrong.append(f"{folder} finds {share:.1%}, fewer than {ENOUGH:.0%}")
+    print_table(["seed", "steps", "needles"], rows, f"Needles found at {LENGTH:,} bytes")
+    found = sorted(row[0] for row in rows)
+    if found != sorted(seeds):
+        wrong.append(f"the seeds are {found}, not {sorted(seeds)}")
+    return max(row[1] for row in rows), wrong
+
+
+def main():
+    p = Parser(__doc__)
+    p.add_argument("--commit", required=True, help="the whole hash of the entry's commit")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="the folders of the four runs")
+    args = p.parse_args()
+    seeds = seeds_of(args.commit)
+    if not args.runs:
+        print_commands(seeds)
+        return
+    steps, wrong = check(seeds, args.runs)
+    if wrong:
+        raise UsageError(f"it does not count: {'; '.join(wrong)}")
+    print(f"it counts: {steps:,} steps, the slowest of the four")
+
+
+if __name__ == "__main__":
+    cli(main)
