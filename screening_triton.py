@@ -353,8 +353,9 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
             z = _trim_root(k, q, r_inv)
             c, _ = _softmask_root(j - (i0 + t0), cos, sin, w, -reach, 0, EDGE)
             y = z * c
-            half_dy = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
+            # In this order: the other spills in float32.
             dv = _dot(_cast(y * y, v.dtype), dh, dv)
+            half_dy = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
             for part in tl.static_range(PARTS):
                 dk = _dot(_cast(half_dy * c, q[0].dtype), q[part], dk)
 
@@ -366,17 +367,18 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
 
 KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
 
-# (BI, BJ, warps, stages) before compute capability 9.0 and from there on, by kernel and by whether
-# the values are float32. The rows of a matrix product (queries; keys in dkv) are at least 16 x
-# warps, or warps do the same work twice. Chosen for d_K = 16, d_V = 64, without spills
-# (benchmarks/kernel_compile.py).
+# (BI, BJ, warps, stages) on chips of compute capability 8, 9, and from 10 on, by kernel and by
+# whether the values are float32. The rows of a matrix product (queries; keys in dkv) are at least
+# 16 x warps, or warps do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in
+# its tensor memory: one program takes all of it, and spills. Chosen for d_K = 16, d_V = 64, without
+# spills (benchmarks/kernel_compile.py).
 BLOCKS = {
-    ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2)),
-    ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1)),
-    ("dq", False): ((64, 64, 4, 2), (64, 64, 4, 2)),
-    ("dq", True): ((32, 32, 2, 1), (64, 32, 4, 1)),
-    ("dkv", False): ((32, 64, 4, 2), (64, 64, 4, 2)),
-    ("dkv", True): ((16, 16, 1, 1), (16, 64, 4, 1)),
+    ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 2, 2)),
+    ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 32, 2, 1)),
+    ("dq", False): ((64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 2, 2)),
+    ("dq", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 16, 2, 1)),
+    ("dkv", False): ((32, 64, 4, 2), (64, 64, 4, 2), (32, 32, 2, 2)),
+    ("dkv", True): ((16, 16, 1, 1), (16, 64, 4, 1), (16, 32, 2, 1)),
 }
 
 
@@ -387,7 +389,7 @@ def config(kernel, exact, d_K, d_V, capability):
     """
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
-    return BLOCKS[kernel, exact][capability >= (9, 0)]
+    return BLOCKS[kernel, exact][min(capability[0], 10) - 8]
 
 
 def parts(qk, v):

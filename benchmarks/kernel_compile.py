@@ -2,10 +2,10 @@
 
     python -m benchmarks.kernel_compile
 
-Every shipped configuration is compiled for sm_80 (A100), sm_89 (RTX 4090) and sm_90 (H100, H200),
-with d_K = 16 and d_V = 64, in one minute on a CPU. A spill is a value that did not fit into a
-register: a trip to memory for each pair. The script fails if there is one, or if a program needs
-more shared memory than the smallest of these GPUs has.
+Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90
+(H100, H200), sm_100 (B200) and sm_120 (RTX 5090), with d_K = 16 and d_V = 64, in two minutes on a
+CPU. A spill is a value that did not fit into a register: a trip to memory for each pair. The script
+fails if there is one, or if a program needs more shared memory than the smallest of them has.
 
 block:           queries x keys
 shared:          bytes of shared memory of a program
@@ -27,8 +27,8 @@ from support.cli import Parser, UsageError, cli
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
           (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-TARGETS = (80, 89, 90)
-SHARED = 99 * 1024                      # what sm_89 grants a program; the other two grant more
+TARGETS = (80, 86, 89, 90, 100, 120)
+SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
            "shared", "edge", "interior")
 
