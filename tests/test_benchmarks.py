@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, kernel_compile, measure
+from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
 from multiscreen import KeyCache, screen
 from support import timing
 from support.checkpoint import build_model, has_windows
