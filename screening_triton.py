@@ -35,11 +35,14 @@
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
 
+6. Decoding. Up to 16 queries share the keys among programs, and PyTorch adds what they find. Their
+   cache is neither copied nor split: q and k stay float32.
+
 Names: B, H, T, S as in multiscreen.py. A block is BI queries x BJ keys; t0 and j0 are its first
 query and its first key. The position of query t, counted from the first key, is i = i0 + t.
 reach = ceil(w) - 1 is the largest d inside the window. In memory the parts of q and k are
-(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. v may
-have any strides, so a cache of values is not copied.
+(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. k as one
+part, and v, may have any strides.
 """
 import os
 from types import SimpleNamespace
@@ -87,8 +90,6 @@ def unsupported_sizes(d_K, d_V):
             return f"keys or values have {size} dimensions: the kernel takes powers of two >= 16"
 
 
-# ------------------------------------------------------- Triton's interpreter has bfloat16 wrong
-
 @jit
 def _dot(a, b, acc):
     """acc + a b. The interpreter would multiply the bit patterns of bfloat16."""
@@ -125,12 +126,12 @@ def _load(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, MASK: tl.cons
 
 
 @jit
-def _load_parts(X, first, end, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+def _load_parts(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
                 MASK: tl.constexpr):
     """N rows of q or k: a tuple of PARTS blocks, the largest part first."""
     x = ()
     for n in tl.static_range(PARTS):
-        x += (_load(X + n * D, first, end, PARTS * D, N, D, MASK),)
+        x += (_load(X + n * D, first, end, stride, N, D, MASK),)
     return x
 
 
@@ -202,7 +203,6 @@ def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
     if EDGE:
         c = tl.where(x[:, None] - n[None, :] >= near, c, 0.0)
         c = tl.where(x[:, None] - n[None, :] <= far, c, 0.0)
-
     # Subtracting floats is cheaper than converting integers.
     d = x.to(tl.float32)[:, None] - n.to(tl.float32)[None, :]
     return c, d * (sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :])
@@ -250,19 +250,25 @@ def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
 # ----------------------------------------------------------------------------------- the kernels
 
 @jit
-def _forward(Q, K, V, W, R, ORDER, OUT, v_b, v_h, v_t, i0, B, H, T, S,
+def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, T, S,
              D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
              PARTS: tl.constexpr):
     """h for a block of queries. The last ones, which see the most keys, start first."""
     blocks = tl.cdiv(T, BI)
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - m) * BI
-    Q += (b * H + h) * T * PARTS * D_K
-    K += (b * H + h) * S * PARTS * D_K
-    V += b * v_b + h * v_h
-    OUT += (b * T * H + h) * D_V
 
-    q = _load_parts(Q, t0, T, BI, D_K, PARTS, True)
+    # Where programs share the keys, each sees its own as if there were no others.
+    share = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
+    start = tl.program_id(1) * share
+    i0 -= start
+    S = tl.minimum(S - start, share)
+    Q += (b * H + h) * T * PARTS * D_K
+    K += b * k_b + h * k_h + start.to(tl.int64) * k_t
+    V += b * v_b + h * v_h + start.to(tl.int64) * v_t
+    OUT += ((tl.program_id(1) * B + b) * T * H + h) * D_V
+
+    q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
     first, inner, inner_end, end, gap = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
@@ -272,7 +278,7 @@ def _forward(Q, K, V, W, R, ORDER, OUT, v_b, v_h, v_t, i0, B, H, T, S,
     for EDGE in tl.static_range(2):
         for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
             j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
-            k = _load_parts(K, j0, S, BJ, D_K, PARTS, EDGE)
+            k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
             c, _ = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
@@ -283,19 +289,19 @@ def _forward(Q, K, V, W, R, ORDER, OUT, v_b, v_h, v_t, i0, B, H, T, S,
 
 
 @jit
-def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, v_b, v_h, v_t, i0, B, H, T, S,
-                 D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-                 PARTS: tl.constexpr):
+def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, v_t,
+                 i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
+                 BJ: tl.constexpr, PARTS: tl.constexpr):
     """dq for a block of queries, and what each of them adds to dw and dr."""
     blocks = tl.cdiv(T, BI)
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - m) * BI
     Q += (b * H + h) * T * PARTS * D_K
-    K += (b * H + h) * S * PARTS * D_K
+    K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     DH += (b * T * H + h) * D_V
 
-    q = _load_parts(Q, t0, T, BI, D_K, PARTS, True)
+    q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     dh = _load(DH, t0, T, H * D_V, BI, D_V, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
@@ -307,7 +313,7 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, v_b, v_h, v_t, i0, B, H, 
     for EDGE in tl.static_range(2):
         for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
             j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
-            k = _load_parts(K, j0, S, BJ, D_K, PARTS, EDGE)
+            k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
             c, d_sin = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
@@ -326,18 +332,18 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, v_b, v_h, v_t, i0, B, H, 
 
 
 @jit
-def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, S,
-                  D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-                  PARTS: tl.constexpr):
+def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t,
+                  i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
+                  BJ: tl.constexpr, PARTS: tl.constexpr):
     """dk and dv for a block of keys. The first ones, seen by the most queries, start first."""
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, tl.cdiv(S, BJ), B)
     j0 = m * BJ
     Q += (b * H + h) * T * PARTS * D_K
-    K += (b * H + h) * S * PARTS * D_K
+    K += b * k_b + h * k_h
     V += b * v_b + h * v_h
     DH += (b * T * H + h) * D_V
 
-    k = _load_parts(K, j0, S, BJ, D_K, PARTS, True)
+    k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, True)
     v = _load(V, j0, S, v_t, BJ, D_V, True)
     j = j0 + tl.arange(0, BJ)
     cos, sin = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
@@ -348,7 +354,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
     for EDGE in tl.static_range(2):
         for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BI):
             t0 = n + tl.where(n < inner, 0, gap) if EDGE else n
-            q = _load_parts(Q, t0, T, BI, D_K, PARTS, EDGE)
+            q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, EDGE)
             dh = _load(DH, t0, T, H * D_V, BI, D_V, EDGE)
             z = _trim_root(k, q, r_inv)
             c, _ = _softmask_root(j - (i0 + t0), cos, sin, w, -reach, 0, EDGE)
@@ -365,16 +371,18 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, v_b, v_h, v_t, i0, B, H, T, 
 
 # ---------------------------------------------------------------------------------- from PyTorch
 
-KERNELS = {"forward": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
+KERNELS = {"forward": _forward, "decode": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
+KEYS = 1024                                            # that one program of "decode" visits
 
-# (BI, BJ, warps, stages) on chips of compute capability 8, 9, and from 10 on, by kernel and by
-# whether the values are float32. The rows of a matrix product (queries; keys in dkv) are at least
-# 16 x warps, or warps do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in
-# its tensor memory: one program takes all of it, and spills. Chosen for d_K = 16, d_V = 64, without
-# spills (benchmarks/kernel_compile.py).
+# (BI, BJ, warps, stages) for compute capability 8, 9, and from 10 on, by kernel and by whether the
+# values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
+# do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in its tensor memory:
+# one program takes all of it, and spills. Chosen by benchmarks/kernel_compile.py.
 BLOCKS = {
     ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 2, 2)),
     ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 32, 2, 1)),
+    ("decode", False): 3 * ((16, 32, 1, 2),),
+    ("decode", True): 3 * ((16, 16, 1, 2),),
     ("dq", False): ((64, 64, 4, 2), (64, 64, 4, 2), (32, 32, 2, 2)),
     ("dq", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 16, 2, 1)),
     ("dkv", False): ((32, 64, 4, 2), (64, 64, 4, 2), (32, 32, 2, 2)),
@@ -392,11 +400,13 @@ def config(kernel, exact, d_K, d_V, capability):
     return BLOCKS[kernel, exact][min(capability[0], 10) - 8]
 
 
-def parts(qk, v):
-    """How many parts of dtype v hold q and k of dtype qk (point 4 above)."""
+def parts(kernel, qk, v):
+    """(dtype, number) of the parts that hold q and k of dtype qk, beside values of dtype v."""
     if v == torch.float32 or qk == v:
-        return 1
-    return 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
+        return v, 1
+    if kernel == "decode":
+        return torch.float32, 1
+    return v, 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
 
 
 def rows(x):
@@ -407,7 +417,7 @@ def rows(x):
 def split(x, dtype, n):
     """x as a sum of n tensors of that dtype, the largest first. (B, H, T, D) -> (B, H, T, n, D)"""
     if n == 1:
-        return x.to(dtype).contiguous().unsqueeze(3)
+        return rows(x.to(dtype)).unsqueeze(3)
     x = rows(x)
     B, H, T, D = x.shape
     y = torch.empty(B, H, T, n, D, dtype=dtype, device=x.device)
@@ -418,24 +428,24 @@ def split(x, dtype, n):
     return y
 
 
-def operands(q, k, v, w, r, order):
+def operands(kernel, q, k, v, w, r, order):
     """The tensors that all kernels read, in their layout."""
-    n = parts(q.dtype if q.dtype == k.dtype else torch.float32, v.dtype)
-    return split(q, v.dtype, n), split(k, v.dtype, n), rows(v), rows(w), rows(r), order
+    held = parts(kernel, q.dtype if q.dtype == k.dtype else torch.float32, v.dtype)
+    return split(q, *held).contiguous(), split(k, *held), rows(v), rows(w), rows(r), order
 
 
-def launch(kernel, inputs, *others, i0):
-    """Run one program for each block of each tile of each sequence."""
-    q, _, v = inputs[:3]
+def launch(kernel, inputs, *others, i0, shares=1):
+    """Run one program for each block, and share of the keys, of each tile of each sequence."""
+    q, k, v = inputs[:3]
     B, H, T, n, D_K = q.shape
     S, D_V = v.shape[2:]
     capability = torch.cuda.get_device_capability(v.device) if v.is_cuda else (9, 0)
     BI, BJ, warps, stages = config(kernel, v.dtype == torch.float32, D_K, D_V, capability)
-    programs = B * H * (triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI))
-    if programs:
+    blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
+    if programs := B * H * blocks:
         with torch.cuda.device_of(v):
-            KERNELS[kernel][(programs,)](
-                *inputs, *others, *v.stride()[:3], i0, B, H, T, S,
+            KERNELS[kernel][programs, shares](
+                *inputs, *others, *k.stride()[:3], *v.stride()[:3], i0, B, H, T, S,
                 D_K=D_K, D_V=D_V, BI=BI, BJ=BJ, PARTS=n, num_warps=warps, num_stages=stages)
 
 
@@ -444,9 +454,13 @@ def _screen(q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor, order: Tensor
             i0: int) -> Tensor:
     if reason := available(q.device):
         raise RuntimeError(reason)
-    h = _empty_h(q, k, v, w, r, order, i0)
-    launch("forward", operands(q, k, v, w, r, order), h, i0=i0)
-    return h
+    kernel = "decode" if q.shape[2] <= 16 else "forward"
+    shares = max(triton.cdiv(k.shape[2], KEYS), 1) if kernel == "decode" else 1
+    h = _empty_h(q, k, v, w, r, order, i0).transpose(1, 2)
+    h = h.new_empty(shares, *h.shape, dtype=h.dtype if shares == 1 else torch.float32)
+    launch(kernel, operands(kernel, q, k, v, w, r, order), h, i0=i0, shares=shares)
+    h = h[0] if shares == 1 else h.sum(0).to(v.dtype)
+    return h.transpose(1, 2)
 
 
 @_screen.register_fake
@@ -459,7 +473,7 @@ def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: 
                      order: Tensor, i0: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, dw, dr = _empty_gradients(dh, q, k, v, w, r, order, i0)
     dh = dh.to(v.dtype).transpose(1, 2).contiguous()
-    inputs = *operands(q, k, v, w, r, order), dh
+    inputs = *operands("dq", q, k, v, w, r, order), dh
     of_queries = torch.empty(2, *q.shape[:3], device=q.device)                    # dw and dr
     launch("dq", inputs, dq, *of_queries, i0=i0)
     launch("dkv", inputs, dk, dv, i0=i0)

@@ -921,6 +921,43 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
 
 
 @kernel
+@settings(max_examples=6, phases=QUICKLY)
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 100),
+       before=st.integers(-20, 20), keys=st.sampled_from([16, 48, 1024]),
+       blocks=st.sampled_from([None, (16, 16), (16, 32), (32, 64)]),
+       tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=2),
+       rho=st.floats(0.3, 0.9),
+       dtypes=st.sampled_from([(FULL, FULL), (HALF, HALF), (SHORT, SHORT), (FULL, HALF),
+                               (FULL, SHORT), (SHORT, HALF)]))
+@example(seed=0, B=2, T=1, S=140, before=0, keys=48, blocks=None, tiles=[(90.0, 0.3), (INF, 1.0)],
+         rho=0.6, dtypes=(FULL, SHORT))
+@example(seed=1, B=1, T=16, S=130, before=0, keys=16, blocks=(16, 16),
+         tiles=[(5.0, 0.9), (70.5, 0.02)], rho=0.6, dtypes=(FULL, FULL))
+@example(seed=2, B=1, T=7, S=20, before=3, keys=16, blocks=(32, 64), tiles=[(INF, 0.5)], rho=0.9,
+         dtypes=(FULL, HALF))
+def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys, blocks, tiles,
+                                                     rho, dtypes):
+    """In decoding: few queries near the last of the keys, which the programs share."""
+    q, k, v, dh = draw_inputs(seed, B, T, S, dtypes, rho, len(tiles))
+    with mock.patch.object(fused, "KEYS", keys):
+        assert_as_good_as_torch(q, k, v, *torch.tensor(tiles).T, S - T + before, dh, blocks)
+
+
+@kernel
+def test_kernel_reads_a_cache_where_it_lies():
+    """In decoding: a slice of a buffer, in float32 beside 16-bit values, is not copied."""
+    q, k, v, _ = draw_inputs(3, 2, 1, 90, (FULL, SHORT))
+    q, k, v = (x.to(DEVICE) for x in (q, k, v))
+    w, r = torch.tensor([40.0, INF], device=DEVICE), torch.tensor([0.4, 0.9], device=DEVICE)
+    with mock.patch.object(fused, "launch", wraps=fused.launch) as launch:
+        for T, same in ((1, True), (17, False)):
+            fused.screen(q.expand(-1, -1, T, -1), k[:, :, :70], v[:, :, :70], w, r, 69)
+            inputs = launch.call_args.args[1]
+            assert (inputs[1].data_ptr() == k.data_ptr()) == same
+            assert inputs[2].data_ptr() == v.data_ptr()
+
+
+@kernel
 @pytest.mark.parametrize("i0", [0, 1, 2, 4, 6, 8, 10, 12, 14])
 def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
     """Every offset of a window's edge against blocks of 16; a pair just outside would be seen."""

@@ -39,10 +39,10 @@ def compile_kernel(kernel, qk, v, target, blocks):
     from triton.compiler import ASTSource
 
     BI, BJ, warps, stages = blocks
-    n = parts(qk, v)
+    of_parts, n = parts(kernel, qk, v)
     constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
-    pointers = dict.fromkeys(("Q", "K", "V", "OUT", "DH", "DV"), v)
-    pointers |= dict.fromkeys(("DQ", "DK"), qk)
+    pointers = dict.fromkeys(("V", "OUT", "DH", "DV"), v)
+    pointers |= dict.fromkeys(("Q", "K"), of_parts) | dict.fromkeys(("DQ", "DK"), qk)
     pointers |= dict.fromkeys(("W", "R", "DW", "DR"), torch.float32)
     types = {name: f"*{SHORT[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
 
@@ -50,7 +50,7 @@ def compile_kernel(kernel, qk, v, target, blocks):
     signature, aligned = {}, {}
     for n, name in enumerate(KERNELS[kernel].arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
-        if name in types or name in ("v_b", "v_h", "v_t"):
+        if name in types or name in ("k_b", "k_h", "k_t", "v_b", "v_h", "v_t"):
             aligned[(n,)] = [["tt.divisibility", 16]]
     return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
                           target=GPUTarget("cuda", target, 32),
