@@ -11,11 +11,10 @@ models() {
     train --psi 2 $TEXT --out $OUT/multiscreen
     train --psi 2 --lr 1e18 $TEXT --out $OUT/diverged
     train --psi 2 --model multiscreen:no-gate $TEXT --out $OUT/no-gate
-    each "0.1 0" train --model transformer:2,2,16 --weight-decay @ $TEXT --out $OUT/decay_@
+    train --model transformer:2,2,16 $TEXT --out $OUT/transformer
 }
 
 abcdigits() {
-    run python abcdigits.py --lengths 256 --trials 1 --ckpt $OUT/needles/ckpt.pt
     run python abcdigits.py --lengths 256 --trials 1 --swe --ckpt $OUT/needles/ckpt.pt
     run $E.retrieval $OUT/needles/abcdigits.tsv --out $REPORT/abcdigits.png
 }
@@ -25,18 +24,16 @@ passkey() {
 }
 
 perplexity() {
-    local size="--length 256 --documents 1"
-    run $E.perplexity $size --ckpt $OUT/multiscreen/ckpt.pt
-    run $E.perplexity $size --rope-scale 1 4 --ckpt $OUT/decay_0.1/ckpt.pt
-    run $E.long_context $OUT/{multiscreen,decay_0.1}/perplexity.tsv --out $REPORT/long_context.png
+    run $E.perplexity --length 256 --documents 1 --ckpt $OUT/multiscreen/ckpt.pt
+    run $E.long_context $OUT/multiscreen/perplexity.tsv --out $REPORT/long_context.png
 }
 
 losses() {
-    run $E.lr_sweep $OUT/{multiscreen,diverged,decay_0.1} --out $REPORT
-    run $E.scaling $OUT/{multiscreen,decay_0.1} --out $REPORT
+    run $E.lr_sweep $OUT/{multiscreen,diverged,transformer} --out $REPORT
+    run $E.scaling $OUT/{multiscreen,transformer} --out $REPORT
     run $E.ablations $OUT/{multiscreen,no-gate} --out $REPORT
-    run $E.sanity $OUT/{decay_0.1,decay_0,multiscreen} --out $REPORT
-    run $E.training_curves $OUT/{multiscreen,diverged,decay_0.1,decay_0} --out $REPORT
+    run $E.sanity $OUT/{transformer,multiscreen} --out $REPORT
+    run $E.training_curves $OUT/{multiscreen,diverged,transformer} --out $REPORT
 }
 
 maps() {

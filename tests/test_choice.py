@@ -76,6 +76,7 @@ USE = """if True:
 
     def use():
         import multiscreen, train
+        multiscreen.Multiscreen.generate = lambda model, tokens, n, **flags: tokens    # no sample
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
                     "--steps", "4", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
                     "--out", "out"])
