@@ -20,7 +20,7 @@ from support.distributed import set_moments, world
 from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
-        "step": int, "drawn": int, "data_state": int, "random_state": torch.Tensor, "log": str,
+        "step": int, "drawn": int, "data_state": tuple, "random_state": torch.Tensor, "log": str,
         "files": list, "args": dict, "equations": str, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_len", "seed")

@@ -194,7 +194,7 @@ class Sequences:
         return self[permute(n, len(self), (seed, epoch))]
 
     def state(self):
-        return 0                                       # text does not change as a model learns
+        return ()                                      # text does not change as a model learns
 
     def load(self, state):
         pass

@@ -8,10 +8,11 @@ import torch
 from support.cli import UsageError
 from support.distributed import total
 
-FLAT_AFTER = 12_000                                    # documents learned until b is 1.1
-DONE_AFTER = 16_000                                    # documents learned until training ends
-OWN = 0.5                                              # share of what is the letter's own at first
-NEAR = 0.4                                             # nats per token above the least loss
+HELPED = 0.5                                           # share of documents with help at first
+OWN = 0.9                                              # share of own numbers, or digits, in those
+OWN_UNTIL = 1_500                                      # documents looked up until there are none
+FLAT_AFTER = 8_000                                     # documents looked up until b is 1.1
+DONE_AFTER = 12_000                                    # documents looked up until training ends
 
 
 class ABCDigitsStream:
@@ -20,13 +21,13 @@ class ABCDigitsStream:
     A document is lines LETTER=NUMBER; each letter has one random number in a document. A line's
     letter is drawn with the weights b^0 .. b^25, in an order that is new in each document.
 
-    At first b is 2, so a few letters fill the document; and each letter has a number of its own,
-    the same in all documents. In half of the documents it stands for half of the letters, in the
-    others half of its digits stand, each by itself. To learn own numbers, a model must bring the
-    letter to each place where a digit is predicted, and lookup needs just that. While the loss is
-    near the least possible, b falls to 1.1 and own numbers disappear. In the end most questions are
-    about a letter that stood there once before, which is what the benchmark asks. Validation is
-    like the end. After some more documents of that kind the model has `learned`.
+    At first b is 2, so a few letters fill a document, and half of the documents help: there each
+    letter has a number of its own, the same in all of them. Nine of ten numbers are own in one half
+    of these documents, nine of ten digits, each by itself, in the other. To predict them a model
+    must bring the letter to each of its digits, and lookup, which all other numbers ask for, needs
+    just that. When the loss shows lookup, help ends, soon, and b falls to 1.1, slowly: in the end
+    most questions are about a letter that stood there once before, as in the benchmark. Validation
+    is like the end. After some more documents of that kind the model has `learned`.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
@@ -39,49 +40,58 @@ class ABCDigitsStream:
         self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded
         own = np.random.default_rng([seed, 2]).integers(self.low, self.high, 26)
         self.own = digits_of(own)
-        self.near = 0                                  # documents whose loss was near the least
+        self.looked_up = 0                             # documents since the loss shows lookup
+        self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
 
     @property
     def base(self):
         """b, the ratio of the weights of two letters next to each other in rank."""
-        return 1.1 if self.part else max(2 - 0.9 * self.near / FLAT_AFTER, 1.1)
+        return 1.1 if self.part else max(2 - 0.9 * self.looked_up / FLAT_AFTER, 1.1)
 
     @property
-    def share(self):
-        """The share of numbers, or of digits, that are their letter's own."""
-        return 0.0 if self.part else OWN * max(1 - 2 * self.near / FLAT_AFTER, 0.0)
+    def helped(self):
+        """The share of documents where letters have numbers of their own."""
+        return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
 
     @property
     def learned(self):
         """Whether the model has learned the task, and had the documents after that."""
-        return self.near >= DONE_AFTER
+        return self.looked_up >= DONE_AFTER
 
-    def least_loss(self):
-        """The least possible loss, nats per token: the letters, and the numbers of new ones."""
+    def losses(self):
+        """The least possible loss, and the least of a model that looks nothing up: nats per token.
+
+        Both pay for the letters. The first pays for the numbers of new letters, the second for all.
+        """
         p = self.base ** np.arange(26) / np.sum(self.base ** np.arange(26))
-        letters = -self.lines * np.sum(p * np.log(p))
-        new = np.sum(1 - (1 - p) ** self.lines)
+        letters = -self.lines * np.sum(p * np.log(p)).item()
+        new = np.sum(1 - (1 - p) ** self.lines).item()
+        number = self.helped * self.nats(OWN) + (1 - self.helped) * self.nats(0)
+        return (letters + new * number) / self.T, (letters + self.lines * number) / self.T
 
-        # A new number, or a digit, is the letter's own, or one of n with equal probability.
+    def nats(self, share):
+        """The entropy of a number that is own with this probability, in nats."""
         def entropy(n):
-            other = (1 - self.share) / n
-            own = self.share + other
+            other = (1 - share) / n                    # or one of n, each as probable
+            own = share + other
             return -own * math.log(own) - (n - 1) * other * math.log(other)
 
         digits = entropy(9) + (self.digits - 1) * entropy(10)
-        number = (entropy(self.high - self.low) + digits) / 2
-        return (letters + new * number) / self.T
+        return (entropy(self.high - self.low) + digits) / 2
 
     def observe(self, loss, documents):
-        """Count the documents of a step, if its loss (nats per token) is near the least."""
-        if loss < self.least_loss() + NEAR:
-            self.near += documents
+        """Count the documents of a step, if the losses of about 20 (nats per token) show lookup."""
+        least, without = self.losses()
+        self.level += ((loss - least) / (without - least) - self.level) / 20
+        if self.level < 0.6:                           # 0.8 where only second digits are found
+            self.looked_up += documents
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
         numbers = digits_of(self.low + rng.choice(self.high - self.low, 26, replace=False))
+        share = OWN if rng.random() < self.helped else 0.0
         draws = 1 if rng.random() >= 0.5 else self.digits              # of a number
-        numbers = np.where(rng.random((26, draws)) < self.share, self.own, numbers)
+        numbers = np.where(rng.random((26, draws)) < share, self.own, numbers)
         values = ["".join(digits) for digits in numbers]
         p = rng.permutation(self.base ** np.arange(26))
         tokens = []
@@ -118,10 +128,10 @@ class ABCDigitsStream:
         return {"needle": right / asked if asked else math.nan, "base": self.base}
 
     def state(self):
-        return self.near
+        return self.looked_up, self.level
 
     def load(self, state):
-        self.near = state
+        self.looked_up, self.level = state
 
     def __str__(self):
         return "an endless stream"
@@ -137,7 +147,7 @@ class ABCDigitsStream:
 
 def has_learned(data, state):
     """Whether a run on --data had learned all. state: of its data, as a checkpoint keeps it."""
-    return data == ["abcdigits"] and state >= DONE_AFTER
+    return data == ["abcdigits"] and state[0] >= DONE_AFTER
 
 
 def digits_of(numbers):
