@@ -1,22 +1,21 @@
-# The paper's evaluation for two cores and a night: LANES=2 bash runs/small.sh
-# Models of 0.02M to 1.2M parameters, of Python's own source in bytes, or of ABCDigits: small models
-# of text find no needle. `ablations` comes after `abcdigits`. runs/lib.sh says how to use this.
+# The paper's evaluation for two cores and a night: LANES=2 bash runs/small.sh, as runs/lib.sh says.
 OUT=${OUT:-out/small}
-FIGURES="scaling lr_sweep sanity text abcdigits ablations latency"
+FIGURES="scaling lr_sweep sanity text abcdigits ablations latency"  # ablations after abcdigits
 . "$(dirname "$0")/lib.sh"
 LONG="--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 SHORT="--seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
-ABC="--data abcdigits --digits 2 --steps 2400 --layers 4 --lr 0.015625"
-SIZES="2,2,28 2,2,48 3,4,64 4,4,80"
+ABC="--data abcdigits --digits 2 --layers 4 --lr 0.015625 --w-th 16 --steps 4800"
+SEEDS="24 25 26 27 28 29 30 31"                        # the recipe was tuned on 0 to 23
 
 scaling() {
     for n in 0 1 2; do
         each "3 4 5 6" train --psi @ --seed $n $LONG --out $OUT/multiscreen_psi@-$n
-        each "$SIZES" train --model transformer:@ --seed $n $LONG --out $OUT/transformer_@-$n
+        each "2,2,28 2,2,48 3,4,64 4,4,80" train --model transformer:@ --seed $n $LONG \
+            --out $OUT/transformer_@-$n
     done
-    run $E.scaling --out $REPORT $OUT/multiscreen_psi{3,4,5,6}-{0,1,2} \
-        $OUT/transformer_{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}-{0,1,2}
+    run $E.scaling --out $REPORT \
+        $OUT/{multiscreen_psi{3,4,5,6},transformer_{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}}-{0,1,2}
 }
 
 lr_sweep() {
@@ -39,10 +38,9 @@ sanity() {
     each "0 1 2" train $size --weight-decay 0 --seed @ $LONG --out $OUT/no_decay-@
     each "0 1 2" train $size --clip 0 --seed @ $LONG --out $OUT/no_clipping-@
     each "0 1 2" train --psi 5 --seed @ $LONG --out $OUT/multiscreen_psi5-@
-    run $E.sanity --out $REPORT \
-        $OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5}-{0,1,2}
-    run $E.training_curves --name sanity_curves --window 64 --out $REPORT \
-        $OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5}-0
+    local runs=($OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5})
+    run $E.sanity --out $REPORT "${runs[@]/%/-0}" "${runs[@]/%/-1}" "${runs[@]/%/-2}"
+    run $E.training_curves --name sanity_curves --window 64 --out $REPORT "${runs[@]/%/-0}"
 }
 
 text() {
@@ -55,44 +53,47 @@ text() {
     run $E.sanity --name text_losses --out $REPORT {$Y,$X}-{0,1,2}
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
     run $E.retrieval $X-{0,1,2}/passkey.tsv --out $REPORT/passkey.png
-    run $E.windows --ckpt $X-0/ckpt.pt
-    run $E.relevance_maps --ckpt $X-0/ckpt.pt
+    each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
 }
 
 abcdigits() {
-    local X=$OUT/needles_original Y=$OUT/needles_transformer seeds="0 1 2 3 4 5 6 7"
-    each "$seeds" train --seed @ $ABC --out $X-@
-    each "$seeds" run python abcdigits.py --lengths 256 2048 8192 --trials 40 --ckpt $X-@/ckpt.pt
-    each "$seeds" run python abcdigits.py --lengths 512 1024 4096 --trials 10 --ckpt $X-@/ckpt.pt
-    each "$seeds" run python abcdigits.py --lengths 16384 32768 --trials 1 --ckpt $X-@/ckpt.pt
-    each "$seeds" run python abcdigits.py --lengths 256 2048 --trials 10 --swe --ckpt $X-@/ckpt.pt
-    each "$seeds" run python abcdigits.py --lengths 8192 --trials 2 --swe --ckpt $X-@/ckpt.pt
-    run python abcdigits.py --lengths 16384 32768 --trials 1 --swe --ckpt $X-2/ckpt.pt
-    each "0 1 2" train --model transformer:4,4,96 --data abcdigits --digits 2 --steps 3000 \
-        --lr 0.001953125 --seed @ --out $Y-@
-    each "0 1 2" run python abcdigits.py --lengths 256 512 1024 2048 --trials 20 \
-        --rope-scale 1 2 4 --ckpt $Y-@/ckpt.pt
-    run $E.retrieval {$X-{0,1,2,3,4,5,6,7},$Y-{0,1,2}}/abcdigits.tsv --out $REPORT/abcdigits.png
+    local X=$OUT/needles all="--lengths 256 512 1024 2048 4096 8192 16384 32768"
+    each "$SEEDS" train $ABC --seed @ --out ${X}_original-@
+    each "$SEEDS" run python abcdigits.py $all --ckpt ${X}_original-@/ckpt.pt
+    each "$SEEDS" run python abcdigits.py $all --swe --ckpt ${X}_original-@/ckpt.pt
+    each "24 25 26" train --model transformer:4,4,96 --data abcdigits --digits 2 --steps 8000 \
+        --lr 0.001953125 --seed @ --out ${X}_transformer-@
+    each "24 25 26" run python abcdigits.py --lengths 256 512 1024 2048 --trials 20 \
+        --rope-scale 1 2 4 ntk2 ntk4 --ckpt ${X}_transformer-@/ckpt.pt
+    run $E.retrieval --out $REPORT/abcdigits.png \
+        ${X}_{original-{24..31},transformer-{24..26}}/abcdigits.tsv
 }
 
 ablations() {
-    local rest="nope no-tanhnorm no-gate fixed-r" grid="--lengths 256 512 1024 2048 --trials 40"
+    local names="rope nope no-tanhnorm no-gate fixed-r compete softmax" X=$OUT/needles
+    local rest="nope no-tanhnorm fixed-r compete softmax" rope="--rope-scale 1 2 4 ntk2 ntk4"
     for n in 0 1 2; do
         train $ABLATED --seed $n --out $OUT/loss_original-$n
-        each "rope $rest" train --model multiscreen:@ $ABLATED --seed $n --out $OUT/loss_@-$n
-        each "original $rest" run $E.perplexity --length 4096 --ckpt $OUT/loss_@-$n/ckpt.pt
-        run $E.perplexity --length 4096 --rope-scale 1 4 16 --ckpt $OUT/loss_rope-$n/ckpt.pt
-        each "rope $rest" train --model multiscreen:@ $ABC --seed $n --out $OUT/needles_@-$n
-        each "$rest" run python abcdigits.py $grid --ckpt $OUT/needles_@-$n/ckpt.pt
-        run python abcdigits.py $grid --rope-scale 1 4 --ckpt $OUT/needles_rope-$n/ckpt.pt
-        each "rope $rest" run python abcdigits.py $grid --swe --ckpt $OUT/needles_@-$n/ckpt.pt
+        each "$names" train --model multiscreen:@ $ABLATED --seed $n --out $OUT/loss_@-$n
+        each "original $names" run $E.perplexity --length 4096 --ckpt $OUT/loss_@-$n/ckpt.pt
+        run $E.perplexity --length 4096 --rope-scale 4 16 ntk4 --ckpt $OUT/loss_rope-$n/ckpt.pt
     done
-    run $E.ablations --out $REPORT \
-        $OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}
-    run $E.long_context --out $REPORT/long_context_ablations.png \
-        $OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/perplexity.tsv
-    run $E.retrieval --out $REPORT/abcdigits_ablations.png \
-        $OUT/needles_{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/abcdigits.tsv
+    for n in 24 25 26; do
+        each "rope $rest" train $ABC --model multiscreen:@ --seed $n --out ${X}_@-$n
+        each "0.0078125 0.015625 0.03125" train --model multiscreen:no-gate --layers 5 --lr @ \
+            --data abcdigits --digits 2 --w-th 16 --steps 4800 --seed $n --out ${X}_no-gate_lr@-$n
+        each "$rest no-gate_lr0.015625" run python abcdigits.py --ckpt ${X}_@-$n/ckpt.pt
+        each "$rest no-gate_lr0.015625" run python abcdigits.py --swe --ckpt ${X}_@-$n/ckpt.pt
+        run python abcdigits.py $rope --ckpt ${X}_rope-$n/ckpt.pt
+        run python abcdigits.py $rope --swe --ckpt ${X}_rope-$n/ckpt.pt
+    done
+    local runs=({original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
+    run $E.ablations --out $REPORT "${runs[@]/#/$OUT/loss_}"
+    runs=("${runs[@]/%//perplexity.tsv}")
+    run $E.long_context --out $REPORT/long_context_ablations.png "${runs[@]/#/$OUT/loss_}"
+    runs=({original,rope,nope,no-tanhnorm,no-gate_lr0.015625,fixed-r,compete,softmax}-{24,25,26})
+    runs=("${runs[@]/%//abcdigits.tsv}")
+    run $E.retrieval --out $REPORT/abcdigits_ablations.png "${runs[@]/#/${X}_}"
 }
 
 latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
