@@ -189,16 +189,19 @@ plt.show()
 
 # %% [markdown]
 """
-The tile with the widest window is layer 4, tile 7. What does the last token, the "=" of the
-question, accept there? R=[8] is the 8 of that line. Then the needle is deleted. The model must
-still write an answer: where would you see that it has found nothing?
+What does the last token, the "=" of the question, accept in the tile with the widest window? R=[8]
+is the 8 of that line. Then the needle is deleted. The model must still write an answer: where would
+you see that it has found nothing?
 """
 
 # %%
+widths = torch.stack([window(layer.s_w.detach()) for layer in model.layers])
+layer, tile = divmod(widths.argmax().item(), widths.shape[1])
+print(f"layer {layer + 1}, tile {tile + 1}: w = {widths.max():,.0f}")
 for text in (LETTERS, LETTERS.replace(NEEDLE, "")):
     tokens = tokens_of(text)
     answer = tokenizer.decode(model.generate(tokens, 2)[0].tolist())
-    alpha_d = model.relevance_maps(tokens)[3][0, 6, -1]
+    alpha_d = model.relevance_maps(tokens)[layer][0, tile, -1]
     accepted = []
     for j in alpha_d.nonzero().flatten().tolist():
         line = text[:j].rpartition("\n")[2]
