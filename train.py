@@ -12,7 +12,7 @@ warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cu
 sequences, drawn at random without replacement. The sizes are a laptop's.
 
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
-smallest, median and largest window, milliseconds a step, tokens per second, time left.
+smallest, median and largest window, milliseconds per step, tokens per second, time left.
 """
 import math
 import platform

@@ -24,7 +24,7 @@ WINDOW = 6.0
 
 
 def box(x, y, width, *lines):
-    """A box around words, 22 pixels a line; y is its middle."""
+    """A box around words, 22 pixels per line; y is its middle."""
     height = 22 * len(lines)
     parts = [f'<rect class="box" x="{x}" y="{y - height / 2}" width="{width}" height="{height}"/>']
     for n, words in enumerate(lines):

@@ -2,7 +2,7 @@
 #
 #   bash runs/small.sh                    every figure; what is finished is not done again
 #   bash runs/small.sh scaling lr_sweep   some figures
-#   bash runs/small.sh --print scaling    the commands, one a line, and nothing is run
+#   bash runs/small.sh --print scaling    the commands, one per line, and nothing is run
 #   LANES=2 bash runs/small.sh            two commands at a time
 #   OUT=out-edited bash runs/small.sh     in a folder of its own, for an edited model
 #
