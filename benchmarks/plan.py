@@ -89,7 +89,7 @@ def main():
         [*model.split(), "--gpus", str(n), "--batch-size", str(size)]
         for model, (n, size) in PAPER.items()]
     plans = {" ".join(words): plan(words) for words in runs}
-    print("| flags | parameters | passes a step | weights | gradients | moments | gathered "
+    print("| flags | parameters | passes per step | weights | gradients | moments | gathered "
           "| activations | all, GiB | checkpoint, GiB |\n|---" + "|--:" * 9 + "|")
     for run, (c, passes, need) in plans.items():
         need = *need.values(), sum(need.values()), 12 * c.parameters       # two moments, float32
