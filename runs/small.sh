@@ -1,13 +1,14 @@
 # The paper's evaluation for two cores and a night: LANES=2 bash runs/small.sh
-# Models of 0.02M to 1.2M parameters, of Python's own source in bytes, or of ABCDigits: small models
-# of text find no needle. `ablations` comes after `abcdigits`. runs/lib.sh says how to use this.
+# Models of 0.02M to 1.2M parameters, of Python's own source in bytes, of ABCDigits, of passkey:
+# small models of text find no needle. `ablations` comes after `abcdigits`. runs/lib.sh: how to use
 OUT=${OUT:-out/small}
-FIGURES="scaling lr_sweep sanity text abcdigits ablations latency"
+FIGURES="scaling lr_sweep sanity text abcdigits passkey ablations latency"
 . "$(dirname "$0")/lib.sh"
 LONG="--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 SHORT="--seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 ABC="--data abcdigits --digits 2 --steps 2400 --layers 4 --lr 0.015625"
+KEYS="--data passkey --seq-len 512 --steps 1200"
 SIZES="2,2,28 2,2,48 3,4,64 4,4,80"
 
 scaling() {
@@ -18,7 +19,6 @@ scaling() {
     run $E.scaling --out $REPORT $OUT/multiscreen_psi{3,4,5,6}-{0,1,2} \
         $OUT/transformer_{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}-{0,1,2}
 }
-
 lr_sweep() {
     local size=transformer:8,4,48 rates="0.0009765625 0.00390625 0.015625 0.0625 0.25 1"
     for n in 0 1 2; do
@@ -32,7 +32,6 @@ lr_sweep() {
     run $E.training_curves --out $REPORT \
         $OUT/{multiscreen,transformer,qknorm}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}-0
 }
-
 sanity() {
     local size="--model transformer:3,4,64"
     each "0 1 2" train $size --seed @ $LONG --out $OUT/transformer_3,4,64-@
@@ -44,21 +43,16 @@ sanity() {
     run $E.training_curves --name sanity_curves --window 64 --out $REPORT \
         $OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5}-0
 }
-
 text() {
     local X=$OUT/text_multiscreen Y=$OUT/text_transformer
     each "0 1 2" train --psi 8 --seed @ --steps 620 --out $X-@
     each "0 1 2" train --model transformer:8M --seed @ --steps 620 --out $Y-@
     each "0 1 2" run $E.perplexity --length 8192 --ckpt $X-@/ckpt.pt
     each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt
-    each "0 1 2" run $E.passkey --lengths 512 1024 2048 --trials 20 --ckpt $X-@/ckpt.pt
     run $E.sanity --name text_losses --out $REPORT {$Y,$X}-{0,1,2}
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
-    run $E.retrieval $X-{0,1,2}/passkey.tsv --out $REPORT/passkey.png
-    run $E.windows --ckpt $X-0/ckpt.pt
-    run $E.relevance_maps --ckpt $X-0/ckpt.pt
+    each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
 }
-
 abcdigits() {
     local X=$OUT/needles_original Y=$OUT/needles_transformer seeds="0 1 2 3 4 5 6 7"
     each "$seeds" train --seed @ $ABC --out $X-@
@@ -74,7 +68,15 @@ abcdigits() {
         --rope-scale 1 2 4 --ckpt $Y-@/ckpt.pt
     run $E.retrieval {$X-{0,1,2,3,4,5,6,7},$Y-{0,1,2}}/abcdigits.tsv --out $REPORT/abcdigits.png
 }
-
+passkey() {
+    local X=$OUT/keys_multiscreen Y=$OUT/keys_transformer all="--lengths 512 1024 2048 4096 8192"
+    each "0 1 2" train $KEYS --layers 4 --lr 0.015625 --seed @ --out $X-@
+    each "0 1 2" train --model transformer:4,4,96 $KEYS --lr 0.001953125 --seed @ --out $Y-@
+    each "0 1 2" run $E.passkey $all --ckpt $X-@/ckpt.pt
+    each "0 1 2" run $E.passkey $all --swe --ckpt $X-@/ckpt.pt
+    each "0 1 2" run $E.passkey $all --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt
+    run $E.retrieval {$X,$Y}-{0,1,2}/passkey.tsv --out $REPORT/passkey.png
+}
 ablations() {
     local rest="nope no-tanhnorm no-gate fixed-r" grid="--lengths 256 512 1024 2048 --trials 40"
     for n in 0 1 2; do
@@ -94,6 +96,5 @@ ablations() {
     run $E.retrieval --out $REPORT/abcdigits_ablations.png \
         $OUT/needles_{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/abcdigits.tsv
 }
-
 latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
 main "$@"

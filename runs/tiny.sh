@@ -21,7 +21,8 @@ abcdigits() {
 }
 
 passkey() {
-    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/needles/ckpt.pt
+    train --psi 2 --data passkey --seq-len 512 --batch-size 2 --steps 10 --out $OUT/keys
+    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/keys/ckpt.pt
 }
 
 perplexity() {

@@ -101,21 +101,12 @@ class ABCDigitsStream:
             seen.append(line[1])
         return mask[1:]
 
-    @torch.no_grad()
     def extra_columns(self, model, batches):
         """The share of right digits among the needles of some documents, and the base.
 
         A needle is a digit whose number stood once before. batches: (documents, how many count).
         """
-        right = asked = 0
-        for x, count in batches:
-            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
-            mask[count:] = False
-            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
-            right += (guesses == x[:, 1:])[mask].sum().item()
-            asked += mask.sum().item()
-        right, asked = total(right, asked)
-        return {"needle": right / asked if asked else math.nan, "base": self.base}
+        return {"needle": share_right(model, batches, self.needles), "base": self.base}
 
     def state(self):
         return self.near
@@ -133,6 +124,23 @@ class ABCDigitsStream:
     def draw(self, n, seed):
         """The n-th document."""
         return self[n]
+
+
+@torch.no_grad()
+def share_right(model, batches, needles):
+    """The share of right guesses among the needles of documents; NaN where they have none.
+
+    batches: (documents, how many count); needles: document (T + 1,) -> its targets that count (T,)
+    """
+    right = asked = 0
+    for x, count in batches:
+        mask = torch.from_numpy(np.stack([needles(document) for document in x.numpy()]))
+        mask[count:] = False
+        guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+        right += (guesses == x[:, 1:])[mask].sum().item()
+        asked += mask.sum().item()
+    right, asked = total(right, asked)
+    return right / asked if asked else math.nan
 
 
 def has_learned(data, state):
