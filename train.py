@@ -1,4 +1,4 @@
-"""Train a Multiscreen model on any text, or on an endless stream of ABCDigits documents.
+"""Train a Multiscreen model on any text, or on endless documents of ABCDigits or passkey.
 
     python train.py --psi 8                          the source of Python's own standard library
     python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
@@ -73,7 +73,7 @@ def get_parser():
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
     flag("--w-th", 256.0, "windows begin at 2 to w_th + 1 tokens; MiPE is for those below w_th")
-    flag("--data", ["stdlib"], "stdlib, abcdigits, or paths: UTF-8 files, folders, .bin token "
+    flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
          "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
     flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")

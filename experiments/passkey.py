@@ -7,10 +7,11 @@ Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
         The bottom row of the paper's figure: add --swe. The top row: a Transformer's checkpoint
         with --rope-scale 1 2 4 8 16 32 64.
-Small:  python -m experiments.passkey --ckpt out/ckpt.pt
-        10 prompts in a cell, 1 to 32 times the training length, 2 minutes on a CPU. What it leaves
-        out: a model that has read enough English to understand the question. One trained on other
-        text finds nothing.
+Small:  python train.py --data passkey --seq-len 512 --layers 4 --lr 0.015625 --out out-key
+        python -m experiments.passkey --ckpt out-key/ckpt.pt
+        10 prompts in a cell, 1 to 32 times the training length. What it leaves out: a model that
+        has read enough English to understand the question. This one has read nothing but such
+        documents; one trained on other text finds nothing.
 
 Each cell becomes a row of passkey.tsv beside the checkpoint; given again, the command measures what
 is missing. `python -m experiments.retrieval` draws.
@@ -22,14 +23,8 @@ import random
 
 from abcdigits import exact_matches
 from support.cli import UsageError, cli
+from support.passkey import FILLER, MOST, NEEDLE, QUESTION, TASK, prompt_sizes
 from support.retrieval import get_parser, measure_grid
-
-TASK = ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
-        "them. I will quiz you about the important information there.\n")
-FILLER = ("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back "
-          "again. ")
-NEEDLE = "\nThe pass key is {0}. Remember it. {0} is the pass key.\n"
-QUESTION = "\nWhat is the pass key? The pass key is"
 
 
 def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
@@ -43,13 +38,12 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
     if n_trials < 1:
         raise UsageError(f"{n_trials} trials: at least 1")
-    frame = count_tokens(TASK + NEEDLE.format(50_000) + QUESTION)
-    each = count_tokens(FILLER * 2) - count_tokens(FILLER)         # a token may join two fillers
+    frame, each = prompt_sizes(count_tokens)
     n = (n_tokens - frame) // each
     if n < 1:
         raise UsageError(f"{n_tokens} tokens: the shortest passkey prompt has {frame + each}")
     rng, before = random.Random(123), int(n * depth)
-    keys = [rng.randint(1, 50_000) for _ in range(n_trials)]
+    keys = [rng.randint(1, MOST) for _ in range(n_trials)]
     head, tail = TASK + FILLER * before, FILLER * (n - before) + QUESTION
     return [head + NEEDLE.format(key) + tail for key in keys], [f" {key}" for key in keys]
 

@@ -10,6 +10,7 @@
 
 cd "$(dirname "$0")/.." || exit 1
 SELF=runs/$(basename "$0")
+OUT=${OUT:-out/$(basename "$0" .sh)}
 LANES=${LANES:-1}
 
 # A thread for each process: the numbers do not depend on how many cores there are.

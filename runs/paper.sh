@@ -2,7 +2,6 @@
 #   bash runs/paper.sh --print scaling    the commands, one per line, as a Slurm array takes them
 # The first four figures train, in this order, on machines of eight GPUs of 80 GiB; HEAD: the first
 # one. The others measure these models on one GPU. support.prepare makes slimpajama/ and pg19/.
-OUT=${OUT:-out/paper}
 FIGURES="scaling lr_sweep sanity ablations variants perplexity retrieval latency maps"
 . "$(dirname "$0")/lib.sh"
 

@@ -1,6 +1,5 @@
 # A check that everything runs, in two minutes on one core. Nothing is learned: its numbers say
 # nothing of the paper. runs/lib.sh says how to use it.
-OUT=${OUT:-out/tiny}
 FIGURES="models abcdigits passkey perplexity losses maps latency"
 . "$(dirname "$0")/lib.sh"
 
@@ -20,7 +19,8 @@ abcdigits() {
 }
 
 passkey() {
-    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/needles/ckpt.pt
+    train --psi 2 --data passkey --seq-len 512 --batch-size 2 --steps 10 --out $OUT/keys
+    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/keys/ckpt.pt
 }
 
 perplexity() {

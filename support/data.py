@@ -1,6 +1,6 @@
 """From the files that --data names to the tokens of a training step.
 
-What training draws from, `Sequences` of text or stream.py's documents, has
+What training draws from, `Sequences` of text or the documents of stream.py or passkey.py, has
 
     draw(n, seed)                   the n-th sequence of T + 1 tokens: random access, so that a
                                     resumed run sees the same ones
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError, at_most_3
+from support.passkey import PasskeyStream
 from support.stream import ABCDigitsStream
 from support.tokens import EDGE, SUMS, encode_document, read_bin
 
@@ -25,10 +26,10 @@ from support.tokens import EDGE, SUMS, encode_document, read_bin
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
-    stdlib names the files of Python's own standard library, abcdigits none. A second way to one
+    stdlib names the files of Python's own standard library, a stream none. A second way to one
     file, by a link or by two names, is left out.
     """
-    if list(names) == ["abcdigits"]:
+    if list(names) in (["abcdigits"], ["passkey"]):
         return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
@@ -217,6 +218,8 @@ def get_data(args, tokenizer, files):
     T = args.seq_len
     if args.data == ["abcdigits"]:
         return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, n) for n in (0, 1))
+    if args.data == ["passkey"]:
+        return tuple(PasskeyStream(tokenizer, T, args.seed, n) for n in (0, 1))
 
     name = at_most_3(args.data)
     train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))

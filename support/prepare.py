@@ -146,7 +146,8 @@ def main(argv=None):
     p.add_argument("--split", default="train", help="of a data set on the hub [train]")
     p.add_argument("--shard-tokens", type=int, default=10**8, help="tokens in a shard [10^8]")
     p.add_argument("--held-out", type=int, default=1000, help="one document in so many [1000]")
-    p.add_argument("--books", type=int, metavar="N", help="texts of more than N tokens, one per file")
+    p.add_argument("--books", type=int, metavar="N",
+                   help="texts of more than N tokens, one per file")
     args = p.parse_args(argv)
     if args.check and not args.data:
         return check_sums(args.check)

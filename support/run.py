@@ -70,7 +70,7 @@ def text(value):
 
 def absolute(names):
     """What --data names, as it is called from any folder."""
-    return [x if x in ("stdlib", "abcdigits") else os.path.abspath(x) for x in names]
+    return [x if x in ("stdlib", "abcdigits", "passkey") else os.path.abspath(x) for x in names]
 
 
 def find_checkpoint(args):

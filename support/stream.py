@@ -15,7 +15,51 @@ FLAT_AFTER = 8_000                                     # documents looked up unt
 DONE_AFTER = 12_000                                    # documents looked up until training ends
 
 
-class ABCDigitsStream:
+class Stream:
+    """Endless documents of T + 1 tokens, by number: stream[n]; what data.py asks of them.
+
+    needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
+    """
+    learned = False                                    # there is no end
+
+    def __str__(self):
+        return "an endless stream"
+
+    def spread(self, n):
+        """The numbers of n documents."""
+        return range(n)
+
+    def draw(self, n, seed):
+        """The n-th document."""
+        return self[n]
+
+    def observe(self, loss, documents):
+        pass
+
+    def state(self):
+        return ()
+
+    def load(self, state):
+        pass
+
+    @torch.no_grad()
+    def extra_columns(self, model, batches):
+        """The share of right guesses among the needles of documents; NaN where they have none.
+
+        batches: (documents, how many count)
+        """
+        right = asked = 0
+        for x, count in batches:
+            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
+            mask[count:] = False
+            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+            right += (guesses == x[:, 1:])[mask].sum().item()
+            asked += mask.sum().item()
+        right, asked = total(right, asked)
+        return {"needle": right / asked if asked else math.nan}
+
+
+class ABCDigitsStream(Stream):
     """Endless ABCDigits documents of T + 1 tokens, by number. part: 0 training, 1 validation.
 
     A document is lines LETTER=NUMBER; each letter has one random number in a document. A line's
@@ -111,38 +155,15 @@ class ABCDigitsStream:
             seen.append(line[1])
         return mask[1:]
 
-    @torch.no_grad()
     def extra_columns(self, model, batches):
-        """The share of right digits among the needles of some documents, and the base.
-
-        A needle is a digit whose number stood once before. batches: (documents, how many count).
-        """
-        right = asked = 0
-        for x, count in batches:
-            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
-            mask[count:] = False
-            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
-            right += (guesses == x[:, 1:])[mask].sum().item()
-            asked += mask.sum().item()
-        right, asked = total(right, asked)
-        return {"needle": right / asked if asked else math.nan, "base": self.base}
+        """The share of right digits among the needles, and the base."""
+        return super().extra_columns(model, batches) | {"base": self.base}
 
     def state(self):
         return self.looked_up, self.level
 
     def load(self, state):
         self.looked_up, self.level = state
-
-    def __str__(self):
-        return "an endless stream"
-
-    def spread(self, n):
-        """The numbers of n documents."""
-        return range(n)
-
-    def draw(self, n, seed):
-        """The n-th document."""
-        return self[n]
 
 
 def has_learned(data, state):

@@ -57,7 +57,8 @@ COMMANDS = {
         *(f"--out new --data {x}" for x in (
             *NO_FILES[:-2], "empty.txt", "latin.txt", "short.txt", "empty.bin", "odd.bin",
             "truncated.bin", "beyond.bin", "magic.bin", "version.bin", "count.bin", "nothing",
-            "binary", "/dev", "only_val", "dangling", "a.jsonl", "stdlib text.txt", "abcdigits x")),
+            "binary", "/dev", "only_val", "dangling", "a.jsonl", "stdlib text.txt", "abcdigits x",
+            "passkey", "passkey x")),
         *(f"--out new --data abcdigits --digits {x}" for x in (1, 20, -1, 400, "²")),
         # Folders and checkpoints.
         *(f"--data text.txt --out {x}" for x in (

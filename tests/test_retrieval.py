@@ -9,6 +9,7 @@ from experiments import (
     retrieval,
 )
 from support.cli import UsageError
+from support.passkey import FILLER, NEEDLE, QUESTION, TASK
 from support.retrieval import CELL, Cell
 from support.table import RUN, write_rows
 from tests.helpers import needs_matplotlib, read_table
@@ -26,23 +27,23 @@ def cells_of(capsys):
 
 @pytest.mark.parametrize("depth, before", [(0.0, 0), (0.3, 3), (0.5, 5), (1.0, 10)])
 def test_passkey_prompts_have_the_key_at_the_depth(depth, before):
-    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
-    n_tokens = frame + 10 * len(passkey.FILLER) + 50
+    frame = len(TASK + NEEDLE.format(50_000) + QUESTION)
+    n_tokens = frame + 10 * len(FILLER) + 50
     prompts, answers = passkey.passkey_prompts(n_tokens, depth, len, 5)
     assert len(set(answers)) == 5
     for prompt, answer in zip(prompts, answers):
         key = answer.removeprefix(" ")
         assert 1 <= int(key) <= 50_000
-        head, tail = prompt.split(passkey.NEEDLE.format(key))
-        assert head == passkey.TASK + passkey.FILLER * before
-        assert tail == passkey.FILLER * (10 - before) + passkey.QUESTION
+        head, tail = prompt.split(NEEDLE.format(key))
+        assert head == TASK + FILLER * before
+        assert tail == FILLER * (10 - before) + QUESTION
     with pytest.raises(UsageError):
         passkey.passkey_prompts(frame, depth, len, 1)
 
 
 def test_the_passkey_prompt_is_as_published():
-    frame = len(passkey.TASK + passkey.NEEDLE.format(50_000) + passkey.QUESTION)
-    found = passkey.passkey_prompts(frame + 2 * len(passkey.FILLER), 0.5, len, 1)
+    frame = len(TASK + NEEDLE.format(50_000) + QUESTION)
+    found = passkey.passkey_prompts(frame + 2 * len(FILLER), 0.5, len, 1)
     filler = ("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back "
               "again. ")
     assert found == ([

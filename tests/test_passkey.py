@@ -1,0 +1,121 @@
+"""Tests of support/passkey.py: the documents that a model learns passkey from."""
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from experiments.passkey import passkey_prompts
+from support import distributed
+from support.checkpoint import read_checkpoint
+from support.cli import UsageError
+from support.passkey import FILLER, NEEDLE, QUESTION, TASK, PasskeyStream
+from support.tokens import get_tokenizer
+from tests.helpers import assert_same_weights, fit, read_table
+from tests.test_abcdigits import no_gpt2
+from tests.test_training import Guesses
+
+
+def stream_of(T, part=0, name="bytes"):
+    return PasskeyStream(get_tokenizer(name), T, seed=5, part=part)
+
+
+def texts_of(stream, n):
+    return [stream.tokenizer.decode(stream[i].tolist()) for i in range(n)]
+
+
+def keys_of(stream, n):
+    return [int(re.search(r"pass key is (\d+)\. ", text)[1]) for text in texts_of(stream, n)]
+
+
+@pytest.mark.parametrize("name, T", [("bytes", 512), ("bytes", 1024),
+                                     pytest.param("gpt2", 256, marks=no_gpt2)])
+def test_a_document_is_a_prompt_with_its_answer(name, T):
+    """Without the needle it is TASK, fillers, the question, the key, and the next one's TASK."""
+    stream = stream_of(T, name=name)
+    for n, key in enumerate(keys_of(stream, 100)):
+        text = stream.tokenizer.decode(stream[n].tolist())
+        assert len(stream[n]) == T + 1
+        assert text.count(NEEDLE.format(key)) == 1
+        document, end, more = text.replace(NEEDLE.format(key), "").partition("<|endoftext|>")
+        fillers = document.removeprefix(TASK).removesuffix(f"{QUESTION} {key}")
+        assert fillers == FILLER * (len(fillers) // len(FILLER))
+        assert TASK + fillers + f"{QUESTION} {key}" == document
+        assert end
+        assert (TASK + FILLER).startswith(more)
+
+
+def test_the_documents_have_the_prompts_of_the_benchmark_among_them():
+    prompts, _ = passkey_prompts(512, 0.5, len, 1)
+    length = len(prompts[0].replace("3432", ""))           # the key is there twice
+    for text, key in zip(texts_of(stream := stream_of(512), 50), keys_of(stream, 50)):
+        document = text.partition("<|endoftext|>")[0].removesuffix(f" {key}")
+        assert len(document) - 2 * len(str(key)) == length
+
+
+def test_the_needle_stands_between_any_two_sentences_and_its_key_is_any_number():
+    texts = texts_of(stream_of(512), 300)
+    places = {text.index("\nThe pass key is") - len(TASK) for text in texts}
+    ends = {0} | {match.end() for match in re.finditer(r"\. ", FILLER * 2)}
+    assert places == ends
+    keys = keys_of(stream_of(512), 300)
+    assert np.mean(keys) == pytest.approx(25_000, rel=0.1)
+    assert 1 <= min(keys) < 1000
+    assert 49_000 < max(keys) <= 50_000
+
+
+def test_the_stream_can_be_continued_and_its_held_out_keys_are_apart():
+    stream, held_out = stream_of(512), stream_of(512, part=1)
+    texts = texts_of(stream, 50)
+    assert len(set(texts)) == 50
+    assert texts_of(stream_of(512), 50) == texts
+    assert np.array_equal(stream.draw(7, seed=99), stream[7])
+    assert {key % 7 == 0 for key in keys_of(stream, 300)} == {False}
+    assert {key % 7 == 0 for key in keys_of(held_out, 300)} == {True}
+    assert len(set(keys_of(held_out, 300))) > 280
+
+
+@pytest.mark.parametrize("name, T", [("bytes", 512), pytest.param("gpt2", 112, marks=no_gpt2)])
+def test_needles_are_the_digits_of_the_answer(name, T):
+    stream = stream_of(T, name=name)
+    for n, key in enumerate(keys_of(stream, 300)):
+        found = stream[n][1:][stream.needles(stream[n])]
+        assert stream.tokenizer.decode(found.tolist()).strip() == str(key)
+
+
+def test_the_share_of_right_digits_is_that_of_the_answers():
+    """A model that knows the digits of the first document, and says 1 elsewhere."""
+    stream = stream_of(512, part=1)
+    document = torch.from_numpy(stream[0])
+
+    def guess(tokens):
+        return torch.where((tokens == document[:-1]).all(1, keepdim=True), document[1:], 49)
+
+    keys = [str(key) for key in keys_of(stream, 6)]
+    right = len(keys[0]) + sum(key.count("1") for key in keys[1:])
+    columns = stream.extra_columns(Guesses(guess), distributed.batches(stream, range(6), 4))
+    assert columns == {"needle": right / len("".join(keys))}
+
+
+def test_a_length_without_room_for_a_document_is_told():
+    """TASK, a filler, the needle, the question and the answer; end-of-text and five more."""
+    least = len(TASK + FILLER + NEEDLE.format(50_000) + QUESTION + " 50000") + 6 - 1
+    assert len(stream_of(least).sentences) == 5
+    message = f"--seq-len {least - 1}: a passkey document has at least {least} tokens: take 512"
+    with pytest.raises(UsageError, match=message):
+        stream_of(least - 1)
+
+
+def test_a_resumed_run_of_passkey_goes_on_with_the_weights_it_had(tmp_path, monkeypatch):
+    monkeypatch.setattr(PasskeyStream, "spread", lambda self, n: range(8))
+    flags = ("--seq-len", "400", "--batch-size", "8")
+    whole = fit(tmp_path / "whole", *flags, "--steps", "3", data="passkey")
+    fit(tmp_path / "parts", *flags, "--steps", "2", data="passkey")
+    train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "3"])
+    parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert parts["args"]["data"] == ["passkey"]
+    assert_same_weights(parts, whole)
+    last = read_table(tmp_path / "parts/log.tsv")[-1]
+    assert 0 <= float(last["needle"]) <= 1
+    assert not last["base"]
