@@ -105,6 +105,6 @@ def convert(path, out):
     out.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(out, {
         "model": "multiscreen", "config": asdict(config), "weights": weights,
-        "tokenizer": tokenizer, "optimizer": {}, "step": 0, "drawn": 0, "data_state": 0,
+        "tokenizer": tokenizer, "optimizer": {}, "step": 0, "drawn": 0, "data_state": (),
         "random_state": torch.get_rng_state(), "log": "", "files": [], "args": args,
         "equations": equations("multiscreen"), "versions": {"torch": f"{torch.__version__}"}})

@@ -70,7 +70,7 @@ def test_four_runs_of_its_seeds_count_with_the_steps_of_the_slowest(call, entry,
     # One cell of five with 75 % is 95 % in all.
     folders = [entry(0), entry(1, step=900, drawn=7200), entry(2, 0.75), entry(3)]
     call(records, "--commit", COMMIT, *folders)
-    assert capsys.readouterr().out.endswith("it counts: 2,400 steps, the slowest of the four\n")
+    assert capsys.readouterr().out.endswith("it counts: 2,575 steps, the slowest of the four\n")
     with pytest.raises(UsageError, match="it does not count: the seeds are"):
         call(records, "--commit", "f" * 40, *folders)
     with pytest.raises(UsageError, match="it does not count: the seeds are"):
@@ -83,7 +83,7 @@ ARGS = read_checkpoint(ROOT / "models/retrieval.pt")["args"]
 @pytest.mark.parametrize("changes, words", [
     ({"found": 0.725}, "finds 94.5%, fewer than 95%"),
     ({"swe": True}, "abcdigits.tsv lacks 40 prompts"),
-    ({"drawn": 38400}, "documents a step is 16.0, not 8"),
+    ({"drawn": 41200}, "documents a step is 16.0, not 8"),
     ({"equations": "00000000"}, "trained with other equations"),
     ({"args": ARGS | {"seq_len": 512}}, "seq_len is 512, not 256"),
     ({"args": ARGS | {"digits": 3}}, "digits is 3, not 2"),

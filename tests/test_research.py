@@ -68,7 +68,7 @@ def test_two_seeds_are_two_runs_and_the_same_seed_is_the_same_run(capsys):
     for seeds in (["3"], ["0", "3"]):
         part5_research.main(["hard-window", "--steps", "2", "--data", TEXT, "--seeds", *seeds])
         tables.append(capsys.readouterr().out.splitlines())
-    one, two = ([line for line in lines if line.startswith("training loss")][0].split()
+    one, two = ([line for line in lines if line.startswith("largest window")][0].split()
                 for lines in tables)
     assert two[-1] == one[-1] != two[-2]
 
