@@ -184,7 +184,7 @@ def get_figure(description, value):
     """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
 
     value: the column that was measured. Where there are ablations, the rows are theirs and their
-    original's: the Multiscreen that was trained alike. With --out the rows are kept beside the
+    original's: the Multiscreen of their training length. With --out the rows are kept beside the
     figure.
     """
     p = Parser(description)
@@ -197,12 +197,12 @@ def get_figure(description, value):
     rows = read_tables(args.tables, value)
     out = args.out or Path(args.tables[0]).with_suffix(".png")
 
-    ablated = {(row["seq_len"], row["step"]) for row in rows if variant_of(row) in ABLATIONS}
+    ablated = {row["seq_len"] for row in rows if variant_of(row) in ABLATIONS}
     models = {(row["model"], int(row["parameters"])) for row in rows}
     labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
     if ablated:
         rows = [row for row in rows if variant_of(row) in ABLATIONS
-                or row["model"] == "multiscreen" and (row["seq_len"], row["step"]) in ablated]
+                or row["model"] == "multiscreen" and row["seq_len"] in ablated]
         labels = {(row["model"], row["parameters"]): ABLATIONS.get(variant_of(row), "Original")
                   for row in rows}
     out.parent.mkdir(parents=True, exist_ok=True)

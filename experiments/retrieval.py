@@ -36,7 +36,7 @@ from experiments.style import (
 )
 from support.cli import cli
 from support.retrieval import get_cells, mean_by_length
-from support.table import print_table
+from support.table import RUN, print_table
 
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
 ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
@@ -60,21 +60,24 @@ class Panel(NamedTuple):
 def get_panels(rows, labels):
     """The Panels of rows, small models first, ablations in the paper's order.
 
-    The digits and the step are said where they differ. An original stands beside its ablations at
-    their lengths only.
+    The digits are said where they differ, and the step where one seed comes with several: seeds end
+    at different steps. An original stands beside its ablations at their lengths only.
     """
     lengths = {row["length"] for row in rows if variant_of(row) in ABLATIONS}
-    groups = {}
+    steps, groups = {}, {}
+    for row in rows:
+        steps.setdefault(tuple(row[name] for name in RUN[:-1]), set()).add(row["step"])
     for row in rows:
         if not lengths or row["length"] in lengths:
-            key = [row[name] for name in ("model", "parameters", "seq_len", "step", "swe")]
-            groups.setdefault((*key, row.get("digits", "")), []).append(row)
+            step = row["step"] if len(steps[tuple(row[name] for name in RUN[:-1])]) > 1 else ""
+            key = [row[name] for name in ("model", "parameters", "seq_len", "swe")]
+            groups.setdefault((*key, row.get("digits", ""), step), []).append(row)
     panels = []
     for key, found in groups.items():
-        model, parameters, T_train, step, swe, digits = key
+        model, parameters, T_train, swe, digits, step = key
         label = labels[model, parameters]
-        words = [f"{digits} digits"] * (len({other[5] for other in groups}) > 1)
-        words += [f"step {step}"] * (len({k[3] for k in groups if k[:3] == key[:3]}) > 1)
+        words = [f"{digits} digits"] * (len({other[4] for other in groups}) > 1)
+        words += [f"step {step}"] * bool(step)
         row = 0 if model.startswith("transformer") else 2 if swe else 1
         title = label if lengths else short_number(int(parameters))
         panels.append(Panel(", ".join([label, *words]), ", ".join([title, *words]), row,

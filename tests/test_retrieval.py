@@ -116,7 +116,7 @@ def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
     (tmp_path / "t_by_length.png").unlink()
     rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
             cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
-            cell(step="8", hash="1-")]
+            cell(seq_len="32", hash="1-")]
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
         ("Multiscreen", "Original", 1), ("Multiscreen", "MiPE → RoPE", 1),
         ("Multiscreen", "w/o Gate", 1), ("Multiscreen + SWE", "Original", 1)]
@@ -129,6 +129,8 @@ def test_what_differs_is_said(call, tmp_path, monkeypatch):
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
         ("Multiscreen", "4.6K, 2 digits, step 9", 1), ("Multiscreen", "4.6K, 2 digits, step 10", 1),
         ("Multiscreen", "4.6K, 6 digits, step 9", 1)]
+    rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds end when they have learned
+    assert panels_of(call, tmp_path, monkeypatch, rows) == [("Multiscreen", "4.6K", 1)]
     assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
 
 
