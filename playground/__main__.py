@@ -18,13 +18,14 @@ from pathlib import Path
 
 import multiscreen
 from abcdigits import generate_by_line_count
-from playground.data import page_data
+from playground.data import page_data, round_matrices
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, cli, replacing, require_file
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
-MARKER = "PLAYGROUND_DATA"                             # in the page, once
+SCRIPT = PAGE.with_name("model.js")
+MARKERS = ("PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")     # in the page, once
 SCREENING = multiscreen.__doc__.split("\n\n")[1]       # what screening is
 MOST_TOKENS = 1000
 
@@ -40,11 +41,13 @@ def default_text(ckpt, tokenizer, n_tokens):
 
 
 def write_page(path, data):
-    """The page with its data in it. Escaped: no text can end the script element."""
+    """The page with the model's script and the data. Escaped: no text can end the element."""
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(PAGE.read_text(encoding="utf-8").replace(MARKER, text).encode())
+        page = PAGE.read_text(encoding="utf-8")
+        page = page.replace(MARKERS[0], SCRIPT.read_text(encoding="utf-8"))
+        file.write(page.replace(MARKERS[1], text).encode())
 
 
 def main(argv=None):
@@ -65,12 +68,13 @@ def main(argv=None):
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
 
+    round_matrices(model)
     text = args.text or default_text(ckpt, tokenizer, args.tokens)
     tokens = tokenizer.encode_ordinary(text)
     shown = tokens[: args.tokens] if args.text or text is SCREENING else tokens
     print(f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
     data = page_data(model, tokenizer, shown)
-    write_page(args.out, data | {"model": ckpt["model"].capitalize(), "step": ckpt["step"]})
+    write_page(args.out, data | {"step": ckpt["step"]})
     layer, tile = divmod(data["chosen"], data["tiles"])
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB: open it in a browser; it "
           f"begins with layer {layer + 1}, tile {tile + 1}")

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import torch
 
-from multiscreen import softmask, trim, weights
+from multiscreen import softmask, trim, weights, window
 
 
 def find_needle(pieces):
@@ -78,6 +78,28 @@ def pack(numbers, dtype):
     return base64.b64encode(little_endian.tobytes()).decode()
 
 
+@torch.no_grad()
+def round_matrices(model):
+    """Round the matrices of a model to 16 bits, in place, as `model_data` stores them."""
+    for p in model.parameters():
+        if p.ndim > 1:
+            p.copy_(p.half())
+
+
+@torch.no_grad()
+def model_data(model):
+    """Sizes and weights for model.js, a dict for JSON. Matrices have 16 bits; the rest is exact."""
+    names = ("W_Q", "W_K", "W_V", "W_G", "W_O")
+    matrices = [model.W_E, *(getattr(tile, name) for tile in model.layers for name in names)]
+    w = torch.cat([window(tile.s_w) for tile in model.layers]).tolist()
+    return vars(model.config) | {
+        "s_E": model.s_E.item(), "s_F": model.s_F.item(),
+        "w": [None if math.isinf(x) else x for x in w],                    # JSON has no inf
+        "r": torch.cat([tile.acceptance() for tile in model.layers]).tolist(),
+        "s_O": torch.cat([tile.s_O for tile in model.layers]).tolist(),
+        "matrices": pack(torch.cat([W.flatten() for W in matrices]).cpu(), np.float16)}
+
+
 def alive(alpha_d, w):
     """Pr, the share of the pairs inside the window w with a relevance. alpha_d: (T, T)"""
     d = torch.arange(len(alpha_d)) - torch.arange(len(alpha_d))[:, None]
@@ -92,7 +114,8 @@ def page_data(model, tokenizer, tokens):
     scale = v.abs().amax((1, 2), keepdim=True).clamp_min(1e-12) / 127
     pieces = tokenizer.decode_tokens_bytes(tokens)
     needle = find_needle(pieces)
-    data = {"pieces": [piece.decode(errors="backslashreplace") for piece in pieces],
+    data = {"model": model_data(model),
+            "pieces": [piece.decode(errors="backslashreplace") for piece in pieces],
             "tokenizer": tokenizer.name, "layers": model.config.N_L, "tiles": model.config.N_H,
             "w": [None if math.isinf(x) else x for x in w.tolist()],       # JSON has no inf
             "r": r.tolist(), "alive": [alive(*tile) for tile in zip(maps, w)],

@@ -8,11 +8,13 @@ import torch
 import multiscreen
 from multiscreen import relevance, screen, softmask, trim
 from playground import __main__ as playground
-from playground.data import choose_tile, find_needle, page_data, round_similarities
+from playground.data import (choose_tile, find_needle, page_data, round_matrices,
+                             round_similarities)
+from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.tokens import get_tokenizer
 from tests.browser import CHROMIUM, Browser
-from tests.helpers import INF, fit, random, small
+from tests.helpers import INF, ROOT, fit, random, small
 
 UNIT = 1 / 32767
 BYTES = get_tokenizer("bytes")
@@ -38,7 +40,7 @@ def bytes_of(text):
 def make_page(path, model, tokens):
     """A page about a model that looks at tokens."""
     data = page_data(model, BYTES, list(tokens))
-    playground.write_page(path, data | {"model": "Multiscreen", "step": 0})
+    playground.write_page(path, data | {"step": 0})
     return data
 
 
@@ -88,7 +90,7 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
     page = tmp_path / "new/p.html"
     flags = ["--ckpt", str(tmp_path / "m/ckpt.pt"), "--device", "cpu", "--out", str(page)]
     playground.main(flags)
-    assert playground.MARKER not in page.read_text()
+    assert playground.MARKERS[1] not in page.read_text()
     assert '"needle": {"letter": "R", "number": "89", "positions": [55, 56, 57, 58]' in (
         page.read_text())
     assert "197 of the text's 197 tokens (bytes)" in capsys.readouterr().out
@@ -374,3 +376,30 @@ def test_an_edited_equation_is_told_on_the_page(browser, model, tmp_path, monkey
     pieces[14], pieces[-2:] = "\\xe9", ["\\xc3", "\\xa9"]
     assert browser.evaluate("DATA.pieces") == pieces == json.loads(json.dumps(data["pieces"]))
     assert complaints(browser.events, path) == []
+
+
+# Ten texts: prompts with the needle at ten depths, without one, prose, other scripts, one letter.
+PROMPT = prompt(200).decode()
+TEXTS = [PROMPT, PROMPT.replace("R=89\n", ""), prompt(600).decode(), PROMPT[60:] + "8", "R=12\nR=",
+         "A", playground.SCREENING, "naïve café, 漢字\n" * 5, "=" * 150, " ".join(PROMPT)]
+
+
+def test_the_bundled_model_in_the_page_is_pytorchs(browser, tmp_path):
+    """Logits of every token and relevances of the last, of ten texts."""
+    model = load_checkpoint(ROOT / playground.MODEL)[0]
+    round_matrices(model)
+    make_page(tmp_path / "p.html", model, b"A")
+    browser.open(tmp_path / "p.html")
+    browser.evaluate("model = new Model(DATA.model)")
+    for text in TEXTS:
+        tokens = torch.tensor([list(text.encode())])
+        found = browser.evaluate(f"""(() => {{
+            model.read({tokens[0].tolist()});
+            return [model.tokens.map((_, i) => model.logits(i)),
+                    model.tiles.map((tile) => [...tile.alpha.at(-1)])]; }})()""")
+        with torch.no_grad():
+            z = model(tokens)[0]
+            maps = torch.cat([layer[0] for layer in model.relevance_maps(tokens)])
+        for seen, expected in zip(found, (z, maps[:, -1])):
+            seen = torch.tensor(seen, dtype=torch.float32)
+            torch.testing.assert_close(seen, expected, rtol=0, atol=1e-3)
