@@ -58,9 +58,10 @@ function dot(x, y) {
 }
 
 function product(x, W) {                               // x W, of a matrix W that is stored by rows
-  const n = W.length / x.length, y = new Float64Array(n);
-  for (let e = 0; e < x.length; e++) {
-    for (let c = 0; c < n; c++) y[c] += x[e] * W[e * n + c];
+  const y = new Float64Array(W.length / x.length);
+  let at = 0;
+  for (const value of x) {
+    for (let c = 0; c < y.length; c++) y[c] += value * W[at++];
   }
   return y;
 }
@@ -90,7 +91,7 @@ function bytes(base64) {
 class Model {
   constructor(data) {
     Object.assign(this, data);                         // N_L, N_H, d_E, d_K, d_V, w_th, s_E, s_F
-    const numbers = Float32Array.from(new Uint16Array(bytes(data.matrices)), float16);
+    const numbers = Float64Array.from(new Uint16Array(bytes(data.matrices)), float16);
     let at = 0;
     const matrix = (size) => numbers.subarray(at, at += size);
     const {N_H, d_E, d_K, d_V} = data;
@@ -98,7 +99,7 @@ class Model {
     this.layers = Array.from({length: data.N_L}, () => ({
       W_Q: matrix(d_E * N_H * d_K), W_K: matrix(d_E * N_H * d_K), W_V: matrix(d_E * N_H * d_V),
       W_G: matrix(d_E * N_H * d_V), W_O: matrix(N_H * d_V * d_E)}));
-    this.tiles = data.w.map((w, n) => ({w: w ?? Infinity, r: data.r[n], scale: Math.exp(data.s_O[n]),
+    this.tiles = data.w.map((w, n) => ({w: w ?? Infinity, r: data.r[n], s_O: data.s_O[n],
                                         k: [], v: [], s: [], alpha: []}));
     this.tokens = [];
     this.x = [];
@@ -137,11 +138,12 @@ class Model {
       const q_tilde = encode(q);
       tile.k.push(encode(k));
       tile.v.push(unit(v.subarray(m * d_V, (m + 1) * d_V)));
-      const s = Float32Array.from(tile.k, (k_tilde) => dot(q_tilde, k_tilde));             // Eq. 8
+      const s = new Float32Array(i + 1);
+      for (let j = 0; j <= i; j++) s[j] = dot(q_tilde, tile.k[j]);                         // Eq. 8
       tile.s.push(s);
       tile.alpha.push(relevances(s, i, tile.w, tile.r));
       tanhNorm(screen(tile.alpha[i], tile.v)).forEach((u, d) => {
-        y[m * d_V + d] = u * gate(g[m * d_V + d]) * tile.scale;
+        y[m * d_V + d] = u * gate(g[m * d_V + d]) * Math.exp(tile.s_O);
       });
     });
     return product(y, W_O).map((change, e) => x[e] + change);
