@@ -23,6 +23,7 @@ def round_matrices(model):
             p.copy_(p.half())
 
 
+@torch.no_grad()
 def model_data(model):
     """Sizes and weights for model.js, a dict for JSON. Matrices in 16 bits, scalars as they are."""
     matrices = [model.W_E, *(getattr(tile, name) for tile in model.layers for name in MATRICES)]
