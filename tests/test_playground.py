@@ -458,8 +458,8 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "finds nothing and says so: all 192 letters have relevance 0, and" in screening
     j, weight = weigh()
     letter = real.evaluate("$('typing').value")[j]
-    assert (f"must answer all the same: it gives “{letter}” at {j} weight {weight:.3f}, and divides "
-            f"{1 - weight:.3f} among the rest") in softmax
+    assert (f"must answer all the same: it gives “{letter}” at {j} weight {weight:.3f}, and "
+            f"divides {1 - weight:.3f} among the rest") in softmax
     real.point("#delete", click=True)
     assert real.evaluate("$('typing').value") == PROMPT
     assert says()[3] == "Delete the needle"
