@@ -1,14 +1,13 @@
-"""One page to play with: the keys that each tile accepts, and what softmax would do with them.
+"""One page to play with: a model that reads what you type, and what softmax would do.
 
     python -m playground --ckpt out-abc/ckpt.pt
 
-Seconds. It writes one HTML file that needs no network. A model trained on ABCDigits gets a prompt
-of that benchmark, and the page begins with the tile that finds the needle. Another model gets a
-text about screening; --text takes one of yours.
+Seconds. It writes one HTML file that needs no network: the model runs in the browser. A model
+trained on ABCDigits gets a prompt of that benchmark, and the page begins with the tile that finds
+the needle. Another model gets a text about screening; --text takes one of yours.
 
-The similarities are stored in 16 bits, the values in 8. From them the page computes relevances with
-Trim and Softmask of its own, in JavaScript: see the script in page.html. It compares them with
-PyTorch's when it opens, and says so if an equation of multiscreen.py was changed.
+The equations stand in model.js once more, the matrices are stored in 16 bits. When it opens, the
+page compares its numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
 """
 if not __package__:
     raise SystemExit("error: run python -m playground in the folder above")
@@ -19,61 +18,60 @@ from pathlib import Path
 import multiscreen
 from abcdigits import generate_by_line_count
 from playground.data import page_data
-from support.checkpoint import load_for_evaluation, require_windows
-from support.cli import Parser, UsageError, cli, replacing, require_file
+from support.checkpoint import load_checkpoint
+from support.cli import Parser, UsageError, cli, get_device, replacing, require_file
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
-MARKER = "PLAYGROUND_DATA"                             # in the page, once
+SCRIPT = Path(__file__).with_name("model.js")
+MARKERS = ("PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")     # in the page, once
 SCREENING = multiscreen.__doc__.split("\n\n")[1]       # what screening is
 MOST_TOKENS = 1000
 
 
-def default_text(ckpt, tokenizer, n_tokens):
+def default_text(ckpt, n_tokens):
     """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise SCREENING."""
     if ckpt["args"]["data"] != ["abcdigits"]:
-        return SCREENING
+        return SCREENING[:n_tokens]
     digits = ckpt["args"]["digits"]
-    line = tokenizer.encode_ordinary(f"A={10 ** (digits - 1)}\n")
-    n_lines = max(n_tokens // len(line), 27)           # the shortest prompt
+    n_lines = max(n_tokens // (digits + 3), 27)        # the shortest prompt
     return generate_by_line_count(n_lines, 0.3, digits, 1)[0][:-digits]
 
 
 def write_page(path, data):
-    """The page with its data in it. Escaped: no text can end the script element."""
+    """The page with the model's script and the data. Escaped: no text can end the element."""
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    page = PAGE.read_text(encoding="utf-8")
+    page = page.replace(MARKERS[0], SCRIPT.read_text(encoding="utf-8")).replace(MARKERS[1], text)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(PAGE.read_text(encoding="utf-8").replace(MARKER, text).encode())
+        file.write(page.encode())
 
 
 def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
     p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
-    p.add_argument("--tokens", type=int, default=200, help="at most this many of its tokens, but "
-                   "all of an ABCDigits prompt; the page grows with their square [200]")
+    p.add_argument("--tokens", type=int, default=200, help="at most this many of its bytes, but "
+                   "27 lines of an ABCDigits prompt [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the file to write [out/playground.html]")
     p.add_shared("--device")
     args = p.parse_args(argv)
-    if not 1 <= args.tokens <= MOST_TOKENS or args.text == "":
+    text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
+    if not 1 <= args.tokens <= MOST_TOKENS or text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
     if args.out.suffix != ".html":
         raise UsageError(f"--out {args.out}: name a page, .html")
     require_file(args.out)
-    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    require_windows(model, args.ckpt, ckpt["model"])
-
-    text = args.text or default_text(ckpt, tokenizer, args.tokens)
-    tokens = tokenizer.encode_ordinary(text)
-    shown = tokens[: args.tokens] if args.text or text is SCREENING else tokens
-    print(f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
-    data = page_data(model, tokenizer, shown)
-    write_page(args.out, data | {"model": ckpt["model"].capitalize(), "step": ckpt["step"]})
-    layer, tile = divmod(data["chosen"], data["tiles"])
-    print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB: open it in a browser; it "
-          f"begins with layer {layer + 1}, tile {tile + 1}")
+    model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
+    if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
+        raise UsageError(f"{args.ckpt} is a {ckpt['model']} that reads {tokenizer.name} tokens: "
+                         "the page runs a multiscreen that reads bytes")
+    data = page_data(model, text or default_text(ckpt, args.tokens))
+    write_page(args.out, data | {"step": ckpt["step"]})
+    print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "
+          f"{len(data['text'].encode())} bytes: open it in a browser and type")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SWITCHES = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--hide-scrollbars", "--disable-dev-shm-usage"]
+KEYS = {"Backspace": 8, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
+        "ArrowDown": 40}                               # the codes that a text field understands
 SECONDS = 60                                           # that a reply may take
 
 
@@ -72,8 +74,9 @@ class Browser:
             self.events.append(self.receive())
 
     def evaluate(self, expression):
-        """The value of a JavaScript expression in the page."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression in the page; of a promise, once it is kept."""
+        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True,
+                          awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -106,9 +109,15 @@ class Browser:
         self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def press(self, key):
-        """Press a key that has a name, such as ArrowLeft."""
+        """Press one of KEYS."""
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key,
+                      windowsVirtualKeyCode=KEYS[key])
+
+    def type(self, text):
+        """Type a text, letter by letter, where the focus is."""
+        for letter in text:
+            self.send("Input.insertText", text=letter)
 
     def screenshot(self, path, **options):
         """Write the page as PNG. options: of Page.captureScreenshot, such as `clip`."""

@@ -38,7 +38,8 @@ def main():
         page.point("#competition tbody tr:nth-child(5) .key button", click=True)
         page.point("h1")
         take(page, FIGURES / "competition.png", "#competition-head", 770)
-        for name in ("needle-line", "reading", "screening-numbers", "softmax-numbers"):
+        for name in ("answer", "screening-says", "softmax-says", "reading", "screening-numbers",
+                     "softmax-numbers"):
             print(page.evaluate(f"document.getElementById('{name}').textContent"))
         page.close()
 

@@ -19,7 +19,6 @@ from experiments import (
     sample,
     windows,
 )
-from playground import __main__ as playground
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
@@ -192,7 +191,7 @@ def test_windows_of_a_checkpoint(call, checkpoints, name, r):
                     "r_median": r, "r_max": r, "w>w_th": 2, "w>T_train": 4}
 
 
-@pytest.mark.parametrize("script", [windows, relevance_maps, playground])
+@pytest.mark.parametrize("script", [windows, relevance_maps])
 def test_a_model_without_windows_is_refused(call, checkpoints, script):
     with pytest.raises(UsageError, match="no screening windows"):
         call(script, "--ckpt", checkpoints["transformer:2,2,8"])
