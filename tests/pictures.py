@@ -1,4 +1,4 @@
-"""The README's two pictures of the playground's page, taken in a Chromium.
+"""The README's picture of the playground's page, taken in a Chromium.
 
     python -m tests.pictures
 """
@@ -21,7 +21,7 @@ def take(page, path, first, height):
 
 def main():
     if not CHROMIUM:
-        raise SystemExit("error: these pictures need Debian's package chromium")
+        raise SystemExit("error: this picture needs Debian's package chromium")
     with tempfile.TemporaryDirectory() as folder:
         html = Path(folder) / "playground.html"
         run("-m", "playground", "--out", html, check=True)
@@ -30,17 +30,6 @@ def main():
         page.open(html)
         take(page, FIGURES / "page.png", "h1",
              page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
-
-        # Five copies of the fourth key, none of the fifth.
-        page.look(PAGE_WIDTH, 900, "dark")
-        for _ in range(4):
-            page.point("#competition tbody tr:nth-child(4) .copies button:last-child", click=True)
-        page.point("#competition tbody tr:nth-child(5) .key button", click=True)
-        page.point("h1")
-        take(page, FIGURES / "competition.png", "#competition-head", 770)
-        for name in ("answer", "screening-says", "softmax-says", "reading", "screening-numbers",
-                     "softmax-numbers"):
-            print(page.evaluate(f"document.getElementById('{name}').textContent"))
         page.close()
 
 
