@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import abcdigits
+import screening_triton
 import train
 from baselines.transformer import Transformer
 from experiments import perplexity, sample
@@ -12,6 +13,7 @@ from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
 from tests.pretended import CPU, Pretended, Refused
 
 GENERATE = Multiscreen.generate
+why_not = screening_triton.available("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,7 @@ def brief(monkeypatch):
 def train_on(device, folder, *flags):
     """Four steps of train.py with an evaluation and a checkpoint in between, and two more."""
     (folder / "text.txt").write_text(TEXT)
-    sizes = SMALL[:2] if "multiscreen" in " ".join(flags) else []
+    sizes = [] if "transformer" in " ".join(flags) else SMALL[:2]
     flags = [*sizes, *SMALL[2:-4], "--data", str(folder / "text.txt"), "--device", device, "--out",
              str(folder / device), "--batch-size", "16", "--log-every", "1",
              "--eval-every", "2", *flags]
@@ -90,8 +92,28 @@ def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, m
     before = capsys.readouterr().out
     with Pretended("mps") as gpu:
         on_gpu = train_on("mps", tmp_path, "--model", model)
-        assert gpu.launches["_fused_adamw_.default"] >= 6
+        assert gpu.launches["_fused_adamw_"] >= 6
     assert capsys.readouterr().out.rpartition("tokens:")[2] == before.rpartition("tokens:")[2]
+    assert without_times(on_gpu) == without_times(on_cpu)
+    assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
+
+
+@pytest.mark.skipif(why_not is not None, reason=str(why_not))
+def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
+    """The fused kernel, bfloat16 and pinned memory are what it takes by itself."""
+    monkeypatch.setattr(choose, "CASES", [(17, 33, choose.NEARBY, choose.WIDE)])
+    short = tmp_path / "short.txt"
+    short.write_text(TEXT[:1500])
+    few = ["--data", str(short), "--layers", "1", "--batch-size", "1"]     # it is interpreted
+    on_cpu = train_on("cpu", tmp_path, *few, "--kernel", "triton", "--dtype", "bfloat16")
+    before = capsys.readouterr().out
+    with Pretended("cuda") as gpu:
+        on_gpu = train_on("cuda", tmp_path, *few)
+    assert gpu.pinned == 6
+    assert gpu.launches["_backward_dkv"] >= 6
+    out = capsys.readouterr().out
+    assert out.startswith("screening by screening_triton.screen, which agrees")
+    assert out.rpartition("tokens:")[2] == before.rpartition("tokens:")[2]
     assert without_times(on_gpu) == without_times(on_cpu)
     assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
 
