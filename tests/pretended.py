@@ -20,7 +20,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from screening_triton import triton
+try:
+    from triton.runtime.interpreter import GridExecutor
+except ImportError:                                    # macOS, Windows
+    GridExecutor = None
 
 CPU = torch.device("cpu")
 FOR_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -83,7 +86,7 @@ class Pretended:
                      "torch.cuda.set_device": lambda device: None,
                      "torch.cuda.is_bf16_supported": lambda including_emulation: True,
                      "torch.cuda.get_device_capability": lambda device: (9, 0)}
-        if triton is not None:
+        if GridExecutor:
             stand_ins["triton.runtime.interpreter.GridExecutor.__call__"] = self.kernel()
         for name, stand_in in stand_ins.items():
             self.stack.enter_context(mock.patch(name, stand_in))
@@ -129,7 +132,7 @@ class Pretended:
 
     def kernel(self):
         """What runs one of Triton's kernels, once all of its tensors are on the GPU."""
-        right = triton.runtime.interpreter.GridExecutor.__call__
+        right = GridExecutor.__call__
 
         def run(kernel, *args, **kwargs):
             if any(self.device_of(x) == CPU for x in tensors_in(args)):

@@ -10,10 +10,11 @@ from experiments import perplexity, sample
 from multiscreen import Multiscreen
 from support import choose, cli
 from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
-from tests.pretended import CPU, Pretended, Refused
+from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
 GENERATE = Multiscreen.generate
 why_not = screening_triton.available("cpu")
+needs_kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,9 @@ def test_what_mixes_devices_is_refused(kind):
                         lambda: torch.rand(3, device=kind, generator=cpu)):
             with pytest.raises(Refused):
                 mistake()
+        if why_not is None:
+            with pytest.raises(Refused, match="_split of a tensor on the CPU"):
+                screening_triton._split[1,](torch.ones(1, 1, 1, 16), there)
         there.copy_(here.detach())
         (here.to(kind) * there).sum().backward()
         assert here.grad.device == CPU
@@ -98,7 +102,56 @@ def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, m
     assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
 
 
-@pytest.mark.skipif(why_not is not None, reason=str(why_not))
+class Enough(Exception):
+    """Ends train.py."""
+
+
+def zeros(kernel, *args, **kwargs):
+    """Stands for an interpreted kernel, which takes minutes at the default sizes."""
+    for name, x in zip(kernel.arg_names, args):
+        if name in ("OUT", "DQ", "DK", "DV", "DW", "DR"):
+            x.zero_()
+
+
+# What screens: with Triton, and without it. `objection`: of support/choose.py.
+WITH_TRITON = {"objection": lambda *of: (screening_triton.screen, "screening_triton.screen", None)}
+WITHOUT = {"available": lambda device: "no Triton"}
+
+
+@needs_kernel
+@pytest.mark.parametrize("module, setting, said, launches", [
+    (choose, WITH_TRITON, "screening by screening_triton.screen", 1916),
+    (screening_triton, WITHOUT, "no Triton: using multiscreen.screen up to", 2292)],
+    ids=["Triton", "no Triton"])
+def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, setting, said,
+                                        launches):
+    """Of train.py, not compiled, by operator: `pytest -rP` prints them. The CPU waits once."""
+    for name, stand_in in setting.items():
+        monkeypatch.setattr(module, name, stand_in)
+    monkeypatch.setattr(GridExecutor, "__call__", zeros)
+    seen, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def between_steps(*args):
+        seen.append((gpu.launches.copy(), gpu.waits))
+        if len(seen) == 3:                             # the second step prints nothing
+            raise Enough
+        return clip(*args)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", between_steps)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    with Pretended("cuda") as gpu, pytest.raises(Enough):
+        train.main(["--device", "cuda", "--data", str(text), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith(said)
+    _, (before, waits), (after, all_waits) = seen
+    found = after - before
+    print(f"{said}: {found.total():,} launches, {all_waits - waits} synchronisation")
+    print(", ".join(f"{name} {n}" for name, n in found.most_common()))
+    assert found.total() <= launches
+    assert all_waits - waits == 1
+
+
+@needs_kernel
 def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
     """The fused kernel, bfloat16 and pinned memory are what it takes by itself."""
     monkeypatch.setattr(choose, "CASES", [(17, 33, choose.NEARBY, choose.WIDE)])
