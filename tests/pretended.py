@@ -3,20 +3,31 @@
 Inside `with Pretended("cuda") as gpu` its name can be given wherever PyTorch takes a device. The
 numbers stay in the CPU's memory, and each storage is marked with what it claims. An error is raised
 where an operator, those of backward too, gets tensors of several devices, where NumPy gets one of
-the GPU, and where one on "mps" is float64. `gpu.launches` counts the operators that ran there by
-name, views left out, `gpu.waits` how often the CPU asked for a number.
+the GPU, and where one on "mps" is float64. Triton's kernels run, too, interpreted.
+
+`gpu.launches` counts, by name, the operators and kernels that ran there, views and new memory left
+out: a real GPU has at least one launch for each. `gpu.waits` counts how often the CPU asked for a
+number, `gpu.pinned` how many tensors were pinned.
 """
 from collections import Counter
 from contextlib import ExitStack
 from unittest import mock
 
 import torch
+from torch.autograd.graph import _engine_run_backward as run_backward
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+try:
+    from triton.runtime.interpreter import GridExecutor
+except ImportError:                                    # macOS, Windows
+    GridExecutor = None
 
 CPU = torch.device("cpu")
+FOR_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+NOT_LAUNCHED = ("empty", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view")
 GROUPS = "_group_tensors_by_device_and_dtype"
 
 
@@ -64,12 +75,19 @@ def tensors_in(values):
 class Pretended:
     def __init__(self, kind):
         self.device, self.marked = torch.device(kind, 0), {}
-        self.launches, self.waits = Counter(), 0
+        self.launches, self.waits, self.pinned = Counter(), 0, 0
+        self.born = CPU                                # where an operator without inputs creates
 
     def __enter__(self):
         self.stack = ExitStack()
         stand_ins = {"torch.Generator": Generator, f"torch.optim.optimizer.{GROUPS}": in_groups,
-                     f"torch.nn.utils.clip_grad.{GROUPS}": in_groups}
+                     f"torch.nn.utils.clip_grad.{GROUPS}": in_groups,
+                     "torch.autograd._engine_run_backward": self.backward,
+                     "torch.cuda.set_device": lambda device: None,
+                     "torch.cuda.is_bf16_supported": lambda including_emulation: True,
+                     "torch.cuda.get_device_capability": lambda device: (9, 0)}
+        if GridExecutor:
+            stand_ins["triton.runtime.interpreter.GridExecutor.__call__"] = self.kernel()
         for name, stand_in in stand_ins.items():
             self.stack.enter_context(mock.patch(name, stand_in))
         self.stack.enter_context(Operators(self))
@@ -107,6 +125,23 @@ class Pretended:
             self.marked.pop(y.untyped_storage()._cdata, None)
         return self.mark(y) if device == self.device else y
 
+    def backward(self, *args, **kwargs):
+        """Backward through functions in Python, which ask for devices, too."""
+        with Names(self):
+            return run_backward(*args, **kwargs)
+
+    def kernel(self):
+        """What runs one of Triton's kernels, once all of its tensors are on the GPU."""
+        right = GridExecutor.__call__
+
+        def run(kernel, *args, **kwargs):
+            if any(self.device_of(x) == CPU for x in tensors_in(args)):
+                raise Refused(f"{kernel.fn.__name__} of a tensor on the CPU")
+            self.launches[kernel.fn.__name__] += 1
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return right(kernel, *args, **kwargs)
+        return run
+
     def refuse_float64(self, x):
         if self.device.type == "mps" and x.dtype == torch.float64 and self.device_of(x) != CPU:
             raise Refused("a float64 tensor on an MPS device")
@@ -120,9 +155,9 @@ class Operators(TorchDispatchMode):
         self.gpu = gpu
 
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        gpu, kwargs = self.gpu, kwargs or {}
+        gpu, kwargs, name = self.gpu, kwargs or {}, f.overloadpacket.__name__
         inputs = [*tensors_in([args, [*kwargs.values()]])]
-        devices = {gpu.device_of(x) for x in inputs}
+        devices = {gpu.device_of(x) for x in inputs} or {gpu.born}
         if torch.Tag.pointwise in f.tags and len(devices) == 2:
             # A single number on the CPU may go with a tensor on a GPU.
             devices = {gpu.device_of(x) for x in inputs if x.ndim} or devices
@@ -133,15 +168,18 @@ class Operators(TorchDispatchMode):
             raise Refused(f"{f} of several devices: {shapes}")
         for x in inputs:
             gpu.refuse_float64(x)
-        with self if f.namespace == "multiscreen" else ExitStack():    # it has operators of its own
+        if f.namespace == "multiscreen":               # it has operators of its own
+            with self, Names(gpu):
+                found = f.redispatch(FOR_CPU, *args, **kwargs)
+        else:
             found = f(*args, **kwargs)
         if devices == {gpu.device}:
             for x in tensors_in([found]):
                 gpu.mark(x)
             if f == torch.ops.aten._local_scalar_dense.default:
                 gpu.waits += 1
-            elif f.namespace == "aten" and not f.is_view:
-                gpu.launches[f.__name__] += 1
+            elif f.namespace == "aten" and not f.is_view and name not in NOT_LAUNCHED:
+                gpu.launches[name] += 1
         return found
 
 
@@ -170,7 +208,8 @@ class Names(TorchFunctionMode):
             raise Refused(f"{name} on {drawn} with a generator on {generator.claimed}")
         if gpu.named(device):
             kwargs["device"] = CPU
-            return gpu.mark(f(*args, **kwargs))
+            with mock.patch.object(gpu, "born", gpu.device):
+                return gpu.mark(f(*args, **kwargs))
         return f(*args, **kwargs)
 
     def get(self, f, x, *others):
@@ -194,6 +233,7 @@ class Names(TorchFunctionMode):
             elif isinstance(y, torch.dtype):
                 dtype = y
         if name == "pin_memory":
+            gpu.pinned += 1
             return x
         if device is None or gpu.named(device) == (gpu.device_of(x) != CPU):
             return x if dtype is None else f(x, dtype) if name == "to" else x

@@ -3,15 +3,18 @@ import pytest
 import torch
 
 import abcdigits
+import screening_triton
 import train
 from baselines.transformer import Transformer
 from experiments import perplexity, sample
 from multiscreen import Multiscreen
 from support import choose, cli
 from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
-from tests.pretended import CPU, Pretended, Refused
+from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
 GENERATE = Multiscreen.generate
+why_not = screening_triton.available("cpu")
+needs_kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +30,7 @@ def brief(monkeypatch):
 def train_on(device, folder, *flags):
     """Four steps of train.py with an evaluation and a checkpoint in between, and two more."""
     (folder / "text.txt").write_text(TEXT)
-    sizes = SMALL[:2] if "multiscreen" in " ".join(flags) else []
+    sizes = [] if "transformer" in " ".join(flags) else SMALL[:2]
     flags = [*sizes, *SMALL[2:-4], "--data", str(folder / "text.txt"), "--device", device, "--out",
              str(folder / device), "--batch-size", "16", "--log-every", "1",
              "--eval-every", "2", *flags]
@@ -55,6 +58,9 @@ def test_what_mixes_devices_is_refused(kind):
                         lambda: torch.rand(3, device=kind, generator=cpu)):
             with pytest.raises(Refused):
                 mistake()
+        if why_not is None:
+            with pytest.raises(Refused, match="_split of a tensor on the CPU"):
+                screening_triton._split[1,](torch.ones(1, 1, 1, 16), there)
         there.copy_(here.detach())
         (here.to(kind) * there).sum().backward()
         assert here.grad.device == CPU
@@ -90,8 +96,77 @@ def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, m
     before = capsys.readouterr().out
     with Pretended("mps") as gpu:
         on_gpu = train_on("mps", tmp_path, "--model", model)
-        assert gpu.launches["_fused_adamw_.default"] >= 6
+        assert gpu.launches["_fused_adamw_"] >= 6
     assert capsys.readouterr().out.rpartition("tokens:")[2] == before.rpartition("tokens:")[2]
+    assert without_times(on_gpu) == without_times(on_cpu)
+    assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
+
+
+class Enough(Exception):
+    """Ends train.py."""
+
+
+def zeros(kernel, *args, **kwargs):
+    """Stands for an interpreted kernel, which takes minutes at the default sizes."""
+    for name, x in zip(kernel.arg_names, args):
+        if name in ("OUT", "DQ", "DK", "DV", "DW", "DR"):
+            x.zero_()
+
+
+# What screens: with Triton, and without it. `objection`: of support/choose.py.
+WITH_TRITON = {"objection": lambda *of: (screening_triton.screen, "screening_triton.screen", None)}
+WITHOUT = {"available": lambda device: "no Triton"}
+
+
+@needs_kernel
+@pytest.mark.parametrize("module, setting, said, launches", [
+    (choose, WITH_TRITON, "screening by screening_triton.screen", 1916),
+    (screening_triton, WITHOUT, "no Triton: using multiscreen.screen up to", 2292)],
+    ids=["Triton", "no Triton"])
+def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, setting, said,
+                                        launches):
+    """Of train.py, not compiled, by operator: `pytest -rP` prints them. The CPU waits once."""
+    for name, stand_in in setting.items():
+        monkeypatch.setattr(module, name, stand_in)
+    monkeypatch.setattr(GridExecutor, "__call__", zeros)
+    seen, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def between_steps(*args):
+        seen.append((gpu.launches.copy(), gpu.waits))
+        if len(seen) == 3:                             # the second step prints nothing
+            raise Enough
+        return clip(*args)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", between_steps)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    with Pretended("cuda") as gpu, pytest.raises(Enough):
+        train.main(["--device", "cuda", "--data", str(text), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith(said)
+    _, (before, waits), (after, all_waits) = seen
+    found = after - before
+    print(f"{said}: {found.total():,} launches, {all_waits - waits} synchronisation")
+    print(", ".join(f"{name} {n}" for name, n in found.most_common()))
+    assert found.total() <= launches
+    assert all_waits - waits == 1
+
+
+@needs_kernel
+def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
+    """The fused kernel, bfloat16 and pinned memory are what it takes by itself."""
+    monkeypatch.setattr(choose, "CASES", [(17, 33, choose.NEARBY, choose.WIDE)])
+    short = tmp_path / "short.txt"
+    short.write_text(TEXT[:1500])
+    few = ["--data", str(short), "--layers", "1", "--batch-size", "1"]     # it is interpreted
+    on_cpu = train_on("cpu", tmp_path, *few, "--kernel", "triton", "--dtype", "bfloat16")
+    before = capsys.readouterr().out
+    with Pretended("cuda") as gpu:
+        on_gpu = train_on("cuda", tmp_path, *few)
+    assert gpu.pinned == 6
+    assert gpu.launches["_backward_dkv"] >= 6
+    out = capsys.readouterr().out
+    assert out.startswith("screening by screening_triton.screen, which agrees")
+    assert out.rpartition("tokens:")[2] == before.rpartition("tokens:")[2]
     assert without_times(on_gpu) == without_times(on_cpu)
     assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
 
