@@ -19,10 +19,10 @@ needs_kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """An operator takes longer here: a sample has 8 tokens, what screens is compared once."""
+    """An operator takes longer here: a sample has 3 tokens, what screens is compared once."""
     for model in (Multiscreen, Transformer):
         monkeypatch.setattr(model, "generate", lambda model, tokens, n, **options:
-                            GENERATE(model, tokens, min(n, 8), **options))
+                            GENERATE(model, tokens, min(n, 3), **options))
     monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
     monkeypatch.setattr(choose, "memory", lambda device: 2**34)
 
@@ -157,7 +157,7 @@ def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, mon
     monkeypatch.setattr(choose, "CASES", [(17, 33, choose.NEARBY, choose.WIDE)])
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:1500])
-    few = ["--data", str(short), "--layers", "1", "--batch-size", "1"]     # it is interpreted
+    few = ["--data", str(short), "--layers", "1", "--batch-size", "1", "--seq-len", "16"]
     on_cpu = train_on("cpu", tmp_path, *few, "--kernel", "triton", "--dtype", "bfloat16")
     before = capsys.readouterr().out
     with Pretended("cuda") as gpu:
