@@ -120,7 +120,7 @@ WITHOUT = {"available": lambda device: "no Triton"}
 
 @needs_kernel
 @pytest.mark.parametrize("module, setting, said, launches", [
-    (choose, WITH_TRITON, "screening by screening_triton.screen", 1916),
+    (choose, WITH_TRITON, "screening by screening_triton.screen", 1900),
     (screening_triton, WITHOUT, "no Triton: using multiscreen.screen up to", 2292)],
     ids=["Triton", "no Triton"])
 def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, setting, said,
