@@ -8,7 +8,7 @@ import train
 from baselines.transformer import Transformer
 from experiments import perplexity, sample
 from multiscreen import Multiscreen
-from support import choose, cli
+from support import checkpoint, choose, cli
 from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
 from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
@@ -171,8 +171,11 @@ def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, mon
     assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
 
 
+@pytest.mark.parametrize("kind", ["mps", "cuda"])
 @pytest.mark.parametrize("name", ["multiscreen", "transformer:2,2,8"])
-def test_what_measures_a_model_gives_the_same_on_an_apple_gpu(checkpoints, call, capsys, name):
+def test_what_measures_a_model_gives_the_same_on_a_gpu(checkpoints, call, capsys, monkeypatch, name,
+                                                       kind):
+    monkeypatch.setattr(checkpoint, "products_dtype", lambda device: None)
     path = checkpoints[name]
     text = path.with_name("text.txt")
     text.write_text(TEXT)
@@ -180,11 +183,11 @@ def test_what_measures_a_model_gives_the_same_on_an_apple_gpu(checkpoints, call,
                 perplexity: ("--data", text, "--length", 40),
                 sample: ("--prompt", "screen", "--tokens", 8)}
     shown = []
-    for device in ("cpu", "mps"):
-        with Pretended("mps") as gpu:
+    for device in ("cpu", kind):
+        with Pretended(kind) as gpu:
             for script, flags in commands.items():
                 call(script, "--ckpt", path, "--device", device, *flags)
-        assert bool(gpu.launches) == (device == "mps")
+        assert bool(gpu.launches) == (device == kind)
         shown.append([capsys.readouterr().out, *((table.name, table.read_text())
                       for table in sorted(path.parent.glob("*.tsv")))])
         for table in path.parent.glob("*.tsv"):
