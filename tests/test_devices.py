@@ -159,7 +159,7 @@ def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, mon
     monkeypatch.setattr(choose, "CASES", [(17, 17, choose.NEARBY, choose.WIDE)])
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:800])
-    few = ["--data", str(short), "--layers", "1", "--batch-size", "1", "--seq-len", "16"]
+    few = ["--data", str(short), "--psi", "1", "--batch-size", "1", "--seq-len", "16"]
     on_cpu = train_on("cpu", tmp_path, *few, "--kernel", "triton", "--dtype", "bfloat16")
     before = capsys.readouterr().out
     with Pretended("cuda") as gpu:
