@@ -29,7 +29,7 @@ def main():
         page.look(PAGE_WIDTH, 900, "light")
         page.open(html)
         take(page, FIGURES / "page.png", "h1",
-             page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
+             page.evaluate("document.querySelector('#sliders-head').getBoundingClientRect().y - 20"))
         page.close()
 
 
