@@ -23,13 +23,15 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     found, right = as_tensor(found), as_tensor(right)
     check(found.shape == right.shape,
           f"{what} has the shape {tuple(found.shape)}, it should be {tuple(right.shape)}")
+    cut = len(dtypes) == 2 and torch.promote_types(*dtypes) != dtypes[0]
+    if near(found, right, max(tolerance, 1e-5)) and cut:
+        raise Wrong(f"{what} is {dtypes[0]}, it should be {dtypes[1]}: .float() cuts it, and a "
+                    "tensor made without dtype=")
     if near(found, right, tolerance):
         return
     wrong = [(as_tensor(x), cause) for x, cause in mistakes]
     causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
     difference = describe_difference(found, right, what, at)
-    if near(found, right, 1e-5) and len(set(dtypes)) == 2:
-        difference += f": it is {dtypes[0]}, and should be {dtypes[1]}"
     raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
 
 

@@ -26,6 +26,7 @@ def test_window():
             ((s_w.exp() + 1).round(), "w is a real number: round nothing"),
             ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
             (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
+    expect(mine.window(s_w.double()), s_w.double().exp() + 1, "window of float64 numbers")
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
           f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
@@ -72,9 +73,12 @@ def test_unit():
            [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
              "instead, so that a short vector has length 1 too"),
             ([[0, 1e-4 / (1e-8 + 1e-6) ** 0.5]], "eps was added in the root: clip the square from "
-             "below, at eps^2")], tolerance=1e-4)
+             "below, at eps^2"),
+            ([[0, 0.1]], "the square was clipped at eps: clip it at eps^2")], tolerance=1e-4)
     zero = torch.zeros(1, 4)
     check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
+    expect(mine.unit(small / 1e4), [[0, 0.01]], "unit([0, 1e-8])",
+           [([[0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on")])
     slope, = gradient(mine.unit, zero)
     check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
           "0 is infinite. Clip the square, before the root")
@@ -125,11 +129,11 @@ def test_mipe_angle():
     check(found.dtype == torch.float32,
           f"for w in float32 the angle is {found.dtype}: return it in w's dtype")
 
-    wide = torch.tensor([256.0, 300.0, 512.0, 1e6, INF])
-    found = mine.mipe_angle(i, wide, 256.0)
+    wide = torch.tensor([64.0, 70.0, 128.0, 1e6, INF])
+    found = mine.mipe_angle(i, wide, 64.0)
     check((torch.sin(found / 2).abs() < 1e-6).all(),
           "MiPE still turns at w >= w_th: the angle must be 0 there, for w = inf too")
-    slope, = gradient(lambda w: mine.mipe_angle(i, w, 256.0), wide)
+    slope, = gradient(lambda w: mine.mipe_angle(i, w, 64.0), wide)
     check(not slope.isnan().any(), "the window parameter's gradient is NaN at w >= w_th: "
           "torch.where does not stop a NaN in backward (0 times NaN). Clamp w before the formula")
     check((slope.abs() < 1e-6).all(), "the gradient of w is not 0 at w >= w_th")

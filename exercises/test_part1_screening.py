@@ -50,6 +50,10 @@ def test_trim():
     s = torch.tensor([0.3, 0.5, 0.75, 1.0])
     slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), s)
     expect(slope, [0, 0, 2, 4], "the slope of trim at s = 0.3, 0.5, 0.75, 1 for r = 0.5")
+    inputs = torch.rand(2, 3, 4, generator=random(3)).double(), torch.tensor([[[0.4]], [[0.9]]])
+    expect(mine.trim(*inputs), ms.trim(*inputs), "trim of two tiles, r = 0.4 and 0.9,",
+           [(ms.trim(inputs[0], inputs[1][:1]), "each tile has a width of its own")])
+    expect_gradients(mine.trim, ms.trim, inputs, "s r")
 
 
 def test_softmask():
@@ -98,6 +102,11 @@ def test_softmask():
         check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
               f"{outside.abs().max().item():.2g}: it must be exactly 0")
         expect(found, ms.softmask(d, w), f"softmask(w = {w.item():g}) at d = {{}}", at=d)
+    w = torch.tensor([[[7.5]], [[INF]]]).double()
+    try:
+        expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf")
+    except (RuntimeError, ValueError) as e:
+        raise Wrong(f"w may be a tensor, (H, 1, 1): ask with torch.where, not with if: {e}") from e
     expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
                      [torch.tensor(7.5)], "w")
 
@@ -153,7 +162,9 @@ def test_relevance():
     exact = ms.relevance(q, k, w, r)
     found = mine.relevance(q, k, w, r)
     expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,",
-           wrong_relevances(q, k, w, r))
+           [(relevance_with(q.float(), k.float(), w, r), "cut to float32 on the way: keep float64"),
+            *wrong_relevances(q, k, w, r)], tolerance=1e-9)
+    expect_gradients(mine.relevance, ms.relevance, [q, k, w, r], "q k w r")
     changed = k.clone()
     changed[:, :, 3] = q[:, :, 5]
     others = [j for j in range(9) if j != 3]
@@ -230,6 +241,13 @@ def test_screen():
     off = (mine.screen(q, k, v, w, r) - exact).abs().max() / exact.abs().max()
     check(off < 1e-3, f"with q, k and v in float32 h is off by {off.item():.1%}: is something "
           "rounded to bfloat16 on the way?")
+
+    # Two keys with the relevances 1 and 0.999, and values 1 and -1.
+    one, keys, values = torch.ones(1), torch.tensor([1, 0.9995]), torch.tensor([1, -1]).bfloat16()
+    h = mine.screen(one.view(1, 1, 1, 1), *(x.view(1, 1, 2, 1) for x in (keys, values)), w, one, 1)
+    expect(h, [[[[0.001]]]], "h of two keys that nearly cancel, their values in bfloat16,",
+           [([[[[0]]]], "alpha^d is rounded to bfloat16 before its product with v: turn v to "
+             "float32 instead")])
 
 
 def tanh_norm_along(x, axis):

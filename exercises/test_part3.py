@@ -44,10 +44,9 @@ def test_pairs():
         z_right, c_right, d_right = z_c_d(q, k, w, r, i, j)
         inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
         expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
-        swapped = torch.allclose(z, c_right) and torch.allclose(c, z_right)
-        check(not swapped, "return z, c, d: z and c come in each other's place")
         expect(z, z_right, f"z for w = {w:g}",
-               [(z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
+               [(c_right, "return z, c, d: z and c come in each other's place"),
+                (z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
                 ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
                 ((1 - s / r).relu(), "Trim compares 1 - s with r, not s"),

@@ -56,6 +56,7 @@ mistakes("window", {
     "not to s_w": lambda s_w: (s_w + 1).exp(),
     "round nothing": lambda s_w: (s_w.exp() + 1).round(),
     "w lacks the + 1": lambda s_w: s_w.exp(),
+    "of float64 numbers is torch.float32": lambda s_w: ms.window(s_w).float(),
     "the gradient at s_w = inf is": lambda s_w: s_w.exp() + 1,
 })
 
@@ -93,6 +94,8 @@ mistakes("unit", {
     "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
     "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
     "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "clipped at less than eps": lambda x: F.normalize(x, dim=-1, eps=1e-12),
+    "clip it at eps^2": lambda x, eps=1e-6: ms.unit(x, eps**0.5),
     "the length is detached":
         lambda x, eps=1e-6: x / x.norm(dim=-1, keepdim=True).clamp_min(eps).detach(),
     "Clip the square, before the root":
@@ -121,6 +124,8 @@ mistakes("mipe_angle", {
     "gamma is missing": lambda i, w, w_th: i * (math.pi / w.double())[:, None],
     "w_th is an argument": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0),
     "no gradient comes back": lambda i, w, w_th: ms.mipe_angle(i, w.detach(), w_th),
+    "is torch.float32, it should be torch.float64":
+        lambda i, w, w_th: ms.mipe_angle(i, w, w_th).float(),
     "is torch.float64: return it in w's dtype":
         lambda i, w, w_th: ms.mipe_angle(i, w.double(), w_th),
     "turn i and w to float64":
@@ -132,6 +137,11 @@ mistakes("mipe_angle", {
 def angle_that_comes_back(i, w, w_th):
     x = w.double()
     return (math.pi * i * ((torch.cos(math.pi * x / w_th) + 1) / 2 / x)[:, None]).to(w.dtype)
+
+
+@mutant("mipe_angle", "MiPE still turns at w >= w_th")
+def angle_that_ends_late(i, w, w_th):
+    return ms.mipe_angle(i, w.clamp(max=w_th - 1), w_th)
 
 
 @mutant("mipe_angle", "gradient is NaN at w >= w_th")
@@ -193,6 +203,9 @@ mistakes("trim", {
     "the square is missing": lambda s, r: (1 - (1 - s) / r).relu(),
     "r was taken for the threshold": lambda s, r: ((s - r) / (1 - r)).relu().square(),
     "r does not act": lambda s, r: (1 - (1 - s) / 0.5).relu().square(),
+    "no gradient arrives at r": lambda s, r: ms.trim(s, r.detach()),
+    "a width of its own": lambda s, r: ms.trim(s, r.flatten()[0] if r.ndim > 1 else r),
+    "is torch.float32, it should be": lambda s, r: ms.trim(s, r).float(),
 })
 
 
@@ -202,6 +215,8 @@ def trim_by_clamp(s, r):
 
 
 mistakes("softmask", {
+    "not with if": lambda d, w: (d <= 0).float() if w == math.inf else ms.softmask(d, w),
+    "is torch.float32, it should be": lambda d, w: ms.softmask(d, w).float(),
     "-inf is for softmax":
         lambda d, w: torch.where((-w < d) & (d <= 0), ms.softmask(d, w), -math.inf),
     "there is no mask": lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1),
@@ -256,6 +271,8 @@ mistakes("relevance", {
     "a width of its own": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r[:1].expand_as(r), i0),
     "queries and keys were swapped": lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0),
     "i0 is not used": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r),
+    "no gradient arrives at q": lambda q, k, w, r, i0=0: ms.relevance(q.detach(), k, w, r, i0),
+    "keep float64": lambda q, k, w, r, i0=0: ms.relevance(q.float(), k.float(), w, r, i0),
     "i0 is taken to be S - T":
         lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, k.shape[2] - q.shape[2]),
 })
@@ -297,6 +314,9 @@ mistakes("screen", {
     "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
     "values in bfloat16 give h in torch.float32":
         lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).to(q.dtype),
+    "before its product with v": lambda q, k, v, w, r, i0=0: v64(
+        q, ms.screen(q, k, v, w, r, i0),
+        lambda: ms.relevance(q.float(), k.float(), w, r, i0).to(v.dtype) @ v),
     "rounded to bfloat16 on the way":
         lambda q, k, v, w, r, i0=0: v64(q, ms.screen(q, k, v, w, r, i0),
                                         lambda: ms.screen(q.bfloat16(), k.bfloat16(), v, w, r, i0)),
@@ -329,6 +349,7 @@ mistakes("tanh_norm", {
                                                   / x.norm(dim=-1, keepdim=True)).detach(),
     "tanh of each number changes the direction": lambda x: torch.tanh(x),
     "not divided by the length": lambda x: x * torch.tanh(x.norm(dim=-1, keepdim=True)),
+    "is torch.float32, it should be": lambda x: ms.tanh_norm(x).float(),
 })
 
 
@@ -697,6 +718,7 @@ mistakes("dq_block", {
 mistakes("dk_block", {
     "queries and keys were swapped": lambda dz, q, r: dz @ q / r,
     "the sign": lambda dz, q, r: -dz.T @ q / r,
+    "dk is torch.float32": lambda dz, q, r: dz.float().T @ q.float() / r,
 })
 
 
@@ -823,6 +845,11 @@ mistakes("gradients", {
     "return five gradients": lambda *inputs: solved.gradients(*inputs)[:4],
     "the inputs are float64": lambda *inputs: tuple(x.float() for x in solved.gradients(*inputs)),
 })
+
+
+@mutant("pairs", "z for w = 9 is torch.float32")
+def pairs_in_float32(q, k, w, r, i, j):
+    return solved.pairs(q.float(), k.float(), w, r, i, j)
 
 
 @mutant("pairs", "come in each other's place")
