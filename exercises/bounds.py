@@ -32,5 +32,6 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "the first key is 0: blocks before the window are visited": (0, end),
         "the end is S: blocks of later keys are visited": (first, S),
         "all blocks of keys are visited": (0, S),
+        "w = inf is cut to a number that is too small: take 2^30": (first if i < 2**20 else i, end),
         "the last block of queries, which may be short, is left out":
             (first, end if last - i0 < T - 1 else 0)}

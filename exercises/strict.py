@@ -20,7 +20,7 @@ class Memory:
 
     sizes: {"K": 64, ..}, for messages. loaded: {(name, program): the rows that it loaded}; stored:
     the program that stored each place of OUT, or -1; bare: the name of a tensor that was loaded
-    with a mask and without `other`.
+    with a mask and without `other=0.0`.
     """
 
     def __init__(self, tensors, sizes):
@@ -36,7 +36,7 @@ class Memory:
         if name == "OUT":
             check((self.stored[rows, columns] == program()).all(), "a program loads a number of "
                   "OUT that it has not stored itself: others run at the same time")
-        if other is None and not mask.data.all():
+        if (other is None or other.data.any()) and not mask.data.all():
             self.bare = name
             other = TensorHandle(np.full(mask.data.shape, np.nan, np.float32),
                                  ptrs.get_element_ty())

@@ -155,7 +155,8 @@ def keys(blocks):
 
 def test_bounds_kernel():
     cases = [*CASES, (64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.5), (33, 33, 0, 9.0),
-             (40, 20, 0, 9.0), (40, 20, 1, INF), (32, 100, 68, 16.0), (32, 100, 68, 300.0)]
+             (40, 20, 0, 9.0), (40, 20, 1, INF), (32, 100, 68, 16.0), (32, 100, 68, 300.0),
+             (32, 20, 2**21, INF)]
     visited = {}
     for T, S, i0, w in cases:
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()

@@ -132,6 +132,8 @@ MISTAKES = [
     ("bounds_kernel", "w_rounded_down", "w is rounded down", (CEIL, "tl.load(W)")),
     ("bounds_kernel", "inf_as_an_integer", "inf became an integer",
      ("tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))")),
+    *[("bounds_kernel", f"inf_as_{label}", "cut to a number that is too small",
+       (", 1073741824.0)", f", {number})")) for label, number in (("1e6", "1e6"), ("S", "S"))],
     ("bounds_kernel", "cut_at_T", "keys are cut at T", ("- 1, S, BJ)", "- 1, T, BJ)")),
     *[(kernel, f"{kernel}_{label}", words, *edits)
       for kernel in ("forward_kernel", "dq_kernel") for label, words, *edits in [
@@ -142,6 +144,7 @@ MISTAKES = [
            (SIGHT, "tl.maximum(i_last - reach, 0)")),
           ("future", "sees the future", ("(d <= 0) & (d > -w)", "d > -w")),
           ("without_other", "without other=0.0", (", other=0.0", "")),
+          ("with_ones", "without other=0.0", ("other=0.0", "other=1.0")),
           ("without_ieee", "needs input_precision", (IEEE, ""))]],
     ("forward_kernel", "clears_the_rows_behind", "is stored by the programs",
      ("store_rows(OUT, h, t0, T, BI, V)", "store_rows(OUT, h, t0, T, BI, V)\n"
