@@ -53,6 +53,8 @@ def stands_for(exercise, f):
 
 mistakes("window", {
     "not 2^s_w": lambda s_w: 2**s_w + 1,
+    "a clamp makes it finite": lambda s_w: s_w.clamp(max=80).exp() + 1,
+    "isinf is true of -inf": lambda s_w: torch.where(s_w.isinf(), math.inf, s_w.exp() + 1),
     "not to s_w": lambda s_w: (s_w + 1).exp(),
     "round nothing": lambda s_w: (s_w.exp() + 1).round(),
     "w lacks the + 1": lambda s_w: s_w.exp(),
@@ -89,6 +91,8 @@ mistakes("unit", {
     "eps was added in the root":
         lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True) + eps).sqrt(),
     "not of their mean": lambda x: ms.unit(x) * x.shape[-1] ** 0.5,
+    "keepdim=True is missing": lambda x: x / x.norm(dim=-1),
+    "taken along axis 1": lambda x: x / x.norm(dim=1, keepdim=True).clamp_min(1e-6),
     "not the sum of sizes": lambda x: x / x.abs().sum(-1, keepdim=True),
     "the mean was taken off": lambda x: ms.unit(x - x.mean(-1, keepdim=True)),
     "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
@@ -164,6 +168,10 @@ mistakes("mipe", {
         lambda x, angle: torch.cat((x[..., :-2], ms.mipe(x[..., -2:], angle)), -1),
     "sine and cosine were swapped": lambda x, angle: ms.mipe(x, math.pi / 2 - angle),
     "turned half as far": lambda x, angle: ms.mipe(x, angle / 2),
+    "each tile has angles of its own": lambda x, angle: ms.mipe(x, angle[:1].expand_as(angle)),
+    "needs an axis at its end": lambda x, angle: ms.mipe(x, angle) if len(x) == 1
+    else torch.cat((x, x[..., :6]), -1),
+    "the angle is in radians": lambda x, angle: ms.mipe(x, torch.deg2rad(angle)),
     "turned the wrong way": lambda x, angle: ms.mipe(x, -angle),
     "no gradient arrives at angle": lambda x, angle: ms.mipe(x, angle.detach()),
 })
@@ -193,6 +201,8 @@ def mipe_as_complex_numbers(x, angle):
 
 mistakes("trim", {
     "|s| was taken": lambda s, r: ms.trim(s.abs(), r),
+    "brackets: it is 1 - (1 - s)/r": lambda s, r: ((1 - 1 - s) / r).relu().square(),
+    "not 1 + s": lambda s, r: (1 - (1 + s) / r).relu().square(),
     "the power is 2": lambda s, r: (1 - (1 - s) / r).relu() ** 3,
     "this is a sigmoid": lambda s, r: torch.sigmoid(1 - (1 - s) / r),
     "this max leaks": lambda s, r: F.leaky_relu(1 - (1 - s) / r).square(),
@@ -215,8 +225,10 @@ def trim_by_clamp(s, r):
 
 
 mistakes("softmask", {
-    "not with if": lambda d, w: (d <= 0).float() if w == math.inf else ms.softmask(d, w),
+    "no if and no float(w)": lambda d, w: (d <= 0).float() if w == math.inf else ms.softmask(d, w),
     "is torch.float32, it should be": lambda d, w: ms.softmask(d, w).float(),
+    "brackets: 0.5 * (cos(..) + 1)": lambda d, w: ms.softmask(d, w) + 0.5 * (ms.softmask(d, w) > 0),
+    "round nothing": lambda d, w: ms.softmask(d, w.ceil()),
     "-inf is for softmax":
         lambda d, w: torch.where((-w < d) & (d <= 0), ms.softmask(d, w), -math.inf),
     "there is no mask": lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1),
@@ -272,6 +284,8 @@ mistakes("relevance", {
     "queries and keys were swapped": lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0),
     "i0 is not used": lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r),
     "no gradient arrives at q": lambda q, k, w, r, i0=0: ms.relevance(q.detach(), k, w, r, i0),
+    "torch.tril does not know i0":
+        lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, i0).tril(),
     "keep float64": lambda q, k, w, r, i0=0: ms.relevance(q.float(), k.float(), w, r, i0),
     "i0 is taken to be S - T":
         lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, k.shape[2] - q.shape[2]),
@@ -314,6 +328,7 @@ mistakes("screen", {
     "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
     "values in bfloat16 give h in torch.float32":
         lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).to(q.dtype),
+    "the values are v": lambda q, k, v, w, r, i0=0: ms.screen(q, k, k, w, r, i0),
     "before its product with v": lambda q, k, v, w, r, i0=0: v64(
         q, ms.screen(q, k, v, w, r, i0),
         lambda: ms.relevance(q.float(), k.float(), w, r, i0).to(v.dtype) @ v),
@@ -345,7 +360,7 @@ mistakes("tanh_norm", {
     "not a sigmoid": lambda x: ms.unit(x) * torch.sigmoid(x.norm(dim=-1, keepdim=True)),
     "taken along axis 2": lambda x, eps=1e-6: ms.tanh_norm(x.mT).mT if x.ndim > 2
     else ms.tanh_norm(x),
-    "the gradient of x": lambda x, eps=1e-6: x * (ms.tanh_norm(x).norm(dim=-1, keepdim=True)
+    "the length is detached": lambda x, eps=1e-6: x * (ms.tanh_norm(x).norm(dim=-1, keepdim=True)
                                                   / x.norm(dim=-1, keepdim=True)).detach(),
     "tanh of each number changes the direction": lambda x: torch.tanh(x),
     "not divided by the length": lambda x: x * torch.tanh(x.norm(dim=-1, keepdim=True)),
