@@ -705,6 +705,18 @@ def pairs_with_the_whole_angle(q, k, w, r, i, j):
     return z, torch.cos(math.pi * d / w) * (c > 0), d
 
 
+@mutant("pairs", "brackets: pi d/(2 w)")
+def pairs_with_w_above(q, k, w, r, i, j):
+    z, c, d = solved.pairs(q, k, w, r, i, j)
+    return z, torch.cos(math.pi * d / 2 * w) * (c > 0), d
+
+
+@mutant("pairs", "brackets: it is 1 - (1 - s)/r")
+def pairs_with_a_bracket_too_far(q, k, w, r, i, j):
+    _, c, d = solved.pairs(q, k, w, r, i, j)
+    return ((1 - 1 - q @ k.T) / r).relu(), c, d
+
+
 @mutant("pairs", "the max of Trim is missing")
 def pairs_without_max(q, k, w, r, i, j):
     _, c, d = solved.pairs(q, k, w, r, i, j)
@@ -714,11 +726,14 @@ def pairs_without_max(q, k, w, r, i, j):
 mistakes("dv_block", {
     "the square is missing": lambda z, c, dh: (z * c).T @ dh,
     "c is squared too": lambda z, c, dh: (z.square() * c).T @ dh,
+    "the mean over a block": lambda z, c, dh: (z * c).square().T @ dh / len(z),
+    "all are 0.25 times": lambda z, c, dh: (z * c).square().T @ dh / 4,
 })
 
 
 mistakes("dz_block", {
     "this is dL/dc": lambda z, c, v, dh: 2 * z.square() * c * (dh @ v.T),
+    "alpha_d grows with z": lambda z, c, v, dh: -2 * z * c.square() * (dh @ v.T),
     "one factor c is missing": lambda z, c, v, dh: 2 * z * c * (dh @ v.T),
     "the 2 of the square's derivative": lambda z, c, v, dh: z * c.square() * (dh @ v.T),
 })
@@ -738,6 +753,8 @@ mistakes("dk_block", {
 
 
 mistakes("dr_block", {
+    "multiply pair by pair": lambda dz, z, r: dz.sum() * (1 - z).sum() / r,
+    "not 1 + z": lambda dz, z, r: (dz * (1 + z)).sum() / r,
     "the mean over the pairs": lambda dz, z, r: (dz * (1 - z)).mean() / r,
     "1 - z has one r in it already": lambda dz, z, r: (dz * (1 - z)).sum() / r**2,
     "the sign": lambda dz, z, r: (dz * (z - 1)).sum() / r,
@@ -749,6 +766,9 @@ mistakes("dw_block", {
     "a 1/w is missing": lambda z, c, d, v, dh, w: solved.dw_block(z, c, d, v, dh, w) * w,
     "one factor c is too many":
         lambda z, c, d, v, dh, w: solved.dw_block(z * c.sqrt(), c, d, v, dh, w),
+    "a 1/w is too many": lambda z, c, d, v, dh, w: solved.dw_block(z, c, d, v, dh, w) / w,
+    "brackets: theta is pi/(2 w)": lambda z, c, d, v, dh, w: math.pi / 2 * (
+        2 * z.square() * c * (dh @ v.T) * torch.sin(math.pi / 2 * w * d) * d).sum(),
     "for w = inf": lambda z, c, d, v, dh, w: solved.dw_block(z, c, d, v, dh, w) * w / w,
 })
 
@@ -792,6 +812,13 @@ def gradients_of_whole_blocks(q, k, v, w, r, dh, i0=0, size=16):
 def gradients_in_another_order(*inputs):
     dq, dk, dv, dw, dr = solved.gradients(*inputs)
     return dq, dk, dv, dr, dw
+
+
+@mutant("gradients", "zeros of its own")
+def gradients_in_one_tensor(*inputs):
+    dq, dk, dv, dw, dr = solved.gradients(*inputs)
+    dw += dr
+    return dq, dk, dv, dw, dw
 
 
 @mutant("gradients", "blocks of later keys are visited")
@@ -865,6 +892,13 @@ mistakes("gradients", {
 @mutant("pairs", "z for w = 9 is torch.float32")
 def pairs_in_float32(q, k, w, r, i, j):
     return solved.pairs(q.float(), k.float(), w, r, i, j)
+
+
+@correct("pairs")
+def pairs_as_it_is_written(q, k, w, r, i, j):
+    """math.pi * d is float32, for integers d."""
+    z, c, d = solved.pairs(q, k, w, r, i, j)
+    return z, torch.where(c > 0, torch.cos(math.pi * d / (2 * w)), 0.0), d
 
 
 @mutant("pairs", "come in each other's place")
