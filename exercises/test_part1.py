@@ -31,6 +31,10 @@ def test_window():
             ((s_w.exp() + 1).round(), "w is a real number: round nothing"),
             ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
             (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
+    far = torch.tensor([12.0, 40.0])
+    expect(mine.window(far) / far.exp(), [1, 1], "window([12, 40]), over its exponential,",
+           [((far.clamp(max=n) - far).exp(), f"s_w is clamped at {n}: only from 80 on")
+            for n in (10, 20)])
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
           f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
@@ -85,9 +89,12 @@ def test_unit():
             ([[0, 0.1]], "the square was clipped at eps: clip it at eps^2")], tolerance=1e-4)
     zero = torch.zeros(1, 4)
     check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
-    expect(mine.unit(small / 1e4), [[0, 0.01]], "unit([0, 1e-8])",
-           [([[0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on"),
-            ([[0, 0]], "a vector that is shorter than eps is divided by eps, it is not 0")])
+    short = torch.tensor([[0.0, 1e-8], [0.0, 2e-6]])
+    expect(mine.unit(short), [[0, 0.01], [0, 1]], "unit([[0, 1e-8], [0, 2e-6]])",
+           [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on"),
+            (short / (short.square().sum(-1, True) + 1e-12).sqrt(), "eps^2 was added to the "
+             "square: clip it from below instead"),
+            ([[0, 0], [0, 1]], "a vector that is shorter than eps is divided by eps, it is not 0")])
     slope, = gradient(mine.unit, zero)
     check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
           "0 is infinite. Clip the square, before the root")

@@ -316,7 +316,7 @@ def test_tanh_norm():
     check(J.abs().max() > 1e-3, "TanhNorm's Jacobian at 0 is 0, not the identity: where is the "
           "clamp? It must be the same length above and below the fraction")
     expect(J, torch.eye(4), "TanhNorm's Jacobian at 0")
-    for size in (1e-30, 1e-8, 1e-6, 1e-3, 1.0, 1e4):
+    for size in (1e-30, 1e-8, 1e-6, 1e-3, 0.01, 1.0, 1e4):
         x = torch.randn(3, 16, generator=random(6)) * size
         expect(mine.tanh_norm(x) / min(size, 1), ms.tanh_norm(x) / min(size, 1),
                f"tanh_norm of vectors of size {size:g}, over that size,")

@@ -12,12 +12,16 @@ from exercises.checks import Wrong, check, correlated, describe_difference, expe
 INF = math.inf
 
 
-def some_block(w=9.0, r=0.3, I=12, J=10, first=6):  # noqa: E741
-    """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 0."""
+def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
+    """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 2.
+
+    Each fifth key is turned round, away from the queries.
+    """
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
+    k[1::5] *= -1
     dh = torch.randn(I, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
-    return q, k, v, dh, w, r, first + torch.arange(I), torch.arange(J)
+    return q, k, v, dh, w, r, first + torch.arange(I), 2 + torch.arange(J)
 
 
 def call(name, **inputs):
@@ -43,13 +47,17 @@ def test_pairs():
         s = q @ k.T
         z_right, c_right, d_right = z_c_d(q, k, w, r, i, j)
         inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
-        expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
+        expect(d, d_right, "d", [
+            (i[:, None] - torch.arange(len(j)), "j is given: key n of the block is at j[n]"),
+            (torch.arange(len(i))[:, None] - j, "i is given: query n of the block is at i[n]"),
+            (-d_right, "d is i - j here, not j - i: positive in the past")])
         expect(z, z_right, f"z for w = {w:g}",
                [(c_right, "return z, c, d: z and c come in each other's place"),
                 (z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
                 ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
                 ((1 - s / r).relu(), "Trim compares 1 - s with r, not s"),
+                ((1 - (1 - s.abs()) / r).relu(), "|s| was taken: opposite vectors are not similar"),
                 ((-s / r).relu(), "brackets: it is 1 - (1 - s)/r"),
                 ((1 - (1 - s) / r**2).relu(), "divided by r twice"),
                 ((1 - (1 - s) / r).clamp(max=0), "the smaller of z and 0: clamp(min=0), not max"),

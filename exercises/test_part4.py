@@ -24,8 +24,13 @@ CASES = [(BI + 1, 47, 0, 1.9), (50, 79, 20, 22.0), (37, 95, 23, 24.5), (90, 41, 
 
 
 def inputs(T, S, w, r=0.25):
-    """q (T, 64), k (S, 64), v (S, 128), w, r in float32, one tile."""
-    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, 64, 128, dtype=torch.float32))
+    """q (T, K), k (S, K), v (S, V), w, r in float32, one tile; K = 64, V = 128, or the other way.
+
+    Each fifth key is turned round, away from the queries.
+    """
+    K, V = (64, 128) if T < 50 else (128, 64)
+    q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, K, V, dtype=torch.float32))
+    k[1::5] *= -1
     return q, k, v, torch.tensor([w]), torch.tensor([r])
 
 
@@ -34,7 +39,7 @@ def named(T, S, i0, w):
 
 
 def test_similarity_kernel():
-    for T, S in ((45, 21), (BI + 1, 50)):
+    for T, S in ((45, 21), (50, BI + 1)):
         q, k, *_ = inputs(T, S, INF)
         s = launch.similarities(mine.similarity_kernel, q, k)
         swapped = torch.zeros(T, S)
@@ -109,6 +114,7 @@ def wrong_relevances(q, k, w, r, i0):
         ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
         ((1 - (1 - s) / r).clamp(max=0) ** 2 * m, "z is the larger of the two, tl.maximum"),
+        ((1 - (1 - s.abs()) / r).relu() ** 2 * m, "|s| was taken: opposites are not similar"),
         (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
         ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
         ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
@@ -268,8 +274,9 @@ def test_dq_kernel():
     screen = earlier("screen")
     results, dh_of = {}, {}
     for T, S, i0, w in CASES:
-        dh = dh_of[T] = torch.randn(T, 128, generator=random(1))
-        results[T, S, i0, w] = launch.dq(mine.dq_kernel, *inputs(T, S, w), dh, i0)
+        q, k, v, *widths = inputs(T, S, w)
+        dh = dh_of[T] = torch.randn(T, v.shape[1], generator=random(1))
+        results[T, S, i0, w] = launch.dq(mine.dq_kernel, q, k, v, *widths, dh, i0)
     check_blocks(loads_of(results))
     for (T, S, i0, w), (dq, _) in results.items():
         q, k, v, w, r = inputs(T, S, w)

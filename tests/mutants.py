@@ -54,6 +54,8 @@ def stands_for(exercise, f):
 mistakes("window", {
     "not 2^s_w": lambda s_w: 2**s_w + 1,
     "a clamp makes it finite": lambda s_w: s_w.clamp(max=80).exp() + 1,
+    "s_w is clamped at 10": lambda s_w: torch.where(s_w < math.inf, s_w.clamp(max=10).exp() + 1,
+                                                    math.inf),
     "isinf is true of -inf": lambda s_w: torch.where(s_w.isinf(), math.inf, s_w.exp() + 1),
     "not to s_w": lambda s_w: (s_w + 1).exp(),
     "round nothing": lambda s_w: (s_w.exp() + 1).round(),
@@ -99,6 +101,7 @@ mistakes("unit", {
     "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
     "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
     "clipped at less than eps": lambda x: F.normalize(x, dim=-1, eps=1e-12),
+    "eps^2 was added": lambda x, eps=1e-6: x * (x.square().sum(-1, True) + eps**2).rsqrt(),
     "clip it at eps^2": lambda x, eps=1e-6: ms.unit(x, eps**0.5),
     "the length is detached":
         lambda x, eps=1e-6: x / x.norm(dim=-1, keepdim=True).clamp_min(eps).detach(),
@@ -354,6 +357,8 @@ def screen_one_query_at_a_time(q, k, v, w, r, i0=0):
 # ---------------------------------------------------------------------------------- TanhNorm
 
 mistakes("tanh_norm", {
+    "of vectors of size 0.01": lambda x: torch.where(
+        x.square().sum(-1, True) < 0.01, x, ms.tanh_norm(x)),
     "the length is cut at 1": lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1),
     "tanh of the squared length":
         lambda x: ms.unit(x) * torch.tanh(x.square().sum(-1, keepdim=True)),
@@ -703,6 +708,14 @@ def pairs_of_both_sides(q, k, w, r, i, j):
 def pairs_with_the_whole_angle(q, k, w, r, i, j):
     z, c, d = solved.pairs(q, k, w, r, i, j)
     return z, torch.cos(math.pi * d / w) * (c > 0), d
+
+
+mistakes("pairs", {
+    "key n of the block is at j[n]":
+        lambda q, k, w, r, i, j: solved.pairs(q, k, w, r, i, torch.arange(len(j))),
+    "|s| was taken": lambda q, k, w, r, i, j: ((1 - (1 - (q @ k.T).abs()) / r).relu(),
+                                               *solved.pairs(q, k, w, r, i, j)[1:]),
+})
 
 
 @mutant("pairs", "brackets: pi d/(2 w)")

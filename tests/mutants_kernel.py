@@ -47,6 +47,11 @@ MISTAKES = [
      ("tl.maximum(1 - (1 - s) / tl.load(R), 0.0)", "1 - (1 - s) / tl.load(R)")),
     ("relevance_kernel", "multiplied_by_r", "divided by r, not multiplied",
      ("(1 - s) / tl.load(R)", "(1 - s) * tl.load(R)")),
+    ("relevance_kernel", "either_sign", "|s| was taken", ("1 - (1 - s)", "1 - (1 - tl.abs(s))")),
+    *[(kernel, f"{kernel}_of_64", "starts at Q + n * K",
+       ("(Q, t0, T, BI, K)", "(Q, t0, T, BI, 64)"), ("(K_, j0, S, BJ, K)", "(K_, j0, S, BJ, 64)"))
+      for kernel in ("similarity_kernel", "forward_kernel")],
+    ("forward_kernel", "values_of_128", "starts at V_ + n * V", ("BJ, V)", "BJ, 128)")),
     ("relevance_kernel", "not_squared", "this is z c: alpha_d is its square",
      ("OUT, z * z * m", "OUT, z * tl.sqrt(m)")),
     ("relevance_kernel", "one_more", "the window is w, not w + 1",
