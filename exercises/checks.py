@@ -1,4 +1,4 @@
-"""What the tests of the course share: comparisons that say what is probably wrong, and inputs."""
+"""Shared by the course's tests: comparisons that say what is probably wrong, and inputs."""
 import torch
 from torch.nn.functional import normalize
 
@@ -13,28 +13,28 @@ def check(good, message):
 
 
 def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
-    """Compare a value with the right one. mistakes: (a wrong value, what it comes from).
+    """Compare a value with the right one. mistakes: (a wrong value, its cause).
 
-    Of several causes that give the same numbers the message has up to three. what: its name; in
-    "f at d = {}" stands what `at` has for the place that is off most. tolerance: relative to the
-    largest right value, or absolute where all are below 1.
+    If several causes give these numbers, the message names up to three. what: the value's name; the
+    {} of "f at d = {}" becomes the entry of `at` where the error is largest. tolerance: relative to
+    the largest right value, or absolute where all are below 1.
     """
     dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
     check(found.shape == right.shape,
-          f"{what} has the shape {tuple(found.shape)}, it should be {tuple(right.shape)}")
+          f"{what} has the shape {tuple(found.shape)}; it should be {tuple(right.shape)}")
     if near(found, right, tolerance):
         return
     wrong = [(as_tensor(x), cause) for x, cause in mistakes]
     causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
     difference = describe_difference(found, right, what, at)
     if near(found, right, 1e-5) and len(set(dtypes)) == 2:
-        difference += f": it is {dtypes[0]}, and should be {dtypes[1]}"
+        difference += f": it is {dtypes[0]}, but should be {dtypes[1]}"
     raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
 
 
 def describe_difference(found, right, what, names=None):
-    """`what` is .. , it should be .. ; of tensors the place that is off most."""
+    """`what` is ..; it should be ..: for a tensor, where the error is largest."""
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
@@ -42,7 +42,7 @@ def describe_difference(found, right, what, names=None):
         what, place = what.format(int(names[at[0]])), ""
     a, b = found[at].item(), right[at].item()
     digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
-    return f"{what}{place} is {a:.{digits}g}, it should be {b:.{digits}g}"
+    return f"{what}{place} is {a:.{digits}g}; it should be {b:.{digits}g}"
 
 
 def as_tensor(x):
@@ -60,7 +60,7 @@ def gradient(f, *inputs, dh=None):
     """The gradients of sum(f(inputs) dh) for all inputs; zeros where nothing arrives."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     out = f(*inputs)
-    check(out.requires_grad, "no gradient comes back: was a tensor detached, or made anew?")
+    check(out.requires_grad, "no gradient comes back: was a tensor detached, or created anew?")
     dh = torch.ones_like(out) if dh is None else dh
     return torch.autograd.grad(out, inputs, dh, allow_unused=True, materialize_grads=True)
 

@@ -1,4 +1,4 @@
-"""What trains and measures the models of part 5. Nothing to do here: read it once."""
+"""Trains and measures the models of part 5. Nothing to do here: read it once."""
 import math
 import statistics
 import time
@@ -13,7 +13,7 @@ from support.stream import DONE_AFTER, ABCDigitsStream
 T = 128                                                # tokens of a training sequence
 LONG = 1024                                            # tokens of a long one, and of a prompt
 LAST = 64                                              # its last tokens, whose loss is compared
-MORE = 25                                              # steps of a model that was trained before
+MORE = 25                                              # extra steps with trained weights
 
 
 def train_variant(name, model, data, steps, lr, seed):
@@ -51,7 +51,7 @@ def some(data, n):
 
 @torch.no_grad()
 def measure(model, rows, val, long):
-    """{what: a number} of a trained model, NaN where it has none."""
+    """{what: a number} for a trained model."""
     model.eval()                                       # for your dropout
     x, far = some(val, 32), some(long, 8)
     near = far[:, -T - 1 :]
@@ -69,10 +69,10 @@ def measure(model, rows, val, long):
 
 
 def retrieval(name, model, trained, tokenizer, seed):
-    """{what: a number}: the needles that a model finds with the weights of a trained one.
+    """{what: a number}: the share of needles that a model finds with trained weights.
 
-    25 more steps let them get used to this variant, then ten prompts ask for a number that stood
-    there once. Nothing where the weights do not fit.
+    25 more steps adapt the weights to this variant; then ten prompts ask for a number that was
+    stated once. Empty if the weights do not fit.
     """
     weights = trained.state_dict()
     if {n: W.shape for n, W in weights.items()} != {n: W.shape for n, W in
@@ -80,7 +80,7 @@ def retrieval(name, model, trained, tokenizer, seed):
         return {}
     model.load_state_dict(weights)
     data = ABCDigitsStream(tokenizer, 256, 2, seed, part=0)
-    data.looked_up = DONE_AFTER                        # documents as at the end of its training
+    data.looked_up = DONE_AFTER                        # the documents of late training
     train_variant(name, model, data, MORE, 2**-6, seed)
 
     def count_tokens(line):
@@ -124,7 +124,7 @@ def table(variant, pairs):
 
 
 def shown(x):
-    """A number in four digits or more."""
+    """A number with at least four digits."""
     if math.isnan(x):
         return "-"
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4f}" if abs(x) < 10 else f"{x:.1f}"

@@ -39,7 +39,7 @@ def test_acceptance():
            [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
              "here r is the sigmoid of s_r"),
             (torch.sigmoid(-s_r).clamp_min(1e-6),
-             "the sign of s_r is the other way: a larger s_r accepts more"),
+             "the sign of s_r is reversed: a larger s_r accepts more"),
             (torch.tanh(s_r).clamp_min(1e-6), "r is the sigmoid of s_r, not its tanh"),
             (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
     expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
@@ -58,15 +58,16 @@ def test_unit():
            [(x / x.norm(), "all vectors were divided by one length: each has its own, over the "
              "last dimension"),
             (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
-            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks"),
+            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root is "
+             "missing"),
             (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
              "squares, not of their mean"),
             (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
              "not the sum of sizes"),
             (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
              "not the largest number"),
-            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was taken off first: only the "
-             "length is divided by")])
+            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted first: "
+             "divide by the length only")])
     small = torch.tensor([[0.0, 1e-4]])
     expect(mine.unit(small), [[0, 1]], "unit([0, 1e-4])",
            [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
@@ -91,12 +92,12 @@ def test_mipe_angle():
     gamma = (torch.cos(math.pi * w / 256) + 1) / 2
     right = math.pi * i * (gamma / w)[:, None]
     causes = [(right / math.pi, "the angle lacks pi"),
-              (2 * right, "the angle is twice too large: does gamma lack its 1/2?"),
+              (2 * right, "the angle is doubled: does gamma lack its 1/2?"),
               (right * w[:, None], "the angle is not divided by w"),
               (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
               (i * gamma[:, None], "the angle lacks pi / w"),
               (-right, "the sign: the angle grows with the position"),
-              (math.pi * (i + 1) * (gamma / w)[:, None], "positions count from 0, and are given: "
+              (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
                "add nothing to i"),
               (math.pi * i * ((1 - gamma) / w)[:, None], "gamma falls from 1 at w = 0 to 0 at "
                "w_th: this one rises"),
@@ -163,14 +164,14 @@ def test_mipe():
             (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2"),
             (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
             (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
-            (ms.mipe(x, quarter / 2), "turned half as far: the angle is given, use it as it is"),
+            (ms.mipe(x, quarter / 2), "turned half as far: use the given angle as it is"),
             ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "x_0 was overwritten before x_1 used it: keep both"),
             ([[[[1, 1, 0, 5, 0, 7, 0, 0]]]], "sine and cosine were added: multiply")])
     x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
     angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
     y = mine.mipe(x, angle)
-    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, this does not: "
-          "the sine has a minus once")
+    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, but this does "
+          "not: the sine has a minus once")
     check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
     expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)", tolerance=1e-9)
     expect_gradients(mine.mipe, ms.mipe, [x, angle], "x angle")

@@ -45,7 +45,7 @@ def test_pairs():
         inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
         expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
         swapped = torch.allclose(z, c_right) and torch.allclose(c, z_right)
-        check(not swapped, "return z, c, d: z and c come in each other's place")
+        check(not swapped, "return z, c, d: z and c are swapped")
         expect(z, z_right, f"z for w = {w:g}",
                [(z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
@@ -72,7 +72,7 @@ def test_pairs():
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
         check((c[~inside] == 0).all(), "c must be exactly 0 at distance w and beyond, and for a "
-              "later key: ask for d, a cosine is only nearly 0")
+              "later key: test d: a cosine is only nearly 0")
 
 
 def test_dv_block():
@@ -83,7 +83,7 @@ def test_dv_block():
            [((z * c).T @ dh, "alpha_d is (z c)^2: the square is missing"),
             ((z.square() * c).T @ dh, "c is squared too: alpha_d = (z c)^2"),
             ((z * c.square()).T @ dh, "z is squared too: alpha_d = (z c)^2"),
-            (z.square().T @ dh, "the softmask does not act: alpha_d = (z c)^2"),
+            (z.square().T @ dh, "the softmask is ignored: alpha_d = (z c)^2"),
             (2 * right, "h is linear in v: there is no 2")], tolerance=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_dz_block():
            [(right / 2, "the 2 of the square's derivative is missing"),
             (right * z, "one factor z is too many: (z^2)' = 2 z"),
             (2 * z * c * (dh @ v.T), "one factor c is missing: y = z c, and dy/dz = c"),
-            (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz z and c change places"),
+            (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz swap z and c"),
             (dh @ v.T, "this is dL/d(alpha_d): dL/dz = dL/d(alpha_d) times the slope of (z c)^2"),
             ((z * c).square() * (dh @ v.T), "this is alpha_d (dh . v): take the slope of (z c)^2"),
             (2 * z * c.square().square() * (dh @ v.T), "c^2 counts once: dz = 2 z c^2 (dh . v)"),
@@ -110,7 +110,7 @@ def of_s(name, right, dz, x, r, *more):
     """dq and dk: the same mistakes. x: (name, keys or queries)"""
     expect(call(f"{name}_block", dz=dz, **{x[0]: x[1]}, r=r), right, name,
            [*more, (right * r, "1/r is missing: dz/ds = 1/r"),
-            (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
+            (right * r * r, "divide by r, dz/ds = 1/r: this multiplies"),
             (right / r, "divided by r twice"), (-right, "the sign: z grows with s"),
             (right / len(x[1]), "the mean over a block: a gradient is a sum")],
            tolerance=1e-6)
@@ -140,8 +140,8 @@ def test_dr_block():
     expect(call("dr_block", dz=dz, z=z, r=r), right, "dr",
            [(-right, "the sign: a wider r accepts more, z grows with r"),
             (right * r, "1/r is missing: (1 - s)/r^2 = (1 - z)/r"),
-            (right * r * r, "divide by r: dz/dr = (1 - z)/r; this multiplies"),
-            (right / r, "(1 - s)/r^2 is (1 - z)/r: 1 - z has one r in it already"),
+            (right * r * r, "divide by r, dz/dr = (1 - z)/r: this multiplies"),
+            (right / r, "(1 - s)/r^2 is (1 - z)/r: 1 - z already contains one r"),
             (right / dz.numel(), "the mean over the pairs: a gradient is their sum"),
             ((dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
             (dz.sum() / r, "dz/dr is (1 - z)/r: 1 - z is missing"),
@@ -172,7 +172,7 @@ def test_dw_block():
             (right * w / theta, "dtheta/dw = -theta/w: this factor is missing"),
             ((4 * alpha * c * dy * torch.sin(2 * theta * d) * d * theta / w).sum(),
              "theta is pi/(2 w), not pi/w"),
-            (right * 2, "a 2 is too many")], tolerance=1e-6)
+            (right * 2, "there is a 2 too many")], tolerance=1e-6)
     infinite = call("dw_block", z=z, c=torch.ones_like(z), d=d, v=v, dh=dh,
                     w=torch.tensor(INF).double())
     check(infinite == 0, f"dw is {infinite} for w = inf: it must be 0")
@@ -268,23 +268,24 @@ def compare(found, right, inputs, case):
     if [[name] for name in GRADIENTS] == order:
         return
     check(sorted(order) != sorted([name] for name in GRADIENTS),
-          f"gradients come in the order dq, dk, dv, dw, dr, these as {', '.join(sum(order, []))}")
+          "gradients come in the order dq, dk, dv, dw, dr, but these come in the order "
+          f"{', '.join(sum(order, []))}")
     where = f"of {T} queries and {S} keys, i0 = {i0}, w = {w:g}, size = {size}"
     for x, (name, y) in zip(found, right.items()):
-        check(x.shape == y.shape, f"{name} {where} has the shape {tuple(x.shape)}, it should be "
+        check(x.shape == y.shape, f"{name} {where} has the shape {tuple(x.shape)}; it should be "
               f"{tuple(y.shape)}")
     off = [name for name, x in zip(GRADIENTS, found) if name not in names(x)]
     name = off[0]
     difference = describe_difference(found[GRADIENTS.index(name)], right[name], f"{name} {where}")
     at_0 = by_autograd(*inputs)
     if i0 and all(near(x, y, 1e-6) for x, y in zip(found, at_0)):
-        causes = ["i0 does not act: query t is at position i0 + t"]
+        causes = ["i0 is ignored: query t is at position i0 + t"]
     elif len(off) == 1:
         causes = [f"only {name} is off: is each block added to it, with += and to the right rows?"]
     else:
         causes = bounds_that_give(found, *inputs, i0, size) or [
             "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"
-            + (", is 16 in place of size?" if size != 16 else "?")]
+            + (", is 16 used instead of size?" if size != 16 else "?")]
     raise Wrong("\n".join([*causes, f"off: {', '.join(off)}. {difference}"]))
 
 

@@ -42,7 +42,7 @@ def test_similarity_kernel():
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
                [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
                  "program_id(0) * BI"),
-                (q @ k.T / q.shape[1] ** 0.5, "s is not divided by the root of d_K"),
+                (q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of d_K"),
                 (swapped, "queries and keys were swapped: a row is a query")])
 
 
@@ -54,38 +54,38 @@ def trim_and_softmask(q, k, w, r, i0):
 
 
 def wrong_relevances(q, k, w, r, i0):
-    """(alpha_d, what it comes from): Eqs. 9 to 11 with one mistake each."""
+    """(alpha_d, cause): Eqs. 9 to 11 with one mistake each."""
     z, m, d = trim_and_softmask(q, k, w, r, i0)
     angle, inside, s = math.pi * d / w, m > 0, q @ k.T
     wave = 0.5 * (torch.cos(angle) + 1)
     m_at_0 = trim_and_softmask(q, k, w, r, 0)[1]
     future = "a later key must get 0: this kernel sees the future"
     return [
-        (z**2 * m_at_0, "i0 does not act in d: query t is at position i0 + t"),
+        (z**2 * m_at_0, "i0 is ignored in d: query t is at position i0 + t"),
         (z**2 * wave * (d > -w), future), (z**2 * wave * (d.abs() < w), future),
         (z**2 * wave * (d < w) * (d >= 0), "the sign of d: it is j - i, negative in the past"),
         (z**2 * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
-        (z**2 * m * (d < 0), "a query sees its own key: d = 0 is in the window"),
+        (z**2 * m * (d < 0), "a query sees its own key: d = 0 is inside the window"),
         (z**2 * m**2, "Softmask counts once: alpha_d = z^2 m"),
-        (z**2 * 0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
-         "the half is that of cos^2(pi d/(2 w))"),
+        (z**2 * 0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle in (cos + 1)/2 is pi d/w: "
+         "half of it belongs in cos^2(pi d/(2 w))"),
         (z**2 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
-        (z**2 * (d <= 0), "the window does not act: Softmask is missing"),
+        (z**2 * (d <= 0), "the window is ignored: Softmask is missing"),
         (z**2, "Softmask is missing: each key counts, later ones too"),
         (z**2 * torch.cos(angle) * inside, "Softmask is (cos(pi d/w) + 1)/2, not the cosine"),
         (z**2 * torch.cos(angle / 2) * inside, "Softmask is cos^2(pi d/(2 w)): the square of the "
          "cosine is missing"),
         (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
-         "or a 2 is too many"),
+         "or there is a 2 too many"),
         (z**2 * 0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
-        (z**2 * 0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice too "
-         "large: cos(pi d/w), or cos^2(pi d/(2 w))"),
+        (z**2 * 0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is doubled: "
+         "cos(pi d/w), or cos^2(pi d/(2 w))"),
         (z**2 * trim_and_softmask(q, k, w + 1, r, i0)[1], "the window is w, not w + 1"),
         (z * m, "the square of Trim is missing"),
         (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
         ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
-        (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
+        (s.relu() ** 2 * m, "r is ignored: z = max(1 - (1 - s)/r, 0)"),
         ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
         ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
          "w and r were swapped"),
@@ -103,7 +103,7 @@ def test_relevance_kernel():
                wrong_relevances(q, k, w, r, i0))
         outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
         check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
-              "exactly 0: ask for d, a cosine is only nearly 0")
+              "exactly 0: test d: a cosine is only nearly 0")
 
 
 # ------------------------------------------------------------------------ which blocks are visited
@@ -120,7 +120,7 @@ def right_blocks(T, S, i0, w, n):
 
 
 def wrong_blocks(T, S, i0, w, n):
-    """{what it comes from: the blocks of keys} of block n of the queries, with one mistake each."""
+    """{cause: the blocks of keys} of block n of the queries, with one mistake each."""
     i, full = i0 + n * BI, i0 + (n + 1) * BI
     last = min(full, i0 + T) - 1
     return {cause: between(*keys)
@@ -139,9 +139,9 @@ def check_blocks(visited):
               if all(wrong_blocks(*case, n)[cause] == blocks
                      for case, found in visited.items() for n, blocks in enumerate(found))]
     if not any(right_blocks(*case, n) for case, n in wrong):
-        causes = ["where nothing is seen lo = hi, and nothing is visited"]
+        causes = ["where nothing is seen, lo = hi and nothing is visited"]
     raise Wrong("\n".join([*causes[:3], (
-        f"block {n} {named(*case)}, has the positions {i0 + n * BI} to "
+        f"block {n} {named(*case)}, has positions {i0 + n * BI} to "
         f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))}, and visits "
         f"{keys(visited[case][n])}")]))
 
@@ -161,8 +161,8 @@ def test_bounds_kernel():
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
         for lo, hi in found:
             where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
-            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or is one a number "
-                  f"of blocks? {where}")
+            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or does one count "
+                  f"blocks? {where}")
             check(lo >= 0 and lo % BJ == 0,
                   f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
         visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
@@ -211,13 +211,13 @@ def test_forward_kernel():
 
 
 def wrong_slopes(q, k, w, r, i0):
-    """(dz / (dh . v), what it comes from): 2 z m with one mistake each."""
+    """(dz / (dh . v), cause): 2 z m with one mistake each."""
     z, m, d = trim_and_softmask(q, k, w, r, i0)
     wave = 0.5 * (torch.cos(math.pi * d / w) + 1)
     future = "a later key must get 0: this kernel sees the future"
     return [
         (2 * z * trim_and_softmask(q, k, w, r, 0)[1],
-         "i0 does not act in d: query t is at position i0 + t"),
+         "i0 is ignored in d: query t is at position i0 + t"),
         (2 * z * wave * (d > -w), future), (2 * z * wave * (d.abs() < w), future),
         (2 * z * wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
         (z * m, "the 2 of the square's derivative is missing"),
@@ -258,7 +258,7 @@ def test_dq_kernel():
                 (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
                 (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
                 (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
-                 "each block takes the rows of dh of the first: t0 = program_id(0) * BI"),
+                 "each block takes the first block's rows of dh: t0 = program_id(0) * BI"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
-                (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
+                (right * r * r, "divide by r, dz/ds = 1/r: this multiplies"),
                 (right / r, "divided by r twice: dz/ds = 1/r")])
