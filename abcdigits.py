@@ -2,8 +2,8 @@
 
     python abcdigits.py --ckpt out/ckpt.pt
 
-A prompt is a shuffled list of lines LETTER=NUMBER. Each letter has one number; most letters appear
-many times, one, the needle, only once. The prompt ends with the needle's letter and "=", and the
+A prompt is a shuffled list of lines LETTER=NUMBER. Each letter has one number. Most letters appear
+many times; one, the needle, appears once. The prompt ends with the needle's letter and "=", and the
 model must complete the number. The prompts are bit for bit those of the paper's author, Ken M.
 Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 
@@ -25,10 +25,10 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # --------------------------------------------------------------------------------- prompts
 
 def make_prompts(depth, n_digits, n_trials, fill):
-    """n_trials prompts, each ending with its answer. fill(rng, weights, lines, needle): the rest.
+    """n_trials prompts, each ending with its answer. fill(rng, weights, lines, needle): more lines.
 
-    One random.Random(123) serves all trials. A trial draws 26 different numbers and deals the
-    weights 0, 2^0, .., 2^24 out to the letters; 0 is the needle. The context is every other letter
+    One random.Random(123) serves all trials. A trial draws 26 different numbers and deals
+    the letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter
     once and those that `fill` adds, shuffled. The needle's line goes in after the fraction `depth`
     of the lines, and once more at the end, where its last n_digits characters are the answer.
     """
@@ -52,7 +52,7 @@ def make_prompts(depth, n_digits, n_trials, fill):
 
 
 def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
-    """n_trials prompts of n_lines lines, the one to complete included, each with its answer."""
+    """n_trials prompts of n_lines lines, counting the one to complete, each with its answer."""
     if n_lines < 27:
         raise UsageError(f"{n_lines} lines: a prompt has at least 27, the letters and a question")
 

@@ -13,8 +13,8 @@ W_Q W_K W_V W_G   projections to query, key, value, gate of each tile        Gat
 W_O, s_O          projection back to R^E and its log scale, of each tile     GatedScreeningTiles
 s_w -> w          screening window: keys at distance >= w are never seen     window
 s_r -> r          acceptance width: similarities <= 1 - r are rejected       acceptance
-q_bar, q_tilde    query of unit length; the same with its position in it     unit, mipe
-w_th              windows from here on carry no position                     mipe_angle
+q_bar, q_tilde    query of unit length; the same with its position encoded   unit, mipe
+w_th              windows of w_th and more carry no position                 mipe_angle
 s, alpha          similarity in [-1, 1]; distance-unaware relevance          relevance, trim
 m, alpha_d        softmask; distance-aware relevance alpha m                 softmask, relevance
 h, u, g_hat       screened sum of values; bounded; the gate                  screen, tanh_norm, gate
@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless given. No length is a maximum."""
+    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless given. Length has no maximum."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -59,7 +59,7 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    s_w = +inf gives w = +inf, no edge. Beyond s_w = 80 the gradient is 0. `initialize` inverts it.
+    s_w = +inf gives w = +inf, no edge. Above s_w = 80 the gradient is 0. `initialize` inverts it.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
@@ -80,7 +80,7 @@ def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
     Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
-    Returns (H, T) in radians, below one turn. In float32 i = 2^17 would be off by 0.03 rad.
+    Returns (H, T) in radians, below one turn. In float32 it would be 0.03 rad off at i = 2^17.
     """
     w_near = (w.cpu() if w.is_mps else w).double().clamp(max=w_th)         # MPS has no float64
     gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
@@ -98,7 +98,7 @@ def mipe(x, angle):
 def trim(s, r):
     """Eq. (9), Trim: alpha = max(1 - (1 - s)/r, 0)^2, distance-unaware relevance.
 
-    s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns like s, in [0, 1].
+    s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns the shape of s.
     Exactly 0 where 1 - s >= r; value and slope are continuous there.
     """
     return (1 - (1 - s) / r).relu().square()
@@ -117,7 +117,7 @@ def softmask(d, w):
 def relevance(q, k, w, r, i0=0):
     """Eq. (8), similarity: s_ij = q_i . k_j. Eq. (11): alpha_d_ij = Trim(s_ij) Softmask(j - i).
 
-    q: (B, H, T, K), k: (B, H, S, K), both with their positions in them; w, r: (H,).
+    q: (B, H, T, K), k: (B, H, S, K), both with positions encoded; w, r: (H,).
     i0: position of the first query, counted from the first key. Returns (B, H, T, S).
     """
     w, r = w[:, None, None], r[:, None, None]
@@ -159,12 +159,12 @@ def product(axes, x, W, dtype=None):
 
 
 def keeps_to_window(screen):
-    """Whether a function promises to ignore keys outside the window. A definition may be edited."""
+    """Whether a screen promises to ignore keys outside the window. An edited one may see them."""
     return getattr(screen, "keeps_to_window", False)
 
 
 def weights(f, q, k, w, r, i0=0):
-    """What f weighs the keys with, (B, H, T, S): its h, where v_j is the unit vector e_j."""
+    """The weights that f gives the keys, (B, H, T, S): its h if v_j is the unit vector e_j."""
     definition = screen if keeps_to_window(f) else f
     e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
     return definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0)
@@ -173,8 +173,8 @@ def weights(f, q, k, w, r, i0=0):
 class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
-    `encode`, `acceptance`, `bound` and `gate` are made to be overridden: an exercise or an ablation
-    is a subclass that changes one of them. dtype: of the matrix products, None for the parameters'.
+    `encode`, `acceptance`, `bound` and `gate` are hooks: an exercise or an ablation is a subclass
+    that overrides one of them. dtype: of the matrix products; None: the parameters' own.
     """
 
     def __init__(self, config, dtype=None):
@@ -185,7 +185,7 @@ class GatedScreeningTiles(nn.Module):
     def initialize(self):
         """The paper's table of initial values. Matrices are N(0, deviation).
 
-        Those of s_w and s_r are inverses of Eq. 4: windows from 2 to w_th + 1, and r = 1/2.
+        s_w and s_r invert Eq. 4: windows from 2 to w_th + 1, and r = 1/2.
         """
         c = self.config
         H, E, K, V = c.N_H, c.d_E, c.d_K, c.d_V
@@ -219,7 +219,7 @@ class GatedScreeningTiles(nn.Module):
         return product("bte,ehd->bhtd", x, W, self.dtype)
 
     def screening(self, x, screen, cache=None):
-        """Eq. (16): u = Screening(q, k, v) of x, after what is in the cache. -> (B, H, T, V)"""
+        """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)"""
         w, r = window(self.s_w), self.acceptance()
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
@@ -243,7 +243,7 @@ class GatedScreeningTiles(nn.Module):
 
 
 class KeyCache:
-    """The keys and values of one layer that a later query may see: encoded, unit, oldest first.
+    """The keys and values of one layer that a later query may see: encoded, oldest first.
 
     When the buffer is full, what lies outside every window is dropped.
     """
@@ -272,10 +272,10 @@ class KeyCache:
 class Multiscreen(nn.Module):
     """The language model: tokens (B, T) -> logits (B, T, N).
 
-    screen: `screen`, or what support/choose.py finds for long contexts. tiles: the class of a
-    layer. dtype: of the matrix products (torch.bfloat16, say), None for the parameters' own.
+    screen: `screen`, or the faster one that support/choose.py finds. tiles: the class of a layer.
+    dtype: of the matrix products (torch.bfloat16, say); None: the parameters' own.
     """
-    pairs_at_once = 2**26      # B H T S of one call of the definition, without gradients
+    pairs_at_once = 2**26      # B H T S per call of the definition, without gradients
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
         super().__init__()
@@ -298,15 +298,15 @@ class Multiscreen(nn.Module):
         return x
 
     def hidden(self, tokens, caches=None, chunk=2**12):
-        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: a KeyCache a layer, or None.
+        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
 
         Without gradients, long inputs are processed in chunks to save memory.
         """
         if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens are {tuple(tokens.shape)}: give (B, T), at least one of each")
+            raise ValueError(f"tokens are {tuple(tokens.shape)}: give (B, T), both at least 1")
         if self.W_E.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and give "
-                            "the model dtype=torch.bfloat16 for its products alone")
+                            "the model dtype=torch.bfloat16 for its products only")
         if torch.is_grad_enabled():
             return self.through_layers(tokens, caches, self.screen)
         B, T = tokens.shape
@@ -334,7 +334,7 @@ class Multiscreen(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 are ignored. Over 2^25 logits are recomputed in backward, not by torch.func.
+        Targets of -100 are ignored. Beyond 2^25 logits backward recomputes them; torch.func fails.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
@@ -355,7 +355,7 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def relevance_maps(self, tokens):
-        """`weights` in each layer, of each tile: a list of N_L (B, H, T, T)."""
+        """`weights` of all tiles: a list of N_L tensors (B, H, T, T)."""
         maps = []
 
         def record(q, k, v, w, r, i0=0):
@@ -373,9 +373,9 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
-        """Yield n next tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
+        """Yield the next n tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
 
-        Greedy for temperature 0, else drawn from softmax(logits / temperature), of top_k tokens.
+        Greedy for temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
         """
         if not (temperature == 0 or temperature >= 1e-4) or top_k is not None and top_k < 1:
             raise ValueError(f"temperature {temperature}: 0 or >= 1e-4; top_k {top_k}: at least 1")

@@ -35,14 +35,14 @@
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
 
-6. Decoding. Up to 16 queries share the keys among programs, and PyTorch adds what they find. Their
-   cache is neither copied nor split: q and k stay float32.
+6. Decoding. For up to 16 queries, programs divide the keys among them, and PyTorch adds their sums.
+   The cache is neither copied nor split: q and k stay float32.
 
 Names: B, H, T, S as in multiscreen.py. A block is BI queries x BJ keys; t0 and j0 are its first
 query and its first key. The position of query t, counted from the first key, is i = i0 + t.
 reach = ceil(w) - 1 is the largest d inside the window. In memory the parts of q and k are
-(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. k as one
-part, and v, may have any strides.
+(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. v, and k
+in one part, may have any strides.
 """
 import os
 from types import SimpleNamespace
@@ -100,7 +100,7 @@ def _dot(a, b, acc):
 
 @jit
 def _cast(x, dtype: tl.constexpr):
-    """x, rounded to nearest, ties to even. The interpreter would cut bfloat16's digits off."""
+    """x, rounded to nearest, ties to even. The interpreter would truncate to bfloat16."""
     if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -143,7 +143,7 @@ def _store(X, x, first, end, stride, N: tl.constexpr, D: tl.constexpr):
 
 @jit
 def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr):
-    """Write N rows of X as PARTS parts, each the rounding of what those before it have left."""
+    """Write N rows of X as PARTS parts, each the rounding of what the earlier parts leave."""
     blocks = tl.cdiv(T, N)
     tile = tl.program_id(0).to(tl.int64) // blocks                                # b H + h
     t0 = tl.program_id(0) % blocks * N
@@ -159,10 +159,10 @@ def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS:
 
 @jit
 def _cos_sin(x, w, FAR: tl.constexpr):
-    """cos and sin of theta x = 2 pi x / (4 w), x whole numbers. FAR: that may be many turns.
+    """cos and sin of theta x = 2 pi x / (4 w), x whole numbers. FAR: x may be many turns.
 
-    Whole turns are taken off first. 1 / (4 w) is split, so that x times its first part is exact.
-    The fast cosine is one instruction and, within half a turn, wrong by at most 2^-20.5.
+    Whole turns are removed first. 1 / (4 w) is split, so that x times its first part is exact.
+    The fast cosine is one instruction and, within half a turn, off by at most 2^-20.5.
     """
     turn = 0.25 / w
     if FAR:
@@ -210,7 +210,7 @@ def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
 
 @jit
 def _program(ORDER, W, R, n, B):
-    """What this program works on: tile h, sequence b, block m of n; and h's w, 1/r and reach."""
+    """This program's tile h, sequence b and block m of n, and the w, 1/r and reach of h."""
     pid = tl.program_id(0)
     h = tl.load(ORDER + pid // (B * n)).to(tl.int64)
     b = (pid % B).to(tl.int64)
@@ -253,7 +253,7 @@ def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
 def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, T, S,
              D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
              PARTS: tl.constexpr):
-    """h for a block of queries. The last ones, which see the most keys, start first."""
+    """h for a block of queries. The last blocks, which see the most keys, start first."""
     blocks = tl.cdiv(T, BI)
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - m) * BI
@@ -292,7 +292,7 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
 def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, v_t,
                  i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
                  BJ: tl.constexpr, PARTS: tl.constexpr):
-    """dq for a block of queries, and what each of them adds to dw and dr."""
+    """dq for a block of queries, and what each query adds to dw and dr."""
     blocks = tl.cdiv(T, BI)
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - m) * BI
@@ -335,7 +335,7 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
 def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t,
                   i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
                   BJ: tl.constexpr, PARTS: tl.constexpr):
-    """dk and dv for a block of keys. The first ones, seen by the most queries, start first."""
+    """dk and dv for a block of keys. The first blocks, seen by the most queries, start first."""
     h, b, m, w, r_inv, reach = _program(ORDER, W, R, tl.cdiv(S, BJ), B)
     j0 = m * BJ
     Q += (b * H + h) * T * PARTS * D_K
@@ -359,7 +359,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
             z = _trim_root(k, q, r_inv)
             c, _ = _softmask_root(j - (i0 + t0), cos, sin, w, -reach, 0, EDGE)
             y = z * c
-            # In this order: the other spills in float32.
+            # In this order: the other one spills in float32.
             dv = _dot(_cast(y * y, v.dtype), dh, dv)
             half_dy = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
             for part in tl.static_range(PARTS):
@@ -372,7 +372,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
 # ---------------------------------------------------------------------------------- from PyTorch
 
 KERNELS = {"forward": _forward, "decode": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
-KEYS = 1024                                            # that one program of "decode" visits
+KEYS = 1024                                            # per program of "decode"
 
 # (BI, BJ, warps, stages) for compute capability 8, 9, and from 10 on, by kernel and by whether the
 # values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
@@ -393,7 +393,7 @@ BLOCKS = {
 def config(kernel, exact, d_K, d_V, capability):
     """(queries in a block, keys in a block, warps, stages). exact: the values are float32.
 
-    Larger sizes than the table is for take small blocks: right, but not tuned, and some spill.
+    Sizes beyond the table take small blocks: correct, but not tuned, and some spill.
     """
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
@@ -503,7 +503,7 @@ def _refuse_second_derivatives(ctx, *gradients):
 
 
 def refuse_forward_mode(*tensors):
-    """PyTorch would drop their tangents in silence: the derivative would be 0."""
+    """PyTorch would silently drop their tangents: the derivative would be 0."""
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("screening_triton.screen is differentiable once, in reverse "
                                   "mode: for forward mode take multiscreen.screen")
@@ -516,7 +516,7 @@ _screen_backward.register_autograd(_refuse_second_derivatives)
 def screen(q, k, v, w, r, i0=0):
     """`multiscreen.screen` (Eq. 12): same arguments, same numbers, differentiable once.
 
-    float32, float16 or bfloat16; K and V are powers of two from 16 on. Nothing is broadcast: a
+    float32, float16 or bfloat16; K and V are powers of two >= 16. Nothing is broadcast: a
     ValueError names the shape that does not fit.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):

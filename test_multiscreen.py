@@ -1,7 +1,7 @@
 """The proof, in the order of the equations: hand-worked points, properties, a float64 reference.
 
-The equations of one screening unit, the model, and the fused kernel against the definition. What
-they are compared with is tests/reference.py.
+The equations of one screening unit, the model, and the fused kernel against the definition. The
+reference is tests/reference.py.
 """
 from tests import DEVICE
 
@@ -45,7 +45,7 @@ from tests.helpers import (
 
 
 def guards(equation):
-    """A test of an equation: where it fails, it says so, in case the change was on purpose."""
+    """A test of an equation: its failure says so, in case you changed it on purpose."""
     def decorate(test):
         @functools.wraps(test)
         def wrapper(*args, **kwargs):
@@ -305,7 +305,7 @@ def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more,
 
 @given(seed=seeds, T=st.integers(1, 16))
 def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(seed, T):
-    """Near: no key is more than 256 back. Whatever the order of the tiles."""
+    """Near: no key is more than 256 back. The order of the tiles does not matter."""
     seen = []
 
     def screen(*inputs):
@@ -328,7 +328,7 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     (39, [2.5, 20.0, INF]), (150, [1.5, 16.0, 17.5, 33.0, 64.0, 65.0, 100.0, INF]),
     (1040, [9.0, INF])])
 def test_second_derivatives_are_those_of_the_definition(T, windows):
-    """Through one call, through pieces, and (T = 1,040) through pieces that are computed again."""
+    """Through one call, through pieces, and (T = 1,040) through recomputed pieces."""
     q, k, v = correlated(0, 1, len(windows), T, T, V=8)
     w, r = torch.tensor(windows).double(), torch.linspace(0.3, 1, len(windows)).double()
     dh = torch.randn(v.shape, generator=random(1), dtype=torch.float64)
@@ -521,7 +521,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes of W_E's size and more that operations read and write; views are free."""
+    """Counts the bytes moved in tensors of W_E's size and more; views are free."""
 
     def __init__(self, least):
         super().__init__()
@@ -540,7 +540,7 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
-    """Forward, again, backward: at most 9 times the bytes of W_E a chunk, as a Transformer."""
+    """Forward, again, backward: at most 9 times the bytes of W_E per chunk, as a Transformer."""
     model = small(1, vocab_size=5000)
     use_products_of(model, dtype)
     monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
@@ -678,7 +678,7 @@ def test_the_definition_gets_few_queries_of_a_long_input_at_once(monkeypatch):
     torch.testing.assert_close(model.hidden(tokens), whole, rtol=1e-3, atol=1e-4)
     assert max(sizes) == Multiscreen.pairs_at_once
 
-    # What keeps to windows never holds T x S, and gets all at once.
+    # A screen that keeps to windows never holds T x S, and gets all at once.
     sizes.clear()
     screen.keeps_to_window = True
     model.hidden(tokens)
@@ -797,7 +797,7 @@ def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
 
     model, tokens = small(1, far=True), draw_tokens(2, 60)
     before = model.relevance_maps(tokens)
-    for chosen in (screen_windowed, compete):          # a cut is not asked, another screen is
+    for chosen in (screen_windowed, compete):          # both follow the edit
         monkeypatch.setattr(ms, "screen", compete)
         model.screen = chosen
         maps = model.relevance_maps(tokens)
@@ -826,7 +826,7 @@ can_build = shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.
 
 
 def use_blocks(blocks):
-    """A context with blocks of so many queries and keys. None: as shipped."""
+    """A context with blocks of (queries, keys). None: as shipped."""
     if not blocks:
         return nullcontext()
     warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
@@ -1005,7 +1005,7 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dtypes):
     """A key reaches the queries j to j + w - 1 alone, and a query's gradient only the keys it sees.
 
-    Not by one bit more.
+    Not one bit elsewhere changes.
     """
     q, k, v, dh = draw_inputs(seed, 1, T, T, dtypes, 0.8)
     w, r = torch.full((2,), w), torch.tensor([0.9, 1.0])
@@ -1102,7 +1102,7 @@ def test_kernel_keeps_nan_where_it_is_seen():
 @kernel
 @pytest.mark.parametrize("w", [3.0, 6.0])
 def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
-    """d(s_w) through the rotations and the softmask, 16-bit values: at most 3e-3 wrong.
+    """d(s_w) through the rotations and the softmask, 16-bit values: off by at most 3e-3.
 
     At T = 4096 MiPE's part is a small difference of large sums. Without the third part of k the
     error is 8e-3 for w = 3, without that of q 9e-3 for w = 6.

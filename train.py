@@ -72,7 +72,7 @@ def get_parser():
          "no-gate, fixed-r, compete, softmax), or transformer:8M, 45M, 353M, 1.3B")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
-    flag("--w-th", 256.0, "windows begin at 2 to w_th + 1 tokens; MiPE is for those below w_th")
+    flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
     flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
          "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
     flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
@@ -81,14 +81,14 @@ def get_parser():
     flag("--batch-size", 8, "sequences in a forward pass of one process")
     flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
          type=int, shown="those of one pass")
-    flag("--steps", 620, "optimizer steps (paper: 2^16); of abcdigits at most, until it is learned")
+    flag("--steps", 620, "optimizer steps (paper: 2^16); abcdigits may end earlier: once learned")
     flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
     flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, of matrices (paper: 0; Transformer: 0.1)")
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)")
     flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
-    flag("--dtype", "auto", "of matrix products; auto is bfloat16 on a GPU that multiplies it "
+    flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
          "(paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
     flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
@@ -98,7 +98,7 @@ def get_parser():
                    help="torch.compile the model; on a CPU it needs a C++ compiler [on a CUDA GPU "
                    "with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
-                   help="compute a layer's activations again in backward: less memory, more time")
+                   help="recompute a layer's activations in backward: less memory, more time")
     flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
     flag("--log-every", 10, "steps between printed lines")
     flag("--eval-every", 250, "steps between evaluations")
@@ -114,12 +114,12 @@ def get_parser():
 
 
 def get_args(argv=None):
-    """The arguments; those that argv leaves out are the checkpoint's of --resume or --init."""
+    """The arguments; --resume and --init take those left out of argv from their checkpoint."""
     parser = get_parser()
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume and args.init:
-        raise UsageError("--resume and --init: take one, the weights of OUT or those of --init")
+        raise UsageError("--resume and --init: give one, for the weights of OUT or of a checkpoint")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
     if args.resume:
@@ -133,7 +133,7 @@ def get_args(argv=None):
         args = take_flags(parser, argv, ckpt, args.init, kept)
     sizes = [getattr(args, name) != parser.get_default(name) for name in ("psi", "w_th")]
     if args.model.startswith("transformer") and any(sizes):
-        raise UsageError("--psi and --w-th are of Multiscreen: a Transformer's sizes are in its "
+        raise UsageError("--psi and --w-th are for Multiscreen: a Transformer's sizes are in its "
                          "name, transformer:N_L,N_H,d_E")
     return complete(args)
 
@@ -233,12 +233,12 @@ def train(args, lock):
         load_moments(model, optimizer, ckpt["optimizer"], path)
         load_random_state(ckpt["random_state"], path)  # for your dropout
         train_data.load(ckpt["data_state"])
-        del ckpt["weights"], ckpt["optimizer"]         # 12 bytes a parameter
+        del ckpt["weights"], ckpt["optimizer"]         # 12 bytes per parameter
     last_saved = step
     log = open_run(args, ckpt, COLUMNS, size, lock) if lock else None
 
     def check(**values):
-        """Raise UsageError if a value is not finite, before anything of it is saved."""
+        """Raise UsageError if a value is not finite, before anything is saved."""
         found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
         if found:
             saved = f"{path} holds step {last_saved}" if last_saved else "nothing was saved"
@@ -264,7 +264,7 @@ def train(args, lock):
                 "args": vars(args) | {"data": absolute(args.data)},
                 "equations": equations(args.model),
                 "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}})
-        dist.wait()                                    # torchrun ends all when one has ended
+        dist.wait()                                    # torchrun ends all when one ends
         last_saved = step
 
     per_step = args.batch_tokens // args.seq_len
@@ -272,7 +272,7 @@ def train(args, lock):
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
     if start:
-        print(f"going on at step {step}" if ckpt else f"weights from {args.init}")
+        print(f"continuing at step {step}" if ckpt else f"weights from {args.init}")
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'left':>8}", flush=True)
 
@@ -306,7 +306,7 @@ def train(args, lock):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
             step += 1
 
-            # The one synchronisation with a GPU: nothing that is not finite goes on.
+            # The one synchronisation with a GPU: training stops at a value that is not finite.
             *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
             loss, stopping = dist.total(sum(losses) / dist.world(), len(stop))
             check(loss=loss, grad_norm=norm)

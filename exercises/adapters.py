@@ -1,7 +1,7 @@
-"""The one place through which the tests, and the later parts, reach your work.
+"""The tests and the later parts reach your work through this file only.
 
 `mine.trim` is the `trim` of your part1_screening.py. With EXERCISES=reference it is the solution:
-parts 1 and 2 are solved by multiscreen.py, parts 3 and 4 by the files in exercises/solutions/.
+multiscreen.py solves parts 1 and 2, the files in exercises/solutions/ parts 3 and 4.
 If you move or rename something, change FILES.
 """
 import functools
@@ -33,7 +33,7 @@ REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
 # By identity: a copy of a function has an equal code.
 EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
              if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
-IN_PLACE = ("{} changes its input in place, and the caller still needs it: write x = x + 1, not "
+IN_PLACE = ("{} changes its input in place, but the caller still needs it: write x = x + 1, not "
             "x += 1 or x.add_(1)")
 
 
@@ -57,13 +57,13 @@ def own(name, f):
     """A function or class of yours. Raises Wrong if it is the repository's; see `watched`, too."""
     bases = [c for c in getattr(f, "__mro__", [getattr(f, "fn", f)])]
     if any(getattr(c, "__module__", "") in REPOSITORY for c in bases):
-        raise Wrong(f"{name} is the repository's own: write yours")
+        raise Wrong(f"{name} is the repository's own: write your own")
     is_function = isinstance(f, (types.FunctionType, functools.partial))
     return watched(name, f) if is_function else f
 
 
 def watched(name, f):
-    """f, but it raises Wrong where it calls a function of multiscreen.py or changes an input."""
+    """f, but raises Wrong if it calls a function of multiscreen.py or changes an input."""
     def look(frame, event, arg):
         if event == "call" and id(frame.f_code) in EQUATIONS:
             raise Wrong(f"{name} calls multiscreen.py's {frame.f_code.co_name}: write it yourself")
@@ -95,7 +95,7 @@ def is_stub(f):
 
 
 def earlier(name):
-    """A function of part 1: yours if it is written, otherwise the one of multiscreen.py."""
+    """A function of part 1: yours if you have written it, otherwise multiscreen.py's."""
     f = getattr(mine, name)
     return getattr(multiscreen, name) if is_stub(f) else f
 

@@ -1,11 +1,11 @@
-"""Which keys a block of queries sees, and what goes wrong where others are visited."""
+"""The keys that a block of queries sees, and the common mistakes in their bounds."""
 import math
 
 
 def wrong_bounds(i, last, end_of_block, w, T, S, i0):
-    """{what it comes from: (first key, end)} with one mistake each.
+    """{cause: (first key, end)}, with one mistake each.
 
-    i, last: positions of a block's first and last query; end_of_block: of its last, were it full.
+    i, last: positions of a block's first and last query; end_of_block: of its last, if full.
     """
     w = min(float(w), 2**30)
     first, end = i - math.ceil(w) + 1, min(last + 1, S)
@@ -17,7 +17,7 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
             (first - 1, end),
         "the first key is that of the block's last query: its first query sees farther back":
             (last - math.ceil(w) + 1, end),
-        "the end is one more than the position of the last query, which sees its own key":
+        "the end is one past the last query's position: that query sees its own key":
             (first, min(last, S)),
         "the end is that of the block's first query: its last query sees later keys":
             (first, min(i + 1, S)),
@@ -26,10 +26,10 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "one key too many at the end: it is one more than the last query's own":
             (first, min(last + 2, S)),
         "keys are cut at T: there are S of them": (first, min(last + 1, T)),
-        "i0 does not act in bounds: query t is at position i0 + t":
+        "i0 is ignored in bounds: query t is at position i0 + t":
             (first - i0, min(last - i0 + 1, S)),
-        "i0 does not act in the first key: query t is at position i0 + t": (first - i0, end),
-        "i0 does not act in the end: query t is at position i0 + t":
+        "i0 is ignored in the first key: query t is at position i0 + t": (first - i0, end),
+        "i0 is ignored in the end: query t is at position i0 + t":
             (first, min(last - i0 + 1, S)),
         "the first key is 0: blocks before the window are visited": (0, end),
         "the end is S: blocks of later keys are visited": (first, S),

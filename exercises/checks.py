@@ -1,4 +1,4 @@
-"""What the tests of the course share: comparisons that say what is probably wrong, and inputs."""
+"""Shared by the course's tests: comparisons that say what is probably wrong, and inputs."""
 import torch
 from torch.nn.functional import normalize
 
@@ -13,11 +13,11 @@ def check(good, message):
 
 
 def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
-    """Compare a value with the right one. mistakes: (a wrong value, what it comes from).
+    """Compare a value with the right one. mistakes: (a wrong value, its cause).
 
-    Of several causes that give the same numbers the message has up to three. what: its name; in
-    "f at d = {}" stands what `at` has for the place that is off most. tolerance: relative to the
-    largest right value, or absolute where all are below 1.
+    If several causes give these numbers, the message names up to three. what: the value's name; the
+    {} of "f at d = {}" becomes the entry of `at` where the error is largest. tolerance: relative to
+    the largest right value, or absolute where all are below 1.
     """
     dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
@@ -65,7 +65,7 @@ def gradient(f, *inputs, dh=None):
     """The gradients of sum(f(inputs) dh) for all inputs; zeros where nothing arrives."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     out = f(*inputs)
-    check(out.requires_grad, "no gradient comes back: was a tensor detached, or made anew?")
+    check(out.requires_grad, "no gradient comes back: was a tensor detached, or created anew?")
     dh = torch.ones_like(out) if dh is None else dh
     return torch.autograd.grad(out, inputs, dh, allow_unused=True, materialize_grads=True)
 

@@ -8,13 +8,13 @@ import multiscreen
 from exercises import checks
 from exercises.checks import Wrong
 
-# As they are before any file of yours is imported.
+# As they were before any file of yours was imported.
 ORIGINAL = {module: dict(vars(module)) for module in (checks, multiscreen)}
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("exercises")
-    group.addoption("--hidden", metavar="FILE", help="a file of more tests, with points of its own")
+    group.addoption("--hidden", metavar="FILE", help="a file of extra tests, with its own points")
     group.addoption("--grades", action="store_true", help="print the points as TSV")
 
 
@@ -23,7 +23,7 @@ def pytest_configure(config):
         config.args.append(config.getoption("--hidden"))
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "short"
-    config.option.reportchars = "N"                    # each message once: no second list of them
+    config.option.reportchars = "N"                    # print each message once
     config.pluginmanager.register(Points(config), "points")
 
 
@@ -55,8 +55,8 @@ class Points:
             changed = [name for name, x in before.items() if vars(module).get(name) is not x]
             vars(module).update(before)
             if changed:
-                raise Wrong(f"{module.__name__}.{changed[0]} was replaced: it is what judges your "
-                            "work")
+                raise Wrong(f"{module.__name__}.{changed[0]} was replaced: the tests need the "
+                            "original")
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):
@@ -72,7 +72,7 @@ class Points:
 
 
 def causes(error):
-    """An error, and what it comes from: Triton's interpreter wraps what a kernel raises."""
+    """An error and its causes: Triton's interpreter wraps the exceptions of a kernel."""
     seen = []
     while error and error not in seen:
         yield error

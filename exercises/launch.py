@@ -1,8 +1,8 @@
-"""What starts the kernels of part 4. Nothing to do here: read it once.
+"""Starts the kernels of part 4. Nothing to do here: read it once.
 
 One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
-The sizes BI, BJ, K and V differ, so that one in place of another shows. Each kernel runs twice: its
-programs from the last to the first, then in a drawn order. On a GPU there is no order.
+The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
+from the last to the first, then in a random order. On a GPU there is no order.
 """
 import random
 
@@ -13,7 +13,7 @@ from exercises import strict
 from exercises.checks import check
 
 BI, BJ = 32, 16                                        # queries, and keys, of a block
-GUARD = 64                                             # rows behind each matrix, of no tensor
+GUARD = 64                                             # unused rows behind each matrix
 
 
 def from_last(programs):
@@ -75,12 +75,12 @@ def launch(kernel, grid, inputs, out, sizes, widths):
         results.append(tensors["OUT"])
         check_result(results[-1], memory)
     check(torch.equal(*results), "two orders of the programs give two results: a program must not "
-          "depend on what another has done")
+          "depend on another's work")
     return results[0], memory.loaded
 
 
 def guarded(x):
-    """A copy as a matrix, with room behind it: an address past its end is in no other."""
+    """A copy as a matrix, with room behind it: addresses past its end hit no other matrix."""
     x = x.reshape(len(x), -1)
     copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
     return copy.copy_(x)
@@ -92,8 +92,8 @@ def check_result(out, memory):
     if len(missing[0]):
         row, column = missing[0][0], missing[1][0]
         check(False, f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
-              "BI, keys at program_id(1) * BJ, is a block stored that sees no key?")
+              "BI, keys at program_id(1) * BJ? Is a block that sees no key stored?")
     check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
           "without other=0.0: where the mask is False there are other numbers, here NaN, and they "
           "reached OUT")
-    check(not out.isnan().any(), "there is NaN in OUT, which no input has")
+    check(not out.isnan().any(), "OUT has a NaN, and no input has one")

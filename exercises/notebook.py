@@ -8,10 +8,10 @@
 
 # %% [markdown]
 r"""
-# Screening, looked at
+# A look at screening
 
 Trim, Softmask and MiPE beside their equations, the questions of part 1, the maps of a trained
-model, and a kernel of part 4 on a GPU. Every equation is imported from `multiscreen.py`: change one
+model, and part 4's kernel on a GPU. Every equation is imported from `multiscreen.py`: change one
 there, restart, and look again.
 
 This notebook is made from `exercises/notebook.py`. Change that file, then make it again:
@@ -22,8 +22,8 @@ This notebook is made from `exercises/notebook.py`. Change that file, then make 
 """
 ## Where it runs
 
-In a clone of this repository the next cell only finds it. On a hosted notebook put the address of
-the repository into `ADDRESS`: the cell clones it and installs what it needs.
+In a clone of this repository the next cell just finds it. On a hosted notebook set `ADDRESS` to the
+repository's address: the cell clones it and installs what it needs.
 """
 
 # %%
@@ -36,7 +36,7 @@ ADDRESS = ""
 here = Path.cwd()
 ROOT = next((p for p in (here, *here.parents) if (p / "multiscreen.py").exists()), None)
 if ROOT is None and not ADDRESS:
-    raise SystemExit("no multiscreen.py here: put the repository's address into ADDRESS")
+    raise SystemExit("no multiscreen.py here: set ADDRESS to the repository's address")
 if ROOT is None:
     ROOT = here / "multiscreen"
     subprocess.run(["git", "clone", "--depth", "1", ADDRESS, ROOT], check=True)
@@ -64,7 +64,8 @@ r"""
 
 $$\alpha_{ij} = \left[\max\left(1 - \frac{1 - s_{ij}}{r},\; 0\right)\right]^2$$
 
-A key counts by its similarity $s$ to the query alone. At $s = 1 - r$ and below it counts exactly 0.
+A key's relevance depends only on its similarity $s$ to the query. At $s = 1 - r$ and below it is
+exactly 0.
 """
 
 # %%
@@ -83,7 +84,7 @@ r"""
 $$m_{ij}(w) = \begin{cases} \frac{1}{2}\left(\cos\frac{\pi (j - i)}{w} + 1\right),
 & -w < j - i \le 0,\\ 0, & \text{otherwise} \end{cases}$$
 
-The window $w$ is learned. A later key, or one at distance $w$ or more, counts exactly 0.
+The window $w$ is learned. For later keys, and at distance $w$ or more, the mask is exactly 0.
 """
 
 # %%
@@ -104,8 +105,8 @@ $$\phi(i, w) = \frac{\pi i\, \gamma(w)}{w}, \qquad
 & w < w_\text{th},\\ 0, & w \ge w_\text{th} \end{cases}$$
 
 The first two dimensions of queries and keys turn by the angle $\phi$. Left: the turn from one
-position to the next. Right: the similarity of a query with equal keys before it, all of which lie
-in these two dimensions.
+position to the next. Right: the similarity of a query to the keys before it, which are all
+equal and lie in these two dimensions.
 """
 
 # %%
@@ -129,8 +130,8 @@ plt.show()
 """
 ## Observe, part 1
 
-A key moves slowly away from the query, in an infinite window with r = 0.5. Where does its relevance
-become exactly 0? Say it before you run the cell.
+A key turns slowly away from the query, in an infinite window with r = 0.5. Where does its relevance
+become exactly 0? Answer before you run the cell.
 """
 
 # %%
@@ -144,8 +145,7 @@ for angle, similarity, a in zip(degrees.tolist(), keys[0, 0, :, 0].tolist(), alp
 
 # %% [markdown]
 """
-Add a second key equal to the first. Does the first one's relevance change? Does its weight in
-softmax?
+Add a copy of the key. Does the first one's relevance change? Does its weight in softmax?
 """
 
 # %%
@@ -160,8 +160,8 @@ for n in (1, 2, 10):
 r"""
 ## A trained model
 
-`models/retrieval.pt` has learned to look letters up. Each map is one tile, a row for each layer:
-queries go down, keys to the right. Gray: outside the window $w$. White: inside it, and exactly 0.
+`models/retrieval.pt` has learned to look up letters. Each map is one tile; each row is one layer.
+Queries go down, keys to the right. Gray: outside the window $w$. White: inside it, and exactly 0.
 """
 
 # %%
@@ -190,7 +190,7 @@ plt.show()
 # %% [markdown]
 """
 What does the last token, the "=" of the question, accept in the tile with the widest window? R=[8]
-is the 8 of that line. Then the needle is deleted. The model must still write an answer: where would
+is the 8 of that line. Then the needle is deleted. The model must still write an answer: where can
 you see that it has found nothing?
 """
 
@@ -213,7 +213,7 @@ for text in (LETTERS, LETTERS.replace(NEEDLE, "")):
 """
 ## Part 4's kernel on a GPU
 
-The solution's, compiled. Delete the line with `EXERCISES` to run yours. It is compared with
+The solution's kernel, compiled. Delete the line with `EXERCISES` to run yours. It is compared with
 `screen`, which holds all T x T similarities.
 """
 
@@ -265,5 +265,5 @@ def run_on_gpu(T=4096, w=256.0, r=0.5, K=16, V=64, BI=32, BJ=16):
 if torch.cuda.is_available():
     run_on_gpu()
 else:
-    print("There is no GPU here, so the kernels were not run. `pytest exercises -k part4` runs "
+    print("There is no GPU here, so the kernels did not run. `pytest exercises -k part4` runs "
           "them in Triton's interpreter.")

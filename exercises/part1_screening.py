@@ -1,7 +1,7 @@
 """Part 1: one screening unit, Eqs. 4 to 13, section "Screening Unit" of the paper.
 
-Check it with `pytest exercises -k part1`. Write each function in place of its `raise`. A docstring
-says what the paper leaves to an implementation.
+Check it with `pytest exercises -k part1`. Replace each `raise` by your code. The docstrings say
+what the paper leaves open.
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, K d_K, V d_V.
 """
@@ -58,7 +58,7 @@ def mipe(x, angle):
 def trim(s, r):
     """Eq. (9), Trim, distance-unaware relevance: alpha = max(1 - (1 - s)/r, 0)^2.
 
-    s: similarities (..., T, S); r: broadcastable. Returns like s. Exactly 0 where 1 - s >= r.
+    s: similarities (..., T, S); r: broadcastable. -> like s. Exactly 0 where 1 - s >= r.
     """
     raise NotImplementedError("Exercise 1.6: Eq. 9, Trim")
 
@@ -75,7 +75,7 @@ def softmask(d, w):
 def relevance(q, k, w, r, i0=0):
     """Eq. (8), similarity: s_ij = q_i . k_j. Eq. (11): alpha_d_ij = Trim(s_ij) Softmask(j - i).
 
-    q: (B, H, T, K), k: (B, H, S, K), unit vectors with their positions in them; w, r: (H,).
+    q: (B, H, T, K), k: (B, H, S, K), unit vectors after MiPE; w, r: (H,).
     i0: position of the first query, counted from the first key. Returns (B, H, T, S).
     """
     raise NotImplementedError("Exercise 1.8: Eqs. 8 and 11, relevance")
@@ -84,14 +84,14 @@ def relevance(q, k, w, r, i0=0):
 def screen(q, k, v, w, r, i0=0):
     """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j.
 
-    As `relevance`, and v: (B, H, S, V). Returns (B, H, T, V) in v's dtype. Inputs in bfloat16 are
-    turned to float32 first; float64 stays float64.
+    Arguments as in `relevance`, and v: (B, H, S, V). Returns (B, H, T, V) in v's dtype. bfloat16
+    inputs are converted to float32 first; float64 stays float64.
     """
     raise NotImplementedError("Exercise 1.9: Eq. 12, screening")
 
 
 def tanh_norm(x, eps=1e-6):
-    """Eq. (13), TanhNorm: x tanh|x| / |x|, the length over the last dimension. Like x.
+    """Eq. (13), TanhNorm: x tanh|x| / |x|, |x| over the last dimension. (..., D) -> same
 
     For |x| < eps it returns x, the limit. The Jacobian at 0 is the identity.
     """

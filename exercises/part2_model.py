@@ -1,8 +1,8 @@
 """Part 2: the model, Eqs. 1 to 3 and 14 to 18, sections "Overview" and "Gated Screening Tile".
 
-Check it with `pytest exercises -k part2`. Your functions of part 1 are used where they are written,
-those of multiscreen.py otherwise. The names of the parameters are the repository's, so its trained
-weights fit into your model: `python -m exercises.trained` loads them, and trains 200 steps.
+Check it with `pytest exercises -k part2`. It uses your functions of part 1, or multiscreen.py's
+where you have not written them. Parameters have the repository's names, so its trained weights fit
+your model: `python -m exercises.trained` loads them, and trains 200 steps.
 
 Axes: B batch, T positions, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
 """
@@ -70,7 +70,7 @@ class KeyCache:
     def append(self, k, v, w):
         """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position.
 
-        Keeping everything is right. To bound the memory drop what every window w (H,) has passed.
+        You may keep everything. To bound memory, drop the keys that every window w (H,) has passed.
         """
         raise NotImplementedError("Exercise 2.9: a cache of keys and values")
 
@@ -89,7 +89,7 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def initialize(self):
-        """The table in the appendix "Multiscreen Initialization". N(0, x): x is the deviation.
+        """The table in the appendix "Multiscreen Initialization". N(0, x): deviation x.
 
         W_Q, W_K  N(0, 0.1/sqrt(d_K))    s_w  evenly spaced over the tiles, from 0 to log w_th
         W_V       N(0, 0.1/sqrt(d_V))    s_r  0
@@ -127,6 +127,6 @@ class Multiscreen(nn.Module):
     def generate(self, tokens, n):
         """The n tokens that follow (B, T) tokens, each the one with the largest logit. (B, n)
 
-        Each token goes through the layers once: later steps see the earlier ones in the caches.
+        Each token goes through the layers once: later steps find earlier tokens in the caches.
         """
         raise NotImplementedError("Exercise 2.10: greedy generation with a cache")

@@ -1,13 +1,13 @@
-"""Part 3: the gradients of screening by hand, in blocks: what the kernel does, readable.
+"""Part 3: the gradients of screening by hand, in blocks: the kernel's work, readable.
 
 Check it with `pytest exercises -k part3`. One tile, no batch, float64.
 
-With d = i - j >= 0 (the other way round than in Eq. 10), Trim and Softmask are squares:
+With d = i - j >= 0 (the opposite sign of Eq. 10), Trim and Softmask are squares:
 
     alpha_d = (z c)^2,   z = max(1 - (1 - s)/r, 0),   c = cos(pi d/(2 w)) inside the window, or 0
 
-Let dh = dL/dh be what comes back. The gradient of a relevance is dh_i . v_j, whatever the other
-keys are: so a block of queries and a block of keys are enough, and blocks add up. Derive each
+Let dh = dL/dh be the incoming gradient. The gradient of a relevance is dh_i . v_j, whatever the
+other keys are, so one block of queries and one of keys are enough, and blocks add up. Derive each
 formula on paper before you write its line.
 
 Axes: I queries of a block, J keys of a block; T all queries, S all keys; K d_K, V d_V.
@@ -60,7 +60,7 @@ def dk_block(dz, q, r):
 
 
 def dr_block(dz, z, r):
-    """What a block adds to dL/dr. A number; written with z, without the similarities.
+    """What a block adds to dL/dr. A number, from z instead of the similarities.
 
     dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r: write (1 - s)/r as a function of z.
     """

@@ -1,8 +1,8 @@
 """Part 4: screening as Triton kernels, in the interpreter: any Linux laptop, no GPU.
 
-Check it with `pytest exercises -k part4`. launch.py starts the kernels: read it first, it says how
+Check it with `pytest exercises -k part4`. Read launch.py first: it starts the kernels, and says how
 many programs run. In the interpreter `print` works inside a kernel, and a mistake is a Python
-traceback. On a GPU the same code compiles, with `if` and `raise` taken out.
+traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
 
     tl.program_id(0)                     which block this program works on
     tl.arange(0, N)                      0 .. N - 1; N is a power of two
@@ -13,8 +13,8 @@ traceback. On a GPU the same code compiles, with `if` and `raise` taken out.
     math.pi, or PI = tl.constexpr(3.141592653589793) above the kernels; a plain PI = 3.14 there runs
     in the interpreter only
 
-Matrices are contiguous: row n of Q starts at Q + n K. Rows at T and S and beyond do not exist: load
-0 in their place, and store nothing there. Programs run at the same time: each stores its own block.
+Matrices are contiguous: row n of Q starts at Q + n K. Rows from T (or S) on do not exist: load 0 in
+their place, and store nothing there. Programs run at the same time: each stores its own block.
 With b = program_id(0), block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
 """
 import math  # noqa: F401
@@ -47,13 +47,13 @@ def relevance_kernel(Q, K_, W, R, OUT, i0, T, S, K: tl.constexpr, BI: tl.constex
 
 @triton.jit
 def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
-    """The keys that block program_id(0) of the queries sees: lo and hi into row n of OUT (n, 2).
+    """The keys that block program_id(0) of the queries sees: lo and hi, stored in its row of OUT.
 
         lo = max(i_first - ceil(w) + 1, 0), rounded down,   hi = min(i_last + 1, S)
 
-    The loop is `for j0 in range(lo, hi, BJ)`. lo is a multiple of BJ; each key that some query of
-    the block sees is in it, and no block without such a key. Both are int32. Where nothing is seen
-    lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
+    OUT: (blocks, 2), int32. The loop is `for j0 in range(lo, hi, BJ)`, and lo a multiple of BJ. It
+    covers every key that a query of the block sees, and visits no block of keys without one. If
+    nothing is seen, lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
     """
     raise NotImplementedError("Exercise 4.3: the loop bounds of a window")
 

@@ -3,13 +3,13 @@
     python -m exercises.part5_research transformer --seeds 0 1 2
     python -m exercises.part5_research compete --predict "the loss at 1,024 tokens rises by 0.1"
 
-The variants are transformer, compete, hard-window, sigmoid, nope, no-bound, untied and mine. You
-are asked what you expect before the run, and your answer stands above the table.
+The variants are transformer, compete, hard-window, sigmoid, nope, no-bound, untied and mine. Before
+the run you are asked what you expect; your answer is printed above the table.
 
-With one seed both models begin with the same weights, where they have the same, and see the same
+For each seed both models start from the same weights, as far as they share them, and see the same
 sequences. One run is an anecdote: give three seeds. The table has the means, the paired differences
-and their deviation; believe a difference that is more than twice its deviation. Three seeds take
-about four minutes of one core. exercises/README.md says for each variant what to look for.
+and their deviation; believe a difference of more than twice its deviation. Three seeds take about
+four minutes on one core. exercises/README.md says for each variant what to look for.
 """
 import contextlib
 import io
@@ -30,13 +30,13 @@ from support.tokens import get_tokenizer
 
 SIZES = {"psi": 4, "vocab_size": 257}
 TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
-TRANSFORMER = "transformer:4,4,32"                     # of about as many parameters
+TRANSFORMER = "transformer:4,4,32"                     # about as many parameters
 
 
 # --------------------------------------------------------------------------------- variants
 
 def compete(q, k, v, w, r, i0=0):
-    """Competition is back: relevances are divided by their sum, and 0.1 so that nothing may be."""
+    """Competition is back: divides by (the sum of relevances + 0.1), so none may be relevant."""
     alpha_d = ms.relevance(q, k, w, r, i0)
     return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
 
@@ -54,9 +54,9 @@ def hard_window(q, k, v, w, r, i0=0):
 
 
 def sigmoid(q, k, v, w, r, i0=0):
-    """A sigmoid of the same middle in place of Trim: nothing is rejected, everything weighs a bit.
+    """A sigmoid centred on Trim's rise, in its place: rejects nothing, gives every key some weight.
 
-    Trim is 1/4 at s = 1 - r/2; this is 1/2 there, and about 0 and 1 at the ends of its rise.
+    Trim is 1/4 at s = 1 - r/2; this is 1/2 there, and about 0 and 1 at the ends of Trim's rise.
     """
     r = r[:, None, None]
     alpha = torch.sigmoid((q @ k.transpose(-2, -1) - (1 - r / 2)) * 8 / r)
@@ -98,7 +98,7 @@ def build_variant(variant, seed, sizes=SIZES):
         model = build_model(MODEL_NAMES.get(variant, "multiscreen"), sizes)
     model.screen = SCREENS.get(variant, ms.screen)
     try:
-        model(torch.zeros(1, 2, dtype=torch.int64))    # what cannot run shows before training
+        model(torch.zeros(1, 2, dtype=torch.int64))    # an error shows before training
     except NotImplementedError as e:
         raise UsageError(f"{e}: write my_screen in exercises/part5_research.py") from None
     return model
@@ -119,7 +119,7 @@ def get_texts(args, seed):
     files = list(files_of(args.data))
     found = []
     for flags.seq_len in (research.LONG, research.T):
-        with contextlib.redirect_stdout(io.StringIO()):                # what it is: known
+        with contextlib.redirect_stdout(io.StringIO()):                # no report on the data
             found.append(get_data(flags, get_tokenizer("bytes"), files))
     (_, long), (data, val) = found
     return data, val, long
@@ -140,7 +140,7 @@ def main(argv=None):
         raise UsageError("--steps must be at least 1, --lr above 0 and finite")
     if min(args.seeds) < 0 or max(args.seeds) >= 2**63 or len({*args.seeds}) < len(args.seeds):
         raise UsageError("--seeds must be different numbers, not negative, below 2^63")
-    build_variant(args.variant, 0)                     # what cannot run shows before the question
+    build_variant(args.variant, 0)                     # an error shows before the question
     prediction = ask(args)
 
     trained, tokenizer, _ = load_checkpoint(TRAINED)

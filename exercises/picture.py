@@ -1,4 +1,4 @@
-"""Draws loads.svg: which keys a program of part 4's forward kernel loads, and which rows it stores.
+"""Draw loads.svg: the keys that a program of part 4's forward kernel loads, and the rows it stores.
 
 python -m exercises.picture
 """
@@ -31,7 +31,7 @@ def draw():
     right, bottom = LEFT + S * SIZE, TOP + T * SIZE
     out = right + 90
 
-    # The pairs that are in the window: a band below the diagonal.
+    # The pairs inside the window: a band below the diagonal.
     corners = [(0, 0), (T, T), (T - W, T), (0, W)]
     band = " ".join(f"{LEFT + j * SIZE},{TOP + i * SIZE}" for j, i in corners)
     parts = [f'<polygon class="pair" points="{band}"/>']

@@ -1,4 +1,4 @@
-"""What trains and measures the models of part 5. Nothing to do here: read it once."""
+"""Trains and measures the models of part 5. Nothing to do here: read it once."""
 import math
 import statistics
 import time
@@ -13,7 +13,7 @@ from support.stream import DONE_AFTER, ABCDigitsStream
 T = 128                                                # tokens of a training sequence
 LONG = 1024                                            # tokens of a long one, and of a prompt
 LAST = 64                                              # its last tokens, whose loss is compared
-MORE = 25                                              # steps of a model that was trained before
+MORE = 25                                              # extra steps with trained weights
 
 
 def train_variant(name, model, data, steps, lr, seed):
@@ -51,7 +51,7 @@ def some(data, n):
 
 @torch.no_grad()
 def measure(model, rows, val, long):
-    """{what: a number} of a trained model, NaN where it has none."""
+    """{what: a number} for a trained model."""
     model.eval()                                       # for your dropout
     x, far = some(val, 32), some(long, 8)
     near = far[:, -T - 1 :]
@@ -69,7 +69,7 @@ def measure(model, rows, val, long):
 
 
 def retrieval(name, model, trained, tokenizer, seed):
-    """{what: a number}: the needles that a model finds with the weights of a trained one.
+    """{what: a number}: the share of needles that a model finds with trained weights.
 
     Ten prompts ask for a number that stood there once: at once, and after 25 more steps, in which
     the weights get used to this variant. Nothing where they do not fit.
@@ -128,7 +128,7 @@ def table(variant, pairs):
 
 
 def shown(x):
-    """A number in four digits or more."""
+    """A number with at least four digits."""
     if math.isnan(x):
         return "-"
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4f}" if abs(x) < 10 else f"{x:.1f}"

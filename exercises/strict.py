@@ -2,8 +2,8 @@
 
 The interpreter runs programs one after the other, reads whatever lies behind a matrix, reads 0
 where a mask is False and no `other` is given, and multiplies exactly. A GPU runs programs at the
-same time, in any order, reads any number in both of these places, and cuts float32 to tf32 unless
-told otherwise. Here the order is given, addresses are checked, and numbers without `other` are NaN.
+same time, in any order, may read anything in both places, and cuts float32 to tf32 unless told
+otherwise. Here the order is given, addresses are checked, and numbers without `other` are NaN.
 """
 from collections import defaultdict
 from itertools import product
@@ -50,7 +50,7 @@ class Memory:
             row, column = rows[twice][0], columns[twice][0]
             raise Wrong(
                 f"OUT[{row}, {column}] is stored by the programs {self.stored[row, column]} and "
-                f"{program()}, which run at the same time. Each stores its own block and no more: "
+                f"{program()}, which run at the same time. Each must store only its own block: "
                 "does the block depend on program_id, and does row n start at OUT + n * "
                 f"{self.width_of('OUT')}?")
         self.stored[rows, columns] = program()
@@ -68,12 +68,12 @@ class Memory:
         return interpret(a, b, c, precision, *options)
 
     def integer(self, convert, x, *options):
-        check(np.isfinite(x.data).all(), "inf became an integer: what comes out depends on the "
+        check(np.isfinite(x.data).all(), "inf became an integer: the result depends on the "
               "machine. Cut w to 2^30 first")
         return convert(x, *options)
 
     def places(self, addresses, mask, verb):
-        """The tensor that addresses are in, and the rows and columns where the mask is True."""
+        """The tensor the addresses are in, and the rows and columns where the mask is True."""
         addresses = addresses.astype(np.int64)
         name = min(self.tensors, key=lambda name: self.outside(name, addresses))
         x = self.tensors[name]
@@ -93,14 +93,14 @@ class Memory:
         steps = [abs(np.diff(addresses, axis=axis).flat[0]) // x.element_size() for axis in (0, 1)]
         step = self.names.get(max(steps), max(steps))
         check(sorted(steps) == [1, x.shape[1]], f"wrong offsets in a {verb}: row n of {name} "
-              f"starts at {name} + n * {width}. Of this block two rows are {step} apart, and two "
+              f"starts at {name} + n * {width}. In this block rows are {step} apart, and "
               f"columns {min(steps)}")
         beginning = rows.take([0], axis=steps.index(1))
         check((rows == beginning)[mask].all(), f"a {verb} goes on past the end of a row of {name}, "
               f"into the next one: mask the {verb}, columns < {width}")
 
     def width_of(self, name):
-        """The letter of a matrix' width, or the number."""
+        """The letter for a matrix's width, or the number."""
         width = self.tensors[name].shape[1]
         return self.names.get(width, width)
 
@@ -113,7 +113,7 @@ class Memory:
 
 
 def program():
-    """The number of the program that runs, counted row by row in a grid of two axes."""
+    """The number of the running program, counted row by row in a grid of two axes."""
     x, y, _ = interpreter.grid_idx
     return x * interpreter.grid_dim[1] + y
 
@@ -146,7 +146,7 @@ def run(kernel, grid, tensors, sizes, constants, order):
 
 
 def reason(error):
-    """What an error of the interpreter comes from."""
+    """The cause of an interpreter's error."""
     while isinstance(error, InterpreterError) and error.__cause__:
         error = error.__cause__
     return error

@@ -78,8 +78,8 @@ def test_unit():
              "not the sum of sizes"),
             (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
              "not the largest number"),
-            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was taken off first: only the "
-             "length is divided by")])
+            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted first: "
+             "divide by the length only")])
     small = torch.tensor([[0.0, 1e-4]])
     expect(mine.unit(small), [[0, 1]], "unit([0, 1e-4])",
            [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
@@ -113,7 +113,7 @@ def test_mipe_angle():
     gamma = (torch.cos(math.pi * w / 256) + 1) / 2
     right = math.pi * i * (gamma / w)[:, None]
     causes = [(right / math.pi, "the angle lacks pi"),
-              (2 * right, "the angle is twice too large: does gamma lack its 1/2?"),
+              (2 * right, "the angle is doubled: does gamma lack its 1/2?"),
               (right * w[:, None], "the angle is not divided by w"),
               (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
               (i * gamma[:, None], "the angle lacks pi / w"),
@@ -123,7 +123,7 @@ def test_mipe_angle():
               (math.pi * i * ((torch.cos(w / 256) + 1) / 2 / w)[:, None], "pi lacks in gamma"),
               (torch.remainder(right, math.pi), "a whole turn is 2 pi: leave out nothing less"),
               (-right, "the sign: the angle grows with the position"),
-              (math.pi * (i + 1) * (gamma / w)[:, None], "positions count from 0, and are given: "
+              (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
                "add nothing to i"),
               (math.pi * i * ((1 - gamma) / w)[:, None], "gamma falls from 1 at w = 0 to 0 at "
                "w_th: this one rises"),

@@ -28,12 +28,12 @@ def test_trim():
              "before the square"),
             (z.relu(), "the square is missing"),
             ((r - 1 + s).relu().square(), "s = 1 must give 1 whatever r is: divide by r"),
-            (1 - ((1 - s) / r).clamp(max=1).square(), "the square is of the whole: (1 - ..)^2"),
+            (1 - ((1 - s) / r).clamp(max=1).square(), "square the whole: (1 - ..)^2"),
             (((s - r) / (1 - r)).relu().square(),
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
             (torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: relevance "
              "is 0 at the threshold and 1 at s = 1"),
-            ((2 * s - 1).relu().square(), "r does not act: is there a constant in its place?"),
+            ((2 * s - 1).relu().square(), "r is ignored: is there a constant in its place?"),
             ((1 - (1 - s) / (2 * r)).relu().square(), "the width is r, not 2 r"),
             ((1 - (1 - s.abs()) / r).relu().square(), "|s| was taken: opposite vectors are not "
              "similar"),
@@ -83,12 +83,12 @@ def test_softmask():
             (0.5 * (torch.sin(math.pi * d / w) + 1), "the cosine, not the sine"),
             (torch.ones(4), "inside the window the mask must fall from 1 to 0 as a cosine: this "
              "window is hard"),
-            (0.5 * (torch.cos(2 * math.pi * d / w) + 1), "the angle is twice too large: pi d/w"),
-            (0.5 * (torch.cos(math.pi / 2 * d / w) + 1), "the angle is half as large: pi d/w"),
+            (0.5 * (torch.cos(2 * math.pi * d / w) + 1), "the angle is doubled: it is pi d/w"),
+            (0.5 * (torch.cos(math.pi / 2 * d / w) + 1), "the angle is halved: it is pi d/w"),
             (right * (d < 0), "the query's own key counts: at d = 0 the mask is 1"),
             (1 + d / w, "the mask falls as a cosine, not as a line"),
             (torch.exp(d / w), "the mask falls as a cosine, not as an exponential"),
-            (right.square(), "squared once too often: (cos + 1)/2 is a square already"),
+            (right.square(), "squared once too often: (cos + 1)/2 is already a square"),
             (right.sqrt(), "this is the cosine of pi d/(2 w): Softmask is its square"),
             (ms.softmask(d, w / 2), "the window ends at w, not at w/2"),
             (ms.softmask(d, w - 1), "the window ends at w, not at w - 1")], at=d)
@@ -130,17 +130,17 @@ def relevance_with(q, k, w, r, s=lambda s: s, d=lambda d: d, mask=ms.softmask):
 
 
 def wrong_relevances(q, k, w, r):
-    """(relevance, what it comes from): one mistake each, for i0 = 0."""
+    """(relevance, cause): one mistake each, for i0 = 0."""
     z2, m = (relevance_with(q, k, *x) for x in ((w * INF, r), (w, r / r * 1e9)))
     every = relevance_with(q, k, w, r, mask=lambda d, w: torch.ones_like(d * w))
     return [
         (ms.relevance(k, q, w, r), "queries and keys were swapped: q goes first"),
         (every, "there is no mask: Softmask is missing"),
-        (z2, "the window does not act: m is Softmask of d and w"),
+        (z2, "the window is ignored: m is Softmask of d and w"),
         (relevance_with(q, k, w, r, d=lambda d: -d), "the sign of d: it is j - i, negative in the "
          "past"),
-        (relevance_with(q, k, w, r, s=lambda s: s * q.shape[-1] ** -0.5), "s is not divided by the "
-         "root of d_K: q and k are unit vectors"),
+        (relevance_with(q, k, w, r, s=lambda s: s * q.shape[-1] ** -0.5), "s must not be "
+         "divided by the root of d_K: q and k are unit vectors"),
         (relevance_with(q, k, r, w), "w and r were swapped"),
         (relevance_with(q, k, w, r, d=lambda d: torch.where(d == 0, 1, d)), "a query sees its own "
          "key: d = 0 is in the window"),
@@ -214,10 +214,10 @@ def test_screen():
     expect(mine.screen(q, q, v, w, half), [[[[1, 0], [0.5, 1]]]],
            "h of two equal keys with values (1, 0) and (0, 1), w = 2,",
            [([[[[1, 0], [1 / 3, 2 / 3]]]], "the weights were divided by their sum: nothing may "
-             "compete, the sum may be more than 1 or 0"),
+             "compete, and the sum may be 0 or above 1"),
             (ms.tanh_norm(torch.tensor([[[[1, 0], [0.5, 1]]]])),
              "TanhNorm comes later, in Eq. 14: return the plain sum"),
-            ([[[[1, 0], [0.25, 1]]]], "alpha^d is squared once too often: Trim has the square"),
+            ([[[[1, 0], [0.25, 1]]]], "alpha^d is squared once too often: Trim squares it already"),
             ([[[[0.5, 0], [0.25, 0.5]]]], "the mean over the keys: Eq. 12 is their sum"),
             (ms.unit(torch.tensor([[[[1, 0], [0.5, 1]]]])), "h has no fixed length: return the "
              "plain sum"),
@@ -233,7 +233,7 @@ def test_screen():
           "Compute in torch.promote_types(q.dtype, torch.float32), and return v's dtype")
     total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
     expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
-           [(ms.screen(q, k, v, w, r), "i0 is not handed on to `relevance`"),
+           [(ms.screen(q, k, v, w, r), "i0 is not passed on to `relevance`"),
             (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
             (ms.screen(q, k[:, :, :7], v[:, :, :7], w, r, 2), "keys from T on are left out: there "
@@ -247,13 +247,13 @@ def test_screen():
     try:
         h = mine.screen(q, k, v, w, r)
     except RuntimeError as e:
-        raise Wrong(f"with q, k and v in bfloat16: {e}. Turn what is less than float32 to float32 "
+        raise Wrong(f"with q, k and v in bfloat16: {e}. Convert bfloat16 to float32 "
                     "first") from None
     check(h.dtype == torch.bfloat16, f"values in bfloat16 give h in {h.dtype}: return v's dtype")
     exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
     off = (h - exact).abs().max() / exact.abs().max()
-    check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s counts "
-          "2/r times in alpha. Turn what is less than float32 to float32 before the products")
+    check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s is "
+          "amplified 2/r times in alpha. Convert bfloat16 to float32 before the products")
 
     mixed = mine.screen(q.float(), k.float(), v, w, r)
     check(mixed.dtype == torch.bfloat16,
@@ -300,7 +300,7 @@ def test_tanh_norm():
             (x / length * torch.sigmoid(length), "the length is tanh|x|, not a sigmoid"),
             (x / (1 + length), "the length is tanh|x|, not |x|/(1 + |x|)")])
     x = torch.randn(2, 3, 4, 5, generator=random(7), dtype=torch.float64)
-    axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: it is the last one's")
+    axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: take the last")
             for n in range(3)]
     expect(mine.tanh_norm(x), ms.tanh_norm(x), "tanh_norm of random vectors (2, 3, 4, 5)", axes)
     length = x.norm(dim=-1, keepdim=True)
@@ -309,7 +309,8 @@ def test_tanh_norm():
     expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x",
                      [(detached, "the length is detached: it changes with x, too")])
     zero = torch.zeros(4, dtype=torch.float64)
-    check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0: 0/0? For |x| < eps return x")
+    check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0. Is it 0/0? For |x| < eps "
+          "return x")
     J = torch.autograd.functional.jacobian(mine.tanh_norm, zero)
     check(not J.isnan().any(), "TanhNorm's Jacobian at 0 is NaN: the slope of the root of 0 is "
           "infinite, and torch.where does not stop it. Put a 1 in place of small squares first")

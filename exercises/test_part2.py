@@ -60,7 +60,7 @@ def test_gate():
             (theirs.gate(F.normalize(x, dim=-1)), "x must not be normalised before the projection"),
             (torch.tanh(F.gelu(g)), "this is GELU: the paper has SiLU"),
             (torch.tanh(F.relu(g)), "this is ReLU: the paper has SiLU"),
-            (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: here W_G"),
+            (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: take W_G"),
             (torch.tanh(F.silu(ms.unit(g))), "g must not be of unit length: Eq. 5 is for q, k and "
              "v"),
             (1 + torch.tanh(F.silu(g)), "nothing is added: the gate may be negative, and 0"),
@@ -100,7 +100,7 @@ def test_screening():
              "whole vector"),
             (ms.unit(h), "u has length 1 whatever h is: TanhNorm's length is tanh |h|"),
             (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, w, theirs.s_r)),
-             "s_r is not yet r: `acceptance` comes between"),
+             "s_r is not yet r: apply `acceptance`"),
             (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, r, w)), "w and r were swapped"),
             (ms.tanh_norm(ms.screen(q, k, v_bar, w, r)),
              "queries and keys have no positions: MiPE is missing"),
@@ -111,24 +111,24 @@ def test_screening():
             (ms.tanh_norm(ms.screen(k_tilde, q_tilde, v_bar, w, r)),
              "queries and keys were swapped"),
             (ms.tanh_norm(ms.screen(q_tilde, q_tilde, v_bar, w, r)),
-             "queries and keys are both of W_Q: the keys have W_K"),
+             "queries and keys both come from W_Q: keys take W_K"),
             (ms.tanh_norm(ms.screen(k_tilde, k_tilde, v_bar, w, r)),
-             "queries and keys are both of W_K: the queries have W_Q"),
+             "queries and keys both come from W_K: queries take W_Q"),
             (ms.tanh_norm(ms.screen(q_tilde, k_tilde, ms.unit(theirs.project(x, theirs.W_G)), w,
-                                    r)), "W_G is for the gate: the values have W_V"),
+                                    r)), "W_G is for the gate: values take W_V"),
             (ms.tanh_norm(ms.screen(ms.mipe(q, of_s_w), ms.mipe(k, of_s_w), v_bar, theirs.s_w, r)),
-             "s_w is not yet w: `window` comes between"),
+             "s_w is not yet w: apply `window`"),
             (ms.screen(q_tilde, k_tilde, ms.tanh_norm(v_bar), w, r),
              "TanhNorm is for the sum h, not for the values"),
             (ms.tanh_norm(ms.screen(ms.mipe(q, -angle), ms.mipe(k, angle), v_bar, w, r)),
-             "queries and keys turn in opposite directions: the same angle is for both")],
+             "queries and keys turn in opposite directions: both take the same angle")],
            tolerance=1e-4)
 
     def twice(*inputs):
         return 2 * ms.screen(*inputs)
 
     expect(yours.screening(x, twice), ms.tanh_norm(2 * h), "u with another `screen`, 2 h,",
-           [(found, "the argument `screen` is ignored: whoever calls it chooses what screens")],
+           [(found, "the argument `screen` is ignored: the caller chooses what screens")],
            tolerance=1e-4)
 
 
@@ -149,7 +149,7 @@ def test_forward():
             (x + (updates * theirs.s_O[:, None]).sum(2), "the scale is e^s_O, not s_O"),
             (x + (updates * scale).mean(2), "the tiles are averaged: Eq. 2 adds them"),
             (x + torch.einsum("bhtv,hve->bte", theirs.screening(x, ms.screen), scale[..., None]
-                              * theirs.W_O), "the gate does not act: u times g_hat"),
+                              * theirs.W_O), "the gate is ignored: u times g_hat"),
             (update(theirs.screening(x, ms.screen) * theirs.gate(x) ** 2), "the gate acts twice"),
             (update(theirs.screening(x, ms.screen) + theirs.gate(x)), "u is multiplied by the "
              "gate, not added to it"),
@@ -157,7 +157,7 @@ def test_forward():
             (theirs(ms.unit(x), ms.screen), "x is not normalised: there is no norm before a layer"),
             (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "x is not normalised: there is no "
              "norm before a layer"),
-            (x + (updates / scale).sum(2), "the scale is e^s_O, this divides by it")],
+            (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it")],
            tolerance=1e-4)
 
 
@@ -185,17 +185,18 @@ def test_initialize():
     def std(name):
         return torch.cat([p.detach().flatten() for n, p in named if n.endswith(name)]).std()
 
-    dimension = ("divided by the root of the wrong dimension: take the output's, the second in the "
+    dimension = ("divided by the root of the wrong dimension: take the output's, the second of the "
                  "paper's shape")
     rows = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
     for name, right in rows.items():
         causes = [(math.sqrt(right), "N(0, x) in the table is the deviation x, not the variance"),
                   (10 * right, "the scale 0.1 is missing")]
         causes += [(0.1 / n**0.5, dimension) for n in (16, 64, 100, 1000)]
-        causes += [(0.1 / n, "divided by the dimension: by its root") for n in (16, 64, 100, 1000)]
+        causes += [(0.1 / n, "divided by the dimension: divide by its root")
+                   for n in (16, 64, 100, 1000)]
         if name == "W_G":
             causes = [(0.1 / 8, "W_G has the fixed scale 0.1, whatever its dimensions"), *causes]
-        check(std(name) > 0, f"{name} has no initial values: it is the same number everywhere")
+        check(std(name) > 0, f"{name} has no initial values: it is one number everywhere")
         check(1e-4 < std(name) < 10, f"{name} has no initial values: torch.empty "
               "leaves what was in memory")
         expect(std(name), right, f"the standard deviation of {name}", causes,
@@ -207,11 +208,11 @@ def test_initialize():
                [(torch.zeros(5), "s_w is spread over the tiles of a layer, not 0 for all"),
                 (torch.linspace(0, 100, 5), "s_w goes up to log w_th, not w_th"),
                 (torch.linspace(0, math.log(256), 5), "w_th is config.w_th, here 100, not 256"),
-                (torch.linspace(0, math.log(99), 5), "s_w goes up to log w_th: w is 1 more then"),
+                (torch.linspace(0, math.log(99), 5), "s_w goes up to log w_th: then w is 1 more"),
                 (0.8 * s_w, "the last tile has s_w = log w_th: N_H values are N_H - 1 steps"),
                 (s_w.flip(0), "the first tile has the narrowest window"),
                 (torch.linspace(1, 100, 5).log(), "s_w itself is evenly spaced, not the window")])
-        expect(layer.s_r, torch.zeros(5), "s_r", [(0.5 * torch.ones(5), "r is 1/2: s_r is 0")])
+        expect(layer.s_r, torch.zeros(5), "s_r", [(0.5 * torch.ones(5), "r is 1/2, so s_r is 0")])
         expect(layer.s_O, -math.log(15) / 2 * torch.ones(5), "s_O",
                [(-math.log(15) * torch.ones(5), "the root is missing: log(1 / sqrt(N_H N_L))"),
                 (-math.log(5) / 2 * torch.ones(5), "N_L is missing: all tiles of all layers count"),

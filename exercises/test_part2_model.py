@@ -36,7 +36,7 @@ def test_embed():
             (theirs.s_E.exp() * rows, "the embedding is not of unit length"),
             (F.normalize(rows, dim=-1), "the scale e^s_E is missing"),
             (theirs.s_E * F.normalize(rows, dim=-1), "the scale is e^s_E, not s_E"),
-            (theirs.s_F.exp() * F.normalize(rows, dim=-1), "s_F is for the logits: here s_E")])
+            (theirs.s_F.exp() * F.normalize(rows, dim=-1), "s_F is for the logits: take s_E")])
 
 
 def test_logits():
@@ -51,7 +51,7 @@ def test_logits():
              "loss"),
             (theirs.logits(x).log_softmax(-1), "these are log-probabilities: the softmax belongs "
              "to the loss"),
-            (theirs.s_E.exp() * x @ E_bar.T, "s_E is for the embedding: here s_F"),
+            (theirs.s_E.exp() * x @ E_bar.T, "s_E is for the embedding: take s_F"),
             (theirs.logits(F.normalize(x, dim=-1)), "x must not be normalised: no norm before the "
              "head")], tolerance=1e-4)
 
@@ -66,16 +66,16 @@ def test_loss():
            [(F.cross_entropy(z[:, :-1].transpose(1, 2), targets[:, 1:]),
              "the targets are shifted twice: they are the next tokens already"),
             (F.cross_entropy(z.transpose(1, 2), inputs), "the inputs were taken for the targets"),
-            (nats.mean() / math.log(2), "these are bits: divide by nothing, nats are asked for"),
+            (nats.mean() / math.log(2), "these are bits: divide by nothing, to get nats"),
             (F.cross_entropy(z.softmax(-1).transpose(1, 2), targets), "softmax was taken twice: "
              "cross_entropy begins with one"),
-            (nats.sum(), "the sum over all tokens: the mean is asked for"),
-            (nats.sum(1).mean(), "the mean over sequences only: it is over tokens")])
+            (nats.sum(), "the sum over all tokens: take the mean"),
+            (nats.sum(1).mean(), "the mean over sequences only: take it over tokens")])
     targets[0, 3:] = -100
     seen = targets != -100
     expect(yours.loss(inputs, targets), nats[seen].mean(), "the loss with targets of -100",
-           [((nats * seen).sum(1).div(seen.sum(1)).mean(), "the mean of each sequence's mean: it "
-             "is over all tokens that count"),
+           [((nats * seen).sum(1).div(seen.sum(1)).mean(), "the mean of each sequence's mean: take "
+             "it over all tokens that count"),
             ((nats * seen).mean(), "targets of -100 count in the denominator"),
             (nats.mean(), "targets of -100 count")])
 
@@ -109,7 +109,7 @@ def check_append():
     check(torch.equal(kept, k[:, :, first:]) and torch.equal(values, v[:, :, first:]),
           "the cache must return the keys from position `first` to the newest, oldest first")
     check(first <= 16, f"the first of the new tokens, at 20, sees key 16 with w = 4.5: the cache "
-          f"kept those from {first} on")
+          f"kept only those from {first} on")
 
 
 @torch.no_grad()
@@ -145,10 +145,10 @@ def test_cache():
         expect(found, theirs(x, ms.screen),
                "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
                [(torch.cat([theirs(piece, ms.screen) for piece in pieces], 1),
-                 "the cache does not act: each piece sees itself only"),
-                (wrong(from_0=True), "MiPE counts from 0 in each piece: positions go on at "
-                 "cache.end"),
-                (wrong(i0=lambda start, first, end: 0), "i0 is not handed to screen: the queries "
+                 "the cache is ignored: each piece sees itself only"),
+                (wrong(from_0=True), "MiPE counts from 0 in each piece: positions continue "
+                 "at cache.end"),
+                (wrong(i0=lambda start, first, end: 0), "i0 is not passed to screen: the queries "
                  "begin after the keys in the cache"),
                 (wrong(i0=lambda start, first, end: end - first), "cache.end was read after "
                  "append: the queries begin where it was before"),
@@ -188,7 +188,7 @@ def test_generate():
             (fresh[:, 6:], "the caches are empty at each step: make them once, before the first"),
             (shared[:, 6:], "the layers share one cache: each has keys of its own")])
     check(max(lengths[len(yours.layers) :]) == 1, "all tokens go through the layers again at each "
-          "step: hand on only the new one, the caches know the others")
+          "step: pass on only the new one: the caches hold the others")
 
 
 def test_model():
@@ -220,10 +220,10 @@ def test_training():
     yours.loss(text[None, :59], text[None, 1:60]).backward()
     for name, p in yours.named_parameters():
         check(p.grad is not None and p.grad.abs().max() > 0,
-              f"no gradient reaches {name}: what does not depend on it any more?")
+              f"no gradient reaches {name}: what no longer depends on it?")
         check(p.grad.isfinite().all(), f"the gradient of {name} is not finite")
     right = list(train_steps(theirs, text, steps=3))
     found = list(train_steps(yours, text, steps=200))
     expect(found[:3], right, "the loss of the first three steps", tolerance=1e-3)
-    check(found[-1] < 0.7 * found[0], f"after 200 steps the loss is {found[-1]:.2f}, it began at "
+    check(found[-1] < 0.7 * found[0], f"after 200 steps the loss is {found[-1]:.2f}, and began at "
           f"{found[0]:.2f}: the model hardly learns")

@@ -86,7 +86,7 @@ def test_pairs():
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
         check((c[~inside] == 0).all(), "c must be exactly 0 at distance w and beyond, and for a "
-              "later key: ask for d, a cosine is only nearly 0")
+              "later key: test d: a cosine is only nearly 0")
 
 
 def test_dv_block():
@@ -115,7 +115,7 @@ def test_dz_block():
              "nothing is summed over the keys"),
             (right * z, "one factor z is too many: (z^2)' = 2 z"),
             (2 * z * c * (dh @ v.T), "one factor c is missing: y = z c, and dy/dz = c"),
-            (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz z and c change places"),
+            (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz swap z and c"),
             (dh @ v.T, "this is dL/d(alpha_d): dL/dz = dL/d(alpha_d) times the slope of (z c)^2"),
             ((z * c).square() * (dh @ v.T), "this is alpha_d (dh . v): take the slope of (z c)^2"),
             (2 * z * c.square().square() * (dh @ v.T), "c^2 counts once: dz = 2 z c^2 (dh . v)"),
@@ -130,7 +130,7 @@ def of_s(name, right, dz, x, r, *more):
     """dq and dk: the same mistakes. x: (name, keys or queries)"""
     expect(call(f"{name}_block", dz=dz, **{x[0]: x[1]}, r=r), right, name,
            [*more, (right * r, "1/r is missing: dz/ds = 1/r"),
-            (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
+            (right * r * r, "divide by r, dz/ds = 1/r: this multiplies"),
             (right / r, "divided by r twice"), (-right, "the sign: z grows with s"),
             (right * 2, "a 2 is too many: dz has it already"),
             (right / len(x[1]), "the mean over a block: a gradient is a sum")],
@@ -203,7 +203,7 @@ def test_dw_block():
             (right * w / theta, "dtheta/dw = -theta/w: this factor is missing"),
             ((4 * alpha * c * dy * torch.sin(2 * theta * d) * d * theta / w).sum(),
              "theta is pi/(2 w), not pi/w"),
-            (right * 2, "a 2 is too many")], tolerance=1e-6)
+            (right * 2, "there is a 2 too many")], tolerance=1e-6)
     infinite = call("dw_block", z=z, c=torch.ones_like(z), d=d, v=v, dh=dh,
                     w=torch.tensor(INF).double())
     check(infinite == 0, f"dw is {infinite} for w = inf: it must be 0")
@@ -301,24 +301,25 @@ def compare(found, right, inputs, case):
     if [[name] for name in GRADIENTS] == order:
         return
     check(sorted(order) != sorted([name] for name in GRADIENTS),
-          f"gradients come in the order dq, dk, dv, dw, dr, these as {', '.join(sum(order, []))}")
+          "gradients come in the order dq, dk, dv, dw, dr, but these come in the order "
+          f"{', '.join(sum(order, []))}")
     where = f"of {T} queries and {S} keys, i0 = {i0}, w = {w:g}, size = {size}"
     for x, (name, y) in zip(found, right.items()):
-        check(x.shape == y.shape, f"{name} {where} has the shape {tuple(x.shape)}, it should be "
+        check(x.shape == y.shape, f"{name} {where} has the shape {tuple(x.shape)}; it should be "
               f"{tuple(y.shape)}")
     off = [name for name, x in zip(GRADIENTS, found) if name not in names(x)]
     name = off[0]
     difference = describe_difference(found[GRADIENTS.index(name)], right[name], f"{name} {where}")
     at_0 = by_autograd(*inputs)
     if i0 and all(near(x, y, 1e-6) for x, y in zip(found, at_0)):
-        causes = ["i0 does not act: query t is at position i0 + t"]
+        causes = ["i0 is ignored: query t is at position i0 + t"]
     elif len(off) == 1:
         causes = [f"only {name} is off: is each block added to it, with += and to the right rows, "
                   f"and are the inputs of {name}_block in their order?"]
     else:
         causes = bounds_that_give(found, *inputs, i0, size) or [
             "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"
-            + (", is 16 in place of size?" if size != 16 else "?")]
+            + (", is 16 used instead of size?" if size != 16 else "?")]
     raise Wrong("\n".join([*causes, f"off: {', '.join(off)}. {difference}"]))
 
 

@@ -47,7 +47,7 @@ def test_similarity_kernel():
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
                [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
                  "program_id(0) * BI"),
-                (q @ k.T / q.shape[1] ** 0.5, "s is not divided by the root of d_K"),
+                (q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of d_K"),
                 (swapped, "queries and keys were swapped: a row is a query")])
 
 
@@ -133,7 +133,7 @@ def test_relevance_kernel():
                wrong_relevances(q, k, w, r, i0))
         outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
         check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
-              "exactly 0: ask for d, a cosine is only nearly 0")
+              "exactly 0: test d: a cosine is only nearly 0")
 
 
 # ------------------------------------------------------------------------ which blocks are visited
@@ -155,7 +155,7 @@ def right_blocks(T, S, i0, w, n):
 
 
 def wrong_blocks(T, S, i0, w, n):
-    """{what it comes from: the blocks of keys} of block n of the queries, with one mistake each."""
+    """{cause: the blocks of keys} of block n of the queries, with one mistake each."""
     i, full = i0 + n * BI, i0 + (n + 1) * BI
     last = min(full, i0 + T) - 1
     causes = wrong_bounds(i, last, full, w, T, S, i0)
@@ -179,9 +179,9 @@ def check_blocks(visited):
               if all(blocks in (these := wrong_blocks(*case, n)[cause], these & there_are(case[1]))
                      for case, found in visited.items() for n, blocks in enumerate(found))]
     if not any(right_blocks(*case, n) for case, n in wrong):
-        causes = ["where nothing is seen lo = hi, and nothing is visited"]
+        causes = ["where nothing is seen, lo = hi and nothing is visited"]
     raise Wrong("\n".join([*causes[:3], (
-        f"block {n} {named(*case)}, has the positions {i0 + n * BI} to "
+        f"block {n} {named(*case)}, has positions {i0 + n * BI} to "
         f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))}, and visits "
         f"{keys(visited[case][n])}")]))
 
@@ -202,8 +202,8 @@ def test_bounds_kernel():
         found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
         for lo, hi in found:
             where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
-            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or is one a number "
-                  f"of blocks? {where}")
+            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or does one count "
+                  f"blocks? {where}")
             check(lo >= 0 and lo % BJ == 0,
                   f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
         visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
@@ -295,7 +295,7 @@ def test_dq_kernel():
                 (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
                 (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
                 (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
-                 "each block takes the rows of dh of the first: t0 = program_id(0) * BI"),
+                 "each block takes the first block's rows of dh: t0 = program_id(0) * BI"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
                 (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
                 (right * r / w, "divided by w: dz/ds = 1/r"),

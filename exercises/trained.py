@@ -3,8 +3,8 @@
     python -m exercises.trained                         with models/retrieval.pt
     python -m exercises.trained --ckpt out/ckpt.pt      with a model that you trained with train.py
 
-Trains your Multiscreen and the repository's 200 steps from the same initial weights: the losses
-should agree. Then it loads a trained model's weights into yours, and compares the logits.
+Trains your Multiscreen and the repository's for 200 steps from the same initial weights: the losses
+should agree. Then loads a trained model's weights into yours, and compares the logits.
 """
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def load_into(yours, theirs):
 
 
 def blank(config):
-    """Your Multiscreen before exercise 2.5, its initial values: the weights are loaded anyway."""
+    """Your Multiscreen without initial values (exercise 2.5): its weights are loaded anyway."""
     class Blank(mine.Multiscreen):
         def initialize(self):
             pass
@@ -89,7 +89,7 @@ def compare_models(argv):
     tokens = text[None, :500]
     with torch.no_grad():
         a, b = theirs(tokens), yours(tokens)
-    print(f"logits of {args.ckpt}: largest {a.abs().max():.3g}, they differ by at most "
+    print(f"logits of {args.ckpt}: largest {a.abs().max():.3g}, largest difference "
           f"{(a - b).abs().max():.2g}")
     same = (a.argmax(-1) == b.argmax(-1)).double().mean()
     print(f"the two predict the same next byte at {same:.1%} of {tokens.numel()} positions")

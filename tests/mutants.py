@@ -96,7 +96,7 @@ mistakes("unit", {
     "keepdim=True is missing": lambda x: x / x.norm(dim=-1),
     "taken along axis 1": lambda x: x / x.norm(dim=1, keepdim=True).clamp_min(1e-6),
     "not the sum of sizes": lambda x: x / x.abs().sum(-1, keepdim=True),
-    "the mean was taken off": lambda x: ms.unit(x - x.mean(-1, keepdim=True)),
+    "the mean was subtracted": lambda x: ms.unit(x - x.mean(-1, keepdim=True)),
     "all vectors were divided by one length": lambda x, eps=1e-6: x / x.norm().clamp_min(eps),
     "eps was added": lambda x, eps=1e-6: x / (x.square().sum(-1, keepdim=True).sqrt() + eps),
     "unit(0) is not 0": lambda x: x / x.norm(dim=-1, keepdim=True),
@@ -123,7 +123,7 @@ def gamma(w, w_th):
 
 mistakes("mipe_angle", {
     "the sign: the angle grows": lambda i, w, w_th: -ms.mipe_angle(i, w, w_th),
-    "positions count from 0": lambda i, w, w_th: ms.mipe_angle(i + 1, w, w_th),
+    "count from 0": lambda i, w, w_th: ms.mipe_angle(i + 1, w, w_th),
     "gamma is a cosine, not a line":
         lambda i, w, w_th: math.pi * i * ((1 - w / w_th) / w).clamp_min(0)[:, None],
     "this is RoPE's angle": lambda i, w, w_th: i * (10_000 ** (-w / w_th))[:, None],
@@ -235,7 +235,7 @@ mistakes("softmask", {
     "-inf is for softmax":
         lambda d, w: torch.where((-w < d) & (d <= 0), ms.softmask(d, w), -math.inf),
     "there is no mask": lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1),
-    "the angle is twice too large":
+    "the angle is doubled":
         lambda d, w: 0.5 * (torch.cos(2 * math.pi * (d / w)) + 1) * (ms.softmask(d, w) > 0),
     "the query's own key counts": lambda d, w: ms.softmask(d, w) * (d < 0),
     "not as a line": lambda d, w: (1 + d / w) * (ms.softmask(d, w) > 0),
@@ -277,8 +277,8 @@ def away(q, k, i0):
 
 mistakes("relevance", {
     "Softmask is missing": relevance_without_softmask,
-    "the window does not act": lambda q, k, w, r, i0=0: ms.relevance(q, k, math.inf * w, r, i0),
-    "not divided by the root of d_K":
+    "the window is ignored": lambda q, k, w, r, i0=0: ms.relevance(q, k, math.inf * w, r, i0),
+    "not be divided by the root of d_K":
         lambda q, k, w, r, i0=0: ms.relevance(q / q.shape[-1] ** 0.5, k, w, r, i0),
     "w and r were swapped": lambda q, k, w, r, i0=0: ms.relevance(q, k, r, w, i0),
     "a query sees its own key":
@@ -326,7 +326,7 @@ mistakes("screen", {
     "squared once too often": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v,
     "the mean over the keys": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0) / k.shape[2],
     "cuts it": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).float(),
-    "i0 is not handed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
+    "i0 is not passed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
     "TanhNorm comes later": lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)),
     "return v's dtype": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v.to(w.dtype), w, r, i0),
     "values in bfloat16 give h in torch.float32":
@@ -338,7 +338,7 @@ mistakes("screen", {
     "rounded to bfloat16 on the way":
         lambda q, k, v, w, r, i0=0: v64(q, ms.screen(q, k, v, w, r, i0),
                                         lambda: ms.screen(q.bfloat16(), k.bfloat16(), v, w, r, i0)),
-    "Turn what is less than float32": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
+    "Convert bfloat16 to float32": lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v,
     "to float32 before the products":
         lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q.dtype), r.to(q.dtype), i0) @ v,
     "no gradient comes back":
@@ -432,7 +432,7 @@ methods("gate", ms.GatedScreeningTiles, "gate", {
     "tanh is missing": lambda self, x: F.silu(self.project(x, self.W_G)),
     "SiLU is missing": lambda self, x: torch.tanh(self.project(x, self.W_G)),
     "this is a sigmoid": lambda self, x: torch.sigmoid(self.project(x, self.W_G)),
-    "here W_G": lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))),
+    "take W_G": lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))),
     "g must not be of unit length":
         lambda self, x: torch.tanh(F.silu(ms.unit(self.project(x, self.W_G)))),
 })
@@ -446,7 +446,7 @@ class GateByHand(ms.GatedScreeningTiles):
 
 
 methods("screening", ms.GatedScreeningTiles, "project", {
-    "both of W_Q": lambda self, x, W: project(x, self.W_Q if W is self.W_K else W),
+    "both come from W_Q": lambda self, x, W: project(x, self.W_Q if W is self.W_K else W),
     "W_G is for the gate": lambda self, x, W: project(x, self.W_G if W is self.W_V else W),
 })
 methods("forward", ms.GatedScreeningTiles, "forward", {
@@ -510,7 +510,7 @@ methods("cache", ms.GatedScreeningTiles, "screening", {
 })
 
 
-@mutant("cache", "i0 is not handed to screen")
+@mutant("cache", "i0 is not passed to screen")
 class WithoutI0(ms.GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         return super().screening(x, lambda *inputs: screen(*inputs[:5], 0), cache)
@@ -606,7 +606,7 @@ restarted({
     "the root is missing": lambda layer, c: layer.s_O.mul_(2),
     "W_K are alike": lambda layer, c: layer.W_K.copy_(layer.W_Q),
     "it is N(0, ..), around 0": lambda layer, c: layer.W_V.add_(1.0),
-    "divided by the dimension: by its root": lambda layer, c: layer.W_Q.div_(math.sqrt(c.d_K)),
+    "divide by its root": lambda layer, c: layer.W_Q.div_(math.sqrt(c.d_K)),
     "W_V has no initial values": lambda layer, c: layer.W_V.zero_(),
     "w_th is config.w_th":
         lambda layer, c: layer.s_w.copy_(torch.linspace(0, math.log(256), c.N_H)),
@@ -769,7 +769,7 @@ mistakes("dr_block", {
     "multiply pair by pair": lambda dz, z, r: dz.sum() * (1 - z).sum() / r,
     "not 1 + z": lambda dz, z, r: (dz * (1 + z)).sum() / r,
     "the mean over the pairs": lambda dz, z, r: (dz * (1 - z)).mean() / r,
-    "1 - z has one r in it already": lambda dz, z, r: (dz * (1 - z)).sum() / r**2,
+    "1 - z already contains one r": lambda dz, z, r: (dz * (1 - z)).sum() / r**2,
     "the sign": lambda dz, z, r: (dz * (z - 1)).sum() / r,
 })
 
@@ -796,7 +796,7 @@ def dw_by_the_double_angle(z, c, d, v, dh, w):
 mistakes("gradients", {
     "T x S must never exist":
         lambda q, k, v, w, r, dh, i0=0, size=16: solved.gradients(q, k, v, w, r, dh, i0, 10**6),
-    "i0 does not act": lambda q, k, v, w, r, dh, i0=0, size=16: solved.gradients(q, k, v, w, r, dh),
+    "i0 is ignored": lambda q, k, v, w, r, dh, i0=0, size=16: solved.gradients(q, k, v, w, r, dh),
 })
 
 
@@ -869,7 +869,7 @@ mistakes("gradients", {
         gradients_within(lambda i, last, w, S: (i - math.floor(w) + 1, min(last + 1, S))),
     "one key too few":
         gradients_within(lambda i, last, w, S: (i - math.ceil(w) + 2, min(last + 1, S))),
-    "the end is one more":
+    "the end is one past":
         gradients_within(lambda i, last, w, S: (i - math.ceil(w) + 1, min(last, S))),
     "that of the block's last query":
         gradients_within(lambda i, last, w, S: (last - math.ceil(w) + 1, min(last + 1, S))),
@@ -883,12 +883,12 @@ def gradients_in_place(q, k, v, w, r, dh, i0=0, size=16):
     return found
 
 
-@mutant("gradients", "these as dr, dw, dv, dk, dq")
+@mutant("gradients", "these come in the order dr, dw, dv, dk, dq")
 def gradients_backwards(*inputs):
     return solved.gradients(*inputs)[::-1]
 
 
-@mutant("gradients", "is 16 in place of size")
+@mutant("gradients", "is 16 used instead of size")
 def gradients_of_the_usual_size(q, k, v, w, r, dh, i0=0, size=16):
     T = len(q) // size * size
     found = solved.gradients(q, k, v, w, r, dh, i0, 16)

@@ -45,4 +45,4 @@ def test_the_notebook_runs_and_finds_the_needle():
 def test_without_the_repository_it_says_what_to_do(tmp_path):
     out = run(SCRIPT, cwd=tmp_path)
     assert out.returncode == 1
-    assert "put the repository's address into ADDRESS" in out.stderr
+    assert "set ADDRESS to the repository's address" in out.stderr

@@ -83,7 +83,7 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     tests = graded(root, monkeypatch, *names)
     assert [tests[name]["score"] for name in names] == [0, 6, 0, 0, 0]
     assert "1 - s must be divided by r" in tests["trim"]["output"]
-    assert "did not come to an end" in tests["tanh_norm"]["output"]
+    assert "did not finish" in tests["tanh_norm"]["output"]
     assert "part2_model.py" in tests["project"]["output"]
     assert "still to do: Exercise 3.1" in tests["pairs"]["output"]
     assert "part3_derivative.py" in results_of(root)[1]["output"]

@@ -154,7 +154,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
         train.main(["--resume", "--out", str(tmp_path / "parts")])
     else:
         fit(tmp_path / "parts", *flags)
-    assert f"going on at step {step}" in capsys.readouterr().out
+    assert f"continuing at step {step}" in capsys.readouterr().out
     parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
     assert parts["step"] == 12
     assert parts["drawn"] == whole["drawn"] == 96

@@ -5,7 +5,7 @@ import triton.language as tl
 
 @triton.jit
 def load_rows(X, first, end, N: tl.constexpr, D: tl.constexpr):
-    """N rows of a matrix of `end` rows and D columns; zeros past its end."""
+    """N rows of a matrix with `end` rows and D columns; zeros past its end."""
     rows = first + tl.arange(0, N)
     at = rows[:, None] * D + tl.arange(0, D)[None, :]
     return tl.load(X + at, mask=(rows < end)[:, None], other=0.0)
@@ -27,7 +27,7 @@ def store_block(X, x, t0, j0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 
 @triton.jit
 def alpha_and_mask(s, i, j, W, R):
-    """Before the square: z of Trim, and Softmask."""
+    """z, which is Trim before its square, and Softmask."""
     w = tl.load(W)
     z = tl.maximum(1 - (1 - s) / tl.load(R), 0.0)
     d = j[None, :] - i[:, None]
@@ -55,7 +55,7 @@ def relevance_kernel(Q, K_, W, R, OUT, i0, T, S, K: tl.constexpr, BI: tl.constex
 
 @triton.jit
 def keys_in_sight(W, i, i_last, S, BJ: tl.constexpr):
-    """lo and hi for queries at the positions i .. i_last."""
+    """lo and hi for the queries at positions i .. i_last."""
     reach = tl.minimum(tl.ceil(tl.load(W)), 1073741824.0).to(tl.int32) - 1
     first, end = tl.maximum(i - reach, 0), tl.minimum(S, i_last + 1)
     lo = first // BJ * BJ

@@ -13,7 +13,7 @@ T = 4096
 
 
 def parameters(c):
-    """Of each tile five matrices, s_w, s_r and s_O; and W_E, s_E, s_F."""
+    """Five matrices, s_w, s_r and s_O for each tile; W_E, s_E and s_F."""
     tile = c.d_E * (2 * c.d_K + 3 * c.d_V) + 3
     return c.N * c.d_E + 2 + c.N_L * c.N_H * tile
 
@@ -24,17 +24,17 @@ def training_bytes(parameters):
 
 
 def flops_of_projections(c):
-    """Of one token, all layers: q, k, v, g and the update."""
+    """For one token, all layers: q, k, v, g and the update."""
     return c.N_L * c.N_H * 2 * c.d_E * (2 * c.d_K + 3 * c.d_V)
 
 
 def flops_of_head(c):
-    """Of one token."""
+    """For one token."""
     return 2 * c.N * c.d_E
 
 
 def flops_of_pair(c):
-    """Of one tile, one query and one key: a similarity, and a value times its relevance."""
+    """For one tile, one query and one key: a similarity, and a value times its relevance."""
     return 2 * c.d_K + 2 * c.d_V
 
 
@@ -49,7 +49,7 @@ def seen(i, w):
 
 
 def pairs(T, w):
-    """How many pairs of a query and a key lie in a window, in T tokens."""
+    """How many pairs of a query and a key lie inside a window, in T tokens."""
     return sum(seen(i, w) for i in range(T))
 
 
@@ -68,7 +68,7 @@ def cache_bytes(c, tokens):
 
 
 def intensity(c, size):
-    """FLOPs per byte of a visit: a block of `size` keys and values is loaded, queries are there."""
+    """FLOPs per byte of a visit: loads a block of `size` keys and values, has the queries."""
     return size * size * flops_of_pair(c) / (4 * size * (c.d_K + c.d_V))
 
 
@@ -78,7 +78,7 @@ def gamma(w, w_th):
 
 
 def positions_of_a_turn(w, w_th):
-    """After how many positions MiPE has turned by 2 pi."""
+    """How many positions MiPE takes to turn by 2 pi."""
     return 2 * w / gamma(w, w_th)
 
 

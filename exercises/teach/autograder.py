@@ -3,12 +3,12 @@
     python -m exercises.teach.autograder --root /autograder
 
 The root is laid out as Gradescope documents it: source/ is this repository, submission/ a student's
-files, and results/results.json is written. Of the submission only part1_screening.py to
-part4_kernel.py are taken. They go into a copy of the repository without solutions, known mistakes
-and this folder, so no file of a student replaces a test.
+files, and results/results.json is written. Only the files part1_screening.py to part4_kernel.py are
+taken from the submission. They go into a copy of the repository without solutions, known mistakes
+and this folder, so no student's file replaces a test.
 
-A test has a point for each of its minutes in minutes.tsv. A part's tests run in one process. If
-that process ends early, or takes too long, each test of the part runs in a process of its own.
+A test has one point per minute in minutes.tsv. A part's tests run in one process. If that process
+ends early or takes too long, each of the part's tests runs in its own process.
 """
 import json
 import os
@@ -48,9 +48,9 @@ def lay_out(source, submission, folder):
 
 
 def run_tests(folder, part, seconds, test=""):
-    """{test: None or its message} of a part's tests, or of one, in a process of their own.
+    """{test: None or its message} of a part's tests, or of one, in their own process.
 
-    Empty if the process did not come to its end.
+    Empty if the process did not finish.
     """
     files = sorted(map(str, (folder / "exercises").glob(f"test_part{part}*.py")))
     with tempfile.TemporaryDirectory() as results:
@@ -85,7 +85,7 @@ def grade(folder, minutes):
         for test in tests:
             if test not in results:
                 results |= run_tests(folder, part, LONGEST["test"], test)
-        found |= {test: results.get(test, "this test did not come to an end: it takes more than "
+        found |= {test: results.get(test, "this test did not finish: it takes more than "
                             f"{LONGEST['test']} seconds, or the program exits") for test in tests}
     return found
 

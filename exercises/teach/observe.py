@@ -1,4 +1,4 @@
-"""Run every "Observe" of exercises/README.md, and print what answers.md says of it.
+"""Run every "Observe" of exercises/README.md, and print the numbers of answers.md.
 
     python -m exercises.teach.observe
 """
@@ -51,7 +51,7 @@ def passes_of_generate(prompt=50, new=100):
 
 
 def rounding_grows(steps=200):
-    """{step: difference of two losses} of a model, and of one whose products are added backwards.
+    """{step: difference of two losses} of a model, and of one that adds its products in reverse.
 
     The second is the same function: its channels stand in reverse order.
     """
@@ -64,7 +64,7 @@ def rounding_grows(steps=200):
 
 
 def reversed_channels(model):
-    """The same function as `model`, with the order of the d_E channels turned round."""
+    """The same function as `model`, with its d_E channels in reverse order."""
     other = ms.Multiscreen(model.config)
     weights = model.state_dict()
     for name, W in weights.items():
@@ -75,7 +75,7 @@ def reversed_channels(model):
 
 
 def gradients_of_a_rejected_key():
-    """{gradient: its largest size} where Trim rejects the only key."""
+    """{gradient: its largest magnitude} where Trim rejects the only key."""
     q, k = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()
     v, dh = torch.ones(1, 3).double(), torch.ones(1, 3).double()
     w, r = torch.tensor(4.0).double(), torch.tensor(0.5).double()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What Gradescope calls once, as root, when it builds the image: a virtual environment with the
-# versions of requirements.txt, and PyTorch without CUDA. Python must be 3.11 or later: Ubuntu
-# 22.04 has it beside its python3.
+# Gradescope runs this once, as root, to build the image: a virtual environment with the versions of
+# requirements.txt, and PyTorch without CUDA. Python must be 3.11 or later, which Ubuntu 22.04 has
+# beside its python3.
 set -euo pipefail
 root=${AUTOGRADER_ROOT:-/autograder}
 python=python3
