@@ -22,10 +22,10 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
     check(found.shape == right.shape,
-          f"{what} has the shape {tuple(found.shape)}, it should be {tuple(right.shape)}")
+          f"{what} has the shape {tuple(found.shape)}; it should be {tuple(right.shape)}")
     cut = len(dtypes) == 2 and torch.promote_types(*dtypes) != dtypes[0]
     if near(found, right, max(tolerance, 1e-5)) and cut:
-        raise Wrong(f"{what} is {dtypes[0]}, it should be {dtypes[1]}: .float(), or a new tensor "
+        raise Wrong(f"{what} is {dtypes[0]}; it should be {dtypes[1]}: .float(), or a new tensor "
                     "without dtype=, cuts it")
     if near(found, right, tolerance):
         return
@@ -36,7 +36,7 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
 
 
 def describe_difference(found, right, what, names=None):
-    """`what` is .. , it should be .. ; of tensors the place that is off most, or the one factor."""
+    """`what` is ..; it should be ..: of a tensor, where it is off most, or the one factor."""
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
@@ -47,7 +47,7 @@ def describe_difference(found, right, what, names=None):
     factor = (found * right).sum() / right.square().sum()
     scaled = found.numel() > 1 and near(found / factor, right, 1e-5) and f"{factor:.4g}" != "1"
     all_are = f": all are {factor:.4g} times what they should be" if scaled else ""
-    return f"{what}{place} is {a:.{digits}g}, it should be {b:.{digits}g}{all_are}"
+    return f"{what}{place} is {a:.{digits}g}; it should be {b:.{digits}g}{all_are}"
 
 
 def as_tensor(x):

@@ -71,7 +71,7 @@ def wrong_masks(q, k, w, i0):
     wave = 0.5 * (torch.cos(angle) + 1)
     future = "a later key must get 0: this kernel sees the future"
     return [
-        (softmask(t, j, w), "i0 does not act in d: query t is at position i0 + t"),
+        (softmask(t, j, w), "i0 is ignored in d: query t is at position i0 + t"),
         (softmask(t - i0, j, w), "the sign of i0: query t is at position i0 + t"),
         (softmask(i0 + t % BI, j, w), "the positions of the queries lack t0 = program_id(0) * BI"),
         (softmask(i0 + t, j % BJ, w), "the positions of the keys lack j0, their block's first"),
@@ -86,7 +86,7 @@ def wrong_masks(q, k, w, i0):
         (0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
          "the half is that of cos^2(pi d/(2 w))"),
         (1.0 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
-        (1.0 * (d <= 0), "the window does not act: Softmask is missing"),
+        (1.0 * (d <= 0), "the window is ignored: Softmask is missing"),
         (torch.ones_like(wave), "Softmask is missing: each key counts, later ones too"),
         (torch.cos(angle) * inside, "Softmask is (cos(pi d/w) + 1)/2, not the cosine"),
         ((0.5 * torch.cos(angle) + 1) * inside, "brackets: 0.5 * (cos(..) + 1)"),
@@ -115,7 +115,7 @@ def wrong_relevances(q, k, w, r, i0):
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
         ((1 - (1 - s) / r).clamp(max=0) ** 2 * m, "z is the larger of the two, tl.maximum"),
         ((1 - (1 - s.abs()) / r).relu() ** 2 * m, "|s| was taken: opposites are not similar"),
-        (s.relu() ** 2 * m, "r does not act: z = max(1 - (1 - s)/r, 0)"),
+        (s.relu() ** 2 * m, "r is ignored: z = max(1 - (1 - s)/r, 0)"),
         ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
         ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
          "w and r were swapped"),

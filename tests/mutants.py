@@ -131,7 +131,7 @@ mistakes("mipe_angle", {
     "gamma is missing": lambda i, w, w_th: i * (math.pi / w.double())[:, None],
     "w_th is an argument": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0),
     "no gradient comes back": lambda i, w, w_th: ms.mipe_angle(i, w.detach(), w_th),
-    "is torch.float32, it should be torch.float64":
+    "is torch.float32; it should be torch.float64":
         lambda i, w, w_th: ms.mipe_angle(i, w, w_th).float(),
     "is torch.float64: return it in w's dtype":
         lambda i, w, w_th: ms.mipe_angle(i, w.double(), w_th),
@@ -215,10 +215,10 @@ mistakes("trim", {
     "the relevance rises again": lambda s, r: (1 - (1 - s) / r).square(),
     "the square is missing": lambda s, r: (1 - (1 - s) / r).relu(),
     "r was taken for the threshold": lambda s, r: ((s - r) / (1 - r)).relu().square(),
-    "r does not act": lambda s, r: (1 - (1 - s) / 0.5).relu().square(),
+    "r is ignored": lambda s, r: (1 - (1 - s) / 0.5).relu().square(),
     "no gradient arrives at r": lambda s, r: ms.trim(s, r.detach()),
     "a width of its own": lambda s, r: ms.trim(s, r.flatten()[0] if r.ndim > 1 else r),
-    "is torch.float32, it should be": lambda s, r: ms.trim(s, r).float(),
+    "is torch.float32; it should be": lambda s, r: ms.trim(s, r).float(),
 })
 
 
@@ -229,7 +229,7 @@ def trim_by_clamp(s, r):
 
 mistakes("softmask", {
     "no if and no float(w)": lambda d, w: (d <= 0).float() if w == math.inf else ms.softmask(d, w),
-    "is torch.float32, it should be": lambda d, w: ms.softmask(d, w).float(),
+    "is torch.float32; it should be": lambda d, w: ms.softmask(d, w).float(),
     "brackets: 0.5 * (cos(..) + 1)": lambda d, w: ms.softmask(d, w) + 0.5 * (ms.softmask(d, w) > 0),
     "round nothing": lambda d, w: ms.softmask(d, w.ceil()),
     "-inf is for softmax":
@@ -369,7 +369,7 @@ mistakes("tanh_norm", {
                                                   / x.norm(dim=-1, keepdim=True)).detach(),
     "tanh of each number changes the direction": lambda x: torch.tanh(x),
     "not divided by the length": lambda x: x * torch.tanh(x.norm(dim=-1, keepdim=True)),
-    "is torch.float32, it should be": lambda x: ms.tanh_norm(x).float(),
+    "is torch.float32; it should be": lambda x: ms.tanh_norm(x).float(),
 })
 
 
