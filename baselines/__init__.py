@@ -8,7 +8,7 @@ NAMES = "multiscreen, multiscreen:ABLATION (baselines/ablations.py), transformer
 def build(name, config, dtype=None):
     """The model of that name, freshly initialised. config: a dict of its sizes; None is a default.
 
-    Raises ValueError for a name or a size that there is not.
+    Raises ValueError for an unknown name or an impossible size.
     """
     family, _, variant = name.partition(":")
     if name == "multiscreen":

@@ -62,7 +62,7 @@ class FixedR(GatedScreeningTiles):
 class Compete(GatedScreeningTiles):
     """Keys compete: h_i = sum_j alpha_d_ij v_j / (1 + sum_j alpha_d_ij).
 
-    The 1 is a key that is always there and has nothing to say: none need be relevant.
+    The 1 is a key that is always there and says nothing, so that none need be relevant.
     """
 
     def screening(self, x, screen, cache=None):

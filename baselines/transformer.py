@@ -43,7 +43,7 @@ class TransformerConfig:
 
 
 def get_config(variant, **given):
-    """The sizes of a name after "transformer:", with what is given (not None) put over them."""
+    """The sizes of a name after "transformer:", overridden by what is given (not None)."""
     size, _, norm = variant.partition(":")
     dims = size.split(",")
     known = size in SIZES or len(dims) == 3 and all(d.isdigit() for d in dims)

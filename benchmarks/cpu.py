@@ -8,7 +8,7 @@ decode   one token after the other, after 256, 8,192 and 131,072 tokens of conte
 
 OUT/cpu.tsv has tokens per second, from medians; given again, the command measures what is missing.
 The two models take turns, so that other work on the machine slows both. The contexts of `decode`
-are random keys and values: what a token costs does not depend on what they are.
+are random keys and values: a token's cost does not depend on them.
 """
 from functools import partial
 from pathlib import Path

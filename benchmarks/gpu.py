@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu                     all parts, the most important first
     python -m benchmarks.gpu layer peers         some of them
-    python -m benchmarks.gpu report              OUT/report.md out of the tables that are there
+    python -m benchmarks.gpu report              OUT/report.md from the tables that exist
 
 check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
 layer     screening of a psi = 48 layer, T = 2^10 .. 2^17, beside its matrix products
@@ -12,8 +12,8 @@ peers     attention, FlexAttention and other ways to screen, beside the fused ke
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
 
 Each part writes OUT/PART.tsv row by row. Given again, the command measures what is missing: after a
-crash, after Ctrl-C, after --minutes. A row that has begun is finished: where a command may take 10
-minutes give --minutes 8. Times are medians with a cold cache.
+crash, after Ctrl-C, after --minutes. A row that has begun is finished: if a command may take 10
+minutes, give --minutes 8. Times are medians with a cold cache.
 """
 import inspect
 import os
@@ -88,10 +88,10 @@ def main():
     p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)}, report [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
-    p.add_argument("--minutes", type=float, default=60.0, help="begin nothing after them [60]")
+    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after them [60]")
     args = p.parse_args()
     if unknown := set(args.part) - {*PARTS, "report"}:
-        raise UsageError(f"{unknown.pop()} is no part: take {', '.join(PARTS)} or report")
+        raise UsageError(f"{unknown.pop()} is not a part: take {', '.join(PARTS)} or report")
     wanted = [name for name in PARTS if name in (args.part or PARTS)]
     if wanted:
         require_gpu()
@@ -101,7 +101,7 @@ def main():
     if len(wanted) == 1:
         measure_part(wanted[0], args.out, end)
     else:
-        # A process each: after an invalid access to memory a process cannot use the GPU any more.
+        # A process each: after an invalid access to memory a process can no longer use the GPU.
         for name in wanted:
             left = str((end - time.monotonic()) / 60)
             command = [sys.executable, "-m", "benchmarks.gpu", name, "--out", args.out]

@@ -61,9 +61,9 @@ def compare_with_float64(T, dtype, w=(2.0, 17.5, 256.0, 5000.0, math.inf)):
     errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
     verdict = "right"
     if not all(e < LIMITS[dtype] for e in errors):     # a NaN is not
-        verdict = f"wrong by more than {LIMITS[dtype]}"
+        verdict = f"off by more than {LIMITS[dtype]}"
     elif not all(torch.equal(a, b) for a, b in zip(first, second)):
-        verdict = "other bits the second time"
+        verdict = "different bits the second time"
     return dict(zip(GRADIENTS, errors)) | {"verdict": verdict}
 
 

@@ -1,4 +1,4 @@
-"""What screening is measured against: attention, and stock PyTorch's way to screening."""
+"""What screening is measured against: attention, and stock PyTorch's way to screen."""
 import torch
 import torch._dynamo
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,7 +21,7 @@ def flex_screen(T, w):
 
     A softmax of log alpha_d is alpha_d over its sum, and exp(lse) is that sum: relevances are at
     least 0, so the product of the two is Eq. 12. Below 1e-30 a relevance counts as 1e-30. q and k
-    are cast to v's dtype, as FlexAttention wants. The block mask is made here, once, from the
+    are cast to v's dtype, as FlexAttention requires. The block mask is made here, once, from the
     windows w (H,): while they are trained it must be made again after each step.
     """
     def inside(b, h, i, j):

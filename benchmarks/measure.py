@@ -1,4 +1,4 @@
-"""What the benchmarks share: a step of training, a table of cells."""
+"""Shared by the benchmarks: a step of training, a table of cells."""
 import gc
 import math
 import statistics
@@ -34,7 +34,7 @@ def training_step(model, recipe, batch, T):
 
 
 def take_turns(runs, repeats, warm_up=3):
-    """Median seconds of each function. Taking turns, all are slowed by other work alike."""
+    """Median seconds of each function. They take turns, so other work slows all alike."""
     times = [[] for _ in runs]
     for _ in range(warm_up + repeats):
         for column, run in zip(times, runs):
@@ -45,7 +45,7 @@ def take_turns(runs, repeats, warm_up=3):
 
 
 def peak_memory(run):
-    """MiB of tensors on a CPU that a function allocates and holds at once, at its peak."""
+    """A function's peak of tensor memory on a CPU, in MiB."""
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()
     events = sorted(profile.kineto_results.events(), key=lambda event: event.start_ns())
@@ -63,8 +63,8 @@ def measure_missing(path, columns, cells, end=math.inf):
     """Measure the cells that a table lacks for this code and machine; returns all rows of it.
 
     cells: ({column: value} that says what, a function that returns {column: value} of `columns`).
-    One that fails is printed, and tried again the next time. None begins when time.monotonic() is
-    past `end`.
+    A failure is printed, and tried again the next time. No cell begins after `end`, by
+    time.monotonic().
     """
     cells = list(cells)
     table = Table(path, cells[0][0], columns, code_and_machine())
@@ -79,7 +79,7 @@ def measure_missing(path, columns, cells, end=math.inf):
                 found = function()
                 found = {c: f"{x:.5g}" if isinstance(x, float) else x for c, x in found.items()}
                 table.add(what, **found)
-            except UsageError:                         # of the flags, so of all cells
+            except UsageError:                         # from the flags: all cells have it
                 raise
             except Exception as e:                     # a compiler's errors have many types
                 found = {"why": f"{type(e).__name__}: {str(e)[:300]}"}

@@ -1,4 +1,4 @@
-"""Models of other public implementations, from their repositories as they are."""
+"""Models of other public implementations, from their unchanged repositories."""
 import importlib
 import sys
 

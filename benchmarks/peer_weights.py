@@ -1,4 +1,4 @@
-"""The weights of other implementations as ours: transposed, and s_r with the sign of our r."""
+"""Turn other implementations' weights into ours: transposed, and s_r with the sign of our r."""
 import json
 import re
 from collections import defaultdict
@@ -21,18 +21,18 @@ NAME = re.compile(r"(?:multiscreen\.)?(layers\.\d+\.)?(?:block\.|tiles\.\d+\.)?(
 
 
 class Stored:
-    """Stands for a class of theirs in a file; nothing of theirs is run."""
+    """Stands for one of their classes in a file; none of their code is run."""
 
 
 def to_ours(found):
     """{name: weight} of a peer -> of ours. A layer has one matrix for all tiles, or one for each.
 
-    Raises UsageError if the names are no peer's.
+    Raises UsageError if no peer has these names.
     """
     names = {NAME.fullmatch(name)[2] for name in found}
     known = [(sign, theirs.split()) for sign, theirs in THEIRS if names >= set(theirs.split())]
     if not known:
-        raise UsageError("the weights have the names of no peer that is known")
+        raise UsageError("no known peer has weights of these names")
     sign, theirs = known[0]
     own, parts = dict(zip(theirs, OURS)), defaultdict(list)
     for name, x in found.items():
@@ -82,7 +82,7 @@ def read_safetensors(path):
 
 
 def convert(path, out):
-    """Write a checkpoint of train.py with the weights of a peer's. Its optimizer stays behind."""
+    """Write a checkpoint of train.py with the weights of a peer's. Its optimizer is left out."""
     require_file(path)
     if out.exists():
         raise UsageError(f"{out} exists: name another --out")

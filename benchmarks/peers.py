@@ -1,4 +1,4 @@
-"""Other public implementations of the paper beside this one: do they agree, time, memory.
+"""Other public implementations of the paper beside this one: agreement, time, memory.
 
     mkdir peers && cd peers
     git clone https://github.com/dieOD/multiscreen-pytorch                   # 8abea13
@@ -7,7 +7,7 @@
     git clone https://github.com/FreshMedlar/screening                       # dc947e1
     cd .. && python -m benchmarks.peers peers
 
-Behind each are the commit that was tried and what it needs beside PyTorch. Our model gets the
+Behind each are the commit that was tried and what it needs besides PyTorch. Our model gets the
 weights of the peer, and the two take turns. OUT/peers.tsv has a row for each way of training (2,048
 tokens a step) and decoding:
 
@@ -21,7 +21,7 @@ p1atdev/screening (d_K = d_V = d_E / N_H).
 
     python -m benchmarks.peers --convert model.safetensors --out out-peer/ckpt.pt
 
-makes a checkpoint of this repository of one of theirs; `train.py --init` continues from it.
+turns one of their checkpoints into ours; `train.py --init` continues from it.
 """
 import subprocess
 from functools import partial

@@ -3,7 +3,7 @@
     python -m benchmarks.plan                         the paper's nine models, as Markdown
     python -m benchmarks.plan --psi 64 --batch-size 1 --shard 8 --gpus 64
 
-Flags are those of train.py that change memory, with the paper's values. GiB are of one GPU, with
+Flags are those of train.py that change memory, with the paper's values. GiB are per GPU, with
 bfloat16 products and the fused kernel. Leave a tenth free: temporary tensors are not counted.
 """
 import sys
@@ -55,7 +55,7 @@ def saved_bytes(run, known):
 
 def memory(c, shard=1, recompute=False, gpus=1, passes=1):
     """{what: bytes on each GPU} after count_bytes; `shard` GPUs share weights and moments."""
-    # Recomputed is one layer at a time, after the head.
+    # One layer is recomputed at a time, after the head.
     saved = c.embed + c.layers * c.layer + c.hidden + c.head
     if recompute:
         saved = c.embed + (c.layers + 1) * c.hidden + max(c.layer, c.head)

@@ -37,11 +37,11 @@ COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "chang
 
 
 def ablation_rows(runs):
-    """Rows of COLUMNS, in the paper's order: the original, and those ablations that were run."""
+    """Rows of COLUMNS, in the paper's order: the original, and the ablations that were run."""
     groups = {}
     for (model, n), losses in group_runs(runs, "model", "parameters").items():
         if model not in NAMES or model in groups:
-            raise UsageError(f"{model} is no ablation, or there are two sizes of it: name runs of "
+            raise UsageError(f"{model} is not an ablation, or comes in two sizes: name runs of "
                              "one Multiscreen and its ablations")
         groups[model] = n, losses
     if "multiscreen" not in groups:

@@ -1,4 +1,4 @@
-"""What the experiments share: runs of train.py, tables, figures, progress."""
+"""Shared by the experiments: runs of train.py, tables, figures, progress."""
 import math
 import statistics
 from pathlib import Path
@@ -19,7 +19,7 @@ from support.table import (
     write_rows,
 )
 
-# What a table of runs says of each: flags of train.py, the number of weights, the equations' hash.
+# What a table says about each run: flags of train.py, the number of weights, the equations' hash.
 FACTS = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
        "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
 # Losses are compared only between runs that agree in these.
@@ -85,7 +85,7 @@ def summarize_run(folder):
 
 
 def read_runs(paths):
-    """Rows of FACTS: from folders of runs, and from tables of such rows. None comes twice.
+    """Rows of FACTS: from folders of runs, and from tables of such rows. Without duplicates.
 
     Raises UsageError if they differ in what makes losses comparable.
     """
@@ -94,7 +94,7 @@ def read_runs(paths):
         found = read_rows(path, FACTS) if path.suffix == ".tsv" else [summarize_run(path)]
         runs |= {tuple(run[name] for name in FACTS[:-1]): run for run in found}
     if not runs:
-        raise UsageError(f"no run is in {', '.join(map(str, paths))}")
+        raise UsageError(f"no run in {', '.join(map(str, paths))}")
     for name in BUDGET:
         values = sorted({run[name] for run in runs.values()})
         if len(values) != 1:
@@ -143,7 +143,7 @@ def report(path, columns, rows, title):
 
 
 def mean_and_std(losses):
-    """(mean, standard deviation, number of NaNs) of losses. A NaN counts in the last only."""
+    """(mean, standard deviation, number of NaNs) of losses. A NaN counts only in the last."""
     good = [x for x in losses if not math.isnan(x)]
     mean = statistics.mean(good) if good else math.nan
     std = statistics.stdev(good) if len(good) > 1 else math.nan
@@ -151,7 +151,7 @@ def mean_and_std(losses):
 
 
 def signed(x):
-    """A difference as a cell of a table, NaN as it is."""
+    """A difference as a cell of a table; NaN stays NaN."""
     return x if math.isnan(x) else f"{x:+.4f}"
 
 

@@ -9,7 +9,7 @@ from support.table import print_table
 
 
 class Curve(NamedTuple):
-    """What one curve is of, as text: the columns of a row but the seed and the document."""
+    """What one curve shows, as text: the columns of a row except the seed and the document."""
     model: str
     parameters: str
     seq_len: str
@@ -52,7 +52,7 @@ def summarize(seeds):
 
 
 def setting_of(row):
-    """What was done to the model before the measurement, in words."""
+    """What was done to the model before it was measured, in words."""
     words = ["SWE"] if row["swe"] else []
     if row["factor"]:
         words.append(f"RoPE ×{row['factor']}")
@@ -60,7 +60,7 @@ def setting_of(row):
 
 
 def print_curves(curves, labels, title):
-    """A row for each curve: perplexity and deviation where a power of two or a text's end is.
+    """A row for each curve: perplexity and deviation at powers of two and at a text's end.
 
     labels: {(model, parameters): label}
     """

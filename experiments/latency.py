@@ -6,10 +6,10 @@ Multiscreen, the same with SWE, and the Transformer, over context lengths and ov
 Paper:  python -m experiments.latency --repeats 100 --compile
         bfloat16 products, vocabulary 50257. Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at
         2^17 tokens, the last two from 2^10 on. Without --compile each elementwise operation of
-        both models is a launch and a pass through memory of its own. Weights are random: a
+        both models is its own launch and pass through memory. Weights are random: a
         relevance of 0 takes as long as any other, so only the windows matter. `initial` ones are 2
         to 257 tokens. `trained-like` ones are a guess: 70 % of the tiles log-uniform in 2 .. 128,
-        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes the last ones only. --ckpt takes a
+        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only the last ones. --ckpt takes a
         trained model's windows.
 Small:  python -m experiments.latency
         Without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
@@ -21,9 +21,9 @@ Each time is a row of latency.tsv in --out. Given again, the command times what 
 machine. `python -m experiments.latency_curves` draws such a table.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
-logits, in chunks that are thrown away. Both models do the same. After 2 passes that do not count:
-the mean over --repeats. The Transformer is timed with each backend of attention; math keeps T x T
-scores in memory and is timed up to T = 2^12.
+logits, in chunks that are thrown away. Both models do the same. A time is the
+mean over --repeats, after 2 warm-up passes. The Transformer is timed with each backend of
+attention; math keeps T x T scores in memory and is timed up to T = 2^12.
 
 The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
@@ -62,7 +62,7 @@ def latency_args():
                    help="sizes of the Transformers [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
-    p.add_argument("--repeats", type=int, help="passes that count (paper: 100) [10; CPU: 3]")
+    p.add_argument("--repeats", type=int, help="timed passes (paper: 100) [10; CPU: 3]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
     p.add_argument("--out", type=own_folder,
@@ -89,7 +89,7 @@ def latency_args():
 
 
 def machine_of(args, device):
-    """What the times depend on, beside the model and the code."""
+    """What the times depend on, besides the model and the code."""
     machine = f"CPU, {torch.get_num_threads()} threads, float32"
     if device.type == "cuda":
         dtype = products_dtype(device) or torch.float32
@@ -127,7 +127,7 @@ def cells_of(models, settings, lengths, about):
 def apply_setting(model, setting, T_train):
     """Put a model into a setting, in place: the backend of its attention, or its windows.
 
-    SWE expands those that are there; "initial" and "trained" leave them as they are.
+    SWE expands those it has; "initial" and "trained" leave them as they are.
     """
     if setting in BACKENDS:
         model.screen = BACKENDS[setting]
@@ -140,7 +140,7 @@ def apply_setting(model, setting, T_train):
 # ---------------------------------------------------------------------------------- timing
 
 def time_passes(model, setting, length, device, repeats):
-    """(milliseconds of a pass, None): a mean, after 2 that do not count; or (None, why not).
+    """(milliseconds of a pass, None): a mean, after 2 warm-up passes; or (None, why not).
 
     The reason is a lack of memory, or a backend of attention that cannot run here.
     """
@@ -152,7 +152,7 @@ def time_passes(model, setting, length, device, repeats):
 
     times = []
     try:
-        # PyTorch warns at length of a backend that it cannot use.
+        # PyTorch warns at length about a backend that it cannot use.
         with warnings.catch_warnings(action="ignore"):
             for _ in range(2 + repeats):
                 tokens = torch.randint(model.config.vocab_size, (1, length), device=device)

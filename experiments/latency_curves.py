@@ -5,7 +5,7 @@
 draws the table of `python -m experiments.latency`: the largest models by length and, where there
 are several, all of them by size at the longest length. The column x_transformer is the time of the
 Transformer beside it, with its fastest backend, over Multiscreen's. By size, the n-th Multiscreen
-stands beside the n-th Transformer. Of a table with several machines, the last one is drawn.
+stands beside the n-th Transformer. If a table has several machines, the last one is drawn.
 """
 from experiments.common import get_figure, pyplot, save_figure
 from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number

@@ -2,7 +2,7 @@
 
     python -m experiments.long_context out/perplexity.tsv out-t/perplexity.tsv --out out/figure.png
 
-draws the tables of `python -m experiments.perplexity`. Models that differ in their seed only are
+draws the tables of `python -m experiments.perplexity`. Models that differ only in their seed are
 one curve: their mean, and a band of one standard deviation. Where there are ablations, the figure
 is of them and of their original. The paper prints no numbers for its curves.
 """

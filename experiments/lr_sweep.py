@@ -1,6 +1,6 @@
 """Loss by learning rate (section "Learning Rate Stability").
 
-Compared are a Multiscreen and a Transformer with and without QKNorm. Appendices: "Learning Rate
+Compares a Multiscreen and a Transformer with and without QKNorm. Appendices: "Learning Rate
 Sweep Details" and "QKNorm Transformer Baseline".
 
     bash runs/small.sh lr_sweep                      trains the runs and draws them
@@ -47,7 +47,7 @@ def losses_by_rate(runs):
 
 
 def exponent_of(rate):
-    """log2 of a learning rate, text; that of 0 is minus infinity."""
+    """log2 of a learning rate, given as text; minus infinity for 0."""
     return math.log2(float(rate)) if float(rate) else -math.inf
 
 
@@ -67,7 +67,7 @@ def rate_table(results):
 
 
 def draw_sweep(plt, results, n_vocab, path):
-    """Loss by learning rate; what diverged stands above the axis."""
+    """Loss by learning rate; diverged runs stand above the axis."""
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     for n, (label, by_rate) in enumerate(results.items()):
         points = {e: mean_and_std(losses) for e, losses in by_rate.items()}
@@ -79,7 +79,7 @@ def draw_sweep(plt, results, n_vocab, path):
     ax.axhline(math.log(n_vocab), color="gray", lw=1, ls=(0, (1, 3)), label="uniform guess")
     ax.plot([], [], "x", color="black", ms=7, mew=2, label="at least one seed diverged")
 
-    # The strip above the axis has no height of a loss: it is closed off by a line.
+    # The strip above the axis does not show a loss: a line closes it off.
     ax.spines.top.set_visible(True)
     ax.set_title(" ", fontsize=7 + 9 * len(results))
     exponents = sorted({e for by_rate in results.values() for e in by_rate})

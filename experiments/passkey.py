@@ -9,7 +9,7 @@ Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.
         with --rope-scale 1 2 4 8 16 32 64.
 Small:  python train.py --data passkey --seq-len 512 --layers 4 --lr 0.015625 --out out-key
         python -m experiments.passkey --ckpt out-key/ckpt.pt
-        10 prompts in a cell, 1 to 32 times the training length. What it leaves out: a model that
+        10 prompts per cell, 1 to 32 times the training length. What it leaves out: a model that
         has read enough English to understand the question. This one has read nothing but such
         documents; one trained on other text finds nothing.
 

@@ -67,7 +67,7 @@ def middle(tokens, L):
 def get_documents(data, tokenizer, L, limit):
     """({name and hash: segment of L + 1 tokens}, at most `limit`; how many were too short).
 
-    data: paths, a file a document, or None for the files of the standard library that train.py
+    data: paths, one document per file, or None for the files of the standard library that train.py
     holds out, without the tables of code pages. Raises UsageError if all are too short.
     """
     if data:
@@ -103,7 +103,7 @@ def nats(model, segment):
 
 def perplexity_args():
     p = Parser(__doc__)
-    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, a file a document "
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
                    "[the standard library's held-out files]")
     p.add_argument("--length", type=int,
                    help="L in tokens (paper: 2^17) [32 times the training length]")

@@ -4,7 +4,7 @@
     python -m experiments.records --commit HASH RUN RUN RUN RUN    the check of the four runs
 
 Give the whole hash, as `git rev-parse HEAD` prints it, and check in that commit: rows of
-abcdigits.tsv belong to the equations that they were measured with.
+abcdigits.tsv are tied to the equations they were measured with.
 """
 import hashlib
 import re
@@ -46,7 +46,7 @@ def print_commands(seeds):
 
 
 def wrong_of(ckpt):
-    """What of FIXED a run has not, as words."""
+    """What a run lacks of FIXED, in words."""
     run = describe_run(ckpt) | {"documents a step": ckpt["drawn"] / max(ckpt["step"], 1)}
     found = ckpt["args"] | run
     wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in FIXED.items()

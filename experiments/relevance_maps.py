@@ -76,7 +76,7 @@ def short_width(w):
 
 
 def spread(rows, n=6):
-    """The indices of at most n tiles that see something, with windows from narrow to wide."""
+    """The indices of at most n tiles that see something, from narrow windows to wide ones."""
     alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
     w = np.log([rows[i][2] for i in alive])
     nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), n)}

@@ -7,10 +7,10 @@ retrieval of "Architectural Ablations".
 
 draws the tables of abcdigits.py, also as curves in figure_by_length.png, or those of `python -m
 experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes. Models that
-differ in their seed only share a panel: it shows their mean. Where there are ablations, the columns
+differ only in their seed share a panel: it shows their mean. Where there are ablations, the columns
 are these and their original.
 
-Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts in a cell; each Multiscreen again with --swe,
+Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen again with --swe,
         each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096
         tokens, its training length: 99.18 % for the 286M Multiscreen, 95.98 % for the 1.3B
         Transformer with the best RoPE scaling factor in each cell.
@@ -60,8 +60,8 @@ class Panel(NamedTuple):
 def get_panels(rows, labels):
     """The Panels of rows, small models first, ablations in the paper's order.
 
-    The digits are said where they differ, and the step where one seed comes with several: seeds end
-    at different steps. An original stands beside its ablations at their lengths only.
+    Labels have the digits where they differ, and the step where one seed has several: seeds end at
+    different steps. An original stands beside its ablations at their lengths only.
     """
     lengths = {row["length"] for row in rows if variant_of(row) in ABLATIONS}
     steps, groups = {}, {}
@@ -176,14 +176,14 @@ def draw_cells(ax, cells, T_train):
 def draw_by_length(plt, panels, path):
     """The means over the depths as curves by length, with a band of one std over the seeds.
 
-    A hollow marker is of fewer seeds than others of its curve.
+    A hollow marker has fewer seeds than others of its curve.
     """
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
     lengths = set()
     for n, panel in enumerate(sorted(panels, key=lambda panel: panel.row or 1.5)):
         found = mean_by_length(panel.cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
-        means, stds, _ = zip(*stats)                   # of one seed the std is NaN: no band
+        means, stds, _ = zip(*stats)                   # one seed has std NaN: no band
         plot_with_band(ax, list(found), means, stds, label=name_of(panel), clip_on=False,
                        **look(n))
         most = max(map(len, found.values()))

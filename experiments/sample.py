@@ -1,8 +1,8 @@
-"""Text from a checkpoint and a prompt, printed as it is made.
+"""Text from a checkpoint and a prompt, printed as it is generated.
 
     python -m experiments.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
 
-See what a model has learned, in seconds, for any model of train.py. The paper has no such section.
+See in seconds what any model of train.py has learned. The paper has no such section.
 An empty prompt starts a new document: the model is given end-of-text. The text ends after --tokens,
 or where the model ends it. The default model of train.py writes what looks like Python.
 """

@@ -1,4 +1,4 @@
-"""Is it weight decay or clipping that tells the two apart? (appendix "Experimental Setup")
+"""Does weight decay or clipping make the difference? (appendix "Experimental Setup")
 
 The paper trains its 45M Transformer again without weight decay and without gradient clipping, and
 compares it with the 28M Multiscreen, which has neither (appendix "Gradient Norm Dynamics",
@@ -27,7 +27,7 @@ PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clippin
 
 
 def sanity_rows(runs):
-    """Rows of COLUMNS. The change is that against the Transformer as it is."""
+    """Rows of COLUMNS. The change is against the unmodified Transformer."""
     groups = {optimizer_name(*key): losses for key, losses
               in group_runs(runs, "model", "weight_decay", "clip").items()}
     if "Transformer" not in groups:

@@ -6,7 +6,7 @@ Appendices "Training Loss Dynamics", "Gradient Norm Dynamics", "Optimizer-settin
     python -m experiments.training_curves RUN...     several: a column for each model
     bash runs/small.sh lr_sweep sanity               trains the runs and draws both figures
 
-A log has a row each --log-every steps and one for the first step; a peak between two rows is lost.
+A log has a row every --log-every steps and one for the first; a peak between two rows is lost.
 --window counts rows: the paper's moving average over 256 steps is 256 rows with --log-every 1.
 Gradient norms are measured before clipping. Their median, 90th percentile and maximum are taken
 over the second half of the steps. A spike is a row, of the loss or of the norm, more than 5
@@ -104,7 +104,7 @@ def get_styles(plt, runs):
 
 
 def draw_curves(plt, runs, window, path):
-    """Losses above, gradient norms below, a column for each model. runs: with a row at least.
+    """Losses above, gradient norms below, a column for each model. runs: with rows.
 
     Of several seeds only the first is drawn. The loss axis ends at 1.2 times the largest first row;
     a title names the runs that stay above it. The norms' axis ends at 1, like the paper's, or at

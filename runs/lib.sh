@@ -1,8 +1,8 @@
-# What the scripts of this folder share. Each defines its figures as functions and calls `main`.
+# Shared by the scripts of this folder. Each defines its figures as functions and calls `main`.
 #
-#   bash runs/small.sh                    every figure; what is finished is not done again
+#   bash runs/small.sh                    every figure; finished work is not repeated
 #   bash runs/small.sh scaling lr_sweep   some figures
-#   bash runs/small.sh --print scaling    the commands, one per line, and nothing is run
+#   bash runs/small.sh --print scaling    print the commands, one per line; run nothing
 #   LANES=2 bash runs/small.sh            two commands at a time
 #   OUT=out-edited bash runs/small.sh     in a folder of its own, for an edited model
 #
@@ -13,7 +13,7 @@ SELF=runs/$(basename "$0")
 OUT=${OUT:-out/$(basename "$0" .sh)}
 LANES=${LANES:-1}
 
-# A thread for each process: the numbers do not depend on how many cores there are.
+# One thread per process: the numbers do not depend on the number of cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT FAILED
 PRINT= STOP=130 REPORT=$OUT/report E="python -m experiments"
 
@@ -39,14 +39,14 @@ run() {
     attempt "$@" || fail "$@"
 }
 
-# Train a run in the folder that the last word names. Divergence is a result, not a failure: exit
+# Train a run in the folder named by the last word. Divergence is a result, not a failure: exit
 # code 3, but torchrun has its own.
 train() {
     attempt ${LAUNCH:-python} train.py "$@" || [ $? = 3 ] ||
         [ "$LAUNCH" -a -e "${!#}/diverged.txt" ] || fail train.py "$@"
 }
 
-# each "0 1 2" COMMAND...: the command once for each word, which stands for @. LANES at a time.
+# each "0 1 2" COMMAND...: the command once for each word, which replaces @. LANES at a time.
 each() {
     local word words=$1
     shift
@@ -69,7 +69,7 @@ main() {
     for figure in "$@"; do
         case " --print $FIGURES " in
             *" $figure "*) ;;
-            *) echo "error: $figure is no figure of $SELF: take $FIGURES" >&2; exit 1 ;;
+            *) echo "error: $figure is not a figure of $SELF: take $FIGURES" >&2; exit 1 ;;
         esac
         if [ "$figure" = --print ]; then PRINT=yes; else figures+=("$figure"); fi
     done

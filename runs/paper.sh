@@ -1,5 +1,5 @@
 # The paper's evaluation: each run with its GPUs, seeds and steps. Nobody has run these commands.
-#   bash runs/paper.sh --print scaling    the commands, one per line, as a Slurm array takes them
+#   bash runs/paper.sh --print scaling    the commands, one per line, as for a Slurm array
 # The first four figures train, in this order, on machines of eight GPUs of 80 GiB; HEAD: the first
 # one. The others measure these models on one GPU. support.prepare makes slimpajama/ and pg19/.
 FIGURES="scaling lr_sweep sanity ablations variants perplexity retrieval latency maps"

@@ -1,5 +1,5 @@
 # A check that everything runs, in two minutes on one core. Nothing is learned: its numbers say
-# nothing of the paper. runs/lib.sh says how to use it.
+# nothing about the paper. runs/lib.sh says how to use it.
 FIGURES="models abcdigits passkey perplexity losses maps latency"
 . "$(dirname "$0")/lib.sh"
 

@@ -27,7 +27,7 @@ FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_l
 
 
 def build_model(name, config, dtype=None):
-    """`baselines.build`; raises UsageError for a name or sizes that cannot be."""
+    """`baselines.build`; raises UsageError for an impossible name or size."""
     try:
         return baselines.build(name, config, dtype)
     except ValueError as e:
@@ -44,14 +44,14 @@ def has_windows(model):
 
 
 def require_windows(model, path, name):
-    """Raise UsageError if the model of that name, of the checkpoint at `path`, has no windows."""
+    """Raise UsageError if a model has no windows. path, name: of its checkpoint, its own."""
     if not has_windows(model):
         raise UsageError(f"{path} is a {name}, which has no screening windows: take a multiscreen "
                          "checkpoint")
 
 
 def rope_factor(text):
-    """A factor of --rope-scale, as a table has it. Raises UsageError for what is none."""
+    """A factor of --rope-scale as tables write it. Raises UsageError for anything else."""
     ntk, number = "ntk" * text.startswith("ntk"), text.removeprefix("ntk")
     if not re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII) or not 1e-9 < float(number) < 1e9:
         raise UsageError(f"--rope-scale {text}: a factor is a number above 0, as in 4 or ntk4")
@@ -83,9 +83,9 @@ def save_checkpoint(path, ckpt):
 
 
 def read_checkpoint(path):
-    """The dict that train.py wrote, after a look at its checksums. Nothing in it is executed.
+    """The dict that train.py wrote, after a check of its checksums. Nothing in it is executed.
 
-    Of several processes each maps the file into its memory, and reads what it needs.
+    With several processes, each maps the file into memory and reads what it needs.
     """
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: train a model first "
@@ -140,7 +140,7 @@ def load_weights(model, weights, path):
     try:
         model.load_state_dict(weights)
     except (AttributeError, RuntimeError, TypeError):
-        raise UsageError(f"{path}: its weights do not fit the model as it is built now") from None
+        raise UsageError(f"{path}: its weights do not fit the model as built now") from None
     bad = [name for name, p in weights.items() if not p.isfinite().all()]
     if bad:
         raise UsageError(f"{path}: {', '.join(bad[:3])} holds nan or inf")
@@ -149,7 +149,7 @@ def load_weights(model, weights, path):
 def load_checkpoint(path, device="cpu", dtype=None):
     """(model, tokenizer, dict) from a checkpoint of train.py; the model is in eval mode.
 
-    dtype: of the matrix products. What screens is chosen anew, except after --kernel definition.
+    dtype: of the matrix products. Its screen is chosen anew, except after --kernel definition.
     Raises UsageError if the file is missing, truncated or something else.
     """
     ckpt = read_checkpoint(path)
@@ -165,7 +165,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 def load_for_evaluation(path, device, swe=False):
-    """As load_checkpoint, with `products_dtype`; with `swe` its windows are expanded."""
+    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows."""
     device = get_device(device)
     model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
     if swe:
@@ -192,18 +192,18 @@ def load_random_state(state, path):
     try:
         torch.set_rng_state(state.cpu())
     except (RuntimeError, TypeError):
-        raise UsageError(f"{path}: its random state is not one") from None
+        raise UsageError(f"{path}: its random state is invalid") from None
 
 
 # -------------------------------------------------------------------------------- what it is
 
 def model_hash(ckpt):
-    """What a measurement belongs to: hashes of a checkpoint's weights and of its equations."""
+    """What a measurement is tied to: hashes of a checkpoint's weights and equations."""
     return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
 
 
 def weights_hash(ckpt):
-    """Twelve digits that differ for other weights."""
+    """Twelve digits that change with the weights."""
     found = hashlib.sha256()
     for name, W in sorted(ckpt["weights"].items()):
         found.update(name.encode())
@@ -218,8 +218,8 @@ def equations(name):
 
     A hash of logits and loss over 300 positions, and of the logits with expanded windows or scaled
     positions. The model is small, in float64, with parameters far from their initial values, and
-    with queries and keys alike, so that many pairs pass Trim. Python draws them: the numbers of
-    PyTorch are not the same on each CPU.
+    with queries and keys alike, so that many pairs pass Trim. Python draws them: PyTorch's random
+    numbers differ between CPUs.
     """
     family, _, variant = name.partition(":")
     sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}

@@ -1,4 +1,4 @@
-"""What screens: the fastest function that can run here and agrees with the definition."""
+"""Choose the screen: the fastest function that runs here and agrees with the definition."""
 import math
 from functools import partial
 
@@ -24,12 +24,12 @@ OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # what is compiled beside
 
 
 def get_screen(model, kernel="auto"):
-    """(what screens, one line that says why, whether that is as expected). kernel: see --kernel.
+    """(the screen, one line that says why, whether it is the expected one). kernel: as --kernel.
 
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
     `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
-    Compared are up to 5,017 keys, windows up to 7,000, and infinite ones.
+    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones.
 
     A model that has its `own_screen`, an ablation, keeps it.
 
@@ -45,7 +45,7 @@ def get_screen(model, kernel="auto"):
     try:
         exact = [with_gradients(definition, revealing_inputs(*case, model.config, exact_on, True))
                  for case in CASES]
-    except Exception as e:                             # whatever it is: it is an edit's
+    except Exception as e:                             # whatever it is, an edit caused it
         exact = []
         objections.append(f"multiscreen.screen fails where it is compared ({in_one_line(e)}), "
                           "--kernel definition skips the comparison")
@@ -72,7 +72,7 @@ def while_it_fits(model):
     """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
 
     On a GPU a step with the definition has a third of the launches. For backward each layer keeps
-    up to eight numbers a pair.
+    up to eight numbers per pair.
     """
     at_once = memory(model.W_E.device) // (2 * 32 * model.config.N_L)
     f = partial(screen_windowed, at_once=at_once)
@@ -81,7 +81,7 @@ def while_it_fits(model):
 
 
 def memory(device):
-    """The bytes of a GPU."""
+    """The memory of a GPU, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return torch.mps.recommended_max_memory()
@@ -98,7 +98,7 @@ def objection(kind, model, exact):
     """
     f, label, device = screen_windowed, "screen_windowed", model.W_E.device
     if kind == "triton":
-        # Here, because it takes a second and is of no use on a CPU.
+        # Imported here: it takes a second, and is of no use on a CPU.
         import screening_triton
 
         f, label = screening_triton.screen, "screening_triton.screen"
@@ -131,8 +131,8 @@ def objection(kind, model, exact):
 def revealing_inputs(T, S, windows, widths, config, device, double=False):
     """q, k, v, w, r and i0 as a model calls `screen`, chosen so that mistakes show.
 
-    Queries and keys lie near one direction of their tile (others are nearly all rejected), some
-    pairs have s = 1 and s = -1. A multiple of N_H tiles, at least 4. `double`: in float64.
+    Queries and keys lie near one direction of their tile (others are nearly all rejected), and some
+    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. `double`: in float64.
     """
     H = config.N_H * -(-4 // config.N_H)
     g = torch.Generator().manual_seed(0)
@@ -169,7 +169,7 @@ def difference(found, exact):
 
 
 def rejects_matches(found, exact):
-    """Whether h is 0 where the definition finds much: where only an exact match is left."""
+    """Whether h is 0 where the definition's is large: for tiny r only exact matches remain."""
     return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()
 
 
@@ -182,8 +182,8 @@ def products_dtype(device):
 def try_to_compile(model, wanted, batch, T):
     """Compile a model in place and try it on `batch` sequences. Returns one line, or None.
 
-    wanted: see --compile; None takes a CUDA GPU with Triton, and leaves the model as it is where
-    that fails. Raises UsageError where it fails and was asked for.
+    wanted: see --compile; None compiles on a CUDA GPU with Triton, and leaves the model as it is if
+    that fails. Raises UsageError if it fails but was asked for.
     """
     device, screen = model.W_E.device, model.screen
     if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
@@ -210,7 +210,7 @@ def try_to_compile(model, wanted, batch, T):
 def compile_layers(model):
     """torch.compile layers, embedding and head, and `screen` in `screen_windowed`. In place."""
     # Windows change with every step: few graphs for all sizes (no new one where two sizes are
-    # equal by chance), and an error instead of running eager without a word.
+    # equal by chance), and an error instead of silently running eager.
     torch.fx.experimental._config.use_duck_shape = False
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True

@@ -1,4 +1,4 @@
-"""What every script shares: flags, one-line errors, exit codes, signals, devices."""
+"""Shared by every script: flags, one-line errors, exit codes, signals, devices."""
 import argparse
 import ctypes
 import os
@@ -17,7 +17,7 @@ import torch.distributed as dist
 class UsageError(Exception):
     """A mistake the user can fix. The message says what is wrong and what to do.
 
-    code: what the script exits with, 3 for training that diverged.
+    code: the exit code, 3 for training that diverged.
     """
 
     def __init__(self, message, code=1):
@@ -58,7 +58,7 @@ def cli(main):
         main()
         sys.stdout.flush()
         if dist.is_initialized():
-            # FSDP2 never lets its groups go, and their threads may abort a process that ends.
+            # FSDP2 never releases its groups, and their threads may abort a process as it ends.
             os._exit(0)
     except BrokenPipeError:                            # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -80,7 +80,7 @@ def cli(main):
 
 
 def fail(message, code=1):
-    """Exit with one line on stderr. What goes wrong in all processes of torchrun the first says."""
+    """Exit with one line on stderr. If all processes of torchrun fail, the first one says so."""
     message = on_one_line(message)
     if rank():
         time.sleep(5)                                  # torchrun ends this process meanwhile
@@ -97,7 +97,7 @@ def rank():
 def get_device(name):
     """The torch.device of that name, after checking that it works. A GPU becomes the current one.
 
-    Triton and FSDP2 run on the current GPU, wherever the tensors are. For a CPU: keep_freed_memory.
+    Triton and FSDP2 run on the current GPU, wherever the tensors are. On a CPU: keep_freed_memory.
     """
     try:
         x = torch.zeros(1, device=name)
@@ -116,8 +116,8 @@ def get_device(name):
 def keep_freed_memory():
     """Let glibc keep the memory of freed tensors for the next ones.
 
-    Otherwise it gives it back to the system after each step and takes it anew, and about 8 % of a
-    training step on a CPU are spent on page faults. Elsewhere this does nothing.
+    Otherwise it returns it to the system after each step and requests it again, and page faults
+    take about 8 % of a training step on a CPU. Elsewhere this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
@@ -126,12 +126,12 @@ def keep_freed_memory():
 
 
 def on_one_line(x):
-    """As text without tabs and line ends, and with ? for what is not UTF-8."""
+    """As text without tabs and line ends, with ? for what is not UTF-8."""
     return " ".join(str(x).encode(errors="replace").decode().split())
 
 
 def printable(text):
-    """A text with its control characters, but line ends and tabs, as escapes: \\x07."""
+    """A text whose control characters, except line ends and tabs, are escaped: \\x07."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
@@ -142,7 +142,7 @@ def require_file(path):
 
 
 def own_folder(name):
-    """The Path of --out. Raises UsageError if that is no folder, or the current one."""
+    """The Path of --out. Raises UsageError if it is not a folder, or is the current one."""
     path = Path(name)
     if path == Path() or path.exists() and not path.is_dir():
         raise UsageError(f"--out {name!r}: name a folder, new or of an earlier run")
@@ -164,7 +164,7 @@ def clock(seconds):
 def replacing(path):
     """`with replacing(path) as file`: the file at `path` is whole at any time, the old or the new.
 
-    It is written under another name, brought to the disk (a power cut must not leave an empty
+    It is written under another name, flushed to the disk (a power cut must not leave an empty
     file), then renamed. An error leaves the old one as it was.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -177,7 +177,7 @@ def replacing(path):
     except BaseException as e:
         temporary.unlink(missing_ok=True)
         if isinstance(e, OSError):
-            e.filename = str(path)                     # a full disk does not say which file
+            e.filename = str(path)                     # the error of a full disk names no file
         raise
 
 
@@ -185,8 +185,8 @@ def replacing(path):
 def stop_requests():
     """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 
-    A second one ends the process at once, but for torchrun's: it repeats each one itself.
-    Afterwards the old handlers are back.
+    A second one ends the process at once, except under torchrun, which repeats each itself.
+    Afterwards the old handlers are restored.
     """
     names = ("SIGINT", "SIGTERM", "SIGHUP")            # Windows has no SIGHUP
     stop, handlers = [], {}

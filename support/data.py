@@ -5,7 +5,7 @@ What training draws from, `Sequences` of text or the documents of stream.py or p
     draw(n, seed)                   the n-th sequence of T + 1 tokens: random access, so that a
                                     resumed run sees the same ones
     data[n], spread(n)              a sequence; the numbers of n of them
-    state(), load(state)            what a checkpoint keeps beside the number of drawn sequences
+    state(), load(state)            what a checkpoint keeps besides the number of drawn sequences
     observe(loss, documents)        told of each step's loss
     learned                         whether training may end before its last step
     extra_columns(model, batches)   more columns of an evaluation, as a dict
@@ -26,8 +26,8 @@ from support.tokens import EDGE, SUMS, encode_document, read_bin
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
-    stdlib names the files of Python's own standard library, a stream none. A second way to one
-    file, by a link or by two names, is left out.
+    stdlib names the files of Python's own standard library, a stream none. A file that is named
+    again, also by a link, is left out.
     """
     if list(names) in (["abcdigits"], ["passkey"]):
         return
@@ -42,14 +42,14 @@ def files_of(names):
 
 
 def named_files(names):
-    """Yield (path, use) of each file that paths name, of some twice."""
+    """Yield (path, use) of each file that paths name, some twice."""
     for path in map(Path, names):
         if path.is_dir():
             yield from files_below(path)
         elif not path.is_file():
-            raise UsageError(f"{path} does not exist, or is no file")
+            raise UsageError(f"{path} does not exist, or is not a file")
         elif ".jsonl" in path.suffixes or path.suffix == ".parquet":
-            raise UsageError(f"{path}: python -m support.prepare makes token files of it")
+            raise UsageError(f"{path}: python -m support.prepare turns it into token files")
         else:
             yield path, use_of(path, path.parent)
 
@@ -57,8 +57,8 @@ def named_files(names):
 def files_below(folder):
     """Yield (path, use) of each file of a folder.
 
-    Of a folder with token files no other file is used: a text beside them is what they were made
-    from. Text is read to see that it is UTF-8, one file at a time: a caller may stop early.
+    In a folder with token files nothing else is used: a text beside them is what they were made
+    from. Text is read to check that it is UTF-8, one file at a time: a caller may stop early.
     """
     files = visible_files(folder)
     has_tokens = any(map(is_bin, files))
@@ -86,7 +86,7 @@ def is_bin(path):
 def use_of(path, root):
     """"val" for a file that nanoGPT or llm.c would hold out, or in a folder val/; else "train".
 
-    root: the folder that --data names, or that of the file. The folders above have no say.
+    root: the folder that --data names, or that of the file. The folders above do not count.
     """
     in_val = "val" in (root.resolve().name, *path.relative_to(root).parts[:-1])
     named_val = is_bin(path) and "val" in path.stem.split("_")
@@ -141,7 +141,7 @@ def check_fingerprint(old, new):
                for path in before if before[path] != now.get(path)]
     changes += [f"{path} is new" for path in now if path not in before]
     if changes:
-        raise UsageError(f"the data is not what the run began with: {at_most_3(changes)}")
+        raise UsageError(f"the data has changed since the run began: {at_most_3(changes)}")
 
 
 def permute(i, n, key, rounds=4):
@@ -165,7 +165,7 @@ def permute(i, n, key, rounds=4):
 
 class Sequences:
     """Contiguous sequences of T + 1 tokens, cut from token arrays: T inputs, T targets."""
-    learned = False                                    # of text there is always more to learn
+    learned = False                                    # text always has more to learn
 
     def __init__(self, arrays, T, what):
         self.arrays, self.T = arrays, T
@@ -212,8 +212,8 @@ def get_data(args, tokenizer, files):
 
     files: the pairs (path, use) of `files_of(args.data)`.
 
-    Held out are the files that say so by their names. If there are none: of 20 and more texts every
-    twentieth, otherwise the last twentieth of all text; and the last twentieth of each token file.
+    Files whose names say so are held out. If there are none: every twentieth of 20 or more texts,
+    otherwise the last twentieth of all text; and the last twentieth of each token file.
     """
     T = args.seq_len
     if args.data == ["abcdigits"]:
@@ -225,9 +225,9 @@ def get_data(args, tokenizer, files):
     train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
     if not train:
         raise UsageError(f"{name}: nothing is left to train on: it has no UTF-8 text and no .bin "
-                         "file, or val.bin, *_val_*.bin and the files in a folder val only")
+                         "file, or only val.bin, *_val_*.bin and files in a folder val")
 
-    # Of `ends` the last twentieth is held out, of `whole` nothing.
+    # The last twentieth of `ends` is held out, and nothing of `whole`.
     texts, bins = [p for p in train if not is_bin(p)], list(filter(is_bin, train))
     if val:
         whole, ends = train, []
@@ -244,15 +244,15 @@ def get_data(args, tokenizer, files):
           f"bytes: {sum(p.stat().st_size for p in used):,}; held out: {held_out}")
     if left_out:
         names = at_most_3([p.name for p in left_out])
-        print("left out as empty, not UTF-8, a link to nothing, there twice, or beside token "
-              f"files: {len(left_out):,} ({names})")
+        print("left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
+              f"{len(left_out):,} ({names})")
 
     train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
     for a in arrays_of(ends, tokenizer):
         cut = len(a) - max(len(a) // 20, min(T + 1, len(a) // 2))
         train.append(a[:cut])
         val.append(a[cut:])
-    return (Sequences(train, T, f"{name}, without what is held out"),
+    return (Sequences(train, T, f"{name}, without its held-out part"),
             Sequences(val, T, f"the held-out part of {name}"))
 
 

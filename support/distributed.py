@@ -32,7 +32,7 @@ def join():
 
 
 def leave():
-    """Part from the other processes."""
+    """Leave the other processes."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -61,9 +61,9 @@ def wait():
 
 
 def distribute(model, shard, device):
-    """Leave each process its part of the model, in place. Raises UsageError for groups that differ.
+    """Leave each process its part of the model, in place. Raises UsageError for unequal groups.
 
-    All processes must hold the same model before.
+    All processes must hold the same model beforehand.
     """
     if world() % shard:
         raise UsageError(f"--shard {shard}: it must divide the number of processes, {world()}")
@@ -76,15 +76,15 @@ def distribute(model, shard, device):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        for name in ("loss", "relevance_maps"):        # of what Multiscreen and Transformer have
+        for name in ("loss", "relevance_maps"):        # a Transformer has no maps
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
 
 
 def batches(data, numbers, batch_size):
-    """Yield (sequences, how many count): the part of this process of the sequences `numbers`.
+    """Yield (sequences, how many count): this process's share of the sequences `numbers`.
 
-    All processes must go through a model equally often: one without a sequence takes any.
+    All processes must run a model equally often: one without a sequence takes any.
     """
     for first in range(0, len(numbers), batch_size * world()):
         mine = numbers[first + rank() * batch_size :][:batch_size]
@@ -98,7 +98,7 @@ def average_gradients(model, now):
 
 
 def recompute(layer):
-    """Keep a layer's input only, and compute its activations again in backward. In place."""
+    """Keep only a layer's input, and recompute its activations in backward. In place."""
     forward = layer.forward
     layer.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
 
@@ -109,15 +109,15 @@ def full(x):
 
 
 def local(x):
-    """What this process holds of a tensor."""
+    """This process's part of a tensor."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
 def get_states(model, optimizer):
     """(weights, moments) as whole tensors in process 0's memory, by the names of the parameters.
 
-    All processes must take part; the others get nothing. Where a parameter has had no gradient, its
-    moments are zeros.
+    All processes must take part; the others get nothing. A parameter that has had no gradient has
+    zeros for moments.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 

@@ -1,4 +1,4 @@
-"""Passkey: the prompts of experiments/passkey.py, and the documents that a model learns it from."""
+"""Passkey: the prompts of experiments/passkey.py, and the documents that teach a model the task."""
 import re
 
 import numpy as np
@@ -26,7 +26,7 @@ class PasskeyStream(Stream):
 
     A document is a prompt with as many fillers as fit, and its answer; the rest of its tokens begin
     the next one. The key stands between any two sentences of the fillers, so that its distance
-    from the question says little. Keys of validation are the multiples of 7, and no others.
+    from the question says little. Validation has all keys that are multiples of 7, training none.
     """
 
     def __init__(self, tokenizer, T, seed, part):

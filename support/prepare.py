@@ -3,20 +3,20 @@
     python -m support.prepare --out tokens/ DATA
     python train.py --data tokens/ --tokenizer gpt2
 
-DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with a document a row,
-.txt with a document a file. Or a data set on the hub of Hugging Face, which is not stored:
+DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with one document per
+row, .txt with one per file. Or a data set on the Hugging Face hub, which is streamed, not stored:
 
     python -m support.prepare --out slimpajama/ cerebras/SlimPajama-627B
     python -m support.prepare --out pg19/ --books 131072 raw-pg19/
 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
-data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they are in
-data_val_000000.bin beside it. The same command, given again, continues at the first missing shard.
-SHA256SUMS has a line for each, and
+data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they go to
+data_val_000000.bin beside it. Given again, the command continues at the first missing shard.
+SHA256SUMS has a line for each shard, and
 
     python -m support.prepare --check tokens/
 
-reads all of them and says which have changed since. train.py looks at sizes and headers only.
+reads all of them and says which have changed. train.py checks only sizes and headers.
 """
 import hashlib
 import json
@@ -32,7 +32,7 @@ from support.tokens import check_sums, encode_document, get_tokenizer, write_bin
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
-BATCH = 64                                             # documents that are read at a time
+BATCH = 64                                             # documents read at a time
 
 
 def open_stream(args):
@@ -63,19 +63,19 @@ def encoded_batches(stream, args):
             texts = batch.get(args.field)
             if texts is None or None in texts:
                 raise UsageError(f"a document has no text in the field {args.field!r}, of "
-                                 f"{', '.join(batch)}: take --field")
+                                 f"{', '.join(batch)}: give --field")
             tokens = threads.map(lambda text: encode_document(text, tokenizer), texts)
             yield [(text.encode(), t) for text, t in zip(texts, tokens)]
 
 
 def part_of(content, one_in):
-    """"val" for a document that is held out, by a hash of its text, "train" for the others."""
+    """"val" for held-out documents, chosen by a hash of the text, "train" for the others."""
     number = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
     return "val" if one_in and number % one_in == 0 else "train"
 
 
 def write_shards(out, stream, args, journal):
-    """Write the shards that are missing. Where a training shard is, all before it is done."""
+    """Write the missing shards. If a training shard exists, all before it is done."""
     ends, n = journal["ends"], 0
     while n < len(ends) and (out / f"data_train_{n:06}.bin").exists():
         n += 1
@@ -125,7 +125,7 @@ def prepare(args):
     if any(out.glob("[!.]*")):
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
         if journal.get("made_from") != made_from:
-            raise UsageError(f"{out} holds something else, or what other files or flags made: name "
+            raise UsageError(f"{out} holds something else, or shards of other files or flags: name "
                              "a new folder")
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
@@ -139,13 +139,13 @@ def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("data", nargs="*", metavar="DATA", help="files, folders, or a name on the hub")
     p.add_argument("--out", type=own_folder, help="folder to write to: new, or one to continue")
-    p.add_argument("--check", type=Path, metavar="FOLDER", help="read token files, make none")
+    p.add_argument("--check", type=Path, metavar="FOLDER", help="check token files, make none")
     p.add_argument("--tokenizer", default="gpt2", help="gpt2, bytes [gpt2]")
     p.add_argument("--field", default="text", help="field or column of the text [text]")
     p.add_argument("--subset", help="of a data set on the hub [its default]")
     p.add_argument("--split", default="train", help="of a data set on the hub [train]")
     p.add_argument("--shard-tokens", type=int, default=10**8, help="tokens in a shard [10^8]")
-    p.add_argument("--held-out", type=int, default=1000, help="one document in so many [1000]")
+    p.add_argument("--held-out", type=int, default=1000, help="hold out one document in N [1000]")
     p.add_argument("--books", type=int, metavar="N",
                    help="texts of more than N tokens, one per file")
     args = p.parse_args(argv)

@@ -41,7 +41,7 @@ def measure_grid(args, name, get_task, exact_matches):
         trials = 1000 if args.device.startswith("cuda") else 10
     lengths = args.lengths or possible_lengths(get_prompts, T_train)
 
-    # What cannot be done is refused before any work.
+    # Refuse what cannot be done before any work.
     if max(lengths) > 2**24:
         raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:
@@ -104,8 +104,8 @@ class Cell(NamedTuple):
 def get_cells(rows):
     """{(length, depth): Cell} of the rows of one model.
 
-    Of a seed's measurements the one with the most prompts counts. Of the RoPE factors the one
-    counts that is best in the mean over the seeds, of several the smallest.
+    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
+    the best mean over the seeds counts; of several, the smallest.
     """
     found = {}
     for row in sorted(rows, key=lambda row: int(row["trials"])):
@@ -130,7 +130,7 @@ def size_of(factor):
 def mean_by_length(cells):
     """{length: {seed: mean share over the depths}}
 
-    Seeds that were measured at fewer depths than others are left out: their mean is of other cells.
+    Seeds measured at fewer depths than others are left out: their mean covers other cells.
     """
     columns = {}
     for (length, _), cell in cells.items():

@@ -9,12 +9,12 @@ from support.checkpoint import FIXED, equations, read_checkpoint
 from support.cli import UsageError, on_one_line, own_folder, replacing, require_file
 from support.distributed import world
 
-# The flags of a command that do not say what it trains: a run goes on wherever they differ.
+# Flags that do not say what is trained: a run continues even if they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
 
 
 def take_flags(parser, argv, ckpt, path, names):
-    """The arguments, where those of `names` that argv leaves out are the checkpoint's."""
+    """The arguments; those of `names` that argv leaves out come from the checkpoint."""
     old = {name: ckpt["args"][name] for name in names if hasattr(parser.parse_args([]), name)}
     for name, value in old.items():
         default = parser.get_default(name)
@@ -32,7 +32,7 @@ def take_flags(parser, argv, ckpt, path, names):
 
 
 def complete(args):
-    """The arguments with those that depend on others. Raises UsageError for a wrong number."""
+    """The arguments, completed from each other. Raises UsageError for a wrong number."""
     above_0 = ("psi", "layers", "seq_len", "batch_size", "batch_tokens", "shard", "steps",
                "log_every", "eval_every", "save_every")
     for name in (*above_0, "warmup", "w_th", "lr", "weight_decay", "clip", "seed"):
@@ -49,7 +49,7 @@ def complete(args):
 
 
 def passes_of(args):
-    """Forward passes of a process in a step; raises UsageError if that is no whole number."""
+    """Forward passes of a process in a step; raises UsageError if they are not whole."""
     at_once = args.batch_size * args.seq_len * world()
     if args.batch_tokens % at_once:
         below = args.batch_tokens // at_once * at_once
@@ -69,12 +69,12 @@ def text(value):
 
 
 def absolute(names):
-    """What --data names, as it is called from any folder."""
+    """What --data names, valid from any folder."""
     return [x if x in ("stdlib", "abcdigits", "passkey") else os.path.abspath(x) for x in names]
 
 
 def find_checkpoint(args):
-    """The checkpoint that the same command left in --out, or None where a run begins.
+    """The checkpoint that the same command left in --out, or None if a run begins.
 
     Raises UsageError if the run there has other flags or other equations, or diverged.
     """
@@ -83,18 +83,18 @@ def find_checkpoint(args):
     if args.force:
         return None
     if (out / "diverged.txt").exists() and not args.resume:
-        # Of this very command it is a result; runs/lib.sh knows it by its exit code.
+        # For this very command it is a result; runs/lib.sh knows it by the exit code.
         lines = (out / "flags.txt").read_text(encoding="utf-8").splitlines(keepends=True)
         message = (out / "diverged.txt").read_text(encoding="utf-8").strip()
         raise UsageError(f"{out}: {message}; {ways}", 3 if {*flag_lines(args)} <= {*lines} else 1)
     if not (out / "ckpt.pt").exists():
-        # Killed in its first steps, a run leaves a log: it begins anew.
+        # A run killed in its first steps leaves only a log: it begins anew.
         log = out / "log.tsv"
         require_file(log)
         if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):
             raise UsageError(f"{log} is not a log of train.py: {ways}")
         if log.exists() and was_saved(out):
-            raise UsageError(f"{log} is of a run whose checkpoint is gone: {ways}")
+            raise UsageError(f"{log} belongs to a run whose checkpoint is gone: {ways}")
         return None
     ckpt = read_checkpoint(out / "ckpt.pt")
     head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
@@ -108,7 +108,7 @@ def find_checkpoint(args):
             raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
                              f"{text(now)}: {ways}, --resume continues with changed flags")
     if ckpt["equations"] != equations(args.model):
-        raise UsageError(f"{out} holds a run with other equations (is multiscreen.py changed?): "
+        raise UsageError(f"{out} holds a run with other equations (has multiscreen.py changed?): "
                          f"{ways}, --resume continues with it")
     return ckpt
 
@@ -121,7 +121,7 @@ def flag_lines(args):
 
 
 def was_saved(out):
-    """Whether the log of a run goes on behind the first step that it saved."""
+    """Whether the log of a run continues past its first save."""
     if not (out / "flags.txt").exists():
         return False
     lines = (out / "flags.txt").read_text(errors="replace").splitlines()
@@ -131,9 +131,9 @@ def was_saved(out):
 
 
 class Lock:
-    """`with Lock(out)` keeps other runs out of the folder `out`, which is made if it is missing.
+    """`with Lock(out)` keeps other runs out of the folder `out`, and makes it if it is missing.
 
-    Raises UsageError if another process holds it, or if a file of a run is a link there.
+    Raises UsageError if another process holds it, or if a run's file there is a link.
     """
 
     def __init__(self, out):
@@ -157,7 +157,7 @@ class Lock:
         return self
 
     def check(self):
-        """Raise UsageError if the folder is not this process's any more."""
+        """Raise UsageError if the folder is no longer this process's."""
         if not self.is_held():
             raise UsageError(f"{self.path} is gone: was the folder moved or deleted, or is another "
                              "run in it? Nothing more is written")
@@ -178,8 +178,8 @@ class Lock:
 class Log:
     """log.tsv: a row for each printed line and each evaluation.
 
-    A checkpoint holds `text`, so the file is made again from there. While it cannot be written
-    training goes on, and the rows are written as soon as they can be.
+    A checkpoint holds `text`, so the file is made again from there. If it cannot be written,
+    training continues, and the rows are written as soon as possible.
     """
 
     def __init__(self, lock, columns, text=""):
@@ -195,7 +195,7 @@ class Log:
     def add(self, row):
         """Add a row, a dict of numbers by column."""
         self.lock.check()
-        # Steps are whole beyond a million, too.
+        # Steps stay whole numbers beyond a million.
         row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
         line = "\t".join(row.get(c, "") for c in self.columns) + "\n"
         self.text += line
@@ -208,7 +208,7 @@ class Log:
             self.behind = False
         except OSError as e:
             if not self.behind:
-                print(f"{self.path} cannot be written ({e.strerror}): training goes on, and each "
+                print(f"{self.path} cannot be written ({e.strerror}): training continues, and each "
                       "checkpoint holds the rows")
             self.behind = True
 

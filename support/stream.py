@@ -1,4 +1,4 @@
-"""The documents that a model learns ABCDigits from: a stream that becomes the task as it learns."""
+"""The documents that a model learns ABCDigits from: a stream that becomes the task step by step."""
 import math
 import re
 
@@ -16,7 +16,7 @@ DONE_AFTER = 12_000                                    # documents looked up unt
 
 
 class Stream:
-    """Endless documents of T + 1 tokens, by number: stream[n]; what data.py asks of them.
+    """Endless documents of T + 1 tokens, by number: stream[n]; has all that data.py lists.
 
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
     """
@@ -62,16 +62,16 @@ class Stream:
 class ABCDigitsStream(Stream):
     """Endless ABCDigits documents of T + 1 tokens, by number. part: 0 training, 1 validation.
 
-    A document is lines LETTER=NUMBER; each letter has one random number in a document. A line's
-    letter is drawn with the weights b^0 .. b^25, in an order that is new in each document.
+    A document is lines LETTER=NUMBER; each letter has one random number per document. A line's
+    letter is drawn with the weights b^0 .. b^25, whose order is new in each document.
 
     At first b is 2, so a few letters fill a document, and half of the documents help: there each
-    letter has a number of its own, the same in all of them. Nine of ten numbers are own in one half
-    of these documents, nine of ten digits, each by itself, in the other. To predict them a model
-    must bring the letter to each of its digits, and lookup, which all other numbers ask for, needs
-    just that. When the loss shows lookup, help ends, soon, and b falls to 1.1, slowly: in the end
-    most questions are about a letter that stood there once before, as in the benchmark. Validation
-    is like the end. After some more documents of that kind the model has `learned`.
+    letter has its own number, the same in all of them. In one half of these documents nine of ten
+    numbers are own, in the other nine of ten digits, each drawn separately. To predict them a model
+    must bring the letter to each of its digits; that is just what lookup needs, which all other
+    numbers require. When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the
+    end most questions are about a letter seen once before, as in the benchmark. Validation is like
+    the end. After some more documents of that kind the model has `learned`.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
@@ -89,21 +89,21 @@ class ABCDigitsStream(Stream):
 
     @property
     def base(self):
-        """b, the ratio of the weights of two letters next to each other in rank."""
+        """b, the ratio of the weights of two letters adjacent in rank."""
         return 1.1 if self.part else max(2 - 0.9 * self.looked_up / FLAT_AFTER, 1.1)
 
     @property
     def helped(self):
-        """The share of documents where letters have numbers of their own."""
+        """The share of documents where letters have their own numbers."""
         return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
 
     @property
     def learned(self):
-        """Whether the model has learned the task, and had the documents after that."""
+        """Whether the model has learned the task, and seen enough documents since."""
         return self.looked_up >= DONE_AFTER
 
     def losses(self):
-        """The least possible loss, and the least of a model that looks nothing up: nats per token.
+        """The least possible loss, and the least without lookup, in nats per token.
 
         Both pay for the letters. The first pays for the numbers of new letters, the second for all.
         """
@@ -124,7 +124,7 @@ class ABCDigitsStream(Stream):
         return (entropy(self.high - self.low) + digits) / 2
 
     def observe(self, loss, documents):
-        """Count the documents of a step, if the losses of about 20 (nats per token) show lookup."""
+        """Count the documents of a step, if about 20 losses (nats per token) show lookup."""
         least, without = self.losses()
         self.level += ((loss - least) / (without - least) - self.level) / 20
         if self.level < 0.6:                           # 0.8 where only second digits are found
@@ -134,7 +134,7 @@ class ABCDigitsStream(Stream):
         rng = np.random.default_rng([self.seed, self.part, n])
         numbers = digits_of(self.low + rng.choice(self.high - self.low, 26, replace=False))
         share = OWN if rng.random() < self.helped else 0.0
-        draws = 1 if rng.random() >= 0.5 else self.digits              # of a number
+        draws = 1 if rng.random() >= 0.5 else self.digits              # per number
         numbers = np.where(rng.random((26, draws)) < share, self.own, numbers)
         values = ["".join(digits) for digits in numbers]
         p = rng.permutation(self.base ** np.arange(26))
@@ -167,7 +167,7 @@ class ABCDigitsStream(Stream):
 
 
 def has_learned(data, state):
-    """Whether a run on --data had learned all. state: of its data, as a checkpoint keeps it."""
+    """Whether a run on --data has learned its task. state: the data's, from its checkpoint."""
     return data == ["abcdigits"] and state[0] >= DONE_AFTER
 
 

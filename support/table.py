@@ -1,8 +1,8 @@
-"""A table of measurements: one TSV beside a checkpoint, a row a cell, added as it is measured.
+"""A table of measurements: one TSV beside a checkpoint, one row per cell, added when measured.
 
-A row says what the run is, which cell was measured, the values, and a hash of the weights and the
-equations. A command that is given again measures what is missing. One command writes a table, of
-one checkpoint, so nothing is locked.
+A row names the run and the cell that was measured, and has the values and a hash of the weights and
+the equations. Given again, a command measures what is missing. One command writes a table, for one
+checkpoint, so nothing is locked.
 """
 import math
 import re
@@ -14,8 +14,8 @@ from pathlib import Path
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "step")
-# What a cell can be, by the name of its column: a whole number and the least; numbers from .. to;
-# what a pattern matches. Others are text.
+# What a cell may be, by its column: a whole number, and the least; a number from .. to; a match of
+# a pattern. Others are text.
 WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
          "steps": 1, "seed": 0, "step": 0, "warmup": 0}
 RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
@@ -54,9 +54,9 @@ class Table:
         found = [cell for key, cell in cells.items() if key not in self.rows]
         if len(found) < len(cells):
             print(f"{len(cells) - len(found)} of {len(cells)} measurements are in {self.path} and "
-                  "not made again", file=sys.stderr)
+                  "not repeated", file=sys.stderr)
         if self.replaced and found:
-            print(f"replaced in {self.path}, as of other weights or equations, or damaged: "
+            print(f"replaced in {self.path} (other weights or equations, or damaged): "
                   f"{self.replaced} rows", file=sys.stderr)
         return found
 
@@ -86,7 +86,7 @@ class Table:
         try:
             yield
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped: {len(self.rows)} measurements are in {self.path}, "
+            raise KeyboardInterrupt(f"stopped: {len(self.rows)} measurements are in {self.path}; "
                                     "the same command continues") from None
 
     def rows_of(self, cells):
@@ -96,7 +96,7 @@ class Table:
 
 
 def beside(ckpt_path, name):
-    """The path of a checkpoint's table or figure. Of m.pt instead of ckpt.pt it begins with m_."""
+    """The path of a checkpoint's table or figure. For m.pt its name begins with m_."""
     path = Path(ckpt_path)
     return path.with_name(name if path.name == "ckpt.pt" else f"{path.stem}_{name}")
 
@@ -111,9 +111,9 @@ def describe_run(ckpt):
 # ------------------------------------------------------------------------------------- files
 
 def read_rows(path, columns=None):
-    """The rows of a table as dicts of text, those that are right. A line says how many are not.
+    """The valid rows of a table as dicts of text. A line says how many are not.
 
-    Raises UsageError if it is no table, or one of other columns.
+    Raises UsageError if it is not a table, or has other columns.
     """
     rows, wrong = read_file(path, columns)
     tell(path, wrong)
@@ -121,16 +121,16 @@ def read_rows(path, columns=None):
 
 
 def tell(path, wrong):
-    """Print how many rows of a table are not right."""
+    """Print how many rows of a table are invalid."""
     if wrong:
-        print(f"{wrong} rows of {path} are left out: a cell is missing, or cannot be",
+        print(f"{wrong} rows of {path} are left out: a cell is missing or invalid",
               file=sys.stderr)
 
 
 def read_file(path, columns=None):
-    """(the rows that are right, how many are not), without half a last one of a killed process."""
+    """(the valid rows, how many are not). A killed process may leave half a last row."""
     if not Path(path).exists():
-        raise UsageError(f"{path} does not exist: measure a model first, -h has the command")
+        raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     require_file(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     *lines, torn = [line.split("\t") for line in text.split("\n")]
@@ -144,7 +144,7 @@ def read_file(path, columns=None):
 
 
 def is_right(name, cell, head):
-    """Whether a cell can stand in a column. Only what was measured cannot be empty."""
+    """Whether a cell is valid in its column. What was measured must not be empty."""
     if not cell:
         measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
         needed = {measured, "depth", "length", "trials", "parameters", "seed"}
@@ -195,7 +195,7 @@ def read_tables(paths, value):
 
 
 def keep_rows(path, rows):
-    """Write the rows of a figure beside it. Raises UsageError if rows that are there would go."""
+    """Write the rows of a figure beside it. Raises UsageError if existing rows would be lost."""
     if Path(path).exists():
         found, wrong = read_file(path, tuple(rows[0]))
         lost = wrong + sum(row not in rows for row in found)
@@ -206,7 +206,7 @@ def keep_rows(path, rows):
 
 
 def write_rows(path, rows):
-    """Write a whole table, dicts of text: the file is the old one or the new one at any time."""
+    """Write a whole table, dicts of text: the file is at any time the old one or the new one."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as file:
         file.writelines(as_line(cells).encode() for cells in [rows[0], *map(dict.values, rows)])

@@ -66,7 +66,7 @@ def read_bin(path, vocab_size):
     """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
 
     llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
-    The fourth is the vocabulary of support.prepare's tokenizer, or 0 if it is not known.
+    The fourth is the vocabulary of support.prepare's tokenizer, or 0 if unknown.
     """
     size = path.stat().st_size
     magic, version, count, vocabulary = np.resize(np.fromfile(path, "<i4", 4), 4).tolist()
@@ -107,7 +107,7 @@ def read_sums(folder):
 
 
 def check_sums(folder):
-    """Read all token files of a folder. Raises UsageError for those that are not as written."""
+    """Read all token files of a folder. Raises UsageError for those that have changed."""
     sums, damaged = read_sums(folder), []
     names = sorted({*sums, *(path.name for path in folder.glob("*.bin"))})
     for name in names:
@@ -121,5 +121,5 @@ def check_sums(folder):
         elif found != sums[name]:
             damaged.append(f"{name} has changed")
     if damaged or not names:
-        raise UsageError(f"{folder}: {at_most_3(damaged) or 'no token files are there'}")
-    print(f"{folder}: {len(names)} files are as they were written")
+        raise UsageError(f"{folder}: {at_most_3(damaged) or 'it has no token files'}")
+    print(f"{folder}: {len(names)} files are unchanged")

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from multiscreen import screen
 
-PAIRS = 2**20                       # of a query and a key, in one call; beyond, backward recomputes
+PAIRS = 2**20                       # query-key pairs in one call; beyond, backward recomputes
 
 
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
-    """`screen` (Eq. 12), or the same compiled, of each query with the keys in its window.
+    """`screen` (Eq. 12), or the same compiled, for each query with the keys in its window.
 
-    One call of it are up to 128 keys, up to `at_once` pairs B H T S, which a GPU is fastest with,
-    and shapes that no model asks for (S != i0 + T).
+    It is called once for up to 128 keys, for up to `at_once` pairs B H T S, where a GPU is fastest,
+    and for shapes that no model asks for (S != i0 + T).
     """
     T, S = q.shape[2], k.shape[2]
     pairs = q.shape[0] * q.shape[1] * T * S
@@ -90,7 +90,7 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
         parts = (piece(first + p * C, w, r, *x) for x in inputs)
         if p == 0:
             h = torch.cat(list(parts), 1) if m > 1 else next(parts)
-        for part in parts:                             # none are left of p = 0
+        for part in parts:                             # none are left for p = 0
             h[:, at : at + part.shape[1]] += part
             at += part.shape[1]
     return h.movedim(2, 3).flatten(1, 2)[:, :T]

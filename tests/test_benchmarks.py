@@ -80,7 +80,7 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monke
         with pytest.raises(UsageError, match="the kernel is not right"):
             call(part)
     assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-3:]] == [
-        "wrong by more than 0.0001", "wrong by more than 0.004", "wrong by more than 0.02"]
+        "off by more than 0.0001", "off by more than 0.004", "off by more than 0.02"]
     assert not (tmp_path / "layer.tsv").exists()
 
 
@@ -89,7 +89,7 @@ def test_other_bits_the_second_time_are_wrong(call, monkeypatch):
     monkeypatch.setattr(gpu_check, "screen",
                         lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
     found = gpu_check.compare_with_float64(70, torch.float32)
-    assert found["verdict"] == "other bits the second time"
+    assert found["verdict"] == "different bits the second time"
 
 
 def test_the_tests_are_run_and_what_fails_shows_its_last_lines():

@@ -53,7 +53,7 @@ def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
     assert [a.astype(int).tolist() for a in training.arrays] == [[*range(50)], [*range(100)]]
     assert [a.astype(int).tolist() for a in held_out.arrays] == [[*range(100, 150)]]
     lines = [f"{tmp_path}: files: 3, of tokens: 3, bytes: 400; held out: val.bin",
-             "left out as empty, not UTF-8, a link to nothing, there twice, or beside token files: "
+             "left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
              "4 (input.txt, meta.pkl, prepare.py and 1 more)"]
     assert capsys.readouterr().out.splitlines() == lines
 
@@ -86,7 +86,7 @@ def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
     assert [p.name for p, use in files_of([str(tmp_path)]) if use] == ["a.py", "c.txt"]
     data_of(tmp_path, T=8)
     lines = [f"{tmp_path}: files: 2, of tokens: 0, bytes: 598; held out: the last twentieth",
-             "left out as empty, not UTF-8, a link to nothing, there twice, or beside token files: "
+             "left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
              "2 (__init__.py, b.pyc)"]
     assert capsys.readouterr().out.splitlines() == lines
     with pytest.raises(UsageError, match="fewer than one sequence"):
@@ -129,9 +129,9 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
 
 def test_what_is_no_text_is_explained(tmp_path):
     write(tmp_path, {"a.jsonl": "{}", "deep/b.pyc": b"\xff"})
-    for name, message in (("no", "no does not exist"), ("/dev/null", "or is no file"),
+    for name, message in (("no", "no does not exist"), ("/dev/null", "or is not a file"),
                           ("deep", "deep: nothing is left to train on"),
-                          ("a.jsonl", "python -m support.prepare makes token files")):
+                          ("a.jsonl", "python -m support.prepare turns it into token files")):
         with pytest.raises(UsageError, match=message):
             data_of(tmp_path / name, T=9)
 
@@ -148,7 +148,7 @@ def test_a_link_is_no_second_text(tmp_path, capsys):
     twice = [str(tmp_path / "data/b.txt"), str(tmp_path / "data/a.txt")]
     assert [use for _, use in files_of(twice)] == ["train", None]
     data_of(tmp_path / "data", T=8)
-    assert "beside token files: 3 (a.txt, d.txt, e.txt)" in capsys.readouterr().out
+    assert "beside token files): 3 (a.txt, d.txt, e.txt)" in capsys.readouterr().out
 
 
 def test_links_in_circles_are_not_followed(tmp_path):

@@ -47,7 +47,7 @@ def test_weights_of_each_peer_become_ours(which):
         assert ours.keys() == weights.keys()
         assert all(torch.equal(x, weights[name]) for name, x in ours.items())
     del theirs["s_f" if which == 1 else "s_F"]
-    with pytest.raises(UsageError, match="no peer"):
+    with pytest.raises(UsageError, match="no known peer"):
         to_ours(theirs)
 
 

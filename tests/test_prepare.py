@@ -170,7 +170,7 @@ def test_a_name_on_the_hub_is_streamed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.jsonl", jsonl(TEXTS) + b'{"text": "cut', "JSON parse error"),
-    ("a.jsonl", b'{"title": "x"}\n', "no text in the field 'text', of title: take --field"),
+    ("a.jsonl", b'{"title": "x"}\n', "no text in the field 'text', of title: give --field"),
     ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "no text in the field 'text'"),
     ("a.jsonl.gz", gzip.compress(jsonl(TEXTS))[:-20], "Compressed file ended"),
     ("a.txt", b"caf\xe9 au lait", "can't decode byte 0xe9"),
@@ -222,7 +222,7 @@ def test_other_flags_and_other_files_are_refused(corpus, tmp_path):
     before = contents(tmp_path / "out")
     for files, flags in (([corpus], FLAGS[:2]), ([corpus / "a.jsonl"], FLAGS)):
         line = complaint(tmp_path / "out", *files, flags=flags)
-        assert line.endswith("holds something else, or what other files or flags made: name a new "
+        assert line.endswith("holds something else, or shards of other files or flags: name a new "
                              "folder")
     assert contents(tmp_path / "out") == before
 

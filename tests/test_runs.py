@@ -162,7 +162,7 @@ def test_print_runs_nothing_and_a_wrong_figure_is_told(house):
     assert not (script.parent.parent / "calls").exists()
     found = bash(script, "third", env=environment)
     assert found.returncode == 1
-    assert found.stderr == "error: third is no figure of runs/mine.sh: take first second\n"
+    assert found.stderr == "error: third is not a figure of runs/mine.sh: take first second\n"
 
 
 def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):

@@ -50,7 +50,7 @@ def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path,
     table(path).add(CELL | {"length": 128}, loss=1)
     other = table(path, "xyz-1")
     assert other.missing([CELL]) == [CELL]
-    assert capsys.readouterr().err.startswith(f"replaced in {path}, as of other weights")
+    assert capsys.readouterr().err.startswith(f"replaced in {path} (other weights")
     assert len(read_table(path)) == 2
     other.add(CELL, loss=2)
     other.add(CELL | {"length": 32}, loss=2)
@@ -78,7 +78,7 @@ def test_a_row_edited_by_hand_is_left_out_counted_and_measured_again(tmp_path, c
     assert capsys.readouterr().err.startswith(f"1 rows of {path} are left out: a cell")
     again = Table(path, keys, ["accuracy"], "abc-1")
     assert again.missing([good, good | {"length": 128}]) == [good]
-    assert "or damaged: 1 rows" in capsys.readouterr().err
+    assert "or damaged): 1 rows" in capsys.readouterr().err
     again.add(good, accuracy=0.5)
     assert {row["length"]: row["accuracy"] for row in read_table(path)} == {"64": "0.5", "128": "1"}
 
@@ -107,7 +107,7 @@ def test_a_cell_with_two_values_is_refused(tmp_path):
 def test_ctrl_c_says_what_is_kept(tmp_path):
     measured = table(tmp_path / "loss.tsv")
     measured.add(CELL, loss=0.25)
-    with pytest.raises(KeyboardInterrupt, match="1 measurements are in .*loss.tsv, the same comm"):
+    with pytest.raises(KeyboardInterrupt, match="1 measurements are in .*loss.tsv; the same comm"):
         with measured.measuring():
             raise KeyboardInterrupt
 

@@ -133,7 +133,7 @@ def test_what_changed_since_a_token_file_was_written_is_found(tmp_path, capsys):
     for name in ("a.bin", "b.bin", "c.bin"):
         write_bin(tmp_path / name, np.arange(600) % 256)
     check_sums(tmp_path)
-    assert "3 files are as they were written" in capsys.readouterr().out
+    assert "3 files are unchanged" in capsys.readouterr().out
     content = bytearray((tmp_path / "b.bin").read_bytes())
     content[1500] ^= 1
     (tmp_path / "b.bin").write_bytes(content)
