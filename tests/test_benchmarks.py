@@ -255,7 +255,7 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
     with pytest.raises(UsageError, match="no CUDA GPU"):
         gpu.main()
     monkeypatch.setattr(sys, "argv", ["gpu", "layers"])
-    with pytest.raises(UsageError, match="layers is no part"):
+    with pytest.raises(UsageError, match="layers is not a part"):
         gpu.main()
     assert not (tmp_path / "out").exists()
 

@@ -278,7 +278,7 @@ def test_the_log_of_a_run_whose_checkpoint_was_renamed_stays(run):
     out, _ = run
     (out / "ckpt.pt").rename(out / "m.pt")
     before = (out / "log.tsv").read_text()
-    with pytest.raises(UsageError, match="is of a run whose checkpoint is gone: --force"):
+    with pytest.raises(UsageError, match="belongs to a run whose checkpoint is gone: --force"):
         fit(out, "--steps", "9", *STEPS)
     assert (out / "log.tsv").read_text() == before
 
