@@ -2,7 +2,8 @@
 
 One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
 The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
-from the last to the first, then in a random order. On a GPU there is no order.
+from the last to the first, then in a random order. On a GPU there is no order. A third run has
+other blocks.
 """
 import random
 
@@ -10,7 +11,7 @@ import torch
 import triton
 
 from exercises import strict
-from exercises.checks import check
+from exercises.checks import check, near
 
 BI, BJ = 32, 16                                        # queries, and keys, of a block
 GUARD = 64                                             # unused rows behind each matrix
@@ -28,28 +29,28 @@ def similarities(kernel, q, k):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
     out = torch.full((T, S), torch.nan)
-    return launch(kernel, blocks(T, S), {"Q": q, "K_": k}, out, {"T": T, "S": S}, {"K": K})[0]
+    return launch(kernel, (T, S), {"Q": q, "K_": k}, out, {"T": T, "S": S}, {"K": K})[0]
 
 
 def relevances(kernel, q, k, w, r, i0=0):
     """(T, S), one program for each block of queries and keys."""
     (T, K), S = q.shape, len(k)
     out = torch.full((T, S), torch.nan)
-    return launch(kernel, blocks(T, S), {"Q": q, "K_": k, "W": w, "R": r}, out,
+    return launch(kernel, (T, S), {"Q": q, "K_": k, "W": w, "R": r}, out,
                   {"i0": i0, "T": T, "S": S}, {"K": K})[0]
 
 
 def bounds(kernel, T, S, w, i0=0):
     """(blocks of queries, 2): where the loop over keys begins and ends, for each."""
     out = torch.full((triton.cdiv(T, BI), 2), -1, dtype=torch.int32)
-    return launch(kernel, blocks(T), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
+    return launch(kernel, (T,), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
 
 
 def forward(kernel, q, k, v, w, r, i0=0):
     """h (T, V) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
     out = torch.full((T, V), torch.nan)
-    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r}, out,
+    return launch(kernel, (T,), {"Q": q, "K_": k, "V_": v, "W": w, "R": r}, out,
                   {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
 
 
@@ -57,26 +58,32 @@ def dq(kernel, q, k, v, w, r, dh, i0=0):
     """dL/dq (T, K) and the rows loaded, one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
     out = torch.full((T, K), torch.nan)
-    return launch(kernel, blocks(T), {"Q": q, "K_": k, "V_": v, "W": w, "R": r, "DH": dh}, out,
+    return launch(kernel, (T,), {"Q": q, "K_": k, "V_": v, "W": w, "R": r, "DH": dh}, out,
                   {"i0": i0, "T": T, "S": S}, {"K": K, "V": V})
 
 
-def blocks(T, S=None):
-    """The grid: how many blocks of queries, and of keys."""
-    return (triton.cdiv(T, BI),) if S is None else (triton.cdiv(T, BI), triton.cdiv(S, BJ))
+def launch(kernel, covered, inputs, out, sizes, widths):
+    """The result, and {(name, program): the rows that it loaded}.
 
-
-def launch(kernel, grid, inputs, out, sizes, widths):
-    """The result, and {(name, program): the rows that it loaded}."""
-    results = []
-    for order in (from_last, drawn):
+    covered: (T,) or (T, S), which blocks of BI queries, and of BJ keys, cover.
+    """
+    def run(order, *block):
         tensors = {name: guarded(x) for name, x in (inputs | {"OUT": out}).items()}
-        memory = strict.run(kernel, grid, tensors, sizes, widths | {"BI": BI, "BJ": BJ}, order)
-        results.append(tensors["OUT"])
-        check_result(results[-1], memory)
-    check(torch.equal(*results), "two orders of the programs give two results: a program must not "
-          "depend on another's work")
-    return results[0], memory.loaded
+        grid = tuple(triton.cdiv(n, side) for n, side in zip(covered, block))
+        memory = strict.run(kernel, grid, tensors, sizes, widths | dict(zip(("BI", "BJ"), block)),
+                            order)
+        check_result(tensors["OUT"], memory)
+        return tensors["OUT"], memory.loaded
+
+    result, _ = run(from_last, BI, BJ)
+    again, loaded = run(drawn, BI, BJ)
+    check(torch.equal(result, again), "two orders of the programs give two results: a program must "
+          "not depend on another's work")
+    if widths:                                         # bounds have a row for each block
+        other, _ = run(drawn, BJ, BI)
+        check(near(other, result, 1e-5), f"with BI = {BJ} and BJ = {BI} the result differs: a "
+              "block's size must not be a number in the kernel")
+    return result, loaded
 
 
 def guarded(x):

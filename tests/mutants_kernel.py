@@ -42,6 +42,8 @@ MISTAKES = [
       "input_precision=\"ieee\")\n    store",
       "load_rows(Q, j0, T, BJ, K), load_rows(K_, t0, S, BI, K)\n    s = tl.dot(k, tl.trans(q), "
       "input_precision=\"ieee\")\n    store")),
+    ("forward_kernel", "blocks_of_32", "do queries begin at program_id(0) * BI",
+     ("tl.program_id(0) * BI", "tl.program_id(0) * 32")),
     ("relevance_kernel", "sees_the_future", "sees the future", ("(d <= 0) & (d > -w)", "d > -w")),
     ("relevance_kernel", "without_max", "the max of Trim is missing",
      ("tl.maximum(1 - (1 - s) / tl.load(R), 0.0)", "1 - (1 - s) / tl.load(R)")),
