@@ -98,7 +98,8 @@ def read_runs(paths):
     for name in BUDGET:
         values = sorted({run[name] for run in runs.values()})
         if len(values) != 1:
-            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them separately")
+            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
+                             "separately")
     return list(runs.values())
 
 
