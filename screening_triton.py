@@ -471,14 +471,13 @@ def _empty_h(q, k, v, w, r, order, i0):
 @torch.library.custom_op("multiscreen::screen_backward", mutates_args=())
 def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor,
                      order: Tensor, i0: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, dw, dr = _empty_gradients(dh, q, k, v, w, r, order, i0)
+    dq, dk, dv, _, _ = _empty_gradients(dh, q, k, v, w, r, order, i0)
     dh = dh.to(v.dtype).transpose(1, 2).contiguous()
     inputs = *operands("dq", q, k, v, w, r, order), dh
     of_queries = torch.empty(2, *q.shape[:3], device=q.device)                    # dw and dr
     launch("dq", inputs, dq, *of_queries, i0=i0)
     launch("dkv", inputs, dk, dv, i0=i0)
-    dw.copy_(of_queries[0].sum((0, 2)))
-    dr.copy_(of_queries[1].sum((0, 2)))
+    dw, dr = (x.sum((0, 2)).to(y.dtype) for x, y in zip(of_queries, (w, r)))
     return dq, dk, dv, dw, dr
 
 

@@ -10,11 +10,8 @@ from tests import DEVICE
 import functools
 import math
 import re
-import shutil
 import sys
-import sysconfig
 from contextlib import nullcontext
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -822,7 +819,6 @@ QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
 why_not = fused.available(DEVICE)
 kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 block_sizes = st.sampled_from([None, (16, 32), (32, 16), (32, 32), (64, 32)])
-can_build = shutil.which("g++") and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def use_blocks(blocks):
@@ -921,7 +917,7 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
 
 
 @kernel
-@settings(max_examples=6, phases=QUICKLY)
+@settings(max_examples=3, phases=QUICKLY)
 @given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 100),
        before=st.integers(-20, 20), keys=st.sampled_from([16, 48, 1024]),
        blocks=st.sampled_from([None, (16, 16), (16, 32), (32, 64)]),
@@ -1149,7 +1145,7 @@ def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
 @kernel
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")                  # inside torch
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(
-    "inductor", marks=pytest.mark.skipif(not can_build, reason="no g++ or Python.h"))])
+    "inductor", marks=pytest.mark.skipif(DEVICE == "cpu", reason="slow, for a GPU"))])
 def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
     q, k, v, dh = draw_inputs(11, 1, 20, 20, (FULL, FULL))
     w, r = torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9])

@@ -69,6 +69,7 @@ def watched(name, f):
             raise Wrong(f"{name} calls multiscreen.py's {frame.f_code.co_name}: write it yourself")
 
     def call(*inputs, **named):
+        __tracebackhide__ = True                       # a traceback goes from the test to your line
         tensors = [x for x in inputs if torch.is_tensor(x)]
         before, profile = [x._version for x in tensors], sys.getprofile()
         sys.setprofile(look)

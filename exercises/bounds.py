@@ -22,7 +22,9 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "the end is that of the block's first query: its last query sees later keys":
             (first, min(i + 1, S)),
         "the last query of the last block is T - 1": (first, min(end_of_block, S)),
-        "the end is past the last key: it must be at most S": (first, last + 1),
+        "the end is past the last key: it is at most S": (first, last + 1),
+        "one key too many at the end: it is one more than the last query's own":
+            (first, min(last + 2, S)),
         "keys are cut at T: there are S of them": (first, min(last + 1, T)),
         "i0 is ignored in bounds: query t is at position i0 + t":
             (first - i0, min(last - i0 + 1, S)),
@@ -32,5 +34,6 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "the first key is 0: blocks before the window are visited": (0, end),
         "the end is S: blocks of later keys are visited": (first, S),
         "all blocks of keys are visited": (0, S),
+        "w = inf is cut to a number that is too small: take 2^30": (first if i < 2**20 else i, end),
         "the last block of queries, which may be short, is left out":
             (first, end if last - i0 < T - 1 else 0)}

@@ -23,18 +23,20 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     found, right = as_tensor(found), as_tensor(right)
     check(found.shape == right.shape,
           f"{what} has the shape {tuple(found.shape)}; it should be {tuple(right.shape)}")
+    cut = len(dtypes) == 2 and torch.promote_types(*dtypes) != dtypes[0]
+    if near(found, right, max(tolerance, 1e-5)) and cut:
+        raise Wrong(f"{what} is {dtypes[0]}; it should be {dtypes[1]}: .float(), or a new tensor "
+                    "without dtype=, cuts it")
     if near(found, right, tolerance):
         return
     wrong = [(as_tensor(x), cause) for x, cause in mistakes]
     causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
     difference = describe_difference(found, right, what, at)
-    if near(found, right, 1e-5) and len(set(dtypes)) == 2:
-        difference += f": it is {dtypes[0]}, but should be {dtypes[1]}"
     raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
 
 
 def describe_difference(found, right, what, names=None):
-    """`what` is ..; it should be ..: for a tensor, where the error is largest."""
+    """`what` is ..; it should be ..: of a tensor, where it is off most, or the one factor."""
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
@@ -42,7 +44,10 @@ def describe_difference(found, right, what, names=None):
         what, place = what.format(int(names[at[0]])), ""
     a, b = found[at].item(), right[at].item()
     digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
-    return f"{what}{place} is {a:.{digits}g}; it should be {b:.{digits}g}"
+    factor = (found * right).sum() / right.square().sum()
+    scaled = found.numel() > 1 and near(found / factor, right, 1e-5) and f"{factor:.4g}" != "1"
+    all_are = f": all are {factor:.4g} times what they should be" if scaled else ""
+    return f"{what}{place} is {a:.{digits}g}; it should be {b:.{digits}g}{all_are}"
 
 
 def as_tensor(x):

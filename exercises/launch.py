@@ -94,6 +94,6 @@ def check_result(out, memory):
         check(False, f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
               "BI, keys at program_id(1) * BJ? Is a block that sees no key stored?")
     check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
-          "without other=0.0: where the mask is False a GPU gives any number (here NaN), which "
+          "without other=0.0: where the mask is False there are other numbers, here NaN, and they "
           "reached OUT")
     check(not out.isnan().any(), "OUT has a NaN, and no input has one")

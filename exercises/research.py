@@ -71,26 +71,30 @@ def measure(model, rows, val, long):
 def retrieval(name, model, trained, tokenizer, seed):
     """{what: a number}: the share of needles that a model finds with trained weights.
 
-    25 more steps adapt the weights to this variant; then ten prompts ask for a number that was
-    stated once. Empty if the weights do not fit.
+    Ten prompts ask for a number that stood there once: at once, and after 25 more steps, in which
+    the weights get used to this variant. Nothing where they do not fit.
     """
     weights = trained.state_dict()
     if {n: W.shape for n, W in weights.items()} != {n: W.shape for n, W in
                                                     model.state_dict().items()}:
         return {}
     model.load_state_dict(weights)
-    data = ABCDigitsStream(tokenizer, 256, 2, seed, part=0)
-    data.looked_up = DONE_AFTER                        # the documents of late training
-    train_variant(name, model, data, MORE, 2**-6, seed)
 
     def count_tokens(line):
         return len(tokenizer.encode_ordinary(line))
 
+    def found():
+        return 100 * statistics.mean(exact_matches(model, tokenizer, [row[:-2] for row in rows],
+                                                   [row[-2:] for row in rows]))
+
     rows = [row for depth in (0.1, 0.3, 0.5, 0.7, 0.9)
             for row in generate_by_token_count(LONG, depth, count_tokens, 2, 2)]
-    right = exact_matches(model.eval(), tokenizer, [row[:-2] for row in rows],
-                          [row[-2:] for row in rows])
-    return {f"trained before: found, {LONG:,} tokens, %": 100 * statistics.mean(right)}
+    at_once = found()
+    data = ABCDigitsStream(tokenizer, 256, 2, seed, part=0)
+    data.looked_up = DONE_AFTER                        # documents as at the end of its training
+    train_variant(name, model, data, MORE, 2**-6, seed)
+    return {f"trained before: found, {LONG:,} tokens, %": at_once,
+            f"found after {MORE} more steps, %": found()}
 
 
 def of_windows(model, x):

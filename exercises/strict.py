@@ -19,8 +19,8 @@ class Memory:
     """Stands between a kernel and its tensors, {name: (rows, columns)}; "OUT" is the result.
 
     sizes: {"K": 64, ..}, for messages. loaded: {(name, program): the rows that it loaded}; stored:
-    for each place of OUT, the program that stored it, or -1; bare: the name of a tensor that was
-    loaded with a mask and without `other`.
+    the program that stored each place of OUT, or -1; bare: the name of a tensor that was loaded
+    with a mask and without `other=0.0`.
     """
 
     def __init__(self, tensors, sizes):
@@ -35,8 +35,8 @@ class Memory:
         self.loaded[name, program()].update(rows.tolist())
         if name == "OUT":
             check((self.stored[rows, columns] == program()).all(), "a program loads a number of "
-                  "OUT that it has not stored itself: other programs run at the same time")
-        if other is None and not mask.data.all():
+                  "OUT that it has not stored itself: others run at the same time")
+        if (other is None or other.data.any()) and not mask.data.all():
             self.bare = name
             other = TensorHandle(np.full(mask.data.shape, np.nan, np.float32),
                                  ptrs.get_element_ty())
@@ -56,7 +56,13 @@ class Memory:
         self.stored[rows, columns] = program()
         return interpret(ptrs, value, mask, *options)
 
+    def atomic(self, *inputs):
+        raise Wrong("no atomics: OUT does not begin at 0, and another order gives another sum. Add "
+                    "up in the program, and store once")
+
     def dot(self, interpret, a, b, c, precision, *options):
+        check(a.data.dtype == b.data.dtype == np.float32, "tl.dot of less than float32: keep what "
+              "you loaded, bfloat16 has three digits and float16 four")
         check(precision.name != "TF32", "tl.dot needs input_precision=\"ieee\": without it a GPU "
               "cuts float32 to tf32, with three digits")
         return interpret(a, b, c, precision, *options)
@@ -99,10 +105,11 @@ class Memory:
         return self.names.get(width, width)
 
     def outside(self, name, addresses):
-        """How many bytes of the address range lie outside a tensor."""
+        """How many bytes of the addresses' range lie outside a tensor and the room behind it."""
         x = self.tensors[name]
         start = x.data_ptr()
-        return max(start - addresses.min(), addresses.max() - start - x.nbytes, 0)
+        room = x.untyped_storage().nbytes()
+        return max(start - addresses.min(), addresses.max() - start - room, 0)
 
 
 def program():
@@ -116,8 +123,8 @@ def run(kernel, grid, tensors, sizes, constants, order):
     memory = Memory(tensors, sizes | constants)
     programs = iter(order(list(product(*map(range, grid), *[[0]] * (3 - len(grid))))))
     real = {name: getattr(interpreter, name) for name in
-            ("create_masked_load", "create_masked_store", "create_dot", "create_fp_to_si",
-             "set_grid_idx")}
+            ("create_masked_load", "create_masked_store", "create_dot", "create_atomic_rmw",
+             "create_fp_to_si", "set_grid_idx")}
 
     def replace(name, f):
         setattr(interpreter, name, lambda *inputs: f(real[name], *inputs))
@@ -125,6 +132,7 @@ def run(kernel, grid, tensors, sizes, constants, order):
     replace("create_masked_load", memory.load)
     replace("create_masked_store", memory.store)
     replace("create_dot", memory.dot)
+    replace("create_atomic_rmw", memory.atomic)
     replace("create_fp_to_si", memory.integer)
     replace("set_grid_idx", lambda set_grid_idx, *_: set_grid_idx(*next(programs)))
     try:

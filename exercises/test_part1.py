@@ -22,15 +22,25 @@ def test_window():
     expect(mine.window(s_w), [2, 4, 1, 1 + math.exp(4), INF], "window([0, log 3, -inf, 4, inf])",
            [(s_w.exp(), "w lacks the + 1: the smallest window is 1"),
             (2**s_w + 1, "e^s_w, not 2^s_w"),
+            (torch.where(s_w == INF, INF, (-s_w).exp() + 1), "e^s_w, not e^-s_w"),
+            (s_w.exp() - 1, "the 1 is added, not subtracted"),
+            (s_w.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it finite"),
+            (torch.where(s_w.isinf(), INF, s_w.exp() + 1), "only +inf gives w = inf: isinf is true "
+             "of -inf, too"),
             ((s_w + 1).exp(), "the 1 is added to the exponential, not to s_w"),
             ((s_w.exp() + 1).round(), "w is a real number: round nothing"),
             ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
             (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
+    far = torch.tensor([12.0, 40.0])
+    expect(mine.window(far) / far.exp(), [1, 1], "window([12, 40]), over its exponential,",
+           [((far.clamp(max=n) - far).exp(), f"s_w is clamped at {n}: only from 80 on")
+            for n in (10, 20)])
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
           f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
           "setting, and must not spoil a backward pass")
     expect(slope[:4], [1, 3, 0, math.exp(4)], "the gradient of window([0, log 3, -inf, 4])")
+    expect(mine.window(s_w.double()), s_w.double().exp() + 1, "window of float64 numbers")
 
 
 def test_acceptance():
@@ -39,12 +49,14 @@ def test_acceptance():
            [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
              "here r is the sigmoid of s_r"),
             (torch.sigmoid(-s_r).clamp_min(1e-6),
-             "the sign of s_r is reversed: a larger s_r accepts more"),
+             "the sign of s_r is the other way: a larger s_r accepts more"),
+            (torch.full((4,), 1e-6), "1e-6 is a lower limit: clamp(min=1e-6), not max"),
             (torch.tanh(s_r).clamp_min(1e-6), "r is the sigmoid of s_r, not its tanh"),
             (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
     expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
            "10^4 acceptance([-9, -12])",
            [([1.24395, 0.0714417], "1e-6 is a lower limit: clip r there, add nothing"),
+            ([1.23395, 0.1], "clipped at 1e-5: the limit is 1e-6"),
             ([100.0, 100.0], "clipped at 1e-2: the limit is 1e-6")], tolerance=1e-4)
     expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
     smallest = mine.acceptance(torch.tensor([-100.0]))
@@ -58,8 +70,8 @@ def test_unit():
            [(x / x.norm(), "all vectors were divided by one length: each has its own, over the "
              "last dimension"),
             (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
-            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root is "
-             "missing"),
+            (x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
+            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks"),
             (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
              "squares, not of their mean"),
             (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
@@ -73,14 +85,23 @@ def test_unit():
            [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
              "instead, so that a short vector has length 1 too"),
             ([[0, 1e-4 / (1e-8 + 1e-6) ** 0.5]], "eps was added in the root: clip the square from "
-             "below, at eps^2")], tolerance=1e-4)
+             "below, at eps^2"),
+            ([[0, 0.1]], "the square was clipped at eps: clip it at eps^2")], tolerance=1e-4)
     zero = torch.zeros(1, 4)
     check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
+    short = torch.tensor([[0.0, 1e-8], [0.0, 2e-6]])
+    expect(mine.unit(short), [[0, 0.01], [0, 1]], "unit([[0, 1e-8], [0, 2e-6]])",
+           [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on"),
+            (short / (short.square().sum(-1, True) + 1e-12).sqrt(), "eps^2 was added to the "
+             "square: clip it from below instead"),
+            ([[0, 0], [0, 1]], "a vector that is shorter than eps is divided by eps, it is not 0")])
     slope, = gradient(mine.unit, zero)
     check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
           "0 is infinite. Clip the square, before the root")
     x = torch.randn(2, 3, 5, 16, generator=random(0), dtype=torch.float64)
-    expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)", tolerance=1e-9)
+    expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)",
+           [(x / x.norm(dim=n, keepdim=True), f"the length is taken along axis {n}: it is the last "
+             "one's") for n in range(3)], tolerance=1e-9)
     expect_gradients(mine.unit, ms.unit, [x], "x", [(
         gradient(lambda y: y / x.norm(dim=-1, keepdim=True), x,
                  dh=torch.randn(x.shape, generator=random(9)).to(x))[0],
@@ -96,6 +117,11 @@ def test_mipe_angle():
               (right * w[:, None], "the angle is not divided by w"),
               (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
               (i * gamma[:, None], "the angle lacks pi / w"),
+              (right * w[:, None] / 256, "the angle is divided by w_th: it is divided by w"),
+              (right + math.pi / 2 * i / w[:, None], "brackets: gamma is 0.5 * (cos(..) + 1)"),
+              (right * gamma[:, None], "gamma counts once"),
+              (math.pi * i * ((torch.cos(w / 256) + 1) / 2 / w)[:, None], "pi lacks in gamma"),
+              (torch.remainder(right, math.pi), "a whole turn is 2 pi: leave out nothing less"),
               (-right, "the sign: the angle grows with the position"),
               (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
                "add nothing to i"),
@@ -126,11 +152,11 @@ def test_mipe_angle():
     check(found.dtype == torch.float32,
           f"for w in float32 the angle is {found.dtype}: return it in w's dtype")
 
-    wide = torch.tensor([256.0, 300.0, 512.0, 1e6, INF])
-    found = mine.mipe_angle(i, wide, 256.0)
+    wide = torch.tensor([64.0, 70.0, 128.0, 1e6, INF])
+    found = mine.mipe_angle(i, wide, 64.0)
     check((torch.sin(found / 2).abs() < 1e-6).all(),
           "MiPE still turns at w >= w_th: the angle must be 0 there, for w = inf too")
-    slope, = gradient(lambda w: mine.mipe_angle(i, w, 256.0), wide)
+    slope, = gradient(lambda w: mine.mipe_angle(i, w, 64.0), wide)
     check(not slope.isnan().any(), "the window parameter's gradient is NaN at w >= w_th: "
           "torch.where does not stop a NaN in backward (0 times NaN). Clamp w before the formula")
     check((slope.abs() < 1e-6).all(), "the gradient of w is not 0 at w >= w_th")
@@ -163,15 +189,23 @@ def test_mipe():
             (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2"),
             (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
+            (x, "the two turned numbers come in each other's place"),
             (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
-            (ms.mipe(x, quarter / 2), "turned half as far: use the given angle as it is"),
+            (rotated(0, 1).roll(-2, -1), "the two turned dimensions come first, then the others"),
+            (ms.mipe(x, quarter * math.pi / 180), "the angle is in radians"),
+            (ms.mipe(x, quarter / 2), "turned half as far: the angle is given, use it as it is"),
             ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "x_0 was overwritten before x_1 used it: keep both"),
             ([[[[1, 1, 0, 5, 0, 7, 0, 0]]]], "sine and cosine were added: multiply")])
     x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
     angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
     y = mine.mipe(x, angle)
-    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, but this does "
-          "not: the sine has a minus once")
+    check(y.shape == x.shape, f"of x {tuple(x.shape)} mipe makes {tuple(y.shape)}: "
+          "torch.cos(angle) is (H, T), so it needs an axis at its end, [..., None]")
+    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, this does not: "
+          "the sine has a minus once")
     check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
-    expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)", tolerance=1e-9)
+    expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)",
+           [(ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its own"),
+            (ms.mipe(x, angle[:, :1].expand_as(angle)), "each position has angles of its own")],
+           tolerance=1e-9)
     expect_gradients(mine.mipe, ms.mipe, [x, angle], "x angle")

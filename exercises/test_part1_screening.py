@@ -37,6 +37,12 @@ def test_trim():
             ((1 - (1 - s) / (2 * r)).relu().square(), "the width is r, not 2 r"),
             ((1 - (1 - s.abs()) / r).relu().square(), "|s| was taken: opposite vectors are not "
              "similar"),
+            ((1 - (1 + s) / r).relu().square(), "the sign: 1 - s, not 1 + s"),
+            ((1 - s / r).relu().square(), "Trim compares 1 - s with r, not s"),
+            ((-s / r).relu().square(), "brackets: it is 1 - (1 - s)/r"),
+            ((-s / r).square(), "brackets, and a max with 0: max(1 - (1 - s)/r, 0)"),
+            (1 + 0 * s, "the max is of all numbers together: each is compared with 0"),
+            (torch.nn.functional.softplus(z).square(), "softplus is nowhere 0: take a max"),
             (z.relu() ** 3, "the power is 2"),
             (z.relu().sqrt(), "the power is 2, not 1/2"),
             (torch.nn.functional.leaky_relu(z).square(), "below the threshold the relevance is "
@@ -50,6 +56,10 @@ def test_trim():
     s = torch.tensor([0.3, 0.5, 0.75, 1.0])
     slope, = gradient(lambda s: mine.trim(s, torch.tensor(0.5)), s)
     expect(slope, [0, 0, 2, 4], "the slope of trim at s = 0.3, 0.5, 0.75, 1 for r = 0.5")
+    inputs = torch.rand(2, 3, 4, generator=random(3)).double(), torch.tensor([[[0.4]], [[0.9]]])
+    expect(mine.trim(*inputs), ms.trim(*inputs), "trim of two tiles, r = 0.4 and 0.9,",
+           [(ms.trim(inputs[0], inputs[1][:1]), "each tile has a width of its own")])
+    expect_gradients(mine.trim, ms.trim, inputs, "s r")
 
 
 def test_softmask():
@@ -67,6 +77,10 @@ def test_softmask():
             (0.5 * (torch.cos(d / w) + 1), "the cosine lacks pi: it must be 0 at distance w"),
             (0.5 * (torch.cos(math.pi * d / (w + 1)) + 1),
              "a key at distance exactly w must get 0: the cosine is stretched over w + 1"),
+            (right + 0.5, "brackets: 0.5 * (cos(..) + 1)"),
+            (0.5 * (torch.cos(math.pi * d * w) + 1), "d is divided by w, not multiplied by it"),
+            (0.5 * (torch.cos(3.14 * d / w) + 1), "3.14 is cut short: take math.pi"),
+            (0.5 * (torch.sin(math.pi * d / w) + 1), "the cosine, not the sine"),
             (torch.ones(4), "inside the window the mask must fall from 1 to 0 as a cosine: this "
              "window is hard"),
             (0.5 * (torch.cos(2 * math.pi * d / w) + 1), "the angle is doubled: it is pi d/w"),
@@ -97,7 +111,14 @@ def test_softmask():
         outside = found[(d > 0) | (d <= -w)]
         check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
               f"{outside.abs().max().item():.2g}: it must be exactly 0")
-        expect(found, ms.softmask(d, w), f"softmask(w = {w.item():g}) at d = {{}}", at=d)
+        expect(found, ms.softmask(d, w), f"softmask(w = {w.item():g}) at d = {{}}",
+               [(ms.softmask(d, turn(w)), "w is a real number: round nothing")
+                for turn in (torch.ceil, torch.floor, torch.round)], at=d)
+    w = torch.tensor([[[7.5]], [[INF]]]).double()
+    try:
+        expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf")
+    except (RuntimeError, ValueError) as e:
+        raise Wrong(f"w may be a tensor, (H, 1, 1), so no if and no float(w): {e}") from e
     expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
                      [torch.tensor(7.5)], "w")
 
@@ -126,6 +147,13 @@ def wrong_relevances(q, k, w, r):
         (q @ k.mT * m, "Trim is missing: alpha is Trim of s"),
         (m, "Trim is missing: alpha is Trim of s"),
         (every + m, "Trim and Softmask are multiplied, not added"),
+        (ms.trim(q @ k.mT * m, r[:, None, None]), "Trim takes s alone: Softmask multiplies alpha"),
+        (every * m.square(), "Softmask counts once"),
+        (every.square() * m, "squared once too often: Trim has the square"),
+        (relevance_with(q, k, w, r, d=lambda d: -d.abs()), "a later key must get 0: this sees the "
+         "future"),
+        (ms.relevance(q, k, w, r, 1), "the first query is at i0: add nothing"),
+        (ms.relevance(q, k.sum(0, True).expand_as(k), w, r), "the sequences were added up"),
         (ms.relevance(q, k, w, r).softmax(-1), "this is a softmax: nothing may compete"),
         (ms.relevance(q, k, w[:1].expand_as(w), r), "each tile has a window of its own: "
          "w[:, None, None]"),
@@ -153,7 +181,9 @@ def test_relevance():
     exact = ms.relevance(q, k, w, r)
     found = mine.relevance(q, k, w, r)
     expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,",
-           wrong_relevances(q, k, w, r))
+           [(relevance_with(q.float(), k.float(), w, r), "cut to float32 on the way: keep float64"),
+            *wrong_relevances(q, k, w, r)], tolerance=1e-9)
+    expect_gradients(mine.relevance, ms.relevance, [q, k, w, r], "q k w r")
     changed = k.clone()
     changed[:, :, 3] = q[:, :, 5]
     others = [j for j in range(9) if j != 3]
@@ -166,6 +196,8 @@ def test_relevance():
            [(ms.relevance(q, k, w, r), "i0 is not used: the first query stands at i0, not at 0"),
             (ms.relevance(q, k, w, r, 5), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
+            (ms.relevance(q, k, w, r, 3).tril(), "torch.tril does not know i0: Softmask cuts the "
+             "future"),
             (ms.relevance(q, k, w, r, -3), "i0 has the wrong sign")])
 
     q, k, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
@@ -189,7 +221,10 @@ def test_screen():
             ([[[[0.5, 0], [0.25, 0.5]]]], "the mean over the keys: Eq. 12 is their sum"),
             (ms.unit(torch.tensor([[[[1, 0], [0.5, 1]]]])), "h has no fixed length: return the "
              "plain sum"),
-            ([[[[1, 0.5], [0, 1]]]], "alpha^d is transposed: a row is a query")])
+            ([[[[1, 0.5], [0, 1]]]], "alpha^d is transposed: a row is a query"),
+            (ms.screen(q, q, q, w, half), "the values are v, not the keys"),
+            (ms.screen(q, q, v, half, w), "w and r were swapped"),
+            (ms.screen(q, q, v, w, half, 1), "the first query is at i0: add nothing")])
     q, k, v = correlated(3, 2, 2, 7, 10)
     w, r = torch.tensor([4.0, INF]).double(), torch.tensor([0.4, 0.9]).double()
     exact = ms.screen(q, k, v, w, r, 2)
@@ -201,12 +236,11 @@ def test_screen():
            [(ms.screen(q, k, v, w, r), "i0 is not passed on to `relevance`"),
             (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
+            (ms.screen(q, k[:, :, :7], v[:, :, :7], w, r, 2), "keys from T on are left out: there "
+             "are S of them"),
             (exact / total, "the weights were divided by their sum: nothing may compete")])
-    dh = torch.randn(exact.shape, generator=random(4), dtype=torch.float64)
-    found = gradient(lambda *x: mine.screen(*x, 2), q, k, v, w, r, dh=dh)
-    right = gradient(lambda *x: ms.screen(*x, 2), q, k, v, w, r, dh=dh)
-    for name, a, b in zip("qkvwr", found, right):
-        expect(a, b, f"the gradient of {name}", tolerance=1e-8)
+    expect_gradients(lambda *x: mine.screen(*x, 2), lambda *x: ms.screen(*x, 2), [q, k, v, w, r],
+                     "q k v w r", tolerance=1e-8)
 
     q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
     w, r = torch.tensor([INF]), torch.tensor([0.1])
@@ -231,6 +265,13 @@ def test_screen():
     check(off < 1e-3, f"with q, k and v in float32 h is off by {off.item():.1%}: is something "
           "rounded to bfloat16 on the way?")
 
+    # Two keys with the relevances 1 and 0.999, and values 1 and -1.
+    one, keys, values = torch.ones(1), torch.tensor([1, 0.9995]), torch.tensor([1, -1]).bfloat16()
+    h = mine.screen(one.view(1, 1, 1, 1), *(x.view(1, 1, 2, 1) for x in (keys, values)), w, one, 1)
+    expect(h, [[[[0.001]]]], "h of two keys that nearly cancel, their values in bfloat16,",
+           [([[[[0]]]], "alpha^d is rounded to bfloat16 before its product with v: turn v to "
+             "float32 instead")])
+
 
 def tanh_norm_along(x, axis):
     """A wrong TanhNorm, of another axis than the last."""
@@ -247,8 +288,13 @@ def test_tanh_norm():
             (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
             (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
             (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own"),
-            (x / length.clamp_min(1), "the length is cut at 1: it is tanh|x|, for short x too"),
-            (x / length * torch.tanh(length**2), "tanh of the squared length: a root is missing"),
+            (x * torch.tanh(x.norm(dim=-1)) / x.norm(dim=-1), "keepdim=True is missing: a row's "
+             "length acts on a column"),
+            (x / length * torch.tanh(length) ** 2, "tanh counts once: nothing is squared"),
+            (x / length**2 * torch.tanh(length), "divided by the squared length"),
+            (x / length * torch.atan(length), "the length is tanh|x|, not the arc tangent"),
+            (x / length.clamp_min(1), "the length is cut at 1: it is tanh|x|, also for short x"),
+            (x / length * torch.tanh(length**2), "tanh of the squared length: a root lacks"),
             (x / rms * torch.tanh(rms), "the length is the root of the sum of squares, not of "
              "their mean"),
             (x / length * torch.sigmoid(length), "the length is tanh|x|, not a sigmoid"),
@@ -257,7 +303,11 @@ def test_tanh_norm():
     axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: take the last")
             for n in range(3)]
     expect(mine.tanh_norm(x), ms.tanh_norm(x), "tanh_norm of random vectors (2, 3, 4, 5)", axes)
-    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x")
+    length = x.norm(dim=-1, keepdim=True)
+    detached, = gradient(lambda x: x * torch.tanh(length) / length, x,
+                         dh=torch.randn(x.shape, generator=random(9)).to(x))
+    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x",
+                     [(detached, "the length is detached: it changes with x, too")])
     zero = torch.zeros(4, dtype=torch.float64)
     check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0. Is it 0/0? For |x| < eps "
           "return x")
@@ -267,7 +317,7 @@ def test_tanh_norm():
     check(J.abs().max() > 1e-3, "TanhNorm's Jacobian at 0 is 0, not the identity: where is the "
           "clamp? It must be the same length above and below the fraction")
     expect(J, torch.eye(4), "TanhNorm's Jacobian at 0")
-    for size in (1e-30, 1e-8, 1e-6, 1e-3, 1.0, 1e4):
+    for size in (1e-30, 1e-8, 1e-6, 1e-3, 0.01, 1.0, 1e4):
         x = torch.randn(3, 16, generator=random(6)) * size
         expect(mine.tanh_norm(x) / min(size, 1), ms.tanh_norm(x) / min(size, 1),
                f"tanh_norm of vectors of size {size:g}, over that size,")

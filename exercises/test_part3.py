@@ -12,12 +12,16 @@ from exercises.checks import Wrong, check, correlated, describe_difference, expe
 INF = math.inf
 
 
-def some_block(w=9.0, r=0.3, I=12, J=10, first=6):  # noqa: E741
-    """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 0."""
+def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
+    """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 2.
+
+    Each fifth key is turned round, away from the queries.
+    """
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
+    k[1::5] *= -1
     dh = torch.randn(I, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     w, r = torch.tensor(w, dtype=torch.float64), torch.tensor(r, dtype=torch.float64)
-    return q, k, v, dh, w, r, first + torch.arange(I), torch.arange(J)
+    return q, k, v, dh, w, r, first + torch.arange(I), 2 + torch.arange(J)
 
 
 def call(name, **inputs):
@@ -43,18 +47,25 @@ def test_pairs():
         s = q @ k.T
         z_right, c_right, d_right = z_c_d(q, k, w, r, i, j)
         inside, angle = c_right > 0, math.pi / 2 * (d_right / w)
-        expect(d, d_right, "d", [(-d_right, "d is i - j here, not j - i: positive in the past")])
-        swapped = torch.allclose(z, c_right) and torch.allclose(c, z_right)
-        check(not swapped, "return z, c, d: z and c are swapped")
+        expect(d, d_right, "d", [
+            (i[:, None] - torch.arange(len(j)), "j is given: key n of the block is at j[n]"),
+            (torch.arange(len(i))[:, None] - j, "i is given: query n of the block is at i[n]"),
+            (-d_right, "d is i - j here, not j - i: positive in the past")])
         expect(z, z_right, f"z for w = {w:g}",
-               [(z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
+               [(c_right, "return z, c, d: z and c come in each other's place"),
+                (z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
                 ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
                 ((1 - s / r).relu(), "Trim compares 1 - s with r, not s"),
+                ((1 - (1 - s.abs()) / r).relu(), "|s| was taken: opposite vectors are not similar"),
+                ((-s / r).relu(), "brackets: it is 1 - (1 - s)/r"),
+                ((1 - (1 - s) / r**2).relu(), "divided by r twice"),
+                ((1 - (1 - s) / r).clamp(max=0), "the smaller of z and 0: clamp(min=0), not max"),
+                (z_right * inside, "z knows no window: c does"),
                 ((s - r).relu(), "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
                 (1 - (1 - s).relu() / r, "the max is around the whole: max(1 - (1 - s)/r, 0)")],
                tolerance=1e-6)
-        expect(c, c_right, f"c for w = {w:g}",
+        expect(c.double(), c_right, f"c for w = {w:g}",
                [(c_right.square(), "c is the root of Softmask: cos(pi d/(2 w)), alpha_d = (z c)^2"),
                 (c_right * (d_right != 0), "a query sees its own key: c is 1 at d = 0"),
                 (torch.cos(2 * angle) * inside,
@@ -68,6 +79,9 @@ def test_pairs():
                  "sees the future"),
                 (torch.cos(angle) * (d_right >= 0), "c is not 0 at distance w and beyond: the "
                  "cosine comes back"),
+                (torch.cos(math.pi * d_right / 2 * w) * inside, "brackets: pi d/(2 w), not "
+                 "pi d/2 w"),
+                (torch.cos(angle * w / (w + 1)) * inside, "the window is w, not w + 1"),
                 (torch.sin(angle) * inside, "c is the cosine, not the sine: 1 at d = 0"),
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
@@ -84,7 +98,10 @@ def test_dv_block():
             ((z.square() * c).T @ dh, "c is squared too: alpha_d = (z c)^2"),
             ((z * c.square()).T @ dh, "z is squared too: alpha_d = (z c)^2"),
             (z.square().T @ dh, "the softmask is ignored: alpha_d = (z c)^2"),
-            (2 * right, "h is linear in v: there is no 2")], tolerance=1e-6)
+            (2 * right, "h is linear in v: there is no 2"),
+            (-right, "the sign: h grows with v"),
+            (right / len(z), "the mean over a block: a gradient is a sum"),
+            ((z * c).pow(4).T @ dh, "alpha_d is (z c)^2: squared once too often")], tolerance=1e-6)
 
 
 def test_dz_block():
@@ -93,6 +110,9 @@ def test_dz_block():
     right, = gradient(lambda z: (z * c).square() @ v, z, dh=dh)
     expect(call("dz_block", z=z, c=c, v=v, dh=dh), right, "dz",
            [(right / 2, "the 2 of the square's derivative is missing"),
+            (-right, "the sign: alpha_d grows with z"),
+            (2 * z * c.square() * (dh @ v.T).sum(1, keepdim=True), "a pair has its own dh_i . v_j: "
+             "nothing is summed over the keys"),
             (right * z, "one factor z is too many: (z^2)' = 2 z"),
             (2 * z * c * (dh @ v.T), "one factor c is missing: y = z c, and dy/dz = c"),
             (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz swap z and c"),
@@ -112,6 +132,7 @@ def of_s(name, right, dz, x, r, *more):
            [*more, (right * r, "1/r is missing: dz/ds = 1/r"),
             (right * r * r, "divide by r, dz/ds = 1/r: this multiplies"),
             (right / r, "divided by r twice"), (-right, "the sign: z grows with s"),
+            (right * 2, "a 2 is too many: dz has it already"),
             (right / len(x[1]), "the mean over a block: a gradient is a sum")],
            tolerance=1e-6)
 
@@ -140,8 +161,12 @@ def test_dr_block():
     expect(call("dr_block", dz=dz, z=z, r=r), right, "dr",
            [(-right, "the sign: a wider r accepts more, z grows with r"),
             (right * r, "1/r is missing: (1 - s)/r^2 = (1 - z)/r"),
-            (right * r * r, "divide by r, dz/dr = (1 - z)/r: this multiplies"),
+            (right * r * r, "divide by r: dz/dr = (1 - z)/r; this multiplies"),
             (right / r, "(1 - s)/r^2 is (1 - z)/r: 1 - z already contains one r"),
+            (right * 2, "a 2 is too many: dz has it already"),
+            ((dz * (1 + z)).sum() / r, "(1 - s)/r is 1 - z, not 1 + z"),
+            ((dz * (1 - z / r)).sum() / r, "(1 - s)/r is 1 - z: z is not divided by r"),
+            (dz.sum() * (1 - z).sum() / r, "the sum of products: multiply pair by pair, then sum"),
             (right / dz.numel(), "the mean over the pairs: a gradient is their sum"),
             ((dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
             (dz.sum() / r, "dz/dr is (1 - z)/r: 1 - z is missing"),
@@ -167,6 +192,12 @@ def test_dw_block():
             ((2 * alpha * c * dy * c * d * theta / w).sum(), "the slope of cos is -sin, not cos"),
             ((2 * alpha * c * dy * sine / d.clamp(min=1)).sum(), "the factor d is missing: the "
              "slope of cos(theta d) with theta is -sin(theta d) d"),
+            (right / w, "dtheta/dw = -theta/w: a 1/w is too many"),
+            ((2 * alpha * c * sine).sum(), "dh . v is missing: dL/dc = 2 z^2 c (dh . v)"),
+            ((2 * alpha * c * dy * torch.sin(d) * d * theta / w).sum(), "the sine is of theta d"),
+            ((2 * alpha * c * dy * torch.sin(theta * w**2 * d) * d * theta * w).sum(), "brackets: "
+             "theta is pi/(2 w), not pi/2 w"),
+            ((alpha * dy * sine).sum(), "dL/dc = 2 z^2 c (dh . v): a factor 2 c is missing"),
             (right * w, "theta = pi/(2 w), so dtheta/dw = -theta/w: a 1/w is missing"),
             (right / theta, "dtheta/dw = -theta/w: theta is missing"),
             (right * w / theta, "dtheta/dw = -theta/w: this factor is missing"),
@@ -259,6 +290,8 @@ def compare(found, right, inputs, case):
     found = [torch.as_tensor(x) for x in found]
     check(all(x.dtype == torch.float64 for x in found), "the inputs are float64, these gradients "
           f"are {', '.join(str(x.dtype) for x in found)}")
+    check(len({x.data_ptr() for x in found}) == 5, "two of the gradients are one tensor: each "
+          "needs zeros of its own")
     right = dict(zip(GRADIENTS, right))
 
     def names(x):
@@ -281,7 +314,8 @@ def compare(found, right, inputs, case):
     if i0 and all(near(x, y, 1e-6) for x, y in zip(found, at_0)):
         causes = ["i0 is ignored: query t is at position i0 + t"]
     elif len(off) == 1:
-        causes = [f"only {name} is off: is each block added to it, with += and to the right rows?"]
+        causes = [f"only {name} is off: is each block added to it, with += and to the right rows, "
+                  f"and are the inputs of {name}_block in their order?"]
     else:
         causes = bounds_that_give(found, *inputs, i0, size) or [
             "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"

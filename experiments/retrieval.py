@@ -179,23 +179,24 @@ def draw_by_length(plt, panels, path):
     A hollow marker has fewer seeds than others of its curve.
     """
     fig, ax = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
-    lengths = set()
+    lengths, hollow = set(), False
     for n, panel in enumerate(sorted(panels, key=lambda panel: panel.row or 1.5)):
         found = mean_by_length(panel.cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # one seed has std NaN: no band
-        plot_with_band(ax, list(found), means, stds, label=name_of(panel), clip_on=False,
-                       **look(n))
         most = max(map(len, found.values()))
+        plot_with_band(ax, list(found), means, stds, clip_on=False, **look(n),
+                       label=f"{name_of(panel)}, {most} seed{'s' * (most > 1)}")
         fewer = {length: mean for length, mean in zip(found, means) if len(found[length]) < most}
         ax.plot([*fewer], [*fewer.values()], clip_on=False, in_layout=False, zorder=3, ms=5,
                 **look(n) | {"ls": "", "mfc": "white"})
         lengths |= found.keys()
+        hollow |= bool(fewer)
         ax.axvline(panel.T_train, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (panel.T_train, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")
     ax.set(xscale="log", ylim=(0, 100), ylabel="needles found (%)",
-           xlabel="context (tokens); a hollow marker is of fewer seeds")
+           xlabel="context (tokens)" + "; hollow markers: fewer seeds" * hollow)
     ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
     ax.minorticks_off()
     legend_below(fig, ax, 3)

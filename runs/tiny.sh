@@ -3,7 +3,7 @@
 FIGURES="models abcdigits passkey perplexity losses maps latency"
 . "$(dirname "$0")/lib.sh"
 
-TEXT="--seq-len 64 --batch-size 4 --warmup 2 --steps 10 --log-every 1"
+TEXT="--seq-len 64 --batch-size 4 --warmup 2 --steps 10 --log-every 1 --kernel definition"
 
 models() {
     train --psi 2 --data abcdigits --digits 2 --batch-size 2 --steps 10 --out $OUT/needles
@@ -19,8 +19,7 @@ abcdigits() {
 }
 
 passkey() {
-    train --psi 2 --data passkey --seq-len 512 --batch-size 2 --steps 10 --out $OUT/keys
-    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/keys/ckpt.pt
+    run $E.passkey --lengths 512 --trials 1 --ckpt $OUT/needles/ckpt.pt
 }
 
 perplexity() {

@@ -71,7 +71,7 @@ def get_screen(model, kernel="auto"):
 def while_it_fits(model):
     """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
 
-    On a GPU a step with the definition has a quarter of the launches. For backward each layer keeps
+    On a GPU a step with the definition has a third of the launches. For backward each layer keeps
     up to eight numbers per pair.
     """
     at_once = memory(model.W_E.device) // (2 * 32 * model.config.N_L)

@@ -29,6 +29,7 @@ def edited_kernel(exercise, label, *edits):
 
 LOAD = "tl.load(X + at, mask=(rows < end)[:, None], other=0.0)"
 STORE = "tl.store(X + at, x, mask=(rows < end)[:, None])"
+SIGHT_OF = "keys_in_sight(W, i0 + t0, i0 + tl.minimum(t0 + BI, T) - 1, S, BJ)"
 CEIL = "tl.ceil(tl.load(W))"
 IEEE = ", input_precision=\"ieee\""
 SIGHT = "tl.maximum(i - reach, 0)"
@@ -46,6 +47,11 @@ MISTAKES = [
      ("tl.maximum(1 - (1 - s) / tl.load(R), 0.0)", "1 - (1 - s) / tl.load(R)")),
     ("relevance_kernel", "multiplied_by_r", "divided by r, not multiplied",
      ("(1 - s) / tl.load(R)", "(1 - s) * tl.load(R)")),
+    ("relevance_kernel", "either_sign", "|s| was taken", ("1 - (1 - s)", "1 - (1 - tl.abs(s))")),
+    *[(kernel, f"{kernel}_of_64", "starts at Q + n * K",
+       ("(Q, t0, T, BI, K)", "(Q, t0, T, BI, 64)"), ("(K_, j0, S, BJ, K)", "(K_, j0, S, BJ, 64)"))
+      for kernel in ("similarity_kernel", "forward_kernel")],
+    ("forward_kernel", "values_of_128", "starts at V_ + n * V", ("BJ, V)", "BJ, 128)")),
     ("relevance_kernel", "not_squared", "this is z c: alpha_d is its square",
      ("OUT, z * z * m", "OUT, z * tl.sqrt(m)")),
     ("relevance_kernel", "one_more", "the window is w, not w + 1",
@@ -97,7 +103,7 @@ MISTAKES = [
     ("dq_kernel", "the_other_sign", "the sign", ("dz = 2 * z", "dz = -2 * z")),
     ("dq_kernel", "dq_of_the_last_block", "only the last block counts", ("dq += ", "dq = ")),
     ("dq_kernel", "z_twice", "one factor z is too many", ("dz = 2 * z", "dz = 2 * z * z")),
-    ("dq_kernel", "m_twice", "m is c^2 already", ("dz = 2 * z * m", "dz = 2 * z * m * m")),
+    ("dq_kernel", "m_twice", "Softmask counts once", ("dz = 2 * z * m", "dz = 2 * z * m * m")),
     ("dq_kernel", "one_c", "one factor c is missing",
      ("dz = 2 * z * m", "dz = 2 * z * tl.sqrt(m)")),
     ("dq_kernel", "dq_from_0", "i0 is ignored",
@@ -132,6 +138,31 @@ MISTAKES = [
     ("bounds_kernel", "w_rounded_down", "w is rounded down", (CEIL, "tl.load(W)")),
     ("bounds_kernel", "inf_as_an_integer", "inf became an integer",
      ("tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))")),
+    *[("bounds_kernel", f"inf_as_{label}", "cut to a number that is too small",
+       (", 1073741824.0)", f", {number})")) for label, number in (("1e6", "1e6"), ("S", "S"))],
+    ("bounds_kernel", "lo_rounded_up", "lo is rounded up",
+     ("first // BJ * BJ", "tl.cdiv(first, BJ) * BJ")),
+    ("bounds_kernel", "one_after_the_last", "one key too many at the end",
+     (SIGHT_OF, "keys_in_sight(W, i0 + t0, i0 + tl.minimum(t0 + BI, T), S, BJ)")),
+    ("bounds_kernel", "bounds_of_the_first", "each program takes the first block",
+     (SIGHT_OF, "keys_in_sight(W, i0, i0 + tl.minimum(BI, T) - 1, S, BJ)")),
+    ("bounds_kernel", "blocks_of_BJ", "a block has BI queries", ("t0 = n * BI", "t0 = n * BJ")),
+    *[("relevance_kernel", label, words, *edits) for label, words, *edits in [
+        ("without_t0", "lack t0", ("i0 + t0 + tl.arange(0, BI), j0", "i0 + tl.arange(0, BI), j0")),
+        ("without_j0", "lack j0", ("j0 + tl.arange(0, BJ), W", "tl.arange(0, BJ), W")),
+        ("minus_i0", "the sign of i0", ("s, i0 + t0 + tl", "s, t0 - i0 + tl")),
+        ("short_pi", "3.14 is cut short", ("3.141592653589793", "3.14")),
+        ("rounded_w", "w is a real number", (" w = tl.load(W)\n", " w = tl.floor(tl.load(W))\n")),
+        ("without_brackets", "brackets: 0.5", (" + 1)\n    return z", " + 2)\n    return z")),
+        ("without_a_mask", "there is no mask", ("tl.where((d <= 0) & (d > -w), m, 0.0)", "m"))]],
+    ("forward_kernel", "atomics", "no atomics",
+     (STORE, STORE.replace("tl.store", "tl.atomic_add"))),
+    ("forward_kernel", "rounded_weights", "tl.dot of less than float32",
+     ("tl.dot(z * z * m, v", "tl.dot((z * z * m).to(tl.float16), v.to(tl.float16)")),
+    ("forward_kernel", "q_of_the_first", "rows of q of the first",
+     ("q, i = load_rows(Q, t0, T, BI, K), i0", "q, i = load_rows(Q, 0, T, BI, K), i0")),
+    ("dq_kernel", "dq_cut_at_T", "keys are cut at T", ("- 1, S, BJ)", "- 1, T, BJ)")),
+    ("dq_kernel", "4_z", "a 2 is too many", ("dz = 2 * z", "dz = 4 * z")),
     ("bounds_kernel", "cut_at_T", "keys are cut at T", ("- 1, S, BJ)", "- 1, T, BJ)")),
     *[(kernel, f"{kernel}_{label}", words, *edits)
       for kernel in ("forward_kernel", "dq_kernel") for label, words, *edits in [
@@ -142,6 +173,7 @@ MISTAKES = [
            (SIGHT, "tl.maximum(i_last - reach, 0)")),
           ("future", "sees the future", ("(d <= 0) & (d > -w)", "d > -w")),
           ("without_other", "without other=0.0", (", other=0.0", "")),
+          ("with_ones", "without other=0.0", ("other=0.0", "other=1.0")),
           ("without_ieee", "needs input_precision", (IEEE, ""))]],
     ("forward_kernel", "clears_the_rows_behind", "is stored by the programs",
      ("store_rows(OUT, h, t0, T, BI, V)", "store_rows(OUT, h, t0, T, BI, V)\n"

@@ -28,8 +28,8 @@ def main():
         page = Browser(folder)
         page.look(PAGE_WIDTH, 900, "light")
         page.open(html)
-        take(page, FIGURES / "page.png", "h1",
-             page.evaluate("document.querySelector('#tiles-head').getBoundingClientRect().y - 8"))
+        end = page.evaluate("document.getElementById('sliders-head').getBoundingClientRect().y")
+        take(page, FIGURES / "page.png", "h1", end - 20)
         page.close()
 
 

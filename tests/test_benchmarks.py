@@ -262,15 +262,15 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
 def test_every_configuration_compiles_ahead_of_time_without_spills():
-    """With values in bfloat16 and in float32, which have configurations of their own."""
+    """For an H100 and an RTX 5090. bfloat16 and float32 have configurations of their own."""
     code = ("import benchmarks.kernel_compile as script; "
-            "script.TARGETS, script.DTYPES = (80, 90, 120), script.DTYPES[::3]; "  # own blocks each
+            "script.TARGETS, script.DTYPES = (90, 120), script.DTYPES[::3]; "
             "script.cli(script.main)")
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                              env=os.environ | {"TRITON_INTERPRET": "0"})
     assert process.returncode == 0, process.stderr
     lines = [line.split() for line in process.stdout.splitlines() if "sm_" in line]
-    assert len(lines) == 3 * 2 * len(fused.KERNELS)
+    assert len(lines) == 2 * 2 * len(fused.KERNELS)
 
     # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
     aims = {"forward": 11, "decode": 25, "dq": 30, "dkv": 21}

@@ -45,10 +45,9 @@ def test_the_weights_of_a_trained_model_find_needles_until_the_screen_is_broken(
     for name in ("base", "nope", "untied", "transformer"):
         model = part5_research.build_variant(name, 0, sizes)
         found[name] = retrieval(name, model, trained, tokenizer, 0)
-    (what, right), = found["base"].items()
-    assert what == "trained before: found, 200 tokens, %"
-    assert right == 100
-    assert found["nope"][what] < 50                            # it has relied on positions
+    at_once, after = "trained before: found, 200 tokens, %", "found after 1 more steps, %"
+    assert found["base"] == {at_once: 100, after: 100}
+    assert found["nope"][at_once] < 50                         # it has relied on positions
     assert found["untied"] == found["transformer"] == {}       # they have other weights
 
 
