@@ -108,7 +108,7 @@ def get_parser():
     flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
-                       help="continue from OUT/ckpt.pt, with its flags unless given anew")
+                       help="continue from OUT/ckpt.pt, with its flags unless they are given")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 

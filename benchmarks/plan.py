@@ -46,7 +46,7 @@ def count_bytes(name, config, dtype, batch_size, seq_len):
 
 
 def saved_bytes(run, known):
-    """(run(), the bytes that it saves for backward beside the storages of the tensors `known`)."""
+    """(run(), the bytes that it saves for backward besides the storages of the tensors `known`)."""
     storages = set()
     with saved_tensors_hooks(lambda x: storages.add(x.untyped_storage()), lambda x: x):
         result = run()

@@ -98,7 +98,8 @@ def read_runs(paths):
     for name in BUDGET:
         values = sorted({run[name] for run in runs.values()})
         if len(values) != 1:
-            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them apart")
+            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
+                             "separately")
     return list(runs.values())
 
 
@@ -117,7 +118,7 @@ def group_runs(runs, *names):
     for key, found in groups.items():
         for name in FACTS[:-2]:
             if len({run[name] for run in found}) > 1:
-                raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them apart")
+                raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them separately")
     return {key: [float(run["val_loss"]) for run in found] for key, found in groups.items()}
 
 

@@ -72,7 +72,7 @@ def optimizer_name(model, weight_decay, clip):
 def label_models(models):
     """{(name, parameters): label}.
 
-    The size is added where two models have the same name, and where models that are no ablations
+    The size is added where two models have the same name, and where models that are not ablations
     differ in size by more than a tenth.
     """
     models = set(models)

@@ -20,7 +20,7 @@ CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE
 LIMIT = 5e-4                                           # of the largest value, in float32
 LIMIT_16 = 1e-1                                        # with values of 16 bits
 
-OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # what is compiled beside them
+OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # also compiled
 
 
 def get_screen(model, kernel="auto"):
@@ -47,11 +47,11 @@ def get_screen(model, kernel="auto"):
                  for case in CASES]
     except Exception as e:                             # whatever it is, an edit caused it
         exact = []
-        objections.append(f"multiscreen.screen fails where it is compared ({in_one_line(e)}), "
-                          "--kernel definition skips the comparison")
+        objections.append(f"multiscreen.screen fails in the comparison ({in_one_line(e)}), "
+                          "which --kernel definition skips")
     if not all(x.isfinite().all() for case in exact for x in case):
         exact = []
-        objections.append("multiscreen.screen gives nan or inf where it is compared")
+        objections.append("multiscreen.screen gives nan or inf in the comparison")
     auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
     kinds = auto if kernel == "auto" else [kernel]
     for kind in kinds if exact else []:

@@ -88,7 +88,7 @@ def find_checkpoint(args):
         message = (out / "diverged.txt").read_text(encoding="utf-8").strip()
         raise UsageError(f"{out}: {message}; {ways}", 3 if {*flag_lines(args)} <= {*lines} else 1)
     if not (out / "ckpt.pt").exists():
-        # A run killed in its first steps leaves only a log: it begins anew.
+        # A run killed in its first steps leaves only a log: it starts over.
         log = out / "log.tsv"
         require_file(log)
         if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):

@@ -183,14 +183,14 @@ def read_tables(paths, value):
             run, key = (tuple(row[name] for name in names) for names in (RUN, columns[:-2]))
             if weights.setdefault(run, row["hash"]) != row["hash"]:
                 raise UsageError(f"{path}: another table has the same model, seed and step with "
-                                 "other weights: draw them apart")
+                                 "other weights: draw them separately")
             if rows.setdefault(key, row) != row:
                 raise UsageError(f"{path}: a cell is there twice, with {rows[key][value]} and "
                                  f"{row[value]}: delete one")
             own = row["hash"].partition("-")[2]
             if equations.setdefault(row["model"], own) != own:
                 raise UsageError(f"{path}: {row['model']} was measured with other equations than "
-                                 "in another table: draw them apart, or measure it again")
+                                 "in another table: draw them separately, or measure it again")
     return list(rows.values())
 
 

@@ -198,8 +198,8 @@ def test_a_definition_that_fails_is_named_and_so_is_the_way_on(monkeypatch):
     screen, line, expected = get_screen(of_sizes())
     assert screen is ms.screen
     assert not expected
-    assert line == ("multiscreen.screen fails where it is compared (RuntimeError: no such), "
-                    "--kernel definition skips the comparison: using multiscreen.screen, "
+    assert line == ("multiscreen.screen fails in the comparison (RuntimeError: no such), "
+                    "which --kernel definition skips: using multiscreen.screen, "
                     "the definition")
     with pytest.raises(UsageError, match="--kernel windowed: multiscreen.screen fails .*no such"):
         get_screen(of_sizes(), "windowed")
