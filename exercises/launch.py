@@ -3,7 +3,7 @@
 One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
 The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
 from the last to the first, then in a random order. On a GPU there is no order. A third run has
-other blocks.
+other blocks, which must store each place of OUT, too.
 """
 import random
 
@@ -11,7 +11,7 @@ import torch
 import triton
 
 from exercises import strict
-from exercises.checks import check, near
+from exercises.checks import check
 
 BI, BJ = 32, 16                                        # queries, and keys, of a block
 GUARD = 64                                             # unused rows behind each matrix
@@ -80,9 +80,7 @@ def launch(kernel, covered, inputs, out, sizes, widths):
     check(torch.equal(result, again), "two orders of the programs give two results: a program must "
           "not depend on another's work")
     if widths:                                         # bounds have a row for each block
-        other, _ = run(drawn, BJ, BI)
-        check(near(other, result, 1e-5), f"with BI = {BJ} and BJ = {BI} the result differs: a "
-              "block's size must not be a number in the kernel")
+        run(drawn, BJ, BI)
     return result, loaded
 
 
