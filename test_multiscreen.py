@@ -302,7 +302,7 @@ def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more,
 
 @given(seed=seeds, T=st.integers(1, 16))
 def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(seed, T):
-    """Near: no key is more than 256 back. The order of the tiles does not matter."""
+    """Near: no key is more than 256 back. Up to 2^14 pairs take one call. Any order of tiles."""
     seen = []
 
     def screen(*inputs):
@@ -318,7 +318,7 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     few = h_and_gradients(windowed, q, k, v, w, r, 400 - T, seed)
     for a, b in zip(few, dense):
         torch.testing.assert_close(a, b)
-    assert len(seen) == 1 + 3
+    assert len(seen) == (1 if 6 * T * 399 <= 2**14 else 1 + 3)
 
 
 @pytest.mark.parametrize("T, windows", [

@@ -42,13 +42,17 @@ screen_windowed.keeps_to_window = True                 # a KeyCache may drop wha
 
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
-    """Few queries, as in decoding: tiles that see at most 256 keys back share a call."""
-    if max(reaches) <= 256:
+    """Few queries, as in decoding: tiles that see at most 256 keys back share a call.
+
+    All share one where it has at most 2^14 pairs: a second call would cost more than it spares.
+    """
+    B, H, T, _ = q.shape
+    if max(reaches) <= 256 or B * H * T * max(reaches) <= 2**14:
         first = max(i0 - max(reaches), 0)
         return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
     near = [n for n, reach in enumerate(reaches) if reach <= 256]
     groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
-    h = v.new_empty(*q.shape[:3], v.shape[3])
+    h = v.new_empty(B, H, T, v.shape[3])
     for tiles in groups:
         some = tiles if 1 < len(tiles) < len(w) else slice(tiles[0], tiles[-1] + 1)
         first = max(i0 - max(reaches[n] for n in tiles), 0)
