@@ -151,6 +151,12 @@ def mean_and_std(losses):
     return mean, std, len(losses) - len(good)
 
 
+def with_deviation(row):
+    """A row of latency.tsv with the mean of its times as `ms`, and their `std`; NaN for one."""
+    mean, std, _ = mean_and_std([float(ms) for ms in row["ms"].split()])
+    return row | {"ms": mean, "std": std}
+
+
 def signed(x):
     """A difference as a cell of a table; NaN stays NaN."""
     return x if math.isnan(x) else f"{x:+.4f}"

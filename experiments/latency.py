@@ -12,7 +12,7 @@ Paper:  python -m experiments.latency --repeats 100 --compile
         25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only the last ones. --ckpt takes a
         trained model's windows.
 Small:  python -m experiments.latency
-        Without a GPU, 2 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
+        Without a GPU, 3 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
         bfloat16, the GPU's FlashAttention, the fused kernel.
 
@@ -21,9 +21,9 @@ Each time is a row of latency.tsv in --out. Given again, the command times what 
 machine. `python -m experiments.latency_curves` draws such a table.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
-logits, in chunks that are thrown away. Both models do the same. A time is the
-mean over --repeats, after 2 warm-up passes. The Transformer is timed with each backend of
-attention; math keeps T x T scores in memory and is timed up to T = 2^12.
+logits, in chunks that are thrown away. Both models do the same. The column ms has the time of each
+of --repeats passes, after 2 to warm up. The Transformer is timed with each backend of attention;
+math keeps T x T scores in memory and is timed up to T = 2^12.
 
 The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
@@ -37,6 +37,7 @@ from torch.nn.attention import SDPBackend
 
 from baselines import count_parameters
 from baselines.transformer import SIZES
+from experiments.common import with_deviation
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
 from support.choose import compile_layers, products_dtype
 from support.cli import Parser, UsageError, cli, get_device, own_folder
@@ -48,7 +49,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 CPU_BACKENDS = ("flash", "math")
 SETTINGS = ("initial", "trained-like", "trained-like + SWE")
 KEYS = (*RUN, "setting", "length", "machine", "repeats")
-SHOWN = ("model", "parameters", "setting", "length", "ms")
+SHOWN = ("model", "parameters", "setting", "length", "ms", "std")
 
 
 def latency_args():
@@ -62,7 +63,7 @@ def latency_args():
                    help="sizes of the Transformers [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
                    help="tokens of the context [2^10 .. 2^17; CPU: 2^10 .. 2^14]")
-    p.add_argument("--repeats", type=int, help="timed passes (paper: 100) [10; CPU: 3]")
+    p.add_argument("--repeats", type=int, help="timed passes (paper: 100) [10; CPU: 5]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
     p.add_argument("--out", type=own_folder,
@@ -80,7 +81,7 @@ def latency_args():
     args.transformer = [*dict.fromkeys(args.transformer or (list(SIZES) if cuda else ["8M"]))]
     args.lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
     if args.repeats is None:
-        args.repeats = 10 if cuda else 3
+        args.repeats = 10 if cuda else 5
     if not 1 <= args.lengths[0] <= args.lengths[-1] <= 2**24 or args.repeats < 1:
         raise UsageError("--lengths must be from 1 to 2^24 tokens, and --repeats at least 1")
     if max(args.psi) > 2**10:
@@ -140,7 +141,7 @@ def apply_setting(model, setting, T_train):
 # ---------------------------------------------------------------------------------- timing
 
 def time_passes(model, setting, length, device, repeats):
-    """(milliseconds of a pass, None): a mean, after 2 warm-up passes; or (None, why not).
+    """(milliseconds of each pass after 2 to warm up, None), or (None, why not).
 
     The reason is a lack of memory, or a backend of attention that cannot run here.
     """
@@ -159,7 +160,7 @@ def time_passes(model, setting, length, device, repeats):
                 began = now()
                 forward_pass(model, tokens)
                 times.append(now() - began)
-        return statistics.mean(times[2:]), None
+        return times[2:], None
     except (RuntimeError, MemoryError) as e:
         no_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
         if not (setting in BACKENDS or no_memory or "allocate memory" in str(e)):
@@ -197,13 +198,13 @@ def main():
             if cell in missing:
                 setting, length = cell["setting"], cell["length"]
                 apply_setting(model, setting, T_train)
-                ms, why = time_passes(model, setting, length, device, args.repeats)
-                if ms is not None:
-                    table.add(cell, ms=f"{ms:.6g}")
+                times, why = time_passes(model, setting, length, device, args.repeats)
+                if times:
+                    table.add(cell, ms=" ".join(f"{ms:.6g}" for ms in times))
                 progress.add(length, f"{cell['model']}, {setting}, {length} tokens: "
-                             f"{why or f'{ms:.4g} ms'}")
+                             f"{why or f'{statistics.mean(times):.4g} ms'}")
 
-    rows = table.rows_of(cells)
+    rows = [with_deviation(row) for row in table.rows_of(cells)]
     print_table(SHOWN, [[row[name] for name in SHOWN] for row in rows],
                 "One forward pass, batch 1, no cache: all hidden states at once, then all logits "
                 f"in chunks that are thrown away\n{machine}; random tokens; {table.path}")

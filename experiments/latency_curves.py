@@ -5,14 +5,15 @@
 draws the table of `python -m experiments.latency`: the largest models by length and, where there
 are several, all of them by size at the longest length. The column x_transformer is the time of the
 Transformer beside it, with its fastest backend, over Multiscreen's. By size, the n-th Multiscreen
-stands beside the n-th Transformer. If a table has several machines, the last one is drawn.
+stands beside the n-th Transformer. If a table has several machines, the last one is drawn. Bars are
+standard deviations over the passes.
 """
-from experiments.common import get_figure, pyplot, save_figure
+from experiments.common import get_figure, pyplot, save_figure, with_deviation
 from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
 from support.cli import cli
 from support.table import print_table
 
-COLUMNS = ("model", "parameters", "setting", "length", "ms", "x_transformer")
+COLUMNS = ("model", "parameters", "setting", "length", "ms", "std", "x_transformer")
 
 
 def family_of(row):
@@ -25,8 +26,8 @@ def latency_rows(rows):
     last, sizes, found = rows[-1], {"Transformer": set(), "Multiscreen": set()}, []
     for row in rows:
         if (row["machine"], row["repeats"]) == (last["machine"], last["repeats"]):
-            row = row | {"parameters": int(row["parameters"]), "length": int(row["length"]),
-                         "ms": float(row["ms"])}
+            row = with_deviation(row)
+            row |= {"parameters": int(row["parameters"]), "length": int(row["length"])}
             sizes[family_of(row)].add(row["parameters"])
             found.append(row)
     beside = dict(zip(sorted(sizes["Multiscreen"]), sorted(sizes["Transformer"])))
@@ -61,9 +62,9 @@ def draw_latency(plt, rows, path):
             line = [row for row in shown if row["setting"] == setting]
             if line:
                 family = family_of(line[0])
-                ax.plot([row[x] for row in line], [row["ms"] for row in line], ms=5,
-                        label=f"{family}, {setting}",
-                        **look(n) | {"ls": "--" if family == "Transformer" else "-"})
+                ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
+                            [row["std"] for row in line], ms=5, label=f"{family}, {setting}",
+                            **look(n) | {"ls": "--" if family == "Transformer" else "-"})
         millions_axis(plt, ax)
         ax.set(xlabel=xlabel, yscale="log")
         plain_axis(plt, ax.yaxis)

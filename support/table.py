@@ -23,6 +23,7 @@ RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
           "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
           "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
           "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
+SEVERAL = {"nats", "ms"}                               # several numbers in a cell
 PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
             "model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
             "swe": "yes", "psi": "[1-9][0-9]*|-"}
@@ -155,7 +156,7 @@ def is_right(name, cell, head):
         return bool(re.fullmatch(PATTERNS.get(name, ".*"), cell))
     low, high = RANGES[name]
     try:
-        numbers = [float(x) for x in (cell.split() if name == "nats" else [cell])]
+        numbers = [float(x) for x in (cell.split() if name in SEVERAL else [cell])]
     except ValueError:
         return False
     # A run that diverged has no loss.
