@@ -11,8 +11,10 @@ families reach a common range of losses. At L in its middle, the saving is
 1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b). Its standard deviation is
 that of the fits, by the residuals of both lines.
 
-At a small scale the learning rates, 2^-4 and 1e-3, are the paper's for its smallest models. They
-are not tuned, and a family that learns fast looks like one that needs fewer parameters.
+At a small scale the paper's learning rates for its smallest models, 2^-4 and 1e-3, are not tuned,
+and a family that learns fast looks like one that needs fewer parameters. Where a model has runs at
+several rates, its best one, by the mean over the seeds, is fitted and drawn; the fits at the
+paper's rates are printed, too. residual: the loss above the line against total parameters.
 
 The paper prints no losses. It states: Multiscreen needs roughly 30 % fewer parameters at similar
 validation loss. Against non-embedding parameters the advantage is preserved, and the trend is even
@@ -24,7 +26,7 @@ import math
 import numpy as np
 import torch
 
-from baselines import build
+from baselines import build, recipe
 from experiments.common import (
     VOCABULARY,
     group_runs,
@@ -41,8 +43,9 @@ from support.table import print_table
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
         "psi": r"$\Psi$ of Multiscreen"}
-COLUMNS = ["model", "psi", "total", "non_embedding", "seeds", "val_loss", "std", "diverged"]
-FITS = ["size", "multiscreen", "transformer", "at_loss", "N_multiscreen", "N_transformer",
+COLUMNS = ["model", "psi", "total", "non_embedding", "lr", "seeds", "val_loss", "std", "diverged",
+           "residual"]
+FITS = ["rates", "size", "multiscreen", "transformer", "at_loss", "N_multiscreen", "N_transformer",
         "saving", "std", "paper"]
 STATED = {"total": "roughly 30 %", "non_embedding": "preserved"}
 
@@ -96,18 +99,44 @@ def saving(multiscreen, transformer):
 # ----------------------------------------------------------------------------------- models
 
 def model_rows(runs):
-    """A dict of COLUMNS for each model, by family and size."""
+    """A dict of COLUMNS for each model and rate, by family, size and rate."""
     n_vocab, rows = VOCABULARY[runs[0]["tokenizer"]], []
-    for (name, psi, total), losses in group_runs(runs, "model", "psi", "parameters").items():
+    groups = group_runs(runs, "model", "psi", "parameters", "lr")
+    for (name, psi, total, lr), losses in groups.items():
         psi = None if psi == "-" else int(psi)
         with torch.device("meta"):
             model = build(name, {"psi": psi, "vocab_size": n_vocab})
         embedding = n_vocab * model.config.d_E
         mean, std, diverged = mean_and_std(losses)
         rows.append({"model": name, "psi": psi, "total": int(total),
-                     "non_embedding": int(total) - embedding, "seeds": len(losses),
-                     "val_loss": mean, "std": std, "diverged": diverged})
-    return sorted(rows, key=lambda row: (row["model"].partition(":")[0], row["total"]))
+                     "non_embedding": int(total) - embedding, "lr": float(lr),
+                     "seeds": len(losses), "val_loss": mean, "std": std, "diverged": diverged,
+                     "residual": None})
+    return sorted(rows, key=lambda row: (row["model"].partition(":")[0], row["total"], row["lr"]))
+
+
+def at_paper_rates(rows):
+    """The rows of the paper's learning rates."""
+    return [row for row in rows if row["lr"] == recipe(row["model"])["lr"]]
+
+
+def at_best_rates(rows):
+    """For each model the row of its least loss."""
+    best = {}
+    for row in rows:
+        other = best.setdefault((row["model"], row["total"]), row)
+        if row["val_loss"] < other["val_loss"] or math.isnan(other["val_loss"]):
+            best[row["model"], row["total"]] = row
+    return [*best.values()]
+
+
+def set_residuals(rows, unfitted):
+    """Fill in the column residual of one row for each model."""
+    for family in FAMILIES:
+        if line := fit_line(*points(rows, family, "total", unfitted)[:2]):
+            for row in rows:
+                if row["model"].startswith(family):
+                    row["residual"] = row["val_loss"] - line[0] - line[1] * math.log(row["total"])
 
 
 def points(rows, family, key, leave_out=()):
@@ -117,8 +146,11 @@ def points(rows, family, key, leave_out=()):
     return [[row[name] for row in chosen] for name in (key, "val_loss", "std")]
 
 
-def fit_rows(rows, unfitted):
-    """Rows of FITS: the change of the loss when a size doubles, and the sizes at an equal loss."""
+def fit_rows(rates, rows, unfitted):
+    """Rows of FITS: the change of the loss when a size doubles, and the sizes at an equal loss.
+
+    rows: one for each model.
+    """
     table = []
     for key in AXES:
         found = [points(rows, family, key, unfitted)[:2] for family in FAMILIES]
@@ -126,7 +158,7 @@ def fit_rows(rows, unfitted):
         falls = [line[1] * math.log(2) if line else None for line in lines]
         loss, N_m, N_t, saved, std = saving(*found) or [None] * 5
         shown = [x if x is None or math.isnan(x) else f"{x:.0%}" for x in (saved, std)]
-        table.append([key, *falls, loss, N_m, N_t, *shown, STATED.get(key)])
+        table.append([rates, key, *falls, loss, N_m, N_t, *shown, STATED.get(key)])
     return table
 
 
@@ -170,13 +202,18 @@ def main():
     args = p.parse_args()
     runs = keep_runs(args, "scaling")
     rows = model_rows(runs)
+    best, paper = at_best_rates(rows), at_paper_rates(rows)
+    set_residuals(best, args.unfitted)
     print_table(COLUMNS, [row.values() for row in rows], "Validation loss, nats per token, after "
                 f"{runs[0]['steps']} steps; diverged runs are left out of mean and fit")
-    print_table(FITS, fit_rows(rows, args.unfitted),
+    fits = fit_rows("best", best, args.unfitted)
+    if len(paper) == len(best) and paper != best:
+        fits += fit_rows("paper's", paper, args.unfitted)
+    print_table(FITS, fits,
                 "Fitted lines: change of the loss when the size doubles; the sizes at an equal "
                 "loss\n(-: no loss that both families reached, or a line that does not fall)")
     if plt := pyplot():
-        draw_scaling(plt, rows, args.unfitted, args.out / "scaling.png")
+        draw_scaling(plt, best, args.unfitted, args.out / "scaling.png")
 
 
 if __name__ == "__main__":

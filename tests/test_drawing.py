@@ -150,6 +150,26 @@ def test_no_saving_without_a_common_loss_or_a_line_that_falls(other):
     assert scaling.saving(([100, 200], [2.0, 1.0]), other) is None
 
 
+def test_a_size_is_fitted_at_its_best_rate_by_the_mean_over_the_seeds(run):
+    """No loss is better than nan. Three sizes: residuals are one part of (1, -2, 1)."""
+    runs = [run("a", 3.5), run("b", 3.7, seed=1), run("c", 3.4, lr="0.25"),
+            run("d", 4.0, lr="0.25", seed=1), run("e", 9, psi="3", parameters="20486"),
+            run("f", 3.0, psi="3", parameters="20486", lr="0.25"),
+            run("g", 2.9, psi="4", parameters="61506")]
+    rows = scaling.model_rows(common.read_runs(runs))
+    assert [row["lr"] for row in rows] == [0.0625, 0.25] * 2 + [0.0625]
+    best = scaling.at_best_rates(rows)
+    assert [row["val_loss"] for row in best] == pytest.approx([3.6, 3.0, 2.9])
+    assert [row["val_loss"] for row in scaling.at_paper_rates(rows)] == pytest.approx(
+        [3.6, NAN, 2.9], nan_ok=True)
+    scaling.set_residuals(best, [])
+    assert sum(row["residual"] for row in best) == pytest.approx(0)
+    assert best[1]["residual"] < 0 < min(best[0]["residual"], best[2]["residual"])
+    scaling.set_residuals(best, [4])
+    assert [row["residual"] for row in best[:2]] == pytest.approx([0, 0])
+    assert best[2]["residual"] > 0.1
+
+
 def test_moving_average():
     x = np.array([1.0, 2.0, 6.0, 4.0])
     assert training_curves.moving_average(x, 2).tolist() == [1.5, 4.0, 5.0]
@@ -229,12 +249,13 @@ def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
     assert [(row["model"], row["psi"], row["total"], row["non_embedding"]) for row in rows] == [
         ("multiscreen", 1, 486, 486 - 257), ("multiscreen", 2, 4626, 4626 - 4 * 257),
         ("transformer:1,1,8", None, 2848, 2848 - 8 * 257)]
-    lines = scaling.fit_rows(rows, unfitted=[])
-    assert [line[0] for line in lines] == ["total", "non_embedding", "psi"]
+    lines = scaling.fit_rows("best", rows, unfitted=[])
+    assert [line[:2] for line in lines] == [
+        ["best", "total"], ["best", "non_embedding"], ["best", "psi"]]
     slope = 0.5 / math.log2(4626 / 486)                # through two points
-    assert lines[0][1] == pytest.approx(slope)
-    assert lines[0][2] is None
-    assert scaling.fit_rows(rows, unfitted=[1])[0][1] is None
+    assert lines[0][2] == pytest.approx(slope)
+    assert lines[0][3] is None
+    assert scaling.fit_rows("best", rows, unfitted=[1])[0][2] is None
 
 
 @needs_matplotlib
