@@ -13,6 +13,8 @@ FILLER = ("The grass is green. The sky is blue. The sun is yellow. Here we go. T
 NEEDLE = "\nThe pass key is {0}. Remember it. {0} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
+HELPED = 0.5                                           # share of training documents that help
+NEW = 0.25                                             # share of new keys in those
 
 
 def prompt_sizes(count_tokens):
@@ -26,7 +28,12 @@ class PasskeyStream(Stream):
 
     A document is a prompt with as many fillers as fit, and its answer; the rest of its tokens begin
     the next one. The key stands between any two sentences of the fillers, so that its distance
-    from the question says little. Validation has all keys that are multiples of 7, training none.
+    from the question says little.
+
+    A prompt has one number to look up, and few bytes around it are new, so a model would copy
+    nothing for long. Half of the training documents help: they are needles only, one after
+    another, each with the key of the last one or, one in four, a new one. Validation has none of
+    these, and all keys that are multiples of 7; training has the other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
@@ -39,15 +46,21 @@ class PasskeyStream(Stream):
             raise UsageError(f"--seq-len {T}: a passkey document has at least {frame + each - 1} "
                              "tokens: take 512")
         self.sentences = re.findall(r"[^.]*\. ", FILLER * fillers)
+        keys = np.arange(1, MOST + 1)
+        self.keys = keys[(keys % 7 == 0) == bool(part)]
 
     def count_tokens(self, text):
         return len(self.tokenizer.encode_ordinary(text))
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        key = rng.integers(1, MOST, endpoint=True)
-        while (key % 7 == 0) != bool(self.part):
-            key = rng.integers(1, MOST, endpoint=True)
+        key = rng.choice(self.keys)
+        if not self.part and rng.random() < HELPED:
+            tokens = []
+            while len(tokens) <= self.T:
+                tokens += self.tokenizer.encode_ordinary(NEEDLE.format(key))
+                key = rng.choice(self.keys) if rng.random() < NEW else key
+            return np.array(tokens[: self.T + 1])
         before = rng.integers(len(self.sentences), endpoint=True)
         head, tail = "".join(self.sentences[:before]), "".join(self.sentences[before:])
         text = f"{TASK}{head}{NEEDLE.format(key)}{tail}{QUESTION} {key}"
@@ -59,5 +72,7 @@ class PasskeyStream(Stream):
         """True where the target is a digit of the answer. (T + 1,) -> (T,)"""
         text, starts = self.tokenizer.decode_with_offsets(document.tolist())
         answer = re.search(re.escape(QUESTION) + r" (\d+)", text)
+        if answer is None:
+            return np.zeros(self.T, dtype=bool)
         ends = np.array([*starts[1:], len(text)])      # a token of GPT-2 is a blank and digits
         return ((answer.start(1) < ends) & (ends <= answer.end(1)))[1:]

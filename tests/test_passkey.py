@@ -33,7 +33,7 @@ def keys_of(stream, n):
                                      pytest.param("gpt2", 256, marks=no_gpt2)])
 def test_a_document_is_a_prompt_with_its_answer(name, T):
     """Without the needle it is TASK, fillers, the question, the key, and the next one's TASK."""
-    stream = stream_of(T, name=name)
+    stream = stream_of(T, 1, name)
     for n, key in enumerate(keys_of(stream, 100)):
         text = stream.tokenizer.decode(stream[n].tolist())
         assert len(stream[n]) == T + 1
@@ -49,20 +49,34 @@ def test_a_document_is_a_prompt_with_its_answer(name, T):
 def test_the_documents_have_the_prompts_of_the_benchmark_among_them():
     prompts, _ = passkey_prompts(512, 0.5, len, 1)
     length = len(prompts[0].replace("3432", ""))           # the key is there twice
-    for text, key in zip(texts_of(stream := stream_of(512), 50), keys_of(stream, 50)):
+    for text, key in zip(texts_of(stream := stream_of(512, 1), 50), keys_of(stream, 50)):
         document = text.partition("<|endoftext|>")[0].removesuffix(f" {key}")
         assert len(document) - 2 * len(str(key)) == length
 
 
 def test_the_needle_stands_between_any_two_sentences_and_its_key_is_any_number():
-    texts = texts_of(stream_of(512), 300)
+    texts = texts_of(stream_of(512, 1), 300)
     places = {text.index("\nThe pass key is") - len(TASK) for text in texts}
     ends = {0} | {match.end() for match in re.finditer(r"\. ", FILLER * 2)}
     assert places == ends
-    keys = keys_of(stream_of(512), 300)
-    assert np.mean(keys) == pytest.approx(25_000, rel=0.1)
-    assert 1 <= min(keys) < 1000
-    assert 49_000 < max(keys) <= 50_000
+    for part in (0, 1):
+        keys = keys_of(stream_of(512, part), 300)
+        assert np.mean(keys) == pytest.approx(25_000, rel=0.1)
+        assert 1 <= min(keys) < 1000
+        assert 49_000 < max(keys) <= 50_000
+
+
+def test_half_of_the_training_documents_are_needles_of_which_a_quarter_are_new():
+    texts, again = texts_of(stream_of(512), 400), []
+    prompts = [text for text in texts if TASK in text]
+    assert len(prompts) == pytest.approx(200, abs=30)
+    assert all(re.search(re.escape(QUESTION) + r" \d+<", text) for text in prompts)
+    for text in set(texts) - set(prompts):
+        keys = re.findall(r"pass key is (\d+)\. R", text)
+        assert "".join(map(NEEDLE.format, [*keys, 1]))[: len(text)][:-60] == text[:-60]
+        assert len(keys) >= 8
+        again += [a == b for a, b in zip(keys, keys[1:])]
+    assert np.mean(again) == pytest.approx(0.75, abs=0.05)
 
 
 def test_the_stream_can_be_continued_and_its_held_out_keys_are_apart():
@@ -78,10 +92,13 @@ def test_the_stream_can_be_continued_and_its_held_out_keys_are_apart():
 
 @pytest.mark.parametrize("name, T", [("bytes", 512), pytest.param("gpt2", 112, marks=no_gpt2)])
 def test_needles_are_the_digits_of_the_answer(name, T):
-    stream = stream_of(T, name=name)
-    for n, key in enumerate(keys_of(stream, 300)):
-        found = stream[n][1:][stream.needles(stream[n])]
-        assert stream.tokenizer.decode(found.tolist()).strip() == str(key)
+    for part in (0, 1):
+        stream = stream_of(T, part, name)
+        for n, key in enumerate(keys_of(stream, 300)):
+            document = stream[n]
+            found = stream.tokenizer.decode(document[1:][stream.needles(document)].tolist())
+            asks = QUESTION in stream.tokenizer.decode(document.tolist())
+            assert found.strip() == str(key) * asks
 
 
 def test_the_share_of_right_digits_is_that_of_the_answers():
