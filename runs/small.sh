@@ -1,41 +1,40 @@
 # The paper's evaluation for two cores and a night: LANES=2 bash runs/small.sh, as runs/lib.sh says.
-FIGURES="scaling lr_sweep sanity text abcdigits passkey ablations latency"
+FIGURES="scaling lr_sweep sanity text abcdigits competition passkey ablations latency"
 . "$(dirname "$0")/lib.sh"
-LONG="--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
-SHORT="--seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
+LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
+HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
-ABC="--data abcdigits --digits 2 --layers 4 --lr 0.015625 --w-th 16 --steps 4800"
-SEEDS="24 25 26 27 28 29 30 31"                        # the recipe was tuned on 0 to 23
-KEYS="--data passkey --seq-len 512 --steps 1000"
-
+RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
+KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 3000"
 scaling() {
-    for n in 0 1 2; do
-        each "3 4 5 6" train --psi @ --seed $n $LONG --out $OUT/multiscreen_psi@-$n
-        each "2,2,28 2,2,48 3,4,64 4,4,80" train --model transformer:@ --seed $n $LONG \
-            --out $OUT/transformer_@-$n
+    local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
+    for lr in 0.015625 0.0625 0.25; do                 # the paper's is the second
+        for n in 3 4 5 6; do each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@; done
     done
-    run $E.scaling --out $REPORT \
-        $OUT/{multiscreen_psi{3,4,5,6},transformer_{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}}-{0,1,2}
+    for lr in 0.001 0.00390625 0.015625; do            # the paper's is the first
+        for n in $sizes; do
+            each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@
+        done
+    done
+    run $E.scaling --out $REPORT ${X}{3,4,5,6}_lr{0.015625,0.0625,0.25}-{0,1,2} \
+        ${Y}{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}_lr{0.001,0.00390625,0.015625}-{0,1,2}
 }
 lr_sweep() {
-    local size=transformer:8,4,48 rates="0.0009765625 0.00390625 0.015625 0.0625 0.25 1"
-    for n in 0 1 2; do
-        each "$rates" train --psi 5 --lr @ --seed $n $SHORT --out $OUT/multiscreen_lr@-$n
-        each "$rates" train --model $size --lr @ --seed $n $SHORT --out $OUT/transformer_lr@-$n
+    for r in 0.0009765625 0.00390625 0.015625 0.0625 0.25 1; do
+        each "0 1 2" train --psi 5 --lr $r $HALF --out $OUT/multiscreen_lr$r-@
+        each "0 1 2" train --model transformer:8,4,48 --lr $r $HALF --out $OUT/transformer_lr$r-@
+        each "0 1 2" train --model transformer:8,4,48:qknorm --lr $r $HALF --out $OUT/qknorm_lr$r-@
     done
-    each "$rates" train --model $size:qknorm --lr @ --seed 0 $SHORT --out $OUT/qknorm_lr@-0
-    run $E.lr_sweep --out $REPORT \
-        $OUT/{multiscreen,transformer}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}-{0,1,2} \
-        $OUT/qknorm_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}-0
-    run $E.training_curves --out $REPORT \
-        $OUT/{multiscreen,transformer,qknorm}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}-0
+    set -- $OUT/{multiscreen,transformer,qknorm}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}
+    run $E.lr_sweep --out $REPORT "${@/%/-0}" "${@/%/-1}" "${@/%/-2}"
+    run $E.training_curves --out $REPORT "${@/%/-0}"
 }
 sanity() {
-    local X="--model transformer:3,4,64 --seed @ $LONG"
+    local X="--model transformer:3,4,64 $LONG"
     each "0 1 2" train $X --out $OUT/transformer_3,4,64-@
     each "0 1 2" train $X --weight-decay 0 --out $OUT/no_decay-@
     each "0 1 2" train $X --clip 0 --out $OUT/no_clipping-@
-    each "0 1 2" train --psi 5 --seed @ $LONG --out $OUT/multiscreen_psi5-@
+    each "0 1 2" train --psi 5 $LONG --out $OUT/multiscreen_psi5-@
     local runs=($OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5})
     run $E.sanity --out $REPORT "${runs[@]/%/-0}" "${runs[@]/%/-1}" "${runs[@]/%/-2}"
     run $E.training_curves --name sanity_curves --window 64 --out $REPORT "${runs[@]/%/-0}"
@@ -50,31 +49,35 @@ text() {
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
     each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
 }
+needles() {    # NAME SEED "TRAINING FLAGS" "MEASURING FLAGS": train it to retrieve, then measure it
+    local X=$OUT/needles_$1-$2
+    train --data abcdigits --digits 2 --steps 4800 --seed $2 $3 --out $X
+    run python abcdigits.py $4 --ckpt $X/ckpt.pt
+    [ $1 = transformer ] || run python abcdigits.py $4 --swe --ckpt $X/ckpt.pt
+}
 abcdigits() {
-    local X=$OUT/needles all="--lengths 256 512 1024 2048 4096 8192 16384 32768"
-    each "$SEEDS" train $ABC --seed @ --out ${X}_original-@
-    each "$SEEDS" run python abcdigits.py $all --ckpt ${X}_original-@/ckpt.pt
-    each "$SEEDS" run python abcdigits.py $all --swe --ckpt ${X}_original-@/ckpt.pt
-    each "24 25 26" train --model transformer:4,4,96 --data abcdigits --digits 2 --steps 8000 \
-        --lr 0.001953125 --seed @ --out ${X}_transformer-@
-    each "24 25 26" run python abcdigits.py --lengths 256 512 1024 2048 --trials 20 \
-        --rope-scale 1 2 4 ntk2 ntk4 --ckpt ${X}_transformer-@/ckpt.pt
+    each "24 25 26 27 28 29 30 31" needles original @ "$RECIPE" \
+        "--lengths 256 512 1024 2048 4096 8192 16384 32768"
+    each "24 25 26" needles transformer @ "--model transformer:4,4,96 --lr 0.001953125" \
+        "--lengths 256 512 1024 2048 --trials 20 --rope-scale 1 2 4 ntk2 ntk4"
     run $E.retrieval --out $REPORT/abcdigits.png \
-        ${X}_{original-{24..31},transformer-{24..26}}/abcdigits.tsv
+        $OUT/needles_{original-{24..31},transformer-{24..26}}/abcdigits.tsv
+}
+competition() {
+    for name in compete softmax; do each "24 25 26" needles $name @ "$RECIPE:$name"; done
+    run $E.retrieval --out $REPORT/competition.png \
+        $OUT/needles_{original,compete,softmax}-2{4,5,6}/abcdigits.tsv
 }
 passkey() {
     local X=$OUT/keys_multiscreen Y=$OUT/keys_transformer all="--lengths 512 1024 2048 4096 8192"
     each "0 1 2" train $KEYS --layers 4 --lr 0.015625 --seed @ --out $X-@
     each "0 1 2" train --model transformer:4,4,96 $KEYS --lr 0.001953125 --seed @ --out $Y-@
-    each "0 1 2" run $E.passkey $all --ckpt $X-@/ckpt.pt
-    each "0 1 2" run $E.passkey $all --swe --ckpt $X-@/ckpt.pt
+    for swe in "" --swe; do each "0 1 2" run $E.passkey $all $swe --ckpt $X-@/ckpt.pt; done
     each "0 1 2" run $E.passkey $all --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt
     run $E.retrieval {$X,$Y}-{0,1,2}/passkey.tsv --out $REPORT/passkey.png
 }
 ablations() {
-    local names="rope nope no-tanhnorm no-gate fixed-r compete softmax"
-    local rest="nope no-tanhnorm fixed-r compete softmax" rope="--rope-scale 1 2 4 ntk2 ntk4"
-    local X=$OUT/needles tsv=abcdigits.tsv
+    local names="rope nope no-tanhnorm no-gate fixed-r compete softmax" X=$OUT/needles
     for n in 0 1 2; do
         train $ABLATED --seed $n --out $OUT/loss_original-$n
         each "$names" train --model multiscreen:@ $ABLATED --seed $n --out $OUT/loss_@-$n
@@ -82,19 +85,16 @@ ablations() {
         run $E.perplexity --length 4096 --rope-scale 4 16 ntk4 --ckpt $OUT/loss_rope-$n/ckpt.pt
     done
     for n in 24 25 26; do
-        each "rope $rest" train $ABC --model multiscreen:@ --seed $n --out ${X}_@-$n
-        each "0.0078125 0.015625 0.03125" train --model multiscreen:no-gate --layers 5 --lr @ \
-            --data abcdigits --digits 2 --w-th 16 --steps 4800 --seed $n --out ${X}_no-gate_lr@-$n
-        each "$rest no-gate_lr0.015625" run python abcdigits.py --ckpt ${X}_@-$n/ckpt.pt
-        each "$rest no-gate_lr0.015625" run python abcdigits.py --swe --ckpt ${X}_@-$n/ckpt.pt
-        run python abcdigits.py $rope --ckpt ${X}_rope-$n/ckpt.pt
-        run python abcdigits.py $rope --swe --ckpt ${X}_rope-$n/ckpt.pt
+        each "nope no-tanhnorm fixed-r" needles @ $n "$RECIPE:@"
+        needles rope $n "$RECIPE:rope" "--rope-scale 1 2 4 ntk2 ntk4"
+        each "0.0078125 0.015625 0.03125" needles no-gate_lr@ $n \
+            "--w-th 16 --lr @ --layers 5 --model multiscreen:no-gate"
     done
     local runs=($OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
     run $E.ablations --out $REPORT "${runs[@]}"
     run $E.long_context --out $REPORT/long_context_ablations.png "${runs[@]/%//perplexity.tsv}"
-    run $E.retrieval --out $REPORT/abcdigits_ablations.png ${X}_{original,rope,nope}-2{4,5,6}/$tsv \
-        ${X}_{no-tanhnorm,no-gate_lr0.015625,fixed-r,compete,softmax}-2{4,5,6}/$tsv
+    run $E.retrieval --out $REPORT/abcdigits_ablations.png \
+        ${X}_{original,rope,nope,no-tanhnorm,no-gate_lr0.015625,fixed-r}-2{4,5,6}/abcdigits.tsv
 }
 latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
 main "$@"
