@@ -44,7 +44,7 @@ text() {
     each "0 1 2" train --psi 8 --seed @ --steps 620 --out $X-@
     each "0 1 2" train --model transformer:8M --seed @ --steps 620 --out $Y-@
     each "0 1 2" run $E.perplexity --length 8192 --ckpt $X-@/ckpt.pt
-    each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt
+    each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 --ckpt $Y-@/ckpt.pt
     run $E.sanity --name text_losses --out $REPORT {$Y,$X}-{0,1,2}
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
     each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
