@@ -134,7 +134,7 @@ def draw_panels(plt, panels, path, note=""):
     scaled = any(cell.factor for panel in panels for cell in panel.cells.values())
     fig.supxlabel("context (tokens; K = 1,024; dashed: training length)"
                   f"{note}\n--: no needle found; white: not measured"
-                  f"{'; ×n: the best RoPE scaling factor' * scaled}", fontsize=10)
+                  f"{'; ×n: the best RoPE scaling, ntk: of theta' * scaled}", fontsize=10)
     fig.supylabel("depth of the needle", fontsize=10)
     fig.colorbar(image, ax=axes, label="accuracy (%)")
     save_figure(fig, path)

@@ -70,7 +70,7 @@ def measure_grid(args, name, get_task, exact_matches):
     words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
     title = (f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length, in "
              f"tokens ([{T_train}]: the training length)"
-             f"{', x the best RoPE scaling factor' * bool(args.rope_scale)}; {table.path}")
+             f"{', x the best RoPE scaling, ntk: of theta' * bool(args.rope_scale)}; {table.path}")
     print_table(*as_grid(get_cells(table.rows_of(cells)), T_train), title)
 
 
