@@ -1,4 +1,4 @@
-# The paper's evaluation for two cores and a night: LANES=2 bash runs/small.sh, as runs/lib.sh says.
+# The paper's evaluation for two cores and some nights: LANES=2 bash runs/small.sh. See runs/lib.sh.
 FIGURES="scaling lr_sweep sanity text abcdigits competition passkey ablations latency"
 . "$(dirname "$0")/lib.sh"
 LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
