@@ -20,8 +20,8 @@ from support.table import (
 )
 
 # What a table says about each run: flags of train.py, the number of weights, the equations' hash.
-FACTS = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
-       "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
+FACTS = ("model", "psi", "w_th", "parameters", "data", "tokenizer", "seq_len", "batch_tokens",
+         "steps", "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
 # Losses are compared only between runs that agree in these.
 BUDGET = ("data", "tokenizer", "seq_len", "batch_tokens", "steps")
 VOCABULARY = {"bytes": 257, "gpt2": 50257}
@@ -79,8 +79,9 @@ def summarize_run(folder):
                          "again, and it continues")
     if not stopped and not any("val_loss" in row for row in run.rows):
         raise UsageError(f"{folder / 'log.tsv'} has no validation loss")
-    psi = "-" if flags["model"].startswith("transformer") else flags["psi"]
-    known = flags | {"psi": psi, "val_loss": f"{run.loss:.6g}"}
+    if flags["model"].startswith("transformer"):
+        flags = flags | {"psi": "-", "w_th": "-"}
+    known = flags | {"val_loss": f"{run.loss:.6g}"}
     return {name: known[name] for name in FACTS}
 
 

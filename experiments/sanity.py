@@ -26,10 +26,15 @@ COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_chang
 PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clipping": "nearly 0"}
 
 
+def name_setting(w_th, *key):
+    """Transformer w/o clipping; Multiscreen, w_th = 256. key: as optimizer_name takes it."""
+    return optimizer_name(*key) + ("" if w_th == "-" else f", w_th = {float(w_th):g}")
+
+
 def sanity_rows(runs):
     """Rows of COLUMNS. The change is against the unmodified Transformer."""
-    groups = {optimizer_name(*key): losses for key, losses
-              in group_runs(runs, "model", "weight_decay", "clip").items()}
+    groups = {name_setting(*key): losses for key, losses
+              in group_runs(runs, "w_th", "model", "weight_decay", "clip").items()}
     if "Transformer" not in groups:
         raise UsageError("the runs have no Transformer with weight decay and clipping to compare "
                          "with: name one, too")

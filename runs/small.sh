@@ -8,14 +8,12 @@ RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned
 KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 3000"
 scaling() {
     local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
-    for lr in 0.015625 0.0625 0.25; do                 # the paper's is the second
-        for n in 3 4 5 6; do each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@; done
-    done
-    for lr in 0.001 0.00390625 0.015625; do            # the paper's is the first
-        for n in $sizes; do
-            each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@
-        done
-    done
+    for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
+        each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@
+    done; done
+    for lr in 0.001 0.00390625 0.015625; do for n in $sizes; do    # the paper's is the first
+        each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@
+    done; done
     run $E.scaling --out $REPORT ${X}{3,4,5,6}_lr{0.015625,0.0625,0.25}-{0,1,2} \
         ${Y}{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}_lr{0.001,0.00390625,0.015625}-{0,1,2}
 }
@@ -42,11 +40,13 @@ sanity() {
 text() {
     local X=$OUT/text_multiscreen Y=$OUT/text_transformer
     each "0 1 2" train --psi 8 --seed @ --steps 620 --out $X-@
+    each "0 1 2" train --psi 8 --w-th 16 --seed @ --steps 620 --out $X-w_th16-@
     each "0 1 2" train --model transformer:8M --seed @ --steps 620 --out $Y-@
-    each "0 1 2" run $E.perplexity --length 8192 --ckpt $X-@/ckpt.pt
+    each "$(echo {,w_th16-}{0,1,2})" run $E.perplexity --length 8192 --ckpt $X-@/ckpt.pt
     each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 --ckpt $Y-@/ckpt.pt
-    run $E.sanity --name text_losses --out $REPORT {$Y,$X}-{0,1,2}
+    run $E.sanity --name text_losses --out $REPORT {$Y,$X,$X-w_th16}-{0,1,2}
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
+    run $E.long_context $X-w_th16-{0,1,2}/perplexity.tsv --out $REPORT/long_context_w_th16.png
     each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
 }
 needles() {    # NAME SEED "TRAINING FLAGS" "MEASURING FLAGS": train it to retrieve, then measure it

@@ -26,7 +26,7 @@ RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
 SEVERAL = {"nats", "ms"}                               # several numbers in a cell
 PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
             "model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
-            "swe": "yes", "psi": "[1-9][0-9]*|-"}
+            "swe": "yes", "psi": "[1-9][0-9]*|-", "w_th": r"[0-9]+(\.[0-9]+)?|-"}
 
 
 class Table:

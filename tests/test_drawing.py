@@ -9,10 +9,10 @@ from support.cli import UsageError
 from tests.helpers import INF, ROOT, needs_matplotlib, read_table
 
 NAN = math.nan
-FLAGS = {"model": "multiscreen", "psi": "2", "parameters": "4626", "data": "stdlib",
-         "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512", "steps": "20",
-         "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0", "equations": "abcd",
-         "seed": "0"}
+FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
+         "data": "stdlib", "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512",
+         "steps": "20", "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0",
+         "equations": "abcd", "seed": "0"}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay": "0.1",
                "clip": "1.0"}
 
@@ -232,11 +232,13 @@ def test_ablations_are_compared_with_the_original(run, call, capsys):
 
 def test_the_sanity_check_is_against_the_transformer_as_it_is(run, call):
     folders = [run("a", 3.5, **TRANSFORMER), run("b", 3.4, **TRANSFORMER | {"clip": "0.0"}),
-               run("c", 3.6, **TRANSFORMER | {"weight_decay": "0.0"}), run("d", 3.3)]
+               run("c", 3.6, **TRANSFORMER | {"weight_decay": "0.0"}), run("d", 3.3),
+               run("e", 3.7, w_th="16.0")]
     rows = sanity.sanity_rows(common.read_runs(folders))
     assert [(row[0], row[5]) for row in rows] == [
         ("Transformer", "+0.0000"), ("Transformer w/o clipping", "-0.1000"),
-        ("Transformer w/o weight decay", "+0.1000"), ("Multiscreen", "-0.2000")]
+        ("Transformer w/o weight decay", "+0.1000"), ("Multiscreen, w_th = 256", "-0.2000"),
+        ("Multiscreen, w_th = 16", "+0.2000")]
     with pytest.raises(UsageError, match="no Transformer"):
         call(sanity, folders[3])
 
