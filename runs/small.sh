@@ -84,11 +84,11 @@ ablations() {
         each "original $names" run $E.perplexity --length 4096 --ckpt $OUT/loss_@-$n/ckpt.pt
         run $E.perplexity --length 4096 --rope-scale 4 16 ntk4 --ckpt $OUT/loss_rope-$n/ckpt.pt
     done
-    for n in 24 25 26; do
-        each "nope no-tanhnorm fixed-r" needles @ $n "$RECIPE:@"
-        needles rope $n "$RECIPE:rope" "--rope-scale 1 2 4 ntk2 ntk4"
-        each "0.0078125 0.015625 0.03125" needles no-gate_lr@ $n \
-            "--w-th 16 --lr @ --layers 5 --model multiscreen:no-gate"
+    for n in nope no-tanhnorm fixed-r; do each "24 25 26" needles $n @ "$RECIPE:$n"; done
+    each "24 25 26" needles rope @ "$RECIPE:rope" "--rope-scale 1 2 4 ntk2 ntk4"
+    for lr in 0.0078125 0.015625 0.03125; do
+        each "24 25 26" needles no-gate_lr$lr @ "$RECIPE:no-gate --layers 5 --lr $lr"
+        run $E.retrieval --out $REPORT/no_gate_lr$lr.png ${X}_no-gate_lr$lr-2{4,5,6}/abcdigits.tsv
     done
     local runs=($OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
     run $E.ablations --out $REPORT "${runs[@]}"
