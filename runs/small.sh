@@ -5,7 +5,7 @@ LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-ever
 HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
-KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 3000"
+KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 2400"
 scaling() {
     local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
     for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
@@ -70,7 +70,7 @@ competition() {
 }
 passkey() {
     local X=$OUT/keys_multiscreen Y=$OUT/keys_transformer all="--lengths 512 1024 2048 4096 8192"
-    each "0 1 2" train $KEYS --layers 4 --lr 0.015625 --seed @ --out $X-@
+    each "0 1 2" train $KEYS --w-th 1024 --layers 4 --lr 0.015625 --seed @ --out $X-@
     each "0 1 2" train --model transformer:4,4,96 $KEYS --lr 0.001953125 --seed @ --out $Y-@
     for swe in "" --swe; do each "0 1 2" run $E.passkey $all $swe --ckpt $X-@/ckpt.pt; done
     each "0 1 2" run $E.passkey $all --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt

@@ -13,8 +13,10 @@ FILLER = ("The grass is green. The sky is blue. The sun is yellow. Here we go. T
 NEEDLE = "\nThe pass key is {0}. Remember it. {0} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
-HELPED = 0.5                                           # share of training documents that help
+HELPED = 0.75                                          # share of training documents that help
 NEW = 0.25                                             # share of new keys in those
+NEAR, FAR = 19, 0.8                                    # longest end at first; at last, times T
+GROWS = 3_000, 7_000                                   # the documents between which it grows
 
 
 def prompt_sizes(count_tokens):
@@ -31,9 +33,12 @@ class PasskeyStream(Stream):
     from the question says little.
 
     A prompt has one number to look up, and few bytes around it are new, so a model would copy
-    nothing for long. Half of the training documents help: they are needles only, one after
-    another, each with the key of the last one or, one in four, a new one. Validation has none of
-    these, and all keys that are multiples of 7; training has the other keys.
+    nothing for long. Three of four training documents help: they are ends of prompts, one after
+    another, each with its answer: the key of the last one or, one in four, a new one, half of these
+    after their needle. An end begins anywhere in its prompt. At first it has at most 19 characters,
+    which are within any window; then it grows, and a model that copies keys from near learns to
+    copy them from afar. Validation has none of these, and all keys that are multiples of 7;
+    training has the other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
@@ -54,19 +59,36 @@ class PasskeyStream(Stream):
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        key = rng.choice(self.keys)
         if not self.part and rng.random() < HELPED:
-            tokens = []
-            while len(tokens) <= self.T:
-                tokens += self.tokenizer.encode_ordinary(NEEDLE.format(key))
-                key = rng.choice(self.keys) if rng.random() < NEW else key
-            return np.array(tokens[: self.T + 1])
+            return np.array(self.ends(n, rng)[: self.T + 1])
+        key = rng.choice(self.keys)
         before = rng.integers(len(self.sentences), endpoint=True)
         head, tail = "".join(self.sentences[:before]), "".join(self.sentences[before:])
         text = f"{TASK}{head}{NEEDLE.format(key)}{tail}{QUESTION} {key}"
         tokens = [*self.tokenizer.encode_ordinary(text), self.tokenizer.eot_token,
                   *self.tokenizer.encode_ordinary(TASK + FILLER)]
         return np.array(tokens[: self.T + 1])
+
+    def longest_end(self, n):
+        """Characters of the longest end of a prompt in the n-th document."""
+        first, last = GROWS
+        grown = min(max((n - first) / (last - first), 0), 1)
+        return NEAR * (FAR * self.T / NEAR) ** grown
+
+    def ends(self, n, rng):
+        """Tokens of ends of prompts and their answers. Lengths are as likely in each octave."""
+        prompt = FILLER * (self.T // len(FILLER)) + QUESTION
+        tokens, key = [], None
+        while len(tokens) <= self.T:
+            if key is None or rng.random() < NEW:
+                least = 10 ** rng.integers(5)          # each number of digits is as likely
+                key = rng.integers(least, min(10 * least, MOST + 1))
+                key += key % 7 == 0
+                if rng.random() < 0.5:
+                    tokens += self.tokenizer.encode_ordinary(NEEDLE.format(key))
+            length = int(np.exp(rng.uniform(np.log(5), np.log(self.longest_end(n)))))
+            tokens += self.tokenizer.encode_ordinary(f"{prompt[-length:]} {key}.\n")
+        return tokens
 
     def needles(self, document):
         """True where the target is a digit of the answer. (T + 1,) -> (T,)"""

@@ -1,4 +1,5 @@
 """Tests of support/passkey.py: the documents that a model learns passkey from."""
+import math
 import re
 
 import numpy as np
@@ -26,7 +27,7 @@ def texts_of(stream, n):
 
 
 def keys_of(stream, n):
-    return [int(re.search(r"pass key is (\d+)\. ", text)[1]) for text in texts_of(stream, n)]
+    return [int(re.search(r" (\d+)\.", text)[1]) for text in texts_of(stream, n)]
 
 
 @pytest.mark.parametrize("name, T", [("bytes", 512), ("bytes", 1024),
@@ -60,23 +61,47 @@ def test_the_needle_stands_between_any_two_sentences_and_its_key_is_any_number()
     ends = {0} | {match.end() for match in re.finditer(r"\. ", FILLER * 2)}
     assert places == ends
     for part in (0, 1):
-        keys = keys_of(stream_of(512, part), 300)
+        texts = [text for text in texts_of(stream_of(512, part), 1200) if TASK in text]
+        keys = [int(re.search(r"pass key is (\d+)\. R", text)[1]) for text in texts]
         assert np.mean(keys) == pytest.approx(25_000, rel=0.1)
         assert 1 <= min(keys) < 1000
         assert 49_000 < max(keys) <= 50_000
 
 
-def test_half_of_the_training_documents_are_needles_of_which_a_quarter_are_new():
-    texts, again = texts_of(stream_of(512), 400), []
+def test_three_in_four_training_documents_are_ends_of_prompts():
+    stream, again, lengths = stream_of(512), [], []
+    texts = texts_of(stream, 400)
     prompts = [text for text in texts if TASK in text]
-    assert len(prompts) == pytest.approx(200, abs=30)
+    assert len(prompts) == pytest.approx(100, abs=30)
     assert all(re.search(re.escape(QUESTION) + r" \d+<", text) for text in prompts)
+    prompt, stated = FILLER * 5 + QUESTION, []
     for text in set(texts) - set(prompts):
-        keys = re.findall(r"pass key is (\d+)\. R", text)
-        assert "".join(map(NEEDLE.format, [*keys, 1]))[: len(text)][:-60] == text[:-60]
-        assert len(keys) >= 8
+        lines = re.findall(r"(?:\nThe pass key is (\d+)\. Remember it\. \1 is the pass key\.\n)?"
+                           r"([^\d]*) (\d+)\.\n", text)
+        keys = [int(key) for _, _, key in lines]
+        assert all(prompt.endswith(end) for _, end, _ in lines)
+        assert all(said in ("", key) for said, _, key in lines)
+        assert not any(key % 7 == 0 or key > 50_000 for key in keys)
+        stated += [bool(said) for said, _, _ in lines]
+        lengths += [len(str(key)) for key in keys]
         again += [a == b for a, b in zip(keys, keys[1:])]
     assert np.mean(again) == pytest.approx(0.75, abs=0.05)
+    assert np.mean(stated) == pytest.approx(0.15, abs=0.05)
+    assert set(lengths) == {1, 2, 3, 4, 5}
+    assert max(lengths.count(n) for n in range(1, 6)) < 1.5 * len(lengths) / 5
+
+
+@pytest.mark.parametrize("n, longest", [(0, 19), (3_000, 19), (5_000, 88), (7_000, 409),
+                                        (10**9, 409)])
+def test_the_ends_grow(n, longest):
+    """From 19 to 0.8 * 512 characters; in the middle their geometric mean."""
+    stream = stream_of(512)
+    assert int(stream.longest_end(n)) == longest
+    texts = [stream.tokenizer.decode(stream.ends(n, np.random.default_rng(i))) for i in range(100)]
+    ends = [end for text in texts for end in re.findall(r"(?:^|\.\n)([^\d]+) \d", text)]
+    lengths = [len(end) for end in ends if end != "\nThe pass key is"]
+    assert max(lengths) == pytest.approx(longest, abs=0.05 * longest + 1)
+    assert np.median(lengths) == pytest.approx(math.sqrt(5 * longest), rel=0.2)
 
 
 def test_the_stream_can_be_continued_and_its_held_out_keys_are_apart():
