@@ -22,7 +22,7 @@ from experiments.style import optimizer_name
 from support.cli import UsageError, cli
 from support.table import print_table
 
-COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "paper_change"]
+COLUMNS = ["run", "seeds", "val_loss", "std", "diverged", "change", "change_std", "paper_change"]
 PAPER = {"Transformer w/o weight decay": "about -0.02", "Transformer w/o clipping": "nearly 0"}
 
 
@@ -32,17 +32,25 @@ def name_setting(w_th, *key):
 
 
 def sanity_rows(runs):
-    """Rows of COLUMNS. The change is against the unmodified Transformer."""
-    groups = {name_setting(*key): losses for key, losses
-              in group_runs(runs, "w_th", "model", "weight_decay", "clip").items()}
+    """Rows of COLUMNS. The change is against the unmodified Transformer.
+
+    change_std: its deviation over the seeds that both have, which see equal data in equal order.
+    """
+    group_runs(runs, "w_th", "model", "weight_decay", "clip")          # refuses what is not alike
+    groups = {}
+    for run in runs:
+        name = name_setting(*(run[x] for x in ("w_th", "model", "weight_decay", "clip")))
+        groups.setdefault(name, {})[run["seed"]] = float(run["val_loss"])
     if "Transformer" not in groups:
         raise UsageError("the runs have no Transformer with weight decay and clipping to compare "
                          "with: name one, too")
-    original, _, _ = mean_and_std(groups["Transformer"])
+    original = groups["Transformer"]
     rows = []
     for name, losses in groups.items():
-        mean, std, diverged = mean_and_std(losses)
-        rows.append([name, len(losses), mean, std, diverged, signed(mean - original),
+        mean, std, diverged = mean_and_std(losses.values())
+        changes = [losses[seed] - original[seed] for seed in losses.keys() & original.keys()]
+        rows.append([name, len(losses), mean, std, diverged,
+                     signed(mean - mean_and_std(original.values())[0]), mean_and_std(changes)[1],
                      PAPER.get(name)])
     return rows
 

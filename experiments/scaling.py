@@ -14,7 +14,10 @@ that of the fits, by the residuals of both lines.
 At a small scale the paper's learning rates for its smallest models, 2^-4 and 1e-3, are not tuned,
 and a family that learns fast looks like one that needs fewer parameters. Where a model has runs at
 several rates, its best one, by the mean over the seeds, is fitted and drawn; the fits at the
-paper's rates are printed, too. residual: the loss above the line against total parameters.
+paper's rates are printed, too. residual: the loss above the line against total parameters. Where
+the residuals are far above the deviation of the losses, a line is not what the family follows, and
+the saving depends on the size. So a last table needs no line: at each loss that a size of one
+family has, the size at which the other family has it is interpolated between its neighbours.
 
 The paper prints no losses. It states: Multiscreen needs roughly 30 % fewer parameters at similar
 validation loss. Against non-embedding parameters the advantage is preserved, and the trend is even
@@ -47,6 +50,7 @@ COLUMNS = ["model", "psi", "total", "non_embedding", "lr", "seeds", "val_loss", 
            "residual"]
 FITS = ["rates", "size", "multiscreen", "transformer", "at_loss", "N_multiscreen", "N_transformer",
         "saving", "std", "paper"]
+BETWEEN = ["size", "at_loss", "N_multiscreen", "N_transformer", "saving", "std"]
 STATED = {"total": "roughly 30 %", "non_embedding": "preserved"}
 
 
@@ -99,7 +103,7 @@ def saving(multiscreen, transformer):
 # ----------------------------------------------------------------------------------- models
 
 def model_rows(runs):
-    """A dict of COLUMNS for each model and rate, by family, size and rate."""
+    """A dict of COLUMNS and `losses` for each model and rate, by family, size and rate."""
     n_vocab, rows = VOCABULARY[runs[0]["tokenizer"]], []
     groups = group_runs(runs, "model", "psi", "parameters", "lr")
     for (name, psi, total, lr), losses in groups.items():
@@ -111,7 +115,7 @@ def model_rows(runs):
         rows.append({"model": name, "psi": psi, "total": int(total),
                      "non_embedding": int(total) - embedding, "lr": float(lr),
                      "seeds": len(losses), "val_loss": mean, "std": std, "diverged": diverged,
-                     "residual": None})
+                     "residual": None, "losses": losses})
     return sorted(rows, key=lambda row: (row["model"].partition(":")[0], row["total"], row["lr"]))
 
 
@@ -162,6 +166,40 @@ def fit_rows(rates, rows, unfitted):
     return table
 
 
+def size_between(loss, sizes, losses):
+    """The size that has a loss, linear in ln(size) between neighbours.
+
+    NaN beyond the ends, and where the losses do not fall with size.
+    """
+    falls = all(a > b for a, b in zip(losses, losses[1:]))
+    if not (falls and min(losses) <= loss <= max(losses)):
+        return math.nan
+    return math.exp(np.interp(-loss, -np.array(losses), np.log(sizes)))
+
+
+def between_rows(rows):
+    """Rows of BETWEEN: the saving at each loss of a size. The deviation is over the seeds.
+
+    rows: one for each model.
+    """
+    table = []
+    rows = [row for row in rows if not math.isnan(row["val_loss"])]
+    for key in ("total", "non_embedding"):
+        found = [[row for row in rows if row["model"].startswith(family)] for family in FAMILIES]
+        sizes = [[row[key] for row in family] for family in found]
+        means = [[row["val_loss"] for row in family] for family in found]
+        by_seed = [[*zip(*(row["losses"] for row in family))] for family in found]
+        for loss in sorted({*means[0], *means[1]}, reverse=True):
+            N_m, N_t = map(size_between, (loss, loss), sizes, means)
+            savings = [1 - size_between(loss, sizes[0], a) / size_between(loss, sizes[1], b)
+                       for a, b in zip(*by_seed)]
+            if not math.isnan(N_m / N_t):
+                std = mean_and_std(savings)[1]
+                table.append([key, loss, N_m, N_t, f"{1 - N_m / N_t:.0%}",
+                              std if math.isnan(std) else f"{std:.0%}"])
+    return table
+
+
 def draw_scaling(plt, rows, unfitted, path):
     """Loss against parameters, non-embedding parameters and Psi, with the fitted lines."""
     fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6.5), sharey=True, layout="constrained")
@@ -204,14 +242,17 @@ def main():
     rows = model_rows(runs)
     best, paper = at_best_rates(rows), at_paper_rates(rows)
     set_residuals(best, args.unfitted)
-    print_table(COLUMNS, [row.values() for row in rows], "Validation loss, nats per token, after "
-                f"{runs[0]['steps']} steps; diverged runs are left out of mean and fit")
+    print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],
+                f"Validation loss, nats per token, after {runs[0]['steps']} steps; diverged runs "
+                "are left out of mean and fit")
     fits = fit_rows("best", best, args.unfitted)
     if len(paper) == len(best) and paper != best:
         fits += fit_rows("paper's", paper, args.unfitted)
     print_table(FITS, fits,
                 "Fitted lines: change of the loss when the size doubles; the sizes at an equal "
                 "loss\n(-: no loss that both families reached, or a line that does not fall)")
+    print_table(BETWEEN, between_rows(best), "Without a line, at the best rates: sizes at an equal "
+                "loss, one measured, one between two that were")
     if plt := pyplot():
         draw_scaling(plt, best, args.unfitted, args.out / "scaling.png")
 

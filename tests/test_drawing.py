@@ -1,5 +1,6 @@
 """What is drawn from runs: losses by rate, size and ablation, curves of training."""
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -239,6 +240,11 @@ def test_the_sanity_check_is_against_the_transformer_as_it_is(run, call):
         ("Transformer", "+0.0000"), ("Transformer w/o clipping", "-0.1000"),
         ("Transformer w/o weight decay", "+0.1000"), ("Multiscreen, w_th = 256", "-0.2000"),
         ("Multiscreen, w_th = 16", "+0.2000")]
+    more = [run("f", 3.5, seed="2", **TRANSFORMER), run("g", 9, seed="3", **TRANSFORMER),
+            run("h", 3.8, seed="2", **TRANSFORMER | {"weight_decay": "0.0"})]
+    rows = sanity.sanity_rows(common.read_runs([*folders, *more]))
+    deviation = {row[0]: row[6] for row in rows}["Transformer w/o weight decay"]
+    assert deviation == pytest.approx(statistics.stdev([3.6 - 3.5, 3.8 - 3.5]))    # by seed
     with pytest.raises(UsageError, match="no Transformer"):
         call(sanity, folders[3])
 
@@ -258,6 +264,30 @@ def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
     assert lines[0][2] == pytest.approx(slope)
     assert lines[0][3] is None
     assert scaling.fit_rows("best", rows, unfitted=[1])[0][2] is None
+
+
+def test_without_a_line_sizes_are_taken_between_neighbours():
+    """Multiscreen of 100 and 400 parameters, Transformers of 100 and 1,600; two seeds each."""
+    def row(model, total, *losses):
+        return {"model": model, "total": total, "non_embedding": total,
+                "val_loss": sum(losses) / 2, "losses": losses}
+
+    rows = [row("multiscreen", 100, 4.0, 4.0), row("multiscreen", 400, 3.0, 3.2),
+            row("transformer:1,1,8", 100, 4.5, 4.5), row("transformer:2,2,8", 1600, 2.5, 2.5)]
+    table = scaling.between_rows(rows)
+    # At 4.0 the Transformer has 100 * 16^(1/4) = 200 parameters; at 3.1 it has 100 * 16^(1.4/2).
+    at_4, at_31 = table[:2]
+    assert at_4[:2] == ["total", 4.0]
+    assert at_4[2:4] == pytest.approx([100, 200])
+    assert at_4[4:] == ["50%", "0%"]
+    assert at_31[1:4] == pytest.approx([3.1, 400, 100 * 16**0.7])
+    assert at_31[4] == f"{1 - 4 / 16**0.7:.0%}"
+    assert math.isnan(at_31[5])                        # the second seed does not reach 3.1
+    assert [line[0] for line in table] == ["total"] * 2 + ["non_embedding"] * 2
+    assert math.isnan(scaling.size_between(3.0, [1, 2, 3], [4.0, 2.0, 3.5]))
+    assert math.isnan(scaling.size_between(3.0, [1, 2, 3], [4.0, NAN, 2.0]))
+    diverged = row("multiscreen", 900, NAN, NAN)
+    assert str(scaling.between_rows([*rows, diverged])) == str(table)
 
 
 @needs_matplotlib
