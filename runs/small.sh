@@ -5,7 +5,7 @@ LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-ever
 HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
-KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 2400"
+KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 3600"
 scaling() {
     local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
     for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
@@ -86,15 +86,15 @@ ablations() {
     done
     for n in nope no-tanhnorm fixed-r; do each "24 25 26" needles $n @ "$RECIPE:$n"; done
     each "24 25 26" needles rope @ "$RECIPE:rope" "--rope-scale 1 2 4 ntk2 ntk4"
-    for lr in 0.0078125 0.015625 0.03125; do
-        each "24 25 26" needles no-gate_lr$lr @ "$RECIPE:no-gate --layers 5 --lr $lr"
-        run $E.retrieval --out $REPORT/no_gate_lr$lr.png ${X}_no-gate_lr$lr-2{4,5,6}/abcdigits.tsv
+    for r in 0.0078125 0.015625 0.03125; do
+        each "24 25 26" needles no-gate_$r @ "--w-th 16 --lr $r --layers 5 --model multiscreen:no-gate"
+        run $E.retrieval --out $REPORT/no_gate_lr$r.png ${X}_no-gate_$r-2{4,5,6}/abcdigits.tsv
     done
     local runs=($OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
     run $E.ablations --out $REPORT "${runs[@]}"
     run $E.long_context --out $REPORT/long_context_ablations.png "${runs[@]/%//perplexity.tsv}"
     run $E.retrieval --out $REPORT/abcdigits_ablations.png \
-        ${X}_{original,rope,nope,no-tanhnorm,no-gate_lr0.015625,fixed-r}-2{4,5,6}/abcdigits.tsv
+        ${X}_{original,rope,nope,no-tanhnorm,no-gate_0.015625,fixed-r}-2{4,5,6}/abcdigits.tsv
 }
 latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
 main "$@"

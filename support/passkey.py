@@ -14,6 +14,7 @@ NEEDLE = "\nThe pass key is {0}. Remember it. {0} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
 HELPED = 0.75                                          # share of training documents that help
+HELPED_UNTIL = 9_600                                   # documents until there are none of these
 NEW = 0.25                                             # share of new keys in those
 NEAR, FAR = 19, 0.8                                    # longest end at first; at last, times T
 GROWS = 3_000, 7_000                                   # the documents between which it grows
@@ -37,8 +38,9 @@ class PasskeyStream(Stream):
     another, each with its answer: the key of the last one or, one in four, a new one, half of these
     after their needle. An end begins anywhere in its prompt. At first it has at most 19 characters,
     which are within any window; then it grows, and a model that copies keys from near learns to
-    copy them from afar. Validation has none of these, and all keys that are multiples of 7;
-    training has the other keys.
+    copy them from afar. Help ends after 9,600 documents: then every key to look up is far, and
+    windows grow. Validation has no help, and all keys that are multiples of 7; training has the
+    other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
@@ -59,7 +61,7 @@ class PasskeyStream(Stream):
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        if not self.part and rng.random() < HELPED:
+        if not self.part and n < HELPED_UNTIL and rng.random() < HELPED:
             return np.array(self.ends(n, rng)[: self.T + 1])
         key = rng.choice(self.keys)
         before = rng.integers(len(self.sentences), endpoint=True)

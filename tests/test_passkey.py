@@ -73,6 +73,9 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
     texts = texts_of(stream, 400)
     prompts = [text for text in texts if TASK in text]
     assert len(prompts) == pytest.approx(100, abs=30)
+    late = [stream.tokenizer.decode(stream[n].tolist()) for n in range(9_560, 9_640)]
+    assert 5 < sum(TASK in text for text in late[:40]) < 20
+    assert all(TASK in text for text in late[40:])
     assert all(re.search(re.escape(QUESTION) + r" \d+<", text) for text in prompts)
     prompt, stated = FILLER * 5 + QUESTION, []
     for text in set(texts) - set(prompts):
