@@ -86,8 +86,8 @@ ablations() {
     done
     for n in nope no-tanhnorm fixed-r; do each "24 25 26" needles $n @ "$RECIPE:$n"; done
     each "24 25 26" needles rope @ "$RECIPE:rope" "--rope-scale 1 2 4 ntk2 ntk4"
-    for r in 0.0078125 0.015625 0.03125; do
-        each "24 25 26" needles no-gate_$r @ "--w-th 16 --lr $r --layers 5 --model multiscreen:no-gate"
+    for r in 0.0078125 0.015625 0.03125; do each "24 25 26" needles no-gate_$r @ \
+            "--w-th 16 --lr $r --layers 5 --model multiscreen:no-gate"
         run $E.retrieval --out $REPORT/no_gate_lr$r.png ${X}_no-gate_$r-2{4,5,6}/abcdigits.tsv
     done
     local runs=($OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
