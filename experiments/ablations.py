@@ -18,7 +18,7 @@ from experiments.common import (
     save_figure,
     signed,
 )
-from experiments.style import ABLATIONS, COLORS, legend_below
+from experiments.style import ABLATIONS, COLORS, count_of, legend_below
 from support.cli import UsageError, cli
 from support.table import print_table
 
@@ -75,7 +75,8 @@ def draw_ablations(plt, rows, path):
             ax.annotate("diverged", (0, y), (4, 0), textcoords="offset points", va="center")
 
     # From top to bottom in the table's order.
-    names = [ABLATIONS.get(row["model"].partition(":")[2], "Original") for row in rows]
+    names = [ABLATIONS.get(row["model"].partition(":")[2], "Original")
+             + f", {count_of(row['seeds'], 'seed')}" for row in rows]
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
     ax.set_xlabel("change of the validation loss (nats per token); above 0 is worse")

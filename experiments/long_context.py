@@ -31,8 +31,7 @@ def draw_panel(plt, ax, curves, labels):
         words = [labels[curve.model, curve.parameters]]
         if curve.swe or curve.factor:
             words.append(setting_of(curve._asdict()))
-        if len(seeds) > 1:
-            words.append(count_of(len(seeds), "seed"))
+        words.append(count_of(len(seeds), "seed"))
         plot_with_band(ax, positions(int(curve.length)), mean, std if len(seeds) > 1 else None,
                        label=", ".join(words), **look(n))
     for T in sorted({int(curve.seq_len) for curve in curves}):

@@ -31,7 +31,7 @@ from experiments.common import (
     runs_parser,
     save_figure,
 )
-from experiments.style import WIDTH, label_models, legend_below, look, plot_with_band
+from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
 from support.cli import cli
 from support.table import print_table
 
@@ -72,7 +72,8 @@ def draw_sweep(plt, results, n_vocab, path):
     for n, (label, by_rate) in enumerate(results.items()):
         points = {e: mean_and_std(losses) for e, losses in by_rate.items()}
         means, stds, _ = zip(*points.values())
-        plot_with_band(ax, list(points), means, stds, label=label, **look(n))
+        seeds = count_of(max(map(len, by_rate.values())), "seed")
+        plot_with_band(ax, list(points), means, stds, label=f"{label}, {seeds}", **look(n))
         diverged = [e for e, (_, _, n_diverged) in points.items() if n_diverged]
         ax.plot(diverged, [1.03 + 0.045 * n] * len(diverged), "x", color=look(n)["color"], ms=7,
                 mew=2, transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
