@@ -49,7 +49,7 @@ def ablation_rows(runs):
     rows = []
     for name in filter(groups.get, NAMES):
         n, losses = groups[name]
-        mean, std, diverged = mean_and_std(losses)
+        mean, std, diverged = mean_and_std(losses.values())
         original = rows[0][3] if rows else mean
         paper, paper_std = PAPER.get(name, (math.nan, math.nan))
         rows.append([name, n, len(losses), mean, std, diverged, signed(mean - original), paper,

@@ -112,7 +112,7 @@ def keep_runs(args, name):
 
 
 def group_runs(runs, *names):
-    """{values of the columns `names`: losses of the seeds}. Other columns must not differ."""
+    """{values of the columns `names`: {seed: loss}}. Other columns must not differ."""
     groups = {}
     for run in runs:
         groups.setdefault(tuple(run[name] for name in names), []).append(run)
@@ -120,7 +120,8 @@ def group_runs(runs, *names):
         for name in FACTS[:-2]:
             if len({run[name] for run in found}) > 1:
                 raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them separately")
-    return {key: [float(run["val_loss"]) for run in found] for key, found in groups.items()}
+    return {key: {run["seed"]: float(run["val_loss"]) for run in found}
+            for key, found in groups.items()}
 
 
 def runs_parser(description):

@@ -42,7 +42,8 @@ def losses_by_rate(runs):
     labels = label_models((model, int(n)) for model, n, _ in groups)
     results = {labels[model, int(n)]: {} for model, n, _ in groups}
     for model, n, rate in sorted(groups, key=lambda key: float(key[2])):
-        results[labels[model, int(n)]][exponent_of(rate)] = groups[model, n, rate]
+        losses = [*groups[model, n, rate].values()]
+        results[labels[model, int(n)]][exponent_of(rate)] = losses
     return results
 
 

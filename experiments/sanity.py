@@ -36,22 +36,18 @@ def sanity_rows(runs):
 
     change_std: its deviation over the seeds that both have, which see equal data in equal order.
     """
-    group_runs(runs, "w_th", "model", "weight_decay", "clip")          # refuses what is not alike
-    groups = {}
-    for run in runs:
-        name = name_setting(*(run[x] for x in ("w_th", "model", "weight_decay", "clip")))
-        groups.setdefault(name, {})[run["seed"]] = float(run["val_loss"])
+    groups = {name_setting(*key): losses for key, losses
+              in group_runs(runs, "w_th", "model", "weight_decay", "clip").items()}
     if "Transformer" not in groups:
         raise UsageError("the runs have no Transformer with weight decay and clipping to compare "
                          "with: name one, too")
-    original = groups["Transformer"]
-    rows = []
+    original, rows = groups["Transformer"], []
+    original_mean, _, _ = mean_and_std(original.values())
     for name, losses in groups.items():
         mean, std, diverged = mean_and_std(losses.values())
         changes = [losses[seed] - original[seed] for seed in losses.keys() & original.keys()]
-        rows.append([name, len(losses), mean, std, diverged,
-                     signed(mean - mean_and_std(original.values())[0]), mean_and_std(changes)[1],
-                     PAPER.get(name)])
+        rows.append([name, len(losses), mean, std, diverged, signed(mean - original_mean),
+                     mean_and_std(changes)[1], PAPER.get(name)])
     return rows
 
 

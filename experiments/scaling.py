@@ -111,7 +111,7 @@ def model_rows(runs):
         with torch.device("meta"):
             model = build(name, {"psi": psi, "vocab_size": n_vocab})
         embedding = n_vocab * model.config.d_E
-        mean, std, diverged = mean_and_std(losses)
+        mean, std, diverged = mean_and_std(losses.values())
         rows.append({"model": name, "psi": psi, "total": int(total),
                      "non_embedding": int(total) - embedding, "lr": float(lr),
                      "seeds": len(losses), "val_loss": mean, "std": std, "diverged": diverged,
@@ -161,9 +161,14 @@ def fit_rows(rates, rows, unfitted):
         lines = [fit_line(*sizes) for sizes in found]
         falls = [line[1] * math.log(2) if line else None for line in lines]
         loss, N_m, N_t, saved, std = saving(*found) or [None] * 5
-        shown = [x if x is None or math.isnan(x) else f"{x:.0%}" for x in (saved, std)]
-        table.append([rates, key, *falls, loss, N_m, N_t, *shown, STATED.get(key)])
+        table.append([rates, key, *falls, loss, N_m, N_t, percent(saved), percent(std),
+                      STATED.get(key)])
     return table
+
+
+def percent(x):
+    """A share as a cell of a table; None and NaN stay."""
+    return x if x is None or math.isnan(x) else f"{x:.0%}"
 
 
 def size_between(loss, sizes, losses):
@@ -188,15 +193,17 @@ def between_rows(rows):
         found = [[row for row in rows if row["model"].startswith(family)] for family in FAMILIES]
         sizes = [[row[key] for row in family] for family in found]
         means = [[row["val_loss"] for row in family] for family in found]
-        by_seed = [[*zip(*(row["losses"] for row in family))] for family in found]
         for loss in sorted({*means[0], *means[1]}, reverse=True):
-            N_m, N_t = map(size_between, (loss, loss), sizes, means)
-            savings = [1 - size_between(loss, sizes[0], a) / size_between(loss, sizes[1], b)
-                       for a, b in zip(*by_seed)]
-            if not math.isnan(N_m / N_t):
-                std = mean_and_std(savings)[1]
-                table.append([key, loss, N_m, N_t, f"{1 - N_m / N_t:.0%}",
-                              std if math.isnan(std) else f"{std:.0%}"])
+            N_m, N_t = (size_between(loss, *of_family) for of_family in zip(sizes, means))
+            if math.isnan(N_m / N_t):
+                continue
+            savings = []
+            for seed in set.intersection(*(set(row["losses"]) for row in rows)):
+                n_m, n_t = (size_between(loss, n, [row["losses"][seed] for row in family])
+                            for n, family in zip(sizes, found))
+                savings.append(1 - n_m / n_t)
+            std = mean_and_std(savings)[1]
+            table.append([key, loss, N_m, N_t, percent(1 - N_m / N_t), percent(std)])
     return table
 
 

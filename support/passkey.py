@@ -1,4 +1,5 @@
 """Passkey: the prompts of experiments/passkey.py, and the documents that teach a model the task."""
+import math
 import re
 
 import numpy as np
@@ -80,6 +81,7 @@ class PasskeyStream(Stream):
     def ends(self, n, rng):
         """Tokens of ends of prompts and their answers. Lengths are as likely in each octave."""
         prompt = FILLER * (self.T // len(FILLER)) + QUESTION
+        shortest, longest = math.log(5), math.log(self.longest_end(n))
         tokens, key = [], None
         while len(tokens) <= self.T:
             if key is None or rng.random() < NEW:
@@ -88,7 +90,7 @@ class PasskeyStream(Stream):
                 key += key % 7 == 0
                 if rng.random() < 0.5:
                     tokens += self.tokenizer.encode_ordinary(NEEDLE.format(key))
-            length = int(np.exp(rng.uniform(np.log(5), np.log(self.longest_end(n)))))
+            length = int(math.exp(rng.uniform(shortest, longest)))
             tokens += self.tokenizer.encode_ordinary(f"{prompt[-length:]} {key}.\n")
         return tokens
 

@@ -270,7 +270,7 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     """Multiscreen of 100 and 400 parameters, Transformers of 100 and 1,600; two seeds each."""
     def row(model, total, *losses):
         return {"model": model, "total": total, "non_embedding": total,
-                "val_loss": sum(losses) / 2, "losses": losses}
+                "val_loss": sum(losses) / 2, "losses": dict(enumerate(losses))}
 
     rows = [row("multiscreen", 100, 4.0, 4.0), row("multiscreen", 400, 3.0, 3.2),
             row("transformer:1,1,8", 100, 4.5, 4.5), row("transformer:2,2,8", 1600, 2.5, 2.5)]
@@ -288,6 +288,7 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     assert math.isnan(scaling.size_between(3.0, [1, 2, 3], [4.0, NAN, 2.0]))
     diverged = row("multiscreen", 900, NAN, NAN)
     assert str(scaling.between_rows([*rows, diverged])) == str(table)
+    assert scaling.between_rows([diverged]) == []
 
 
 @needs_matplotlib
