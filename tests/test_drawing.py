@@ -240,11 +240,11 @@ def test_the_sanity_check_is_against_the_transformer_as_it_is(run, call):
         ("Transformer", "+0.0000"), ("Transformer w/o clipping", "-0.1000"),
         ("Transformer w/o weight decay", "+0.1000"), ("Multiscreen, w_th = 256", "-0.2000"),
         ("Multiscreen, w_th = 16", "+0.2000")]
-    more = [run("f", 3.5, seed="2", **TRANSFORMER), run("g", 9, seed="3", **TRANSFORMER),
+    more = [run("f", 3.4, seed="2", **TRANSFORMER), run("g", 9, seed="3", **TRANSFORMER),
             run("h", 3.8, seed="2", **TRANSFORMER | {"weight_decay": "0.0"})]
     rows = sanity.sanity_rows(common.read_runs([*folders, *more]))
     deviation = {row[0]: row[6] for row in rows}["Transformer w/o weight decay"]
-    assert deviation == pytest.approx(statistics.stdev([3.6 - 3.5, 3.8 - 3.5]))    # by seed
+    assert deviation == pytest.approx(statistics.stdev([3.6 - 3.5, 3.8 - 3.4]))    # by seed
     with pytest.raises(UsageError, match="no Transformer"):
         call(sanity, folders[3])
 
