@@ -60,41 +60,46 @@ class FixedR(GatedScreeningTiles):
 
 
 class Compete(GatedScreeningTiles):
-    """Keys compete: h_i = sum_j alpha_d_ij v_j / (1 + sum_j alpha_d_ij).
+    """Keys compete: h_i = sum_j alpha_d_ij v_j / (rest + sum_j alpha_d_ij), with rest = 1.
 
     The 1 is a key that is always there and says nothing, so that none need be relevant.
+    Relevance maps show alpha_d_ij, before the division.
     """
+    rest = 1.0
 
     def screening(self, x, screen, cache=None):
         @functools.wraps(screen)
         def compete(q, k, v, w, r, i0=0):
             # The sum is the value of a column of ones: 2 V columns, since the kernel takes 2^n.
             h = screen(q, k, F.pad(v, (0, v.shape[-1]), value=1.0), w, r, i0)
-            return h[..., : v.shape[-1]] / (1 + h[..., -1:])
+            return h[..., : v.shape[-1]] / (self.rest + h[..., -1:])
 
         return super().screening(x, compete, cache)
 
 
-def softmax_screen(q, k, v, w, r, i0=0):
-    """Keys compete, and none is rejected: softmax over the window, like `multiscreen.screen`.
+class Softmax(Compete):
+    """Keys compete, and none is rejected: softmax over the window, of 2 s_ij / r + log m_ij."""
+    rest = 0.0
 
-    alpha_ij = m_ij exp(2 s_ij / r) / sum_l m_il exp(2 s_il / r), m the softmask. The temperature
-    r / 2 is learned; with it, log alpha has the slope of log Trim at s = 1.
+
+def exponential(q, k, v, w, r, i0=0):
+    """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
+
+    m is the softmask. The temperature r / 2 is learned; with it, log alpha_d has the slope of
+    log Trim at s = 1. No exponential is below e^-60: the sum that divides is never 0.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, w, r = (x.to(dtype) for x in (q, k, w, r))
     i = torch.arange(i0, i0 + q.shape[2], device=q.device)
     j = torch.arange(k.shape[2], device=q.device)
-    m = softmask(j - i[:, None], w[:, None, None])
-    z = 2 * (q @ k.transpose(-2, -1)) / r[:, None, None]
-    z = z - z.masked_fill(m == 0, -torch.inf).amax(-1, keepdim=True).detach()
-    alpha = m * z.clamp(max=0.0).exp()
-    alpha = alpha / alpha.sum(-1, keepdim=True)
-    return (alpha @ v.to(dtype)).to(v.dtype)
+    s = q @ k.transpose(-2, -1)
+    z = 2 * (s - 1) / r[:, None, None]
+    alpha_d = softmask(j - i[:, None], w[:, None, None]) * z.clamp(min=-60.0).exp()
+    return (alpha_d @ v.to(dtype)).to(v.dtype)
 
 
 TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
-         "fixed-r": FixedR, "compete": Compete, "softmax": GatedScreeningTiles}
+         "fixed-r": FixedR, "compete": Compete, "softmax": Softmax}
 
 
 def build_ablation(variant, config, dtype=None):
@@ -114,5 +119,5 @@ def build_ablation(variant, config, dtype=None):
         config = config | {name: n for name, n in more.items() if config.get(name) is None}
     model = Multiscreen(Config(**config), dtype, TILES[variant])
     if variant == "softmax":
-        model.screen = model.own_screen = softmax_screen
+        model.screen = model.own_screen = exponential
     return model

@@ -31,13 +31,17 @@ def get_screen(model, kernel="auto"):
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones.
 
-    A model that has its `own_screen`, an ablation, keeps it.
+    A model that has its `own_screen`, an ablation, keeps it, cut as `screen_windowed` does.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
-    if hasattr(model, "own_screen"):
-        return model.own_screen, f"screening by {model.own_screen.__name__}, the model's own", True
     definition, device = multiscreen.screen, model.W_E.device
+    if hasattr(model, "own_screen"):
+        f, label = model.own_screen, f"{model.own_screen.__name__}, the model's own"
+        if kernel != "definition":
+            cut = screen_windowed if device.type == "cpu" else while_it_fits(model)[0]
+            f = partial(cut, screen=f)
+        return f, f"screening by {label}", True
     exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
@@ -226,6 +230,7 @@ def compile_layers(model):
     multiscreen.KeyCache.append = torch.compiler.disable(multiscreen.KeyCache.append)
     windowed = model.screen
     if getattr(windowed, "func", windowed) is screen_windowed:
-        compiled = torch.compile(multiscreen.screen, dynamic=True)
+        own = getattr(model, "own_screen", multiscreen.screen)
+        compiled = torch.compile(own, dynamic=True)
         model.screen = torch.compiler.disable(lambda *x: windowed(*x, screen=compiled))
-        model.screen.keeps_to_window = True
+        model.screen.keeps_to_window = multiscreen.keeps_to_window(windowed)

@@ -11,7 +11,9 @@ import train
 from baselines import ablations, count_parameters
 from experiments import sizes as sizes_script
 from support.checkpoint import build_model, has_windows, save_checkpoint, scale_rope
+from support.choose import get_screen
 from support.cli import UsageError
+from support.windowed import screen_windowed
 from tests.helpers import assert_same_weights, draw_tokens, fit, move_away, random
 from tests.reference import reference_logits, reference_transformer
 
@@ -118,6 +120,28 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
     learned = {name for name, value in model.named_parameters() if value.grad is not None}
     fixed = {name for name in p if variant == "fixed-r" and name.endswith("s_r")}
     assert learned == p.keys() - fixed
+
+
+@pytest.mark.parametrize("r", [0.5, 1e-4])
+def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r):
+    model = tiny_model("multiscreen:softmax", far=True).float()
+    x, layer = draw_tokens(1, 400), model.layers[0]
+    with torch.no_grad():
+        for tile in model.layers:
+            tile.W_K.copy_(-tile.W_Q)
+            tile.s_r.fill_(math.log(r / (1 - r)))
+
+    def gradients():
+        found = torch.autograd.grad(model.loss(x, x), [layer.W_V, layer.W_Q, layer.s_w])
+        return torch.cat([g.flatten().double() for g in found])
+
+    model.screen, line, _ = get_screen(model)
+    assert line == "screening by exponential, the model's own"
+    assert model.screen.func is screen_windowed
+    cut = gradients()
+    model.double().screen, *_ = get_screen(model, "definition")
+    assert model.screen is ablations.exponential
+    assert (cut - gradients()).norm() < 1e-4 * cut.norm()
 
 
 @torch.no_grad()
