@@ -13,6 +13,7 @@ from experiments.common import (
     group_runs,
     keep_runs,
     mean_and_std,
+    paired_change,
     pyplot,
     runs_parser,
     save_figure,
@@ -32,12 +33,15 @@ PAPER = {                                              # validation loss: mean, 
 }
 # Two are ours: what changes where keys compete.
 NAMES = (*PAPER, "multiscreen:compete", "multiscreen:softmax")
-COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "change", "paper_28M",
-           "paper_std", "paper_change"]
+COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "change", "change_std",
+           "paper_28M", "paper_std", "paper_change"]
 
 
 def ablation_rows(runs):
-    """Rows of COLUMNS, in the paper's order: the original, and the ablations that were run."""
+    """Rows of COLUMNS, in the paper's order: the original, and the ablations that were run.
+
+    The change is against the original, by seed.
+    """
     groups = {}
     for (model, n), losses in group_runs(runs, "model", "parameters").items():
         if model not in NAMES or model in groups:
@@ -49,11 +53,10 @@ def ablation_rows(runs):
     rows = []
     for name in filter(groups.get, NAMES):
         n, losses = groups[name]
-        mean, std, diverged = mean_and_std(losses.values())
-        original = rows[0][3] if rows else mean
+        change, change_std = paired_change(losses, groups["multiscreen"][1])
         paper, paper_std = PAPER.get(name, (math.nan, math.nan))
-        rows.append([name, n, len(losses), mean, std, diverged, signed(mean - original), paper,
-                     paper_std, signed(paper - PAPER["multiscreen"][0])])
+        rows.append([name, n, len(losses), *mean_and_std(losses.values()), signed(change),
+                     change_std, paper, paper_std, signed(paper - PAPER["multiscreen"][0])])
     return rows
 
 
@@ -61,12 +64,13 @@ def draw_ablations(plt, rows, path):
     """The change of the validation loss by each ablation: here, and in the paper. rows: COLUMNS."""
     fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
     rows = [dict(zip(COLUMNS, row)) for row in rows]
-    changes = [row["val_loss"] - rows[0]["val_loss"] for row in rows]
+    changes = [float(row["change"]) for row in rows]
     paper_changes = [row["paper_28M"] - rows[0]["paper_28M"] for row in rows]
     here = [y - 0.2 for y in range(len(rows))]
     there = [y + 0.2 for y in range(len(rows))]
     bar = {"height": 0.4, "edgecolor": "black", "linewidth": 0.5, "capsize": 3}
-    ax.barh(here, changes, xerr=[row["std"] for row in rows], color=COLORS[0], label="here", **bar)
+    ax.barh(here, changes, xerr=[row["change_std"] for row in rows], color=COLORS[0], label="here",
+            **bar)
     ax.barh(there, paper_changes, xerr=[row["paper_std"] for row in rows], color=COLORS[4],
             hatch="//", label="paper, 28M", **bar)
     ax.axvline(0, color="black", lw=0.8)

@@ -153,6 +153,15 @@ def mean_and_std(losses):
     return mean, std, len(losses) - len(good)
 
 
+def paired_change(losses, original):
+    """(mean, standard deviation) of losses - original, by seed, over the seeds that both have.
+
+    Runs of one seed see equal data in equal order.
+    """
+    changes = [losses[seed] - original[seed] for seed in losses.keys() & original.keys()]
+    return mean_and_std(changes)[:2]
+
+
 def with_deviation(row):
     """A row of latency.tsv with the mean of its times as `ms`, and their `std`; NaN for one."""
     mean, std, _ = mean_and_std([float(ms) for ms in row["ms"].split()])

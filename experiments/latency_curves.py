@@ -4,16 +4,18 @@
 
 draws the table of `python -m experiments.latency`: the largest models by length and, where there
 are several, all of them by size at the longest length. The column x_transformer is the time of the
-Transformer beside it, with its fastest backend, over Multiscreen's. By size, the n-th Multiscreen
-stands beside the n-th Transformer. If a table has several machines, the last one is drawn. Bars are
-standard deviations over the passes.
+Transformer beside it, with its fastest backend, over Multiscreen's; x_std is its deviation, by
+those of both times. By size, the n-th Multiscreen stands beside the n-th Transformer. If a table
+has several machines, the last one is drawn. Bars are standard deviations over the passes.
 """
+import math
+
 from experiments.common import get_figure, pyplot, save_figure, with_deviation
 from experiments.style import WIDTH, legend_below, look, millions_axis, plain_axis, short_number
 from support.cli import cli
 from support.table import print_table
 
-COLUMNS = ("model", "parameters", "setting", "length", "ms", "std", "x_transformer")
+COLUMNS = ("model", "parameters", "setting", "length", "ms", "std", "x_transformer", "x_std")
 
 
 def family_of(row):
@@ -33,9 +35,14 @@ def latency_rows(rows):
     beside = dict(zip(sorted(sizes["Multiscreen"]), sorted(sizes["Transformer"])))
     for row in found:
         other = beside.get(row["parameters"]) if family_of(row) == "Multiscreen" else None
-        times = [peer["ms"] for peer in found if family_of(peer) == "Transformer"
+        peers = [peer for peer in found if family_of(peer) == "Transformer"
                  and (peer["parameters"], peer["length"]) == (other, row["length"])]
-        row["x_transformer"] = min(times) / row["ms"] if times else None
+        row |= {"x_transformer": None, "x_std": None}
+        if peers:
+            fastest = min(peers, key=lambda peer: peer["ms"])
+            ratio = fastest["ms"] / row["ms"]
+            relative = [x["std"] / x["ms"] for x in (fastest, row)]
+            row |= {"x_transformer": ratio, "x_std": ratio * math.hypot(*relative)}
     return found
 
 

@@ -11,6 +11,9 @@ Each rate has the mean over its seeds. runs/paper.sh has the paper's runs: every
 to 0, a Multiscreen of 28M and a Transformer of 45M parameters, 2^38 tokens, three seeds, with
 QKNorm one.
 
+On the standard library, where the figure has a line for it, a run that ends no better than the
+entropy of single bytes in the held-out files has failed.
+
 A run has diverged in two cases. Either train.py stopped it, because a loss, a gradient norm or a
 weight was not finite. Or its last validation loss is more than half a nat above its first training
 loss, or above the least mean over an eighth of its log.
@@ -21,6 +24,8 @@ with QKNorm and without; QKNorm is slightly better at moderate rates; Multiscree
 train reliably without divergence" even at 1 (2^0).
 """
 import math
+
+import numpy as np
 
 from experiments.common import (
     VOCABULARY,
@@ -33,6 +38,7 @@ from experiments.common import (
 )
 from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
 from support.cli import cli
+from support.data import read_text, standard_library
 from support.table import print_table
 
 
@@ -67,8 +73,15 @@ def rate_table(results):
     return columns, rows
 
 
-def draw_sweep(plt, results, n_vocab, path):
-    """Loss by learning rate; diverged runs stand above the axis."""
+def byte_entropy():
+    """The entropy of single bytes in the held-out files of --data stdlib, nats per byte."""
+    held_out = "".join(map(read_text, standard_library()[19::20])).encode()
+    p = np.bincount(np.frombuffer(held_out, np.uint8)) / len(held_out)
+    return -(p[p > 0] * np.log(p[p > 0])).sum()
+
+
+def draw_sweep(plt, results, references, path):
+    """Loss by learning rate; diverged runs stand above the axis. references: {label: loss}."""
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     for n, (label, by_rate) in enumerate(results.items()):
         points = {e: mean_and_std(losses) for e, losses in by_rate.items()}
@@ -78,8 +91,9 @@ def draw_sweep(plt, results, n_vocab, path):
         diverged = [e for e, (_, _, n_diverged) in points.items() if n_diverged]
         ax.plot(diverged, [1.03 + 0.045 * n] * len(diverged), "x", color=look(n)["color"], ms=7,
                 mew=2, transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
-    ax.axhline(math.log(n_vocab), color="gray", lw=1, ls=(0, (1, 3)), label="uniform guess")
-    ax.plot([], [], "x", color="black", ms=7, mew=2, label="at least one seed diverged")
+    for (label, loss), line in zip(references.items(), ((0, (1, 3)), "--")):
+        ax.axhline(loss, color="gray", lw=1, ls=line, label=label)
+    ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged, not in the mean")
 
     # The strip above the axis does not show a loss: a line closes it off.
     ax.spines.top.set_visible(True)
@@ -94,11 +108,14 @@ def draw_sweep(plt, results, n_vocab, path):
 def main():
     args = runs_parser(__doc__).parse_args()
     runs = keep_runs(args, "lr_sweep")
-    results, n_vocab = losses_by_rate(runs), VOCABULARY[runs[0]["tokenizer"]]
+    results, uniform = losses_by_rate(runs), math.log(VOCABULARY[runs[0]["tokenizer"]])
     print_table(*rate_table(results), f"Validation loss, nats per token, after {runs[0]['steps']} "
-                f"steps; a uniform guess has {math.log(n_vocab):.4g}")
+                f"steps; a uniform guess has {uniform:.4g}")
     if plt := pyplot():
-        draw_sweep(plt, results, n_vocab, args.out / "lr_sweep.png")
+        references = {"uniform guess": uniform}
+        if (runs[0]["data"], runs[0]["tokenizer"]) == ("stdlib", "bytes"):
+            references["byte frequencies"] = byte_entropy()
+        draw_sweep(plt, results, references, args.out / "lr_sweep.png")
 
 
 if __name__ == "__main__":

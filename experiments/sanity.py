@@ -15,6 +15,7 @@ from experiments.common import (
     group_runs,
     keep_runs,
     mean_and_std,
+    paired_change,
     runs_parser,
     signed,
 )
@@ -32,22 +33,17 @@ def name_setting(w_th, *key):
 
 
 def sanity_rows(runs):
-    """Rows of COLUMNS. The change is against the unmodified Transformer.
-
-    change_std: its deviation over the seeds that both have, which see equal data in equal order.
-    """
+    """Rows of COLUMNS. The change is against the unmodified Transformer, by seed."""
     groups = {name_setting(*key): losses for key, losses
               in group_runs(runs, "w_th", "model", "weight_decay", "clip").items()}
     if "Transformer" not in groups:
         raise UsageError("the runs have no Transformer with weight decay and clipping to compare "
                          "with: name one, too")
-    original, rows = groups["Transformer"], []
-    original_mean, _, _ = mean_and_std(original.values())
+    rows = []
     for name, losses in groups.items():
-        mean, std, diverged = mean_and_std(losses.values())
-        changes = [losses[seed] - original[seed] for seed in losses.keys() & original.keys()]
-        rows.append([name, len(losses), mean, std, diverged, signed(mean - original_mean),
-                     mean_and_std(changes)[1], PAPER.get(name)])
+        change, change_std = paired_change(losses, groups["Transformer"])
+        rows.append([name, len(losses), *mean_and_std(losses.values()), signed(change), change_std,
+                     PAPER.get(name)])
     return rows
 
 

@@ -48,8 +48,8 @@ AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parame
         "psi": r"$\Psi$ of Multiscreen"}
 COLUMNS = ["model", "psi", "total", "non_embedding", "lr", "seeds", "val_loss", "std", "diverged",
            "residual"]
-FITS = ["rates", "size", "multiscreen", "transformer", "at_loss", "N_multiscreen", "N_transformer",
-        "saving", "std", "paper"]
+FITS = ["rates", "size", "multiscreen", "off_m", "transformer", "off_t", "at_loss",
+        "N_multiscreen", "N_transformer", "saving", "std", "paper"]
 BETWEEN = ["size", "at_loss", "N_multiscreen", "N_transformer", "saving", "std"]
 STATED = {"total": "roughly 30 %", "non_embedding": "preserved"}
 
@@ -70,15 +70,22 @@ def size_at(loss, line):
     return math.exp((loss - a) / b)
 
 
+def off_line(sizes, losses):
+    """The standard error of the residuals of the fitted line, in nats; NaN for two points."""
+    if len(sizes) < 3:
+        return math.nan
+    a, b = fit_line(sizes, losses)
+    residuals = np.array(losses) - a - b * np.log(sizes)
+    return math.sqrt((residuals**2).sum() / (len(sizes) - 2))
+
+
 def variance_at(loss, sizes, losses):
     """The variance of ln(size_at(loss)) by the residuals of the line; NaN for two points."""
-    x, y = np.log(sizes), np.array(losses)
+    x = np.log(sizes)
     a, b = fit_line(sizes, losses)
-    if len(x) < 3:
-        return math.nan
-    residual = ((y - a - b * x) ** 2).sum() / (len(x) - 2)
     offset = (loss - a) / b - x.mean()
-    return residual / b**2 * (1 / len(x) + offset**2 / ((x - x.mean()) ** 2).sum())
+    relative = off_line(sizes, losses) / b
+    return relative**2 * (1 / len(x) + offset**2 / ((x - x.mean()) ** 2).sum())
 
 
 def saving(multiscreen, transformer):
@@ -153,13 +160,16 @@ def points(rows, family, key, leave_out=()):
 def fit_rows(rates, rows, unfitted):
     """Rows of FITS: the change of the loss when a size doubles, and the sizes at an equal loss.
 
+    off_m, off_t: how far the losses lie from the lines, by off_line.
+
     rows: one for each model.
     """
     table = []
     for key in AXES:
         found = [points(rows, family, key, unfitted)[:2] for family in FAMILIES]
         lines = [fit_line(*sizes) for sizes in found]
-        falls = [line[1] * math.log(2) if line else None for line in lines]
+        falls = [x for line, sizes in zip(lines, found)
+                 for x in ((line[1] * math.log(2), off_line(*sizes)) if line else (None, None))]
         loss, N_m, N_t, saved, std = saving(*found) or [None] * 5
         table.append([rates, key, *falls, loss, N_m, N_t, percent(saved), percent(std),
                       STATED.get(key)])

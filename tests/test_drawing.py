@@ -218,9 +218,14 @@ def test_ablations_are_compared_with_the_original(run, call, capsys):
     folders = [run("a", 3.5), run("b", 3.6, model="multiscreen:no-gate", parameters="4000")]
     call(ablations, *folders, "--out", "o")
     rows = ablations.ablation_rows(common.read_runs(folders))
-    assert [row[:4] + row[6:8] for row in rows] == [
+    assert [row[:4] + [row[6], row[8]] for row in rows] == [
         ["multiscreen", "4626", 1, 3.5, "+0.0000", 3.0966],
         ["multiscreen:no-gate", "4000", 1, 3.6, "+0.1000", 3.1555]]
+    more = [run("d", 3.7, seed="1"), run("e", 3.9, seed="2"),
+            run("f", 4.0, seed="1", model="multiscreen:no-gate", parameters="4000")]
+    rows = ablations.ablation_rows(common.read_runs([*folders, *more]))
+    assert rows[1][6] == "+0.2000"                     # by seed: +0.1 and +0.3
+    assert rows[1][7] == pytest.approx(0.2 / math.sqrt(2))
     with pytest.raises(UsageError, match="original is missing"):
         call(ablations, folders[1])
     with pytest.raises(UsageError, match="two sizes"):
@@ -262,8 +267,11 @@ def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
         ["best", "total"], ["best", "non_embedding"], ["best", "psi"]]
     slope = 0.5 / math.log2(4626 / 486)                # through two points
     assert lines[0][2] == pytest.approx(slope)
-    assert lines[0][3] is None
+    assert math.isnan(lines[0][3])
+    assert lines[0][4:6] == [None, None]
     assert scaling.fit_rows("best", rows, unfitted=[1])[0][2] is None
+    # 1, 0, 0 at ln(size) 0, 1, 2 lie 1/6, -1/3, 1/6 off their line.
+    assert scaling.off_line([1, math.e, math.e**2], [1, 0, 0]) == pytest.approx(math.sqrt(1 / 6))
 
 
 def test_without_a_line_sizes_are_taken_between_neighbours():

@@ -107,10 +107,11 @@ def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, 
         timed("transformer:a", "10", "flash", "64", "400"),
         timed("transformer:a", "10", "math", "64", "80 120"),
         timed("multiscreen", "90", "initial", "64", "7"),
-        timed("multiscreen", "9", "initial", "64", "50")])
+        timed("multiscreen", "9", "initial", "64", "45 50 55")])
     call(latency_curves, tmp_path / "t.tsv")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[3:] for line in lines[3:8]] == [
-        ["32", "4", "-", "-"], ["64", "400", "-", "-"], ["64", "100", "28.284", "-"],
-        ["64", "7", "-", "-"], ["64", "50", "-", "2"]]
+        ["32", "4", "-", "-", "-"], ["64", "400", "-", "-", "-"],
+        ["64", "100", "28.284", "-", "-"], ["64", "7", "-", "-", "-"],
+        ["64", "50", "5", "2", "0.6"]]               # 2 * hypot(0.28284, 0.1)
     assert (tmp_path / "t.png").stat().st_size > 10_000
