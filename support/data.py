@@ -1,15 +1,4 @@
-"""From the files that --data names to the tokens of a training step.
-
-What training draws from, `Sequences` of text or the documents of stream.py or passkey.py, has
-
-    draw(n, seed)                   the n-th sequence of T + 1 tokens: random access, so that a
-                                    resumed run sees the same ones
-    data[n], spread(n)              a sequence; the numbers of n of them
-    state(), load(state)            what a checkpoint keeps besides the number of drawn sequences
-    observe(loss, documents)        told of each step's loss
-    learned                         whether training may end before its last step
-    extra_columns(model, batches)   more columns of an evaluation, as a dict
-"""
+"""From the files that --data names to the tokens of a training step."""
 import hashlib
 import os
 import sysconfig
@@ -19,7 +8,7 @@ import numpy as np
 
 from support.cli import UsageError, at_most_3
 from support.passkey import PasskeyStream
-from support.stream import ABCDigitsStream
+from support.stream import ABCDigitsStream, Data
 from support.tokens import EDGE, SUMS, encode_document, read_bin
 
 
@@ -163,9 +152,8 @@ def permute(i, n, key, rounds=4):
             return i
 
 
-class Sequences:
+class Sequences(Data):
     """Contiguous sequences of T + 1 tokens, cut from token arrays: T inputs, T targets."""
-    learned = False                                    # text always has more to learn
 
     def __init__(self, arrays, T, what):
         self.arrays, self.T = arrays, T
@@ -193,18 +181,6 @@ class Sequences:
         """The n-th sequence at random without replacement: a new order for each epoch."""
         epoch, n = divmod(n, len(self))
         return self[permute(n, len(self), (seed, epoch))]
-
-    def state(self):
-        return ()                                      # text does not change as a model learns
-
-    def load(self, state):
-        pass
-
-    def observe(self, loss, documents):
-        pass
-
-    def extra_columns(self, model, batches):
-        return {}
 
 
 def get_data(args, tokenizer, files):

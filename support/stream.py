@@ -15,12 +15,34 @@ FLAT_AFTER = 8_000                                     # documents looked up unt
 DONE_AFTER = 12_000                                    # documents looked up until training ends
 
 
-class Stream:
-    """Endless documents of T + 1 tokens, by number: stream[n]; has all that data.py lists.
+class Data:
+    """What training draws from: data[n] is a sequence of T + 1 tokens, of text or of a stream.
+
+    draw(n, seed) is the n-th in training: random access, so that a resumed run sees the same ones.
+    spread(n) has the numbers of n sequences.
+    """
+    learned = False                                    # whether training may end early
+
+    def observe(self, loss, documents):
+        """Told of each step's loss."""
+
+    def state(self):
+        """What a checkpoint keeps besides the number of drawn sequences."""
+        return ()
+
+    def load(self, state):
+        """Take the state of a checkpoint."""
+
+    def extra_columns(self, model, batches):
+        """More columns of an evaluation. batches: of `distributed.batches`"""
+        return {}
+
+
+class Stream(Data):
+    """Endless documents, by number.
 
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
     """
-    learned = False                                    # there is no end
 
     def __str__(self):
         return "an endless stream"
@@ -32,15 +54,6 @@ class Stream:
     def draw(self, n, seed):
         """The n-th document."""
         return self[n]
-
-    def observe(self, loss, documents):
-        pass
-
-    def state(self):
-        return ()
-
-    def load(self, state):
-        pass
 
     @torch.no_grad()
     def extra_columns(self, model, batches):
