@@ -107,13 +107,10 @@ def main():
                    help="digits of a number (paper: 6) [the --digits of the training run]")
     args = p.parse_args()
 
-    def get_task(tokenizer, ckpt):
+    def get_task(count_tokens, ckpt):
         digits = ckpt["args"]["digits"] if args.digits is None else args.digits
         if ckpt["args"]["data"] != ["abcdigits"]:
             print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
-
-        def count_tokens(line):
-            return len(tokenizer.encode_ordinary(line))
 
         def get_prompts(length, depth, trials):
             texts = generate_by_token_count(length, depth, count_tokens, digits, trials)

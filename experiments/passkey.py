@@ -52,10 +52,7 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
 def main():
     args = get_parser(__doc__).parse_args()
 
-    def get_task(tokenizer, ckpt):
-        def count_tokens(text):
-            return len(tokenizer.encode_ordinary(text))
-
+    def get_task(count_tokens, ckpt):
         def get_prompts(length, depth, trials):
             return passkey_prompts(length, depth, count_tokens, trials)
 

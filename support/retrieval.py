@@ -31,11 +31,11 @@ def get_parser(doc):
 def measure_grid(args, name, get_task, exact_matches):
     """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
 
-    get_task(tokenizer, ckpt) -> (columns of its own, get_prompts); get_prompts(length, depth,
+    get_task(count_tokens, ckpt) -> (columns of its own, get_prompts); get_prompts(length, depth,
     trials) -> (prompts, answers), or UsageError for a short length; exact_matches: abcdigits.py's.
     """
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
-    own, get_prompts = get_task(tokenizer, ckpt)
+    own, get_prompts = get_task(lambda text: len(tokenizer.encode_ordinary(text)), ckpt)
     trials, T_train = args.trials, ckpt["args"]["seq_len"]
     if trials is None:
         trials = 1000 if args.device.startswith("cuda") else 10
