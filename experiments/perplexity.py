@@ -35,7 +35,7 @@ from support.checkpoint import (
     scale_rope,
 )
 from support.cli import Parser, UsageError, cli
-from support.data import files_of, read_text, standard_library
+from support.data import HELD_OUT, files_of, read_text, standard_library
 from support.run import absolute
 from support.table import RUN, Progress, Table, beside, describe_run
 
@@ -73,7 +73,7 @@ def get_documents(data, tokenizer, L, limit):
     if data:
         paths = (path for path, use in files_of(data) if use)
     else:
-        held_out = standard_library()[19::20]
+        held_out = standard_library()[HELD_OUT]
         paths = (path for path in held_out if path.parent.name != "encodings")
     segments, short, longest = {}, 0, 0
     for path in paths:

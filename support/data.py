@@ -11,6 +11,8 @@ from support.passkey import PasskeyStream
 from support.stream import ABCDigitsStream, Data
 from support.tokens import EDGE, SUMS, encode_document, read_bin
 
+HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
+
 
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
@@ -209,8 +211,8 @@ def get_data(args, tokenizer, files):
         whole, ends = train, []
         held_out = at_most_3([p.name for p in val])
     elif len(texts) >= 20:
-        val = texts[19::20]
-        whole, ends = [p for n, p in enumerate(texts) if n % 20 != 19], bins
+        val, whole, ends = texts[HELD_OUT], texts.copy(), bins
+        del whole[HELD_OUT]
         held_out = "every twentieth text" + ", the last twentieth of each token file" * bool(bins)
     else:
         whole, ends = [], train
