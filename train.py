@@ -87,7 +87,7 @@ def get_parser():
     flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)")
     flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
     flag("--seed", 0, "seed of the initial weights and of the order of the data")
-    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
+    p.add_shared("--device")
     flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
          "(paper: bfloat16)",
          choices=["auto", "float32", "bfloat16"])
