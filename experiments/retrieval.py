@@ -186,7 +186,7 @@ def draw_by_length(plt, panels, path):
         means, stds, _ = zip(*stats)                   # one seed has std NaN: no band
         most = max(map(len, found.values()))
         plot_with_band(ax, list(found), means, stds, clip_on=False, **look(n),
-                       label=f"{name_of(panel)}, {most} seed{'s' * (most > 1)}")
+                       label=f"{name_of(panel)}, {count_of(most, 'seed')}")
         fewer = {length: mean for length, mean in zip(found, means) if len(found[length]) < most}
         ax.plot([*fewer], [*fewer.values()], clip_on=False, in_layout=False, zorder=3, ms=5,
                 **look(n) | {"ls": "", "mfc": "white"})

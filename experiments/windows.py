@@ -95,9 +95,7 @@ def main():
     table = beside(args.ckpt, "windows.tsv")
     w, r = windows_and_widths(model)
     w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
-    rows = []
-    for n in range(len(w)):
-        rows.append(summary(str(n + 1), w[n], r[n], w_th, T_train))
+    rows = [summary(str(n), *layer, w_th, T_train) for n, layer in enumerate(zip(w, r), 1)]
     rows.append(summary("all", w.ravel(), r.ravel(), w_th, T_train))
     report(table, COLUMNS, rows,
            f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
