@@ -184,10 +184,10 @@ def percent(x):
 def size_between(loss, sizes, losses):
     """The size that has a loss, linear in ln(size) between neighbours.
 
-    NaN beyond the ends, and where the losses do not fall with size.
+    NaN beyond the ends, without sizes, and where the losses do not fall with size.
     """
     falls = all(a > b for a, b in zip(losses, losses[1:]))
-    if not (falls and min(losses) <= loss <= max(losses)):
+    if not (losses and falls and min(losses) <= loss <= max(losses)):
         return math.nan
     return math.exp(np.interp(-loss, -np.array(losses), np.log(sizes)))
 

@@ -297,6 +297,7 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     diverged = row("multiscreen", 900, NAN, NAN)
     assert str(scaling.between_rows([*rows, diverged])) == str(table)
     assert scaling.between_rows([diverged]) == []
+    assert scaling.between_rows(rows[:2]) == []        # one family alone
 
 
 @needs_matplotlib
