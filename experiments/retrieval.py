@@ -18,13 +18,7 @@ Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen 
 import math
 from typing import NamedTuple
 
-from experiments.common import (
-    get_figure,
-    mean_and_std,
-    pyplot,
-    save_figure,
-    variant_of,
-)
+from experiments.common import get_figure, mean_and_std, pyplot, save_figure, variant_of
 from experiments.style import (
     ABLATIONS,
     WIDTH,
