@@ -19,7 +19,7 @@ from experiments.common import (
     save_figure,
     signed,
 )
-from experiments.style import ABLATIONS, COLORS, count_of, legend_below
+from experiments.style import ABLATIONS, COLORS, count_of, legend_below, variant_of
 from support.cli import UsageError, cli
 from support.table import print_table
 
@@ -79,7 +79,7 @@ def draw_ablations(plt, rows, path):
             ax.annotate("diverged", (0, y), (4, 0), textcoords="offset points", va="center")
 
     # From top to bottom in the table's order.
-    names = [ABLATIONS.get(row["model"].partition(":")[2], "Original")
+    names = [ABLATIONS.get(variant_of(row["model"]), "Original")
              + f", {count_of(row['seeds'], 'seed')}" for row in rows]
     ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.style import ABLATIONS, SETTINGS, label_models
+from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
 from support.cli import Parser, UsageError, own_folder, replacing
 from support.table import (
     RANGES,
@@ -215,20 +215,14 @@ def get_figure(description, value):
     rows = read_tables(args.tables, value)
     out = args.out or Path(args.tables[0]).with_suffix(".png")
 
-    ablated = {row["seq_len"] for row in rows if variant_of(row) in ABLATIONS}
+    ablated = {row["seq_len"] for row in rows if variant_of(row["model"]) in ABLATIONS}
     models = {(row["model"], int(row["parameters"])) for row in rows}
     labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
     if ablated:
-        rows = [row for row in rows if variant_of(row) in ABLATIONS
+        rows = [row for row in rows if variant_of(row["model"]) in ABLATIONS
                 or row["model"] == "multiscreen" and row["seq_len"] in ablated]
-        labels = {(row["model"], row["parameters"]): ABLATIONS.get(variant_of(row), "Original")
-                  for row in rows}
+        labels = {(name, n): ABLATIONS.get(variant_of(name), "Original") for name, n in labels}
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.out:
         keep_rows(out.with_suffix(".tsv"), rows)
     return rows, out, labels
-
-
-def variant_of(row):
-    """An ablation's name, a Transformer's size, or ""."""
-    return row["model"].partition(":")[2]

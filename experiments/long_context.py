@@ -16,6 +16,7 @@ from experiments.style import (
     look,
     plain_axis,
     plot_with_band,
+    variant_of,
 )
 from support.cli import cli
 
@@ -52,14 +53,14 @@ def draw_models(plt, curves, labels, path):
 
 def draw_ablations(plt, curves, labels, path):
     """The original beside the ablations, in a panel for each group of PANELS."""
-    found = {curve.model.partition(":")[2] for curve in curves} - {""}
+    found = {variant_of(curve.model) for curve in curves} - {""}
     panels = {title: names for title, names in PANELS.items() if found & {*names}}
     fig, axes = plt.subplots(1, len(panels), figsize=(0.75 * WIDTH * len(panels), 5.5),
                              sharey=True, squeeze=False, layout="constrained")
     axes = axes[0]
     for ax, (title, variants) in zip(axes, panels.items()):
         shown = {curve: seeds for curve, seeds in curves.items()
-                 if curve.model.partition(":")[2] in variants}
+                 if variant_of(curve.model) in variants}
         draw_panel(plt, ax, shown, labels)
         ax.set_title(title)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
@@ -73,7 +74,7 @@ def main():
     print_curves(curves, labels, "Perplexity by tokens of context; the paper prints no numbers of "
                  "its curves")
     if plt := pyplot():
-        ablated = any(curve.model.partition(":")[2] in ABLATIONS for curve in curves)
+        ablated = any(variant_of(curve.model) in ABLATIONS for curve in curves)
         draw = draw_ablations if ablated else draw_models
         draw(plt, curves, labels, out)
 

@@ -18,7 +18,7 @@ Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen 
 import math
 from typing import NamedTuple
 
-from experiments.common import get_figure, mean_and_std, pyplot, save_figure, variant_of
+from experiments.common import get_figure, mean_and_std, pyplot, save_figure
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -27,6 +27,7 @@ from experiments.style import (
     look,
     plot_with_band,
     short_number,
+    variant_of,
 )
 from support.cli import cli
 from support.retrieval import get_cells, mean_by_length
@@ -57,7 +58,7 @@ def get_panels(rows, labels):
     Labels have the digits where they differ, and the step where one seed has several: seeds end at
     different steps. An original stands beside its ablations at their lengths only.
     """
-    lengths = {row["length"] for row in rows if variant_of(row) in ABLATIONS}
+    lengths = {row["length"] for row in rows if variant_of(row["model"]) in ABLATIONS}
     steps, groups = {}, {}
     for row in rows:
         steps.setdefault(tuple(row[name] for name in RUN[:-1]), set()).add(row["step"])
@@ -75,8 +76,7 @@ def get_panels(rows, labels):
         row = 0 if model.startswith("transformer") else 2 if swe else 1
         title = label if lengths else short_number(int(parameters))
         panels.append(Panel(", ".join([label, *words]), ", ".join([title, *words]), row,
-                            variant_of(found[0]), int(parameters), int(T_train),
-                            get_cells(found)))
+                            variant_of(model), int(parameters), int(T_train), get_cells(found)))
 
     def place(panel):
         variant = panel.variant

@@ -52,6 +52,11 @@ def plain_axis(plt, axis, at=(1, 2, 5)):
 
 # ------------------------------------------------------------------------- names of models
 
+def variant_of(model):
+    """What a name that train.py takes has behind its colon: an ablation, a size, or ""."""
+    return model.partition(":")[2]
+
+
 def paper_name(model):
     """The paper's words for a name that train.py takes."""
     family, _, variant = model.partition(":")
@@ -77,7 +82,7 @@ def label_models(models):
     """
     models = set(models)
     names = [paper_name(name) for name, _ in models]
-    plain = {(name, n) for name, n in models if name.partition(":")[2] not in ABLATIONS}
+    plain = {(name, n) for name, n in models if variant_of(name) not in ABLATIONS}
     sizes = [n for _, n in plain]
     sized = plain if sizes and max(sizes) > 1.1 * min(sizes) else ()
     labels = {}
