@@ -38,7 +38,7 @@ from experiments.common import (
 )
 from experiments.style import WIDTH, count_of, label_models, legend_below, look, plot_with_band
 from support.cli import cli
-from support.data import read_text, standard_library
+from support.data import HELD_OUT, read_text, standard_library
 from support.table import print_table
 
 
@@ -75,7 +75,7 @@ def rate_table(results):
 
 def byte_entropy():
     """The entropy of single bytes in the held-out files of --data stdlib, nats per byte."""
-    held_out = "".join(map(read_text, standard_library()[19::20])).encode()
+    held_out = "".join(map(read_text, standard_library()[HELD_OUT])).encode()
     p = np.bincount(np.frombuffer(held_out, np.uint8)) / len(held_out)
     return -(p[p > 0] * np.log(p[p > 0])).sum()
 
