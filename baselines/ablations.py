@@ -86,7 +86,7 @@ def exponential(q, k, v, w, r, i0=0):
     """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
 
     m is the softmask. The temperature r / 2 is learned; with it, log alpha_d has the slope of
-    log Trim at s = 1. No exponential is below e^-60: the sum that divides is never 0.
+    log Trim at s = 1. Exponentials are from e^-60 to e^60: the sum that divides is never 0 or inf.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, w, r = (x.to(dtype) for x in (q, k, w, r))
@@ -94,7 +94,7 @@ def exponential(q, k, v, w, r, i0=0):
     j = torch.arange(k.shape[2], device=q.device)
     s = q @ k.transpose(-2, -1)
     z = 2 * (s - 1) / r[:, None, None]
-    alpha_d = softmask(j - i[:, None], w[:, None, None]) * z.clamp(min=-60.0).exp()
+    alpha_d = softmask(j - i[:, None], w[:, None, None]) * z.clamp(-60.0, 60.0).exp()
     return (alpha_d @ v.to(dtype)).to(v.dtype)
 
 

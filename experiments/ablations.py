@@ -40,7 +40,7 @@ COLUMNS = ["model", "parameters", "seeds", "val_loss", "std", "diverged", "chang
 def ablation_rows(runs):
     """Rows of COLUMNS, in the paper's order: the original, and the ablations that were run.
 
-    The change is against the original, by seed.
+    The change is against the original, over the seeds that both have; NaN without any.
     """
     groups = {}
     for (model, n), losses in group_runs(runs, "model", "parameters").items():
@@ -74,9 +74,10 @@ def draw_ablations(plt, rows, path):
     ax.barh(there, paper_changes, xerr=[row["paper_std"] for row in rows], color=COLORS[4],
             hatch="//", label="paper, 28M", **bar)
     ax.axvline(0, color="black", lw=0.8)
-    for y, change in zip(here, changes):
+    for y, change, row in zip(here, changes, rows):
         if math.isnan(change):
-            ax.annotate("diverged", (0, y), (4, 0), textcoords="offset points", va="center")
+            why = "diverged" if math.isnan(row["val_loss"]) else "no seed in common"
+            ax.annotate(why, (0, y), (4, 0), textcoords="offset points", va="center")
 
     # From top to bottom in the table's order.
     names = [ABLATIONS.get(variant_of(row["model"]), "Original")

@@ -11,8 +11,8 @@ Each rate has the mean over its seeds. runs/paper.sh has the paper's runs: every
 to 0, a Multiscreen of 28M and a Transformer of 45M parameters, 2^38 tokens, three seeds, with
 QKNorm one.
 
-On the standard library, where the figure has a line for it, a run that ends no better than the
-entropy of single bytes in the held-out files has failed.
+A run on the standard library has failed if it ends no better than the entropy of single bytes in
+the held-out files, the dashed line in the figure.
 
 A run has diverged in two cases. Either train.py stopped it, because a loss, a gradient norm or a
 weight was not finite. Or its last validation loss is more than half a nat above its first training
@@ -74,7 +74,7 @@ def rate_table(results):
 
 
 def byte_entropy():
-    """The entropy of single bytes in the held-out files of --data stdlib, nats per byte."""
+    """The entropy of single bytes in this Python's held-out files of --data stdlib, in nats."""
     held_out = "".join(map(read_text, standard_library()[HELD_OUT])).encode()
     p = np.bincount(np.frombuffer(held_out, np.uint8)) / len(held_out)
     return -(p[p > 0] * np.log(p[p > 0])).sum()

@@ -160,7 +160,7 @@ def points(rows, family, key, leave_out=()):
 def fit_rows(rates, rows, unfitted):
     """Rows of FITS: the change of the loss when a size doubles, and the sizes at an equal loss.
 
-    off_m, off_t: how far the losses lie from the lines, by off_line.
+    off_m, off_t: the standard errors about the lines, by off_line.
 
     rows: one for each model.
     """

@@ -53,7 +53,7 @@ def plain_axis(plt, axis, at=(1, 2, 5)):
 # ------------------------------------------------------------------------- names of models
 
 def variant_of(model):
-    """What a name that train.py takes has behind its colon: an ablation, a size, or ""."""
+    """The part of a model's name after the colon: an ablation, a Transformer's size, or ""."""
     return model.partition(":")[2]
 
 

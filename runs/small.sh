@@ -11,7 +11,7 @@ scaling() {
     for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
         each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@
     done; done
-    for lr in 0.00025 0.001 0.00390625 0.015625; do for n in $sizes; do    # here, too
+    for lr in 0.00025 0.001 0.00390625 0.015625; do for n in $sizes; do    # the second, too
         each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@
     done; done
     run $E.scaling --out $REPORT ${X}{3,4,5,6}_lr{0.015625,0.0625,0.25}-{0,1,2} \

@@ -31,17 +31,13 @@ def get_screen(model, kernel="auto"):
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones.
 
-    A model that has its `own_screen`, an ablation, keeps it, cut as `screen_windowed` does.
+    An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
-    definition, device = multiscreen.screen, model.W_E.device
     if hasattr(model, "own_screen"):
-        f, label = model.own_screen, f"{model.own_screen.__name__}, the model's own"
-        if kernel != "definition":
-            cut = screen_windowed if device.type == "cpu" else while_it_fits(model)[0]
-            f = partial(cut, screen=f)
-        return f, f"screening by {label}", True
+        return get_own_screen(model, kernel)
+    definition, device = multiscreen.screen, model.W_E.device
     exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
@@ -72,16 +68,39 @@ def get_screen(model, kernel="auto"):
     return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
 
 
+def get_own_screen(model, kernel):
+    """`get_screen` of a model that has its `own_screen`."""
+    own = model.own_screen
+    line = f"screening by {own.__name__}, the model's own"
+    if kernel == "definition":
+        return own, line, True
+    cut = partial(screen_windowed, screen=own)
+    for case in CASES:
+        inputs = revealing_inputs(*case, model.config, "cpu", True)
+        if difference(with_gradients(cut, inputs), with_gradients(own, inputs)) > LIMIT:
+            return own, f"{line}: in pieces it differs (a changed equation?)", False
+    if kernel == "auto" and model.W_E.device.type != "cpu":
+        cut = partial(cut, at_once=pairs_that_fit(model))
+    return cut, line, True
+
+
 def while_it_fits(model):
     """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
 
-    On a GPU a step with the definition has a third of the launches. For backward each layer keeps
-    up to eight numbers per pair.
+    On a GPU a step with the definition has a third of the launches.
     """
-    at_once = memory(model.W_E.device) // (2 * 32 * model.config.N_L)
+    at_once = pairs_that_fit(model)
     f = partial(screen_windowed, at_once=at_once)
     f.keeps_to_window = True
     return f, f"multiscreen.screen up to B H T T = {at_once:.1e}, then screen_windowed"
+
+
+def pairs_that_fit(model):
+    """The pairs B H T S whose numbers take half of a GPU's memory.
+
+    For backward each layer keeps up to eight numbers per pair.
+    """
+    return memory(model.W_E.device) // (2 * 32 * model.config.N_L)
 
 
 def memory(device):

@@ -1,7 +1,8 @@
 """Screening (Eq. 12) cut into pieces: the same numbers in O(T w) time and O(T) memory.
 
-Relevances do not compete, so the sum over the keys may be cut anywhere. Each piece is a call of the
-definition. That assumes what support/choose.py checks: no query sees beyond its window.
+h is a plain sum over the keys, so it may be cut anywhere. Each piece is a call of the definition.
+That assumes what support/choose.py checks: no query sees beyond its window. Where keys compete, the
+sum that divides is one more column of h.
 """
 import math
 from functools import partial
@@ -17,7 +18,7 @@ PAIRS = 2**20                       # query-key pairs in one call; beyond, backw
 
 
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
-    """`screen` (Eq. 12), or the same compiled, for each query with the keys in its window.
+    """`screen` (Eq. 12), or an ablation's own, for each query with the keys in its window.
 
     It is called once for up to 128 keys, for up to `at_once` pairs B H T S, where a GPU is fastest,
     and for shapes that no model asks for (S != i0 + T).

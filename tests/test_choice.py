@@ -11,6 +11,7 @@ import torch
 import multiscreen as ms
 import screening_triton as fused
 import train
+from baselines import ablations
 from multiscreen import Config, Multiscreen
 from screening_triton import jit, tl
 from support import choose
@@ -296,6 +297,21 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(choose, "revealing_inputs", on_this_device)
     monkeypatch.setattr(choose, "memory", lambda device: 64 * 2**30)
     return make
+
+
+def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on_a_gpu):
+    model = as_on_a_gpu()
+    monkeypatch.setattr(choose, "CASES", CASES[:1])    # up to 128 keys there are no pieces
+    model.own_screen = ablations.exponential
+    screen, line, expected = get_screen(model)
+    assert (screen.func, expected) == (screen_windowed, True)
+    assert screen.keywords == {"screen": ablations.exponential, "at_once": 2**36 // (64 * 4)}
+    assert "at_once" not in get_screen(model, "windowed")[0].keywords
+    beyond = ms.softmask
+    monkeypatch.setattr(ablations, "softmask", lambda d, w: beyond(d, w + 9))
+    screen, line, expected = get_screen(model)
+    assert (screen, expected) == (ablations.exponential, False)
+    assert line.endswith("the model's own: in pieces it differs (a changed equation?)")
 
 
 @kernel
