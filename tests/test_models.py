@@ -65,8 +65,9 @@ def test_the_report_claims_the_means_of_its_tables(call, capsys):
     def percents(n):
         return [float(x) for x in re.findall(r"([\d.]+)(?: ± [\d.]+)? %", claims[n][0])]
 
-    ours = models["Multiscreen"]
-    assert percents("14")[:2] == [ours[2048], ours[8192]]
-    assert percents("16")[:2] == [models["Multiscreen + SWE"][8192], ours[8192]]
+    ours, expanded = models["Multiscreen"], models["Multiscreen + SWE"]
+    assert percents("14")[:3] == [ours[2048], ours[8192], ours[32768]]
+    assert percents("16")[:6] == [found[n] for n in (8192, 16384, 32768)
+                                  for found in (expanded, ours)]
     names = ("MiPE → RoPE", "w/o TanhNorm", "Fixed r = 1", "MiPE → NoPE", "w/o Gate")
     assert percents("22")[:5] == [ablations[name][2048] for name in names]
