@@ -168,8 +168,9 @@ def fit_rows(rates, rows, unfitted):
     for key in AXES:
         found = [points(rows, family, key, unfitted)[:2] for family in FAMILIES]
         lines = [fit_line(*sizes) for sizes in found]
-        falls = [x for line, sizes in zip(lines, found)
-                 for x in ((line[1] * math.log(2), off_line(*sizes)) if line else (None, None))]
+        falls = []
+        for line, sizes in zip(lines, found):
+            falls += [line[1] * math.log(2), off_line(*sizes)] if line else [None, None]
         loss, N_m, N_t, saved, std = saving(*found) or [None] * 5
         table.append([rates, key, *falls, loss, N_m, N_t, percent(saved), percent(std),
                       STATED.get(key)])
