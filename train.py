@@ -196,10 +196,6 @@ def train(args, lock):
     config = {"psi": args.psi, "N_L": args.layers, "w_th": args.w_th,
               "vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, start["config"] if start else config, dtype).to(device)
-    # For the race: the tiles that see a line back begin with windows of 1.2 million tokens.
-    if has_windows(model):
-        for tile in model.layers:
-            tile.s_w.data[-4:] = 14.0
     if start:
         load_weights(model, start["weights"], path if ckpt else args.init)
     if has_windows(model):

@@ -11,8 +11,8 @@ from support.distributed import total
 HELPED = 0.5                                           # share of documents with help at first
 OWN = 0.9                                              # share of own numbers, or digits, in those
 OWN_UNTIL = 1_500                                      # documents looked up until there are none
-FLAT_AFTER = 4_000                                     # documents looked up until b is 1.1
-DONE_AFTER = 7_000                                     # documents looked up until training ends
+FLAT_AFTER = 8_000                                     # documents looked up until b is 1.1
+DONE_AFTER = 12_000                                    # documents looked up until training ends
 
 
 class Data:
