@@ -4,7 +4,7 @@ The paper trains its 45M Transformer again without weight decay and without grad
 compares it with the 28M Multiscreen, which has neither (appendix "Gradient Norm Dynamics",
 "Optimizer-setting sanity check").
 
-    bash runs/small.sh sanity                        trains the runs and draws them
+    bash runs/small.sh scaling sanity                trains the runs and draws them
     python -m experiments.sanity RUN...              the table of any Multiscreens and Transformers
     python -m experiments.training_curves RUN...     their losses and gradient norms
 

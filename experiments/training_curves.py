@@ -4,7 +4,7 @@ Appendices "Training Loss Dynamics", "Gradient Norm Dynamics", "Optimizer-settin
 
     python -m experiments.training_curves out        one run, also one that is not finished
     python -m experiments.training_curves RUN...     several: a column for each model
-    bash runs/small.sh lr_sweep sanity               trains the runs and draws both figures
+    bash runs/small.sh lr_sweep scaling sanity       trains the runs and draws both figures
 
 A log has a row every --log-every steps and one for the first; a peak between two rows is lost.
 --window counts rows: the paper's moving average over 256 steps is 256 rows with --log-every 1.

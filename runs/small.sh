@@ -3,17 +3,16 @@ FIGURES="scaling lr_sweep sanity text abcdigits competition passkey ablations la
 . "$(dirname "$0")/lib.sh"
 LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
+DEEP="--seed 0 --seq-len 128 --batch-size 8 --steps 3000 --warmup 188 --log-every 1"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
-KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 3600"
+KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 4800"   # they end when learned
 scaling() {
     local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
     for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
-        each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@
-    done; done
+        each "0 1 2" train --psi $n --lr $lr $LONG --out $X${n}_lr$lr-@; done; done
     for lr in 0.00025 0.001 0.00390625 0.015625; do for n in $sizes; do    # the second, too
-        each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@
-    done; done
+        each "0 1 2" train --model transformer:$n --lr $lr $LONG --out $Y${n}_lr$lr-@; done; done
     run $E.scaling --out $REPORT ${X}{3,4,5,6}_lr{0.015625,0.0625,0.25}-{0,1,2} \
         ${Y}{2\,2\,28,2\,2\,48,3\,4\,64,4\,4\,80}_lr{0.00025,0.001,0.00390625,0.015625}-{0,1,2}
 }
@@ -26,14 +25,15 @@ lr_sweep() {
     set -- $OUT/{multiscreen,transformer,qknorm}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}
     run $E.lr_sweep --out $REPORT "${@/%/-0}" "${@/%/-1}" "${@/%/-2}"
     run $E.training_curves --out $REPORT "${@/%/-0}"
+    each "0.0625 0.125" train --psi 5 --layers 16 --lr @ $DEEP --out $OUT/deep_multiscreen@
+    each "0.0625 0.125" train --model transformer:16,4,48 --lr @ $DEEP --out $OUT/deep_transformer@
+    run $E.training_curves --name deep_curves --window 64 --out $REPORT \
+        $OUT/deep_{multiscreen,transformer}{0.0625,0.125}
 }
 sanity() {
-    local X="--model transformer:3,4,64 $LONG"
-    each "0 1 2" train $X --out $OUT/transformer_3,4,64-@
-    each "0 1 2" train $X --weight-decay 0 --out $OUT/no_decay-@
-    each "0 1 2" train $X --clip 0 --out $OUT/no_clipping-@
-    each "0 1 2" train --psi 5 $LONG --out $OUT/multiscreen_psi5-@
-    local runs=($OUT/{transformer_3\,4\,64,no_decay,no_clipping,multiscreen_psi5})
+    each "0 1 2" train --model transformer:3,4,64 $LONG --weight-decay 0 --out $OUT/no_decay-@
+    each "0 1 2" train --model transformer:3,4,64 $LONG --clip 0 --out $OUT/no_clipping-@
+    local runs=($OUT/{transformer_3\,4\,64_lr0.001,no_decay,no_clipping,multiscreen_psi5_lr0.0625})
     run $E.sanity --out $REPORT "${runs[@]/%/-0}" "${runs[@]/%/-1}" "${runs[@]/%/-2}"
     run $E.training_curves --name sanity_curves --window 64 --out $REPORT "${runs[@]/%/-0}"
 }
