@@ -183,7 +183,7 @@ def train(args, lock):
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{out} is already finished, at step {ckpt['step']}: --resume --steps N continues")
         return
-    if ckpt and has_learned(args.data, ckpt["data_state"]):
+    if ckpt and has_learned(ckpt["data_state"]):
         print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
         return
     start = ckpt if ckpt or args.init is None else read_checkpoint(args.init)

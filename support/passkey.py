@@ -15,10 +15,10 @@ NEEDLE = "\nThe pass key is {0}. Remember it. {0} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
 HELPED = 0.75                                          # share of training documents that help
-HELPED_UNTIL = 9_600                                   # documents until there are none of these
 NEW = 0.25                                             # share of new keys in those
 NEAR, FAR = 19, 0.8                                    # longest end at first; at last, times T
-GROWS = 3_000, 7_000                                   # the documents between which it grows
+GROWN_AFTER = 4_000                                    # documents looked up until it has grown
+HELPED_UNTIL = 6_500                                   # documents looked up until none helps
 
 
 def prompt_sizes(count_tokens):
@@ -38,13 +38,14 @@ class PasskeyStream(Stream):
     nothing for long. Three of four training documents help: they are ends of prompts, one after
     another, each with its answer: the key of the last one or, one in four, a new one, half of these
     after their needle. An end begins anywhere in its prompt. At first it has at most 19 characters,
-    which are within any window; then it grows, and a model that copies keys from near learns to
-    copy them from afar. Help ends after 9,600 documents: then every key to look up is far, and
-    windows grow. Validation has no help, and all keys that are multiples of 7; training has the
-    other keys.
+    which are within any window. When the loss shows that keys are copied, it grows, and the model
+    learns to copy them from afar. Then help ends: every key to look up is far, and windows grow.
+    After some more documents the model has `learned`. Validation has no help, and all keys that are
+    multiples of 7; training has the other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
+        super().__init__()
         self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
         frame, each = prompt_sizes(self.count_tokens)
         # The answer, end-of-text, and five more: GPT-2 has no token for some keys.
@@ -56,14 +57,21 @@ class PasskeyStream(Stream):
         self.sentences = re.findall(r"[^.]*\. ", FILLER * fillers)
         keys = np.arange(1, MOST + 1)
         self.keys = keys[(keys % 7 == 0) == bool(part)]
+        self.prompt = FILLER * (T // len(FILLER)) + QUESTION
+        # The tokens from an end to the next one, on average, while all are short.
+        rng, key, sizes = np.random.default_rng(0), None, []
+        for _ in range(2_000):
+            tokens, key = self.end(key, rng)
+            sizes.append(len(tokens))
+        self.spacing = np.mean(sizes).item()
 
     def count_tokens(self, text):
         return len(self.tokenizer.encode_ordinary(text))
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
-        if not self.part and n < HELPED_UNTIL and rng.random() < HELPED:
-            return np.array(self.ends(n, rng)[: self.T + 1])
+        if not self.part and self.looked_up < HELPED_UNTIL and rng.random() < HELPED:
+            return np.array(self.ends(rng)[: self.T + 1])
         key = rng.choice(self.keys)
         before = rng.integers(len(self.sentences), endpoint=True)
         head, tail = "".join(self.sentences[:before]), "".join(self.sentences[before:])
@@ -72,27 +80,44 @@ class PasskeyStream(Stream):
                   *self.tokenizer.encode_ordinary(TASK + FILLER)]
         return np.array(tokens[: self.T + 1])
 
-    def longest_end(self, n):
-        """Characters of the longest end of a prompt in the n-th document."""
-        first, last = GROWS
-        grown = min(max((n - first) / (last - first), 0), 1)
-        return NEAR * (FAR * self.T / NEAR) ** grown
+    @property
+    def longest_end(self):
+        """Characters of the longest end of a prompt."""
+        return NEAR * (FAR * self.T / NEAR) ** min(self.looked_up / GROWN_AFTER, 1)
 
-    def ends(self, n, rng):
-        """Tokens of ends of prompts and their answers. Lengths are as likely in each octave."""
-        prompt = FILLER * (self.T // len(FILLER)) + QUESTION
-        shortest, longest = math.log(5), math.log(self.longest_end(n))
+    def end(self, key, rng):
+        """(tokens of an end of a prompt and its answer, its key), which is `key` or a new one.
+
+        Lengths are as likely in each octave.
+        """
+        said = ""
+        if key is None or rng.random() < NEW:
+            least = 10 ** rng.integers(5)              # each number of digits is as likely
+            key = rng.integers(least, min(10 * least, MOST + 1))
+            key += key % 7 == 0
+            if rng.random() < 0.5:
+                said = NEEDLE.format(key)
+        length = int(math.exp(rng.uniform(math.log(5), math.log(self.longest_end))))
+        return self.tokenizer.encode_ordinary(f"{said}{self.prompt[-length:]} {key}.\n"), key
+
+    def ends(self, rng):
+        """Tokens of ends of prompts and their answers, more than T."""
         tokens, key = [], None
         while len(tokens) <= self.T:
-            if key is None or rng.random() < NEW:
-                least = 10 ** rng.integers(5)          # each number of digits is as likely
-                key = rng.integers(least, min(10 * least, MOST + 1))
-                key += key % 7 == 0
-                if rng.random() < 0.5:
-                    tokens += self.tokenizer.encode_ordinary(NEEDLE.format(key))
-            length = int(math.exp(rng.uniform(shortest, longest)))
-            tokens += self.tokenizer.encode_ordinary(f"{prompt[-length:]} {key}.\n")
+            more, key = self.end(key, rng)
+            tokens += more
         return tokens
+
+    def losses(self):
+        """The least loss while all ends are short, and the least without lookup, in nats per token.
+
+        Both pay for the place where an end begins, and for new keys; the second for each key: in
+        half of the needles a new one stands twice. Documents without help count as free.
+        """
+        place = math.log(NEAR - 5)
+        number = math.log(5) + np.mean(np.log([9, 90, 900, 9_000, 40_001])).item()
+        share = HELPED / self.spacing
+        return share * (place + NEW * number), share * (place + (1 + NEW) * number)
 
     def needles(self, document):
         """True where the target is a digit of the answer. (T + 1,) -> (T,)"""

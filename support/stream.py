@@ -39,10 +39,15 @@ class Data:
 
 
 class Stream(Data):
-    """Endless documents, by number.
+    """Endless documents, by number, of a task that needs lookup. They change as a model learns it.
 
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
+    losses() are the least possible loss, and the least without lookup, in nats per token.
     """
+
+    def __init__(self):
+        self.looked_up = 0                             # documents since the loss shows lookup
+        self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
 
     def __str__(self):
         return "an endless stream"
@@ -54,6 +59,24 @@ class Stream(Data):
     def draw(self, n, seed):
         """The n-th document."""
         return self[n]
+
+    def observe(self, loss, documents):
+        """Count the documents of a step, if about 20 losses (nats per token) show lookup."""
+        least, without = self.losses()
+        self.level += ((loss - least) / (without - least) - self.level) / 20
+        if self.level < 0.6:                           # 0.8 where only second digits are found
+            self.looked_up += documents
+
+    @property
+    def learned(self):
+        """Whether the model has learned the task, and seen enough documents since."""
+        return has_learned(self.state())
+
+    def state(self):
+        return self.looked_up, self.level
+
+    def load(self, state):
+        self.looked_up, self.level = state
 
     @torch.no_grad()
     def extra_columns(self, model, batches):
@@ -90,6 +113,7 @@ class ABCDigitsStream(Stream):
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
             raise UsageError(f"--digits {digits}: a number has 2 to 18")
+        super().__init__()
         self.tokenizer, self.T, self.digits = tokenizer, T, digits
         self.seed, self.part = seed, part
         line = "A=" + "1" * digits + "\n"
@@ -97,8 +121,6 @@ class ABCDigitsStream(Stream):
         self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded
         own = np.random.default_rng([seed, 2]).integers(self.low, self.high, 26)
         self.own = digits_of(own)
-        self.looked_up = 0                             # documents since the loss shows lookup
-        self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
 
     @property
     def base(self):
@@ -109,11 +131,6 @@ class ABCDigitsStream(Stream):
     def helped(self):
         """The share of documents where letters have their own numbers."""
         return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
-
-    @property
-    def learned(self):
-        """Whether the model has learned the task, and seen enough documents since."""
-        return self.looked_up >= DONE_AFTER
 
     def losses(self):
         """The least possible loss, and the least without lookup, in nats per token.
@@ -135,13 +152,6 @@ class ABCDigitsStream(Stream):
 
         digits = entropy(9) + (self.digits - 1) * entropy(10)
         return (entropy(self.high - self.low) + digits) / 2
-
-    def observe(self, loss, documents):
-        """Count the documents of a step, if about 20 losses (nats per token) show lookup."""
-        least, without = self.losses()
-        self.level += ((loss - least) / (without - least) - self.level) / 20
-        if self.level < 0.6:                           # 0.8 where only second digits are found
-            self.looked_up += documents
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])
@@ -172,16 +182,10 @@ class ABCDigitsStream(Stream):
         """The share of right digits among the needles, and the base."""
         return super().extra_columns(model, batches) | {"base": self.base}
 
-    def state(self):
-        return self.looked_up, self.level
 
-    def load(self, state):
-        self.looked_up, self.level = state
-
-
-def has_learned(data, state):
-    """Whether a run on --data has learned its task. state: the data's, from its checkpoint."""
-    return data == ["abcdigits"] and state[0] >= DONE_AFTER
+def has_learned(state):
+    """Whether a run has learned its task. state: the data's, from its checkpoint."""
+    return bool(state) and state[0] >= DONE_AFTER
 
 
 def digits_of(numbers):

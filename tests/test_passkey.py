@@ -11,7 +11,16 @@ from experiments.passkey import passkey_prompts
 from support import distributed
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError
-from support.passkey import FILLER, NEEDLE, QUESTION, TASK, PasskeyStream
+from support.passkey import (
+    FILLER,
+    GROWN_AFTER,
+    HELPED,
+    HELPED_UNTIL,
+    NEEDLE,
+    QUESTION,
+    TASK,
+    PasskeyStream,
+)
 from support.tokens import get_tokenizer
 from tests.helpers import assert_same_weights, fit, read_table
 from tests.test_abcdigits import no_gpt2
@@ -73,9 +82,10 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
     texts = texts_of(stream, 400)
     prompts = [text for text in texts if TASK in text]
     assert len(prompts) == pytest.approx(100, abs=30)
-    late = [stream.tokenizer.decode(stream[n].tolist()) for n in range(9_560, 9_640)]
-    assert 5 < sum(TASK in text for text in late[:40]) < 20
-    assert all(TASK in text for text in late[40:])
+    stream.looked_up = HELPED_UNTIL - 1
+    assert 5 < sum(TASK in text for text in texts_of(stream, 40)) < 20
+    stream.looked_up = HELPED_UNTIL
+    assert all(TASK in text for text in texts_of(stream, 40))
     assert all(re.search(re.escape(QUESTION) + r" \d+<", text) for text in prompts)
     prompt, stated = FILLER * 5 + QUESTION, []
     for text in set(texts) - set(prompts):
@@ -94,17 +104,50 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
     assert max(lengths.count(n) for n in range(1, 6)) < 1.5 * len(lengths) / 5
 
 
-@pytest.mark.parametrize("n, longest", [(0, 19), (3_000, 19), (5_000, 88), (7_000, 409),
-                                        (10**9, 409)])
-def test_the_ends_grow(n, longest):
+@pytest.mark.parametrize("looked_up, longest", [(0, 19), (GROWN_AFTER // 2, 88),
+                                                (GROWN_AFTER, 409), (10**9, 409)])
+def test_the_ends_grow(looked_up, longest):
     """From 19 to 0.8 * 512 characters; in the middle their geometric mean."""
     stream = stream_of(512)
-    assert int(stream.longest_end(n)) == longest
-    texts = [stream.tokenizer.decode(stream.ends(n, np.random.default_rng(i))) for i in range(100)]
+    stream.looked_up = looked_up
+    assert int(stream.longest_end) == longest
+    texts = [stream.tokenizer.decode(stream.ends(np.random.default_rng(i))) for i in range(100)]
     ends = [end for text in texts for end in re.findall(r"(?:^|\.\n)([^\d]+) \d", text)]
     lengths = [len(end) for end in ends if end != "\nThe pass key is"]
     assert max(lengths) == pytest.approx(longest, abs=0.05 * longest + 1)
     assert np.median(lengths) == pytest.approx(math.sqrt(5 * longest), rel=0.2)
+
+
+def test_the_losses_are_those_of_the_documents_that_help():
+    """Each key costs 5 * how many have its digits; a repeated one costs nothing with lookup."""
+    stream, rng, key, text = stream_of(512), np.random.default_rng(1), None, ""
+    for _ in range(5_000):
+        tokens, key = stream.end(key, rng)
+        text += stream.tokenizer.decode(tokens)
+    keys = re.findall(r"\d+", text)
+    nats = [math.log(5 * min(9 * 10 ** (len(key) - 1), 40_001)) for key in keys]
+    new = sum(n for n, key, last in zip(nats, keys, [None, *keys]) if key != last)
+    places = 5_000 * math.log(14)
+    expected = HELPED * (places + new) / len(text), HELPED * (places + sum(nats)) / len(text)
+    assert stream.losses() == pytest.approx(expected, rel=0.03)
+
+
+def test_the_documents_change_when_the_loss_shows_that_keys_are_copied():
+    stream = stream_of(512)
+    least, without = stream.losses()
+    for _ in range(100):
+        stream.observe(without, 4)
+    assert stream.looked_up == 0
+    for _ in range(200):
+        stream.observe(least, 4)
+    assert 700 < stream.looked_up < 800                    # about 20 losses decide
+    assert stream.longest_end > 19
+    assert not stream.learned
+    again = stream_of(512)
+    again.load(stream.state())
+    assert np.array_equal(again[3], stream[3])
+    stream.load((12_000, 0.0))
+    assert stream.learned
 
 
 def test_the_stream_can_be_continued_and_its_held_out_keys_are_apart():
