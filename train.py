@@ -52,7 +52,6 @@ from support.run import (
     passes_of,
     take_flags,
 )
-from support.stream import has_learned
 from support.tokens import get_tokenizer
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
@@ -183,9 +182,6 @@ def train(args, lock):
     if ckpt and ckpt["step"] >= args.steps:
         print(f"{out} is already finished, at step {ckpt['step']}: --resume --steps N continues")
         return
-    if ckpt and has_learned(ckpt["data_state"]):
-        print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
-        return
     start = ckpt if ckpt or args.init is None else read_checkpoint(args.init)
 
     # The model, freshly initialised or with the weights of a checkpoint.
@@ -218,6 +214,11 @@ def train(args, lock):
     if ckpt:
         check_fingerprint(ckpt["files"], fingerprints)
     train_data, val_data = get_data(args, tokenizer, files)
+    if ckpt:
+        train_data.load(ckpt["data_state"])
+        if train_data.learned:
+            print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
+            return
 
     # The optimizer. Weight decay is for matrices only.
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -232,7 +233,6 @@ def train(args, lock):
         step, drawn = ckpt["step"], ckpt["drawn"]
         load_moments(model, optimizer, ckpt["optimizer"], path)
         load_random_state(ckpt["random_state"], path)  # for your dropout
-        train_data.load(ckpt["data_state"])
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes per parameter
     last_saved = step
     log = open_run(args, ckpt, COLUMNS, size, lock) if lock else None

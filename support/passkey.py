@@ -19,6 +19,7 @@ NEW = 0.25                                             # share of new keys in th
 NEAR, FAR = 19, 0.8                                    # longest end at first; at last, times T
 GROWN_AFTER = 4_000                                    # documents looked up until it has grown
 HELPED_UNTIL = 6_500                                   # documents looked up until none helps
+DONE_AFTER = 16_000                                    # documents looked up until training ends
 
 
 def prompt_sizes(count_tokens):
@@ -79,6 +80,11 @@ class PasskeyStream(Stream):
         tokens = [*self.tokenizer.encode_ordinary(text), self.tokenizer.eot_token,
                   *self.tokenizer.encode_ordinary(TASK + FILLER)]
         return np.array(tokens[: self.T + 1])
+
+    @property
+    def learned(self):
+        """Whether the model has learned the task, and seen enough documents since."""
+        return self.looked_up >= DONE_AFTER
 
     @property
     def longest_end(self):

@@ -67,11 +67,6 @@ class Stream(Data):
         if self.level < 0.6:                           # 0.8 where only second digits are found
             self.looked_up += documents
 
-    @property
-    def learned(self):
-        """Whether the model has learned the task, and seen enough documents since."""
-        return has_learned(self.state())
-
     def state(self):
         return self.looked_up, self.level
 
@@ -132,6 +127,11 @@ class ABCDigitsStream(Stream):
         """The share of documents where letters have their own numbers."""
         return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
 
+    @property
+    def learned(self):
+        """Whether the model has learned the task, and seen enough documents since."""
+        return self.looked_up >= DONE_AFTER
+
     def losses(self):
         """The least possible loss, and the least without lookup, in nats per token.
 
@@ -181,11 +181,6 @@ class ABCDigitsStream(Stream):
     def extra_columns(self, model, batches):
         """The share of right digits among the needles, and the base."""
         return super().extra_columns(model, batches) | {"base": self.base}
-
-
-def has_learned(state):
-    """Whether a run has learned its task. state: the data's, from its checkpoint."""
-    return bool(state) and state[0] >= DONE_AFTER
 
 
 def digits_of(numbers):

@@ -146,7 +146,7 @@ def test_the_documents_change_when_the_loss_shows_that_keys_are_copied():
     again = stream_of(512)
     again.load(stream.state())
     assert np.array_equal(again[3], stream[3])
-    stream.load((12_000, 0.0))
+    stream.load((16_000, 0.0))
     assert stream.learned
 
 
