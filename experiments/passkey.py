@@ -7,7 +7,7 @@ Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
         The bottom row of the paper's figure: add --swe. The top row: a Transformer's checkpoint
         with --rope-scale 1 2 4 8 16 32 64.
-Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 4800 --layers 4 \\
+Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000 --layers 4 \\
             --w-th 1024 --lr 0.015625 --out out-key
         python -m experiments.passkey --ckpt out-key/ckpt.pt
         10 prompts per cell, 1 to 32 times the training length. What it leaves out: a model that

@@ -6,7 +6,7 @@ HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every
 DEEP="--seed 0 --seq-len 128 --batch-size 8 --steps 3000 --warmup 188 --log-every 1"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
-KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 4800"   # they end when learned
+KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 6000"   # they end when learned
 scaling() {
     local X=$OUT/multiscreen_psi Y=$OUT/transformer_ sizes="2,2,28 2,2,48 3,4,64 4,4,80"
     for lr in 0.015625 0.0625 0.25; do for n in 3 4 5 6; do        # the paper's is the second
