@@ -46,7 +46,7 @@ class PasskeyStream(Stream):
     """
 
     def __init__(self, tokenizer, T, seed, part):
-        super().__init__()
+        super().__init__(DONE_AFTER)
         self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
         frame, each = prompt_sizes(self.count_tokens)
         # The answer, end-of-text, and five more: GPT-2 has no token for some keys.
@@ -80,11 +80,6 @@ class PasskeyStream(Stream):
         tokens = [*self.tokenizer.encode_ordinary(text), self.tokenizer.eot_token,
                   *self.tokenizer.encode_ordinary(TASK + FILLER)]
         return np.array(tokens[: self.T + 1])
-
-    @property
-    def learned(self):
-        """Whether the model has learned the task, and seen enough documents since."""
-        return self.looked_up >= DONE_AFTER
 
     @property
     def longest_end(self):
@@ -121,7 +116,8 @@ class PasskeyStream(Stream):
         half of the needles a new one stands twice. Documents without help count as free.
         """
         place = math.log(NEAR - 5)
-        number = math.log(5) + np.mean(np.log([9, 90, 900, 9_000, 40_001])).item()
+        counts = [min(10 * n, MOST + 1) - n for n in (1, 10, 100, 1_000, 10_000)]
+        number = math.log(5) + np.mean(np.log(counts)).item()
         share = HELPED / self.spacing
         return share * (place + NEW * number), share * (place + (1 + NEW) * number)
 

@@ -45,7 +45,8 @@ class Stream(Data):
     losses() are the least possible loss, and the least without lookup, in nats per token.
     """
 
-    def __init__(self):
+    def __init__(self, done_after):
+        self.done_after = done_after                   # documents looked up until training ends
         self.looked_up = 0                             # documents since the loss shows lookup
         self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
 
@@ -66,6 +67,11 @@ class Stream(Data):
         self.level += ((loss - least) / (without - least) - self.level) / 20
         if self.level < 0.6:                           # 0.8 where only second digits are found
             self.looked_up += documents
+
+    @property
+    def learned(self):
+        """Whether the model has learned the task, and seen enough documents since."""
+        return self.looked_up >= self.done_after
 
     def state(self):
         return self.looked_up, self.level
@@ -108,7 +114,7 @@ class ABCDigitsStream(Stream):
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
             raise UsageError(f"--digits {digits}: a number has 2 to 18")
-        super().__init__()
+        super().__init__(DONE_AFTER)
         self.tokenizer, self.T, self.digits = tokenizer, T, digits
         self.seed, self.part = seed, part
         line = "A=" + "1" * digits + "\n"
@@ -126,11 +132,6 @@ class ABCDigitsStream(Stream):
     def helped(self):
         """The share of documents where letters have their own numbers."""
         return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
-
-    @property
-    def learned(self):
-        """Whether the model has learned the task, and seen enough documents since."""
-        return self.looked_up >= DONE_AFTER
 
     def losses(self):
         """The least possible loss, and the least without lookup, in nats per token.
