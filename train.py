@@ -184,8 +184,20 @@ def train(args, lock):
         return
     start = ckpt if ckpt or args.init is None else read_checkpoint(args.init)
 
+    # The data.
+    files, tokenizer = list(files_of(args.data)), get_tokenizer(args.tokenizer)
+    fingerprints = fingerprint(files)
+    if ckpt:
+        check_fingerprint(ckpt["files"], fingerprints)
+    train_data, val_data = get_data(args, tokenizer, files)
+    if ckpt:
+        train_data.load(ckpt["data_state"])
+        if train_data.learned:
+            print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
+            return
+
     # The model, freshly initialised or with the weights of a checkpoint.
-    device, tokenizer = get_device(dist.own_device(args.device)), get_tokenizer(args.tokenizer)
+    device = get_device(dist.own_device(args.device))
     dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
@@ -207,18 +219,6 @@ def train(args, lock):
     print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
           f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
           f"{'bfloat16' if dtype else 'float32'}")
-
-    # The data.
-    files = list(files_of(args.data))
-    fingerprints = fingerprint(files)
-    if ckpt:
-        check_fingerprint(ckpt["files"], fingerprints)
-    train_data, val_data = get_data(args, tokenizer, files)
-    if ckpt:
-        train_data.load(ckpt["data_state"])
-        if train_data.learned:
-            print(f"{out} is already finished, at step {ckpt['step']}: it has learned")
-            return
 
     # The optimizer. Weight decay is for matrices only.
     matrices = [p for p in model.parameters() if p.ndim > 1]
