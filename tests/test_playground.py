@@ -1,6 +1,8 @@
 """Tests of playground/: the numbers of its page, and a hand on it in a Chromium."""
 import base64
 import json
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -441,28 +443,46 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
                              "$(id).textContent)")
 
     def weigh():
+        """The number whose first digits have the largest weight, and this weight."""
         s = real.evaluate("[...model.tiles[state.finder].s.at(-1)]")
         weights = (torch.tensor(s, dtype=torch.float64) / 0.1).softmax(0)
-        return weights.argmax().item(), weights.max().item()
+        found = Counter()
+        for line in re.finditer(r"=(\d\d)\n", real.evaluate("$('typing').value")):
+            found[line[1]] += weights[line.start(1)].item()
+        return found.most_common(1)[0]
 
     assert real.evaluate("$('softmax-says').getBoundingClientRect().bottom < innerHeight")
     answer, screening, softmax, button = says()
     assert "R=89, is the needle. The model answers “89”, the first letter" in answer
     assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
-    assert f"gives “8” at 57 weight {weigh()[1]:.3f}," in softmax
+    assert weigh()[0] == "89"
+    assert f"softmax(s / 0.10)) says “89” with weight {weigh()[1]:.3f}," in softmax
     assert button == "Delete the needle"
     real.point("#delete", click=True)
     answer, screening, softmax, button = says()
     assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "")
     assert "No line has it." in answer
     assert "finds nothing and says so: all 192 letters have relevance 0, and" in screening
-    j, weight = weigh()
-    letter = real.evaluate("$('typing').value")[j]
-    assert (f"must answer all the same: it gives “{letter}” at {j} weight {weight:.3f}, and "
+    assert "answers “" in answer and answer.endswith("a guess, for it must always write something.")
+    other, weight = weigh()
+    assert (f"must answer all the same: it says “{other}” with weight {weight:.3f}, and "
             f"divides {1 - weight:.3f} among the rest") in softmax
     real.point("#delete", click=True)
     assert real.evaluate("$('typing').value") == PROMPT
     assert says()[3] == "Delete the needle"
+
+    # Where a letter more ends the question, the needle can still be deleted.
+    real.evaluate(f"setText({json.dumps(PROMPT + '8')})")
+    assert says()[3] == "Delete the needle"
+    real.point("#delete", click=True)
+    assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "") + "8"
+    assert says()[3] == "Put the first text back"
+
+
+def test_a_long_answer_is_shown_whole(real):
+    real.evaluate("model.next = () => ({token: 55, p: 1}); setText('Q=123456\\nQ=')")
+    assert "Q=123456, is the needle. The model answers “777777”" in real.evaluate(
+        "$('answer').textContent")
 
 
 def test_a_letter_that_is_appended_is_the_only_one_to_be_computed(real):
