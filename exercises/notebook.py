@@ -161,7 +161,8 @@ r"""
 ## A trained model
 
 `models/retrieval.pt` has learned to look up letters. Each map is one tile; each row is one layer.
-Queries go down, keys to the right. Gray: outside the window $w$. White: inside it, and exactly 0.
+Queries go down, keys to the right. Gray: outside the window $w$, or after the query. White: inside
+it, and exactly 0.
 """
 
 # %%
@@ -182,9 +183,10 @@ fig, axes = plt.subplots(*maps.shape[:2], figsize=(10, 6), layout="constrained")
 for layer, row, tile_maps in zip(model.layers, axes, maps):
     for ax, w, alpha_d in zip(row, window(layer.s_w.detach()), tile_maps):
         inside = softmask(i - i[:, None], w) > 0
-        ax.imshow(alpha_d.where(inside, math.nan), cmap=colors, vmin=1e-9, vmax=1)
+        image = ax.imshow(alpha_d.where(inside, math.nan), cmap=colors, vmin=1e-9, vmax=1)
         ax.set_title(f"w {w:,.0f}" if w > 10 else f"w {w:.1f}", fontsize=8)
         ax.set(xticks=[], yticks=[])
+fig.colorbar(image, ax=axes, label="relevance $\\alpha_d$", shrink=0.5)
 plt.show()
 
 # %% [markdown]
@@ -213,8 +215,8 @@ for text in (LETTERS, LETTERS.replace(NEEDLE, "")):
 """
 ## Part 4's kernel on a GPU
 
-The solution's kernel, compiled. Delete the line with `EXERCISES` to run yours. It is compared with
-`screen`, which holds all T x T similarities.
+The solution's kernels, compiled. Set `EXERCISES` to "" to run yours, and restart after an edit of
+them. They are compared with `screen`, which holds all T x T similarities.
 """
 
 # %%
@@ -254,7 +256,8 @@ def run_on_gpu(T=4096, w=256.0, r=0.5, K=16, V=64, BI=32, BJ=16):
     wanted = definition()
     wanted_dq, = torch.autograd.grad(wanted, q, dh)
     q.requires_grad_(False)
-    print(f"{torch.cuda.get_device_name()}, T = {T}, w = {w.item():g}")
+    print(f"{torch.cuda.get_device_name()}, T = {T}, w = {w.item():g}, kernels of "
+          f"{mine.forward_kernel.fn.__module__}")
     print(f"largest difference: h {(forward() - wanted).abs().max():.1e}, "
           f"dq {(backward() - wanted_dq).abs().max():.1e}")
     for name, f in (("the definition", definition), ("forward_kernel", forward),

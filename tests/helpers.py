@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 
 import train
 from multiscreen import Config, Multiscreen
+from screening_triton import available
 from support.checkpoint import read_checkpoint
 from support.data import files_of, get_data
 from support.tokens import get_tokenizer
@@ -25,6 +26,7 @@ from support.tokens import get_tokenizer
 ROOT = Path(__file__).parent.parent
 INF = math.inf
 CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
 seeds = st.integers(0, 2**31 - 1)

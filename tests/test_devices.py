@@ -9,12 +9,10 @@ from baselines.transformer import Transformer
 from experiments import perplexity, sample
 from multiscreen import Multiscreen
 from support import checkpoint, choose, cli
-from tests.helpers import SMALL, TEXT, assert_same_weights, read_table
+from tests.helpers import SMALL, TEXT, assert_same_weights, needs_kernel, read_table
 from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
 GENERATE = Multiscreen.generate
-why_not = screening_triton.available("cpu")
-needs_kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +56,7 @@ def test_what_mixes_devices_is_refused(kind):
                         lambda: torch.rand(3, device=kind, generator=cpu)):
             with pytest.raises(Refused):
                 mistake()
-        if why_not is None:
+        if screening_triton.available("cpu") is None:
             with pytest.raises(Refused, match="_split of a tensor on the CPU"):
                 screening_triton._split[1,](torch.ones(1, 1, 1, 16), there)
         there.copy_(here.detach())

@@ -13,9 +13,8 @@ import torch
 import multiscreen
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import accounting, autograder, observe
-from screening_triton import available
 from support.cli import UsageError
-from tests.helpers import ROOT
+from tests.helpers import ROOT, needs_kernel
 
 TEACH = ROOT / "exercises/teach"
 COURSE = (ROOT / "exercises/README.md").read_text()
@@ -42,7 +41,7 @@ def results_of(root):
     return {test["name"].split()[1]: test for test in results["tests"]}, results
 
 
-@pytest.mark.skipif(available("cpu") is not None, reason="part 4 runs in Triton's interpreter")
+@needs_kernel
 def test_the_solutions_have_full_marks(root):
     env = os.environ | {"AUTOGRADER_ROOT": str(root)}
     out = subprocess.run([TEACH / "run_autograder"], env=env, capture_output=True, text=True)
