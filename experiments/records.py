@@ -1,10 +1,10 @@
 """The race of RECORDS.md: the seeds of an entry, its commands, and whether it counts.
 
-    python -m experiments.records --commit HASH                    the seeds and the commands
-    python -m experiments.records --commit HASH RUN RUN RUN RUN    the check of the four runs
+    python -m experiments.records --commit HASH                    prints the commands
+    python -m experiments.records --commit HASH RUN RUN RUN RUN    checks the four runs
 
-Give the whole hash, as `git rev-parse HEAD` prints it, and check in that commit: rows of
-abcdigits.tsv are tied to the equations they were measured with.
+Give the whole hash, as `git rev-parse HEAD` prints it. Train, measure and check in that commit:
+rows of abcdigits.tsv are tied to the equations they were measured with.
 """
 import hashlib
 import re
@@ -13,6 +13,7 @@ from pathlib import Path
 from support.checkpoint import equations, model_hash, read_checkpoint
 from support.cli import Parser, UsageError, cli
 from support.retrieval import CELL, get_cells, mean_by_length
+from support.run import NOT_RESUMED
 from support.table import RUN, Table, beside, describe_run, print_table
 
 # What an entry cannot choose. `parameters` are those of --psi 8 --layers 4.
@@ -20,14 +21,14 @@ FIXED = {"model": "multiscreen", "parameters": 475_298, "data": ["abcdigits"], "
          "tokenizer": "bytes", "seq_len": 256, "documents a step": 8, "init": None}
 TRAIN = ("python train.py --data abcdigits --digits 2 --psi 8 --layers 4 --tokenizer bytes "
          "--seq-len 256 --batch-size 8")
-EXAMPLE = "--lr 0.015625 --w-th 16 --steps 2400"
+FLAGS = "--lr 0.015625 --w-th 16 --steps 2400"         # an entry commits its own
 LENGTH, DEPTHS, TRIALS, ENOUGH = 8192, (0.1, 0.3, 0.5, 0.7, 0.9), 40, 0.95
 
 
 def seeds_of(commit):
     """The four seeds of a commit: 1,001 + the first four different words of its hash's SHA-256.
 
-    A word is four bytes, big-endian. No recipe was tuned on seeds above 1,000.
+    A word is four bytes, big-endian. The recipe of main was tuned on seeds 0 to 23.
     """
     if not re.fullmatch("[0-9a-f]{40}", commit):
         raise UsageError(f"--commit {commit}: give the 40 digits that `git rev-parse HEAD` prints")
@@ -36,13 +37,14 @@ def seeds_of(commit):
     return [1001 + word for word in dict.fromkeys(words)][:4]
 
 
-def print_commands(seeds):
-    """What trains and evaluates an entry. The flags of the first line are the entry's own."""
-    print(f'FLAGS="{EXAMPLE}"')
-    for seed in seeds:
-        out = f"out/record/{seed}"
-        print(f"{TRAIN} $FLAGS --seed {seed} --out {out}")
-        print(f"python abcdigits.py --lengths {LENGTH} --trials {TRIALS} --ckpt {out}/ckpt.pt")
+def print_commands(commit):
+    """What trains, evaluates and checks the entry of a commit."""
+    out = f"out/record_{commit[:7]}"
+    for seed in seeds_of(commit):
+        run = f"{out}/{seed}"
+        print(f"{TRAIN} {FLAGS} --seed {seed} --out {run}")
+        print(f"python abcdigits.py --lengths {LENGTH} --trials {TRIALS} --ckpt {run}/ckpt.pt")
+    print(f"python -m experiments.records --commit {commit} {out}/*")
 
 
 def wrong_of(ckpt):
@@ -70,12 +72,16 @@ def share_found(ckpt, path):
 
 def check(seeds, folders):
     """Print a row for each run. Returns (the steps of the slowest, what does not count)."""
-    rows, wrong = [], []
+    rows, wrong, flags = [], [], []
     for folder in folders:
         path = Path(folder) / "ckpt.pt"
         ckpt = read_checkpoint(path)
         share = share_found(ckpt, path)
-        rows.append([ckpt["args"]["seed"], ckpt["step"], share and f"{share:.1%}"])
+        shown = None if share is None else f"{share:.1%}"
+        rows.append([ckpt["args"]["seed"], ckpt["step"], shown])
+        own = {name: x for name, x in ckpt["args"].items() if name not in ("seed", *NOT_RESUMED)}
+        if own not in flags:
+            flags.append(own)
         wrong += [f"{folder}: {words}" for words in wrong_of(ckpt)]
         if share is None:
             wrong.append(f"{folder}: abcdigits.tsv lacks {TRIALS} prompts at each depth")
@@ -85,6 +91,8 @@ def check(seeds, folders):
     found = sorted(row[0] for row in rows)
     if found != sorted(seeds):
         wrong.append(f"the seeds are {found}, not {sorted(seeds)}")
+    if len(flags) > 1:
+        wrong.append("the runs have different flags")
     return max(row[1] for row in rows), wrong
 
 
@@ -93,11 +101,10 @@ def main():
     p.add_argument("--commit", required=True, help="the whole hash of the entry's commit")
     p.add_argument("runs", nargs="*", metavar="RUN", help="the folders of the four runs")
     args = p.parse_args()
-    seeds = seeds_of(args.commit)
     if not args.runs:
-        print_commands(seeds)
+        print_commands(args.commit)
         return
-    steps, wrong = check(seeds, args.runs)
+    steps, wrong = check(seeds_of(args.commit), args.runs)
     if wrong:
         raise UsageError(f"it does not count: {'; '.join(wrong)}")
     print(f"it counts: {steps:,} steps, the slowest of the four")
