@@ -342,7 +342,7 @@ def train(args, lock):
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :512]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-                some = dist.batches(val_data, range(64), args.batch_size)
+                some = dist.batches(val_data, val_data.spread(64), args.batch_size)
                 extra = train_data.extra_columns(model, some)
                 row |= extra
                 shown += "".join(f"; {name} {value:.3f}" for name, value in extra.items())

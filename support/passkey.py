@@ -16,7 +16,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
 HELPED = 0.75                                          # share of training documents that help
 NEW = 0.25                                             # share of new keys in those
-NEAR, FAR = 19, 0.8                                    # longest end at first; at last, times T
+NEAR, FAR = 19, 0.8                                    # longest end, characters; at last, times T
 GROWN_AFTER = 4_000                                    # documents looked up until it has grown
 HELPED_UNTIL = 6_500                                   # documents looked up until none helps
 DONE_AFTER = 16_000                                    # documents looked up until training ends
@@ -38,11 +38,11 @@ class PasskeyStream(Stream):
     A prompt has one number to look up, and few bytes around it are new, so a model would copy
     nothing for long. Three of four training documents help: they are ends of prompts, one after
     another, each with its answer: the key of the last one or, one in four, a new one, half of these
-    after their needle. An end begins anywhere in its prompt. At first it has at most 19 characters,
-    which are within any window. When the loss shows that keys are copied, it grows, and the model
-    learns to copy them from afar. Then help ends: every key to look up is far, and windows grow.
-    After some more documents the model has `learned`. Validation has no help, and all keys that are
-    multiples of 7; training has the other keys.
+    after their needle. An end has the last 5 characters of its prompt or more. At first it has at
+    most 19, which are within any window. When the loss shows that keys are copied, it grows to
+    0.8 T, and the model learns to copy them from afar. Then help ends: every key to look up is far,
+    and windows grow. After some more documents the model has `learned`. Validation has no help, and
+    all keys that are multiples of 7; training has the other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
@@ -110,10 +110,11 @@ class PasskeyStream(Stream):
         return tokens
 
     def losses(self):
-        """The least loss while all ends are short, and the least without lookup, in nats per token.
+        """About the least loss while all ends are short, and that without lookup, nats per token.
 
-        Both pay for the place where an end begins, and for new keys; the second for each key: in
-        half of the needles a new one stands twice. Documents without help count as free.
+        Both pay for the place where an end begins, and for new keys; the second for each key. A new
+        one stands once or, after its needle, three times: twice on average. Documents without help
+        count as free, and so does what kind of end comes.
         """
         place = math.log(NEAR - 5)
         counts = [min(10 * n, MOST + 1) - n for n in (1, 10, 100, 1_000, 10_000)]

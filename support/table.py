@@ -1,8 +1,8 @@
 """A table of measurements: one TSV beside a checkpoint, one row per cell, added when measured.
 
 A row names the run and the cell that was measured, and has the values and a hash of the weights and
-the equations. Given again, a command measures what is missing. One command writes a table, for one
-checkpoint, so nothing is locked.
+the equations. Given again, a command measures what is missing. Rows are appended, so two commands
+may fill one table, and nothing is locked.
 """
 import math
 import re
