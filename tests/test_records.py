@@ -10,7 +10,7 @@ from support.checkpoint import equations, model_hash, read_checkpoint, save_chec
 from support.cli import UsageError
 from support.retrieval import CELL
 from support.retrieval import get_parser as get_grid_parser
-from support.table import RUN, Table, describe_run
+from support.table import RUN, Table, describe_run, read_rows
 from tests.helpers import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -104,3 +104,23 @@ def test_the_model_of_the_race_is_the_bundled_one():
     assert describe_run(ckpt)["parameters"] == records.FIXED["parameters"]
     assert f"{records.FIXED['parameters']:,} parameters" in (
         ROOT / "experiments/RECORDS.md").read_text()
+
+
+def test_the_records_are_what_their_logs_say():
+    text = (ROOT / "experiments/RECORDS.md").read_text()
+    entries = re.findall(r"^\| ([\d,]+) \|.*`(\w{40})`.*\((report/\w+)/\) \| (.*) % \|$", text,
+                         re.MULTILINE)
+    assert entries
+    for steps, commit, folder, shares in entries:
+        ends, found = [], []
+        for seed in records.seeds_of(commit):
+            run = ROOT / "experiments" / folder / str(seed)
+            ends.append(int(read_rows(run / "log.tsv")[-1]["step"]))
+            cells = read_rows(run / "abcdigits.tsv")
+            assert {float(row["depth"]) for row in cells} == set(records.DEPTHS)
+            assert {(row["seed"], row["step"], row["length"], row["trials"], row["swe"])
+                    for row in cells} == {(str(seed), str(ends[-1]), "8192", "40", "")}
+            found.append(100 * sum(float(row["accuracy"]) for row in cells) / len(cells))
+        assert max(ends) == int(steps.replace(",", ""))
+        assert [float(x) for x in shares.split(", ")] == pytest.approx(found)
+        assert min(found) >= 100 * records.ENOUGH
