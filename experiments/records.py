@@ -21,7 +21,7 @@ FIXED = {"model": "multiscreen", "parameters": 475_298, "data": ["abcdigits"], "
          "tokenizer": "bytes", "seq_len": 256, "documents a step": 8, "init": None}
 TRAIN = ("python train.py --data abcdigits --digits 2 --psi 8 --layers 4 --tokenizer bytes "
          "--seq-len 256 --batch-size 8")
-FLAGS = "--lr 0.015625 --w-th 16 --steps 2400"         # an entry commits its own
+FLAGS = "--lr 0.015625 --w-th 16 --steps 4800"         # an entry commits its own
 LENGTH, DEPTHS, TRIALS, ENOUGH = 8192, (0.1, 0.3, 0.5, 0.7, 0.9), 40, 0.95
 
 

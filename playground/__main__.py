@@ -13,6 +13,7 @@ if not __package__:
     raise SystemExit("error: run python -m playground in the folder above")
 
 import json
+import os
 from pathlib import Path
 
 import multiscreen
@@ -61,6 +62,8 @@ def main(argv=None):
     text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
     if not 1 <= args.tokens <= MOST_TOKENS or text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
+    if args.text and os.path.isfile(args.text):        # False for a long text
+        raise UsageError(f'--text {args.text} is a file: its text is --text "$(cat {args.text})"')
     if args.out.suffix != ".html":
         raise UsageError(f"--out {args.out}: name a page, .html")
     require_file(args.out)

@@ -70,6 +70,8 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
     for wrong in (["--tokens", "0"], ["--tokens", "1001"], ["--text", ""]):
         with pytest.raises(UsageError, match="from 1 to 1000, and --text not empty"):
             playground.main([*flags, *wrong])
+    with pytest.raises(UsageError, match="is a file: its text is"):
+        playground.main([*flags, "--text", str(ROOT / "README.md")])
     with pytest.raises(UsageError, match="name a page, .html"):
         playground.main([*flags[:-1], str(tmp_path / "m/ckpt.pt")])
 
