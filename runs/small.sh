@@ -70,7 +70,7 @@ competition() {
 }
 passkey() {
     local X=$OUT/keys_multiscreen Y=$OUT/keys_transformer all="--lengths 512 1024 2048 4096 8192"
-    each "0 1 2" train $KEYS --w-th 1024 --layers 4 --lr 0.015625 --seed @ --out $X-@
+    each "0 1 2" train $KEYS --w-th 8192 --layers 4 --lr 0.015625 --seed @ --out $X-@
     each "0 1 2" train --model transformer:4,4,96 $KEYS --lr 0.001953125 --seed @ --out $Y-@
     for swe in "" --swe; do each "0 1 2" run $E.passkey $all $swe --ckpt $X-@/ckpt.pt; done
     each "0 1 2" run $E.passkey $all --rope-scale 1 4 16 --ckpt $Y-@/ckpt.pt

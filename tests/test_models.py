@@ -60,6 +60,7 @@ def test_the_report_claims_the_means_of_its_tables(call, capsys):
         return found
 
     models, ablations = means_of("abcdigits"), means_of("abcdigits_ablations")
+    keys = means_of("passkey")
     claims = claims_of(ROOT / "experiments/report/report.md")
 
     def percents(n):
@@ -69,5 +70,9 @@ def test_the_report_claims_the_means_of_its_tables(call, capsys):
     assert percents("14")[:3] == [ours[2048], ours[8192], ours[32768]]
     assert percents("16")[:6] == [found[n] for n in (8192, 16384, 32768)
                                   for found in (expanded, ours)]
+    ours, expanded, theirs = (keys[name] for name in
+                              ("Multiscreen", "Multiscreen + SWE", "Transformer"))
+    assert percents("17") == [expanded[8192], ours[512], ours[1024], ours[2048], ours[4096],
+                              ours[8192], theirs[512], theirs[1024]]
     names = ("MiPE → RoPE", "w/o TanhNorm", "Fixed r = 1", "MiPE → NoPE", "w/o Gate")
     assert percents("22")[:5] == [ablations[name][2048] for name in names]
