@@ -108,7 +108,7 @@ def test_the_model_of_the_race_is_the_bundled_one():
 
 def test_the_records_are_what_their_logs_say():
     text = (ROOT / "experiments/RECORDS.md").read_text()
-    entries = re.findall(r"^\| ([\d,]+) \|.*`(\w{40})`.*\((report/\w+)/\) \| (.*) % \|$", text,
+    entries = re.findall(r"^\| ([\d,]+) \|.*`(\w{40})`.*\((record_\w+)/\) \| (.*) % \|$", text,
                          re.MULTILINE)
     assert entries
     for steps, commit, folder, shares in entries:
