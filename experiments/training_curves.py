@@ -106,9 +106,9 @@ def get_styles(plt, runs):
 def draw_curves(plt, runs, window, path):
     """Losses above, gradient norms below, a column for each model. runs: with rows.
 
-    Of several seeds only the first is drawn. The loss axis ends at 1.2 times the largest first row;
-    a title names the runs that stay above it. The norms' axis ends at 1, like the paper's, or at
-    twice the norm of the middle run, in halves.
+    Of several seeds only the first is drawn. The loss axis ends at 1.2 times where the highest
+    curve begins; a title names the runs that stay above it. The norms' axis ends at 1, like the
+    paper's, or at twice the norm of the middle run, in halves.
     """
     columns = {}
     for run in runs:
@@ -116,7 +116,8 @@ def draw_curves(plt, runs, window, path):
         columns.setdefault(model, {}).setdefault(label, get_columns(run.rows))
     drawn = [curve for curves in columns.values() for curve in curves.values()]
     low = min(moving_average(loss, window).min() for _, loss, _ in drawn)
-    high = 1.2 * max(loss[0] for _, loss, _ in drawn)
+    begins = [min(loss[0], moving_average(loss, window)[0]) for _, loss, _ in drawn]
+    high = 1.2 * max(begins)
     top = max(1, math.ceil(4 * np.median([np.median(norm) for *_, norm in drawn])) / 2)
     styles = get_styles(plt, runs)
 
