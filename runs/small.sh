@@ -3,7 +3,7 @@ FIGURES="scaling lr_sweep sanity text abcdigits competition passkey ablations la
 . "$(dirname "$0")/lib.sh"
 LONG="--seed @ --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 HALF="--seed @ --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
-DEEP="--seed 0 --seq-len 128 --batch-size 8 --steps 3000 --warmup 188 --log-every 1"
+DEEP="--seed 0 --seq-len 128 --batch-size 8 --steps 6000 --warmup 188 --log-every 1"
 ABLATED="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 RECIPE="--w-th 16 --lr 0.015625 --layers 4 --model multiscreen"   # it was tuned on seeds 0 to 23
 KEYS="--data passkey --seq-len 512 --batch-size 4 --steps 6000"   # they end when learned
