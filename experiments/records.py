@@ -15,7 +15,6 @@ from support.cli import Parser, UsageError, cli
 from support.retrieval import CELL, get_cells, mean_by_length
 from support.run import NOT_RESUMED
 from support.table import RUN, Table, beside, describe_run, print_table
-from train import get_args
 
 # What an entry cannot choose. `parameters` are those of --psi 8 --layers 4.
 FIXED = {"model": "multiscreen", "parameters": 475_298, "data": ["abcdigits"], "digits": 2,
@@ -49,12 +48,10 @@ def print_commands(commit):
 
 
 def wrong_of(ckpt):
-    """What a run lacks of FIXED, and of the flags of this commit, in words."""
+    """What a run lacks of FIXED, in words."""
     run = describe_run(ckpt) | {"documents a step": ckpt["drawn"] / max(ckpt["step"], 1)}
     found = ckpt["args"] | run
-    flags = vars(get_args(f"{TRAIN} {FLAGS}".split()[2:]))
-    flags = {name: x for name, x in flags.items() if name not in ("seed", *NOT_RESUMED)}
-    wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in (flags | FIXED).items()
+    wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in FIXED.items()
              if found.get(name) != value]
     if ckpt["equations"] != equations(ckpt["model"]):
         wrong.append("trained with other equations than this commit's")
@@ -75,13 +72,16 @@ def share_found(ckpt, path):
 
 def check(seeds, folders):
     """Print a row for each run. Returns (the steps of the slowest, what does not count)."""
-    rows, wrong = [], []
+    rows, wrong, flags = [], [], []
     for folder in folders:
         path = Path(folder) / "ckpt.pt"
         ckpt = read_checkpoint(path)
         share = share_found(ckpt, path)
         shown = None if share is None else f"{share:.1%}"
         rows.append([ckpt["args"]["seed"], ckpt["step"], shown])
+        own = {name: x for name, x in ckpt["args"].items() if name not in ("seed", *NOT_RESUMED)}
+        if own not in flags:
+            flags.append(own)
         wrong += [f"{folder}: {words}" for words in wrong_of(ckpt)]
         if share is None:
             wrong.append(f"{folder}: abcdigits.tsv lacks {TRIALS} prompts at each depth")
@@ -91,6 +91,8 @@ def check(seeds, folders):
     found = sorted(row[0] for row in rows)
     if found != sorted(seeds):
         wrong.append(f"the seeds are {found}, not {sorted(seeds)}")
+    if len(flags) > 1:
+        wrong.append("the runs have different flags")
     return max(row[1] for row in rows), wrong
 
 

@@ -21,7 +21,7 @@ ROOMS = {
     "exercises": {"torch", "triton", "numpy", "matplotlib", "pytest", "support", "multiscreen",
                   "abcdigits"},
     "experiments": {"torch", "numpy", "matplotlib", "support", "baselines", "multiscreen",
-                    "abcdigits", "train"},
+                    "abcdigits"},
     "benchmarks": {"torch", "triton", "numpy", "support", "baselines", "multiscreen",
                    "screening_triton"},
     "playground": {"torch", "numpy", "support", "multiscreen", "abcdigits"},
