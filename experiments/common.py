@@ -7,7 +7,7 @@ from typing import NamedTuple
 from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
 from support.cli import Parser, UsageError, own_folder, replacing
 from support.table import (
-    NUMBERS,
+    RANGES,
     WHOLE,
     cell_text,
     is_right,
@@ -47,7 +47,7 @@ def read_run(folder):
     wrong = [x for x in FACTS[:-1] if not flags.get(x) or not is_right(x, flags[x], FACTS)]
     if wrong:
         raise UsageError(f"{folder / 'flags.txt'} is damaged: {', '.join(wrong)}")
-    rows = [{name: float(x) for name, x in row.items() if x and name in NUMBERS | WHOLE}
+    rows = [{name: float(x) for name, x in row.items() if x and name in RANGES | WHOLE}
             for row in read_file(folder / "log.tsv")[0]]
     if rows and "step" not in rows[0]:
         raise UsageError(f"{folder / 'log.tsv'} is not a log of train.py")

@@ -5,6 +5,7 @@ the equations. Given again, a command measures what is missing. Rows are appende
 may fill one table, and nothing is locked.
 """
 import math
+import re
 import sys
 import time
 from contextlib import contextmanager
@@ -13,13 +14,19 @@ from pathlib import Path
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "step")
-# The columns of whole numbers, of numbers, and those with several in a cell. Others are text.
-WHOLE = {"parameters", "seq_len", "length", "trials", "digits", "batch_tokens", "steps", "seed",
-         "step", "warmup"}
-NUMBERS = {"depth", "accuracy", "alive", "window", "lr", "weight_decay", "clip", "loss", "val_loss",
-           "grad_norm", "val_bpb", "tokens_per_s", "base", "w_min", "w_median", "w_max",
-           "nats", "ms"}
-SEVERAL = {"nats", "ms"}
+# What a cell may be, by its column: a whole number, and the least; a number from .. to; a match of
+# a pattern. Others are text.
+WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
+         "steps": 1, "seed": 0, "step": 0, "warmup": 0}
+RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
+          "window": (0, 1), "nats": (0, 500), "ms": (1e-9, 1e12), "lr": (0, 1e38),
+          "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
+          "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
+          "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
+SEVERAL = {"nats", "ms"}                               # several numbers in a cell
+PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
+            "model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
+            "swe": "yes", "psi": "[1-9][0-9]*|-", "w_th": r"[0-9]+(\.[0-9]+)?|-"}
 
 
 class Table:
@@ -138,18 +145,23 @@ def read_file(path, columns=None):
 
 
 def is_right(name, cell, head):
-    """Whether a cell of a column of numbers has them. What was measured must not be empty."""
-    if name not in WHOLE | NUMBERS:
-        return True
+    """Whether a cell is valid in its column. What was measured must not be empty."""
     if not cell:
         measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
-        return name not in {measured, "depth", "length", "trials", "parameters", "seed"}
+        needed = {measured, "depth", "length", "trials", "parameters", "seed"}
+        return name not in needed or name not in WHOLE | RANGES
+    if name in WHOLE:
+        return bool(re.fullmatch("0|[1-9][0-9]{0,18}", cell)) and int(cell) >= WHOLE[name]
+    if name not in RANGES:
+        return bool(re.fullmatch(PATTERNS.get(name, ".*"), cell))
+    low, high = RANGES[name]
     try:
-        numbers = cell.split() if name in SEVERAL else [cell]
-        return bool([*map(int if name in WHOLE else float, numbers)])
+        numbers = [float(x) for x in (cell.split() if name in SEVERAL else [cell])]
     except ValueError:
         return False
-
+    # A run that diverged has no loss.
+    in_range = all(low <= x <= high for x in numbers) or name == "val_loss" and cell == "nan"
+    return in_range and bool(numbers)
 
 
 def read_tables(paths, value):

@@ -58,8 +58,9 @@ def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path,
 
 
 @pytest.mark.parametrize("column, cell", [
-    ("accuracy", "x"), ("accuracy", ""), ("accuracy", "0.5 0.5"), ("length", "²"),
-    ("length", "64.5"), ("seed", "-"), ("hash", None), ("hash", "abc-1\tmore")])
+    ("accuracy", "x"), ("accuracy", "700"), ("accuracy", "nan"), ("accuracy", ""),
+    ("accuracy", "-0.1"), ("length", "²"), ("length", "64.5"), ("seed", "-1"), ("factor", "inf"),
+    ("factor", "0"), ("factor", "ntk"), ("swe", "x"), ("hash", None), ("hash", "abc-1\tmore")])
 def test_a_row_edited_by_hand_is_left_out_counted_and_measured_again(tmp_path, capsys, column,
                                                                      cell):
     path, keys = tmp_path / "abcdigits.tsv", (*RUN, "length", "factor", "swe")
