@@ -4,14 +4,15 @@ Appendices "Training Loss Dynamics", "Gradient Norm Dynamics", "Optimizer-settin
 
     python -m experiments.training_curves out        one run, also one that is not finished
     python -m experiments.training_curves RUN...     several: a column for each model
-    bash runs/small.sh lr_sweep scaling sanity       trains the runs and draws both figures
+    bash runs/small.sh lr_sweep scaling sanity       trains the runs and draws three figures
 
 A log has a row every --log-every steps and one for the first; a peak between two rows is lost.
 --window counts rows: the paper's moving average over 256 steps is 256 rows with --log-every 1.
 Gradient norms are measured before clipping. Their median, 90th percentile and maximum are taken
 over the second half of the steps. A spike is a row, of the loss or of the norm, more than 5
-standard deviations above the mean of the WINDOW rows before it. The column `end` says "diverged" by
-the criterion of experiments.lr_sweep. Norms above the axis are crosses at its end.
+standard deviations above the mean of the WINDOW rows before it. `val_least` is the least validation
+loss, after `least_at` steps. The column `end` says "diverged" by the criterion of
+experiments.lr_sweep. Norms above the axis are crosses at its end, a line of them for each run.
 
 The paper prints no numbers here. It states: the Transformer's loss has frequent spikes at moderate
 rates and does not converge at larger ones; Multiscreen's is smooth even at 1. Its gradient norm
@@ -35,7 +36,8 @@ from experiments.style import (
 from support.cli import UsageError, cli
 
 COLUMNS = ["run", "model", "lr", "seed", "steps", "loss_first", "loss_last", "loss_spikes",
-           "grad_median", "grad_p90", "grad_max", "grad_spikes", "end"]
+           "grad_median", "grad_p90", "grad_max", "grad_spikes", "val_least", "least_at",
+           "val_last", "end"]
 
 
 # ---------------------------------------------------------------------------- numbers of a run
@@ -77,6 +79,12 @@ def summarize_run(step, loss, norm, window):
             float(median), float(p90), float(late.max()), count_spikes(norm, window)]
 
 
+def least_and_last(rows):
+    """[least validation loss, after how many steps, last validation loss] of the rows of a log."""
+    found = [(row["val_loss"], int(row["step"])) for row in rows if "val_loss" in row]
+    return [*min(found), found[-1][0]] if found else [None] * 3
+
+
 # ------------------------------------------------------------------------------------- figure
 
 def label_curve(flags):
@@ -116,6 +124,7 @@ def draw_curves(plt, runs, window, path):
         columns.setdefault(model, {}).setdefault(label, get_columns(run.rows))
     drawn = [curve for curves in columns.values() for curve in curves.values()]
     low = min(moving_average(loss, window).min() for _, loss, _ in drawn)
+    # A short run that diverges has a first mean above its first row.
     begins = [min(loss[0], moving_average(loss, window)[0]) for _, loss, _ in drawn]
     high = 1.2 * max(begins)
     top = max(1, math.ceil(4 * np.median([np.median(norm) for *_, norm in drawn])) / 2)
@@ -125,23 +134,25 @@ def draw_curves(plt, runs, window, path):
                              squeeze=False, layout="constrained")
     for (model, curves), (above, below) in zip(columns.items(), axes.T):
         outside = []
-        for label, (step, loss, norm) in curves.items():
+        for n, (label, (step, loss, norm)) in enumerate(curves.items()):
             color, line = styles[label]
             smooth = moving_average(loss, window)
             if smooth.min() > high:
                 outside.append(label)
             end, marker = step[len(step) - len(smooth) :], "." if len(smooth) == 1 else ""
             above.plot(end, smooth, color=color, ls=line, lw=1.5, marker=marker)
-            shown = np.minimum(norm, top)
-            below.plot(step, shown, color=color, lw=0.5, alpha=0.3)
-            below.plot(end, moving_average(shown, window), color=color, ls=line, lw=1.5)
-            below.plot(step[norm > top], shown[norm > top], "x", color=color, ms=4)
+            # The means lie above the norms of all runs.
+            cut = np.minimum(norm, top)
+            below.plot(step, cut, color=color, lw=0.5, alpha=0.3, zorder=1)
+            below.plot(end, moving_average(cut, window), color=color, ls=line, lw=1.5)
+            beyond, height = step[norm > top], top * (1.02 + 0.02 * n)
+            below.plot(beyond, np.full(len(beyond), height), "x", color=color, ms=3)
         title = [model] + [f"above the axis: {', '.join(outside)}"] * bool(outside)
         above.set(title="\n".join(title), ylim=(low - 0.05 * (high - low), high))
-        below.set(xlabel="optimizer step", ylim=(0, 1.05 * top))
+        below.set(xlabel="optimizer step", ylim=(0, top * (1.02 + 0.02 * len(styles))))
     axes[0, 0].set_ylabel(f"training loss (nats per token),\nmean of {window} rows of the log")
-    axes[1, 0].set_ylabel("gradient norm before clipping,\n"
-                          f"and its mean (above {top:g}: crosses)")
+    axes[1, 0].set_ylabel("gradient norm before clipping, and\n"
+                          f"its mean, cut at {top:g} (above: crosses)")
     handles = [plt.Line2D([], [], color=color, ls=line, label=label)
                for label, (color, line) in styles.items()]
     title = "learning rate" + ", or what is left out" * any(label[0] == "w" for label in styles)
@@ -163,7 +174,8 @@ def main():
         numbers = summarize_run(*get_columns(run.rows), args.window)
         end = "diverged" if math.isnan(run.loss) else None
         flags = [run.flags[name] for name in ("model", "lr", "seed")]
-        rows.append([run.folder.name or str(run.folder), *flags, *numbers, end])
+        rows.append([run.folder.name or str(run.folder), *flags, *numbers,
+                     *least_and_last(run.rows), end])
     report(args.out / f"{args.name}.tsv", COLUMNS, rows,
            f"Training loss, nats per token, mean of the first and last {args.window} rows of the "
            f"log, and gradient norm in the second half, of {count_of(len(runs), 'run')}")

@@ -196,6 +196,9 @@ def test_summary_of_a_run():
     found = training_curves.summarize_run(step, loss, norm, 4)
     assert found[:4] == [10, 8.5, 2.5, 0]
     assert found[4:] == pytest.approx([3.0, 4.6, 5.0, 0])      # of 1 2 3 4 5, the second half
+    rows = [{"step": 1.0}, *({"step": n, "val_loss": x} for n, x in ((2.0, 1.5), (3.0, 1.75)))]
+    assert training_curves.least_and_last(rows) == [1.5, 2, 1.75]
+    assert training_curves.least_and_last(rows[:1]) == [None] * 3
 
 # ------------------------------------------------------------------------------------ figures
 
@@ -316,6 +319,17 @@ def test_curves_have_a_row_each_run_and_unfinished_ones_too(run, call, tmp_path,
         ("Transformer, 2.8K", "$2^{-4}$"), ("Transformer, 2.8K", "w/o clipping")]
     with pytest.raises(UsageError, match="at least 2"):
         call(training_curves, folders[0], "--window", 1)
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("losses, window, begin", [([9, 3, 3, 3], 2, 6), ([4, 4, 90, 90], 9, 4)])
+def test_the_loss_axis_ends_above_where_the_curves_begin(run, monkeypatch, losses, window, begin):
+    figures = []
+    monkeypatch.setattr(training_curves, "save_figure", lambda fig, path: figures.append(fig))
+    rows = [{"step": n, "loss": x, "grad_norm": 1.0} for n, x in enumerate(losses)]
+    drawn = common.read_run(run("a", 3.5))._replace(rows=rows)
+    training_curves.draw_curves(common.pyplot(), [drawn], window, "a.png")
+    assert figures[0].axes[0].get_ylim()[1] == pytest.approx(1.2 * begin)
 
 
 def test_the_picture_of_a_tile_is_what_its_script_draws():
