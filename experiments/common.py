@@ -124,11 +124,10 @@ def group_runs(runs, *names):
             for key, found in groups.items()}
 
 
-def runs_parser(description):
+def runs_parser(description, runs="folders of train.py, or a table of runs that this script wrote"):
     """The flags of a script that draws from runs."""
     p = Parser(description)
-    p.add_argument("runs", nargs="+", metavar="RUN",
-                   help="folders of train.py, or a table of runs that this script wrote")
+    p.add_argument("runs", nargs="+", metavar="RUN", help=runs)
     p.add_argument("--out", type=own_folder, default=Path("out"),
                    help="folder for the results [out]")
     return p

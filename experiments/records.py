@@ -14,6 +14,7 @@ from support.checkpoint import equations, model_hash, read_checkpoint
 from support.cli import Parser, UsageError, cli
 from support.retrieval import CELL, get_cells, mean_by_length
 from support.run import NOT_RESUMED
+from support.stream import DONE_AFTER
 from support.table import RUN, Table, beside, describe_run, print_table
 
 # What an entry cannot choose. `parameters` are those of --psi 8 --layers 4.
@@ -48,11 +49,13 @@ def print_commands(commit):
 
 
 def wrong_of(ckpt):
-    """What a run lacks of FIXED, in words."""
+    """What a run lacks of FIXED, and whether it was stopped by hand, in words."""
     run = describe_run(ckpt) | {"documents a step": ckpt["drawn"] / max(ckpt["step"], 1)}
     found = ckpt["args"] | run
     wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in FIXED.items()
              if found.get(name) != value]
+    if ckpt["step"] < ckpt["args"]["steps"] and ckpt["data_state"][0] < DONE_AFTER:
+        wrong.append(f"stopped at step {ckpt['step']}: the same command continues it")
     if ckpt["equations"] != equations(ckpt["model"]):
         wrong.append("trained with other equations than this commit's")
     return wrong

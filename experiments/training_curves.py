@@ -161,7 +161,7 @@ def draw_curves(plt, runs, window, path):
 
 
 def main():
-    p = runs_parser(__doc__)
+    p = runs_parser(__doc__, "folders of train.py")
     p.add_argument("--window", type=int, default=10,
                    help="rows of the log in a moving average (paper: 256 steps) [10]")
     p.add_argument("--name", default="training_curves",

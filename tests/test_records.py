@@ -85,6 +85,7 @@ ARGS = read_checkpoint(ROOT / "models/retrieval.pt")["args"]
     ({"found": 0.725}, "finds 94.5%, fewer than 95%"),
     ({"swe": True}, "abcdigits.tsv lacks 40 prompts"),
     ({"drawn": 41200}, "documents a step is 16.0, not 8"),
+    ({"data_state": (11_999, 2.0)}, "stopped at step 2575: the same command continues it"),
     ({"equations": "00000000"}, "trained with other equations"),
     ({"args": ARGS | {"seq_len": 512}}, "seq_len is 512, not 256"),
     ({"args": ARGS | {"digits": 3}}, "digits is 3, not 2"),
