@@ -54,7 +54,9 @@ def wrong_of(ckpt):
     found = ckpt["args"] | run
     wrong = [f"{name} is {found.get(name)}, not {value}" for name, value in FIXED.items()
              if found.get(name) != value]
-    if ckpt["step"] < ckpt["args"]["steps"] and ckpt["data_state"][0] < DONE_AFTER:
+    # Only the data of the race have this state.
+    early = not wrong and ckpt["step"] < ckpt["args"]["steps"]
+    if early and ckpt["data_state"][0] < DONE_AFTER:
         wrong.append(f"stopped at step {ckpt['step']}: the same command continues it")
     if ckpt["equations"] != equations(ckpt["model"]):
         wrong.append("trained with other equations than this commit's")

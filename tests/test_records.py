@@ -90,7 +90,7 @@ ARGS = read_checkpoint(ROOT / "models/retrieval.pt")["args"]
     ({"args": ARGS | {"seq_len": 512}}, "seq_len is 512, not 256"),
     ({"args": ARGS | {"digits": 3}}, "digits is 3, not 2"),
     ({"args": ARGS | {"init": "out/ckpt.pt"}}, "init is out/ckpt.pt, not None"),
-    ({"args": ARGS | {"data": ["text"]}}, "data is .'text'., not"),
+    ({"args": ARGS | {"data": ["text"]}, "data_state": ()}, "data is .'text'., not"),
     ({"found": 0.0, "args": ARGS | {"lr": 0.5}}, "finds 80.0%, .*; the runs have different flags"),
 ])
 def test_what_does_not_count_is_told(call, entry, changes, words):
