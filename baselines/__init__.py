@@ -16,7 +16,7 @@ def build(name, config, dtype=None):
     if family == "multiscreen":
         return ablations.build_ablation(variant, config, dtype)
     if family == "transformer":
-        return transformer.Transformer(transformer.get_config(variant, **config), dtype)
+        return transformer.build(variant, config, dtype)
     raise ValueError(f"model {name!r} is unknown: take {NAMES}")
 
 

@@ -5,7 +5,9 @@ head, a final norm without a weight, no biases. Names that train.py takes:
 
     transformer:8M             45M, 353M, 1.3B: the paper's sizes
     transformer:4,4,96         N_L, N_H, d_E of your choice
-    transformer:45M:qknorm     RMSNorm with weights on queries and keys
+    transformer:45M:qknorm     a variant: a class of this file and a line in BLOCKS
+
+The other variants are made for texts longer than those of training: `nope`, `local`, `ssmax`.
 
 `python -m experiments.sizes` prints the sizes and parameter counts beside the paper's.
 """
@@ -33,7 +35,6 @@ class TransformerConfig:
     N_H: int
     d_E: int
     vocab_size: int = 50257
-    qk_norm: bool = False
 
     def __post_init__(self):
         sizes = self.N_L, self.N_H, self.d_E, self.vocab_size
@@ -42,20 +43,27 @@ class TransformerConfig:
                              "d_E a multiple of 2 N_H")
 
 
-def get_config(variant, **given):
-    """The sizes of a name after "transformer:", overridden by what is given (not None)."""
-    size, _, norm = variant.partition(":")
+def get_config(size, **given):
+    """The sizes of a name, "8M" or "4,4,96", overridden by what is given (not None)."""
     dims = size.split(",")
-    known = size in SIZES or len(dims) == 3 and all(d.isdigit() for d in dims)
-    if not known or norm not in ("", "qknorm"):
-        raise ValueError(f"transformer:{variant} is unknown: take transformer:8M, 45M, 353M, 1.3B "
-                         "or N_L,N_H,d_E, and :qknorm after it")
+    if size not in SIZES and not (len(dims) == 3 and all(d.isdigit() for d in dims)):
+        raise ValueError(f"transformer:{size} is unknown: take transformer:8M, 45M, 353M, 1.3B or "
+                         "N_L,N_H,d_E")
     N_L, N_H, d_E = SIZES.get(size) or map(int, dims)
-    base = {"N_L": N_L, "N_H": N_H, "d_E": d_E, "qk_norm": bool(norm)}
+    sizes = {"N_L": N_L, "N_H": N_H, "d_E": d_E}
     for name, value in given.items():
         if value is not None and name in TransformerConfig.__dataclass_fields__:
-            base[name] = value
-    return TransformerConfig(**base)
+            sizes[name] = value
+    return TransformerConfig(**sizes)
+
+
+def build(name, config, dtype=None):
+    """The Transformer of that name, SIZE or SIZE:VARIANT; raises ValueError if there is none."""
+    size, _, variant = name.partition(":")
+    if variant not in BLOCKS:
+        raise ValueError(f"transformer:{name} is unknown: take transformer:SIZE, or "
+                         f"transformer:SIZE: and one of {', '.join(filter(None, BLOCKS))}")
+    return Transformer(get_config(size, **config), dtype, BLOCKS[variant])
 
 
 def rope(x, i, scale=1.0, ntk=1.0):
@@ -77,18 +85,19 @@ def rope(x, i, scale=1.0, ntk=1.0):
 class Block(nn.Module):
     """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
 
-    dtype: of the matrix products, None for the parameters' own. `rope_scale`, (scale, ntk) of
-    `rope`, may be changed after training.
+    number: of the layer, from 1. dtype: of the matrix products, None for the parameters' own.
+    A variant overrides `encode`. `rope_scale`, (scale, ntk) of `rope`, may be changed after
+    training; None: no RoPE. Keys at distance `window` or more are not seen.
     """
+    rope_scale = (1.0, 1.0)
+    window = math.inf
 
-    def __init__(self, config, dtype=None):
+    def __init__(self, config, dtype=None, number=1):
         super().__init__()
-        E, head, hidden = config.d_E, config.d_E // config.N_H, 8 * config.d_E // 3
-        self.N_H, self.rope_scale, self.dtype = config.N_H, (1.0, 1.0), dtype
+        E, hidden = config.d_E, 8 * config.d_E // 3
+        self.N_H, self.dtype = config.N_H, dtype
         self.norm_1 = nn.RMSNorm(E, eps=1e-5)
         self.norm_2 = nn.RMSNorm(E, eps=1e-5)
-        self.norm_q = nn.RMSNorm(head, eps=1e-5) if config.qk_norm else nn.Identity()
-        self.norm_k = nn.RMSNorm(head, eps=1e-5) if config.qk_norm else nn.Identity()
         self.W_Q = nn.Parameter(torch.empty(E, E))
         self.W_K = nn.Parameter(torch.empty(E, E))
         self.W_V = nn.Parameter(torch.empty(E, E))
@@ -96,6 +105,10 @@ class Block(nn.Module):
         self.W_gate = nn.Parameter(torch.empty(E, hidden))
         self.W_up = nn.Parameter(torch.empty(E, hidden))
         self.W_down = nn.Parameter(torch.empty(hidden, E))
+
+    def encode(self, q, k, i):
+        """Queries and keys with their positions i, (T,), encoded. (B, H, T, K) each"""
+        return rope(q, i, *self.rope_scale), rope(k, i, *self.rope_scale)
 
     def heads(self, x, W):
         """x W, split into heads. (B, T, E) -> (B, H, T, K)"""
@@ -105,17 +118,19 @@ class Block(nn.Module):
     def attention(self, x, backend, cache):
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
-        q = rope(self.norm_q(self.heads(x, self.W_Q)), i, *self.rope_scale)
-        k = rope(self.norm_k(self.heads(x, self.W_K)), i, *self.rope_scale)
+        q, k = self.encode(self.heads(x, self.W_Q), self.heads(x, self.W_K), i)
         v = self.heads(x, self.W_V)
         q, k, v = (y.to(self.dtype or x.dtype) for y in (q, k, v))
+        first = 0
         if cache:
-            k, v, _ = cache.append(k, v, torch.full((), torch.inf))
+            k, v, first = cache.append(k, v, torch.tensor(self.window))
 
         # One query may see all keys; several after a cache see a triangle at the lower right.
-        square = not cache or q.shape[2] == k.shape[2]
-        mask = None
-        if not square and q.shape[2] > 1:
+        mask, square = None, not cache or q.shape[2] == k.shape[2]
+        if self.window < math.inf:
+            d = torch.arange(first, first + k.shape[2], device=x.device) - i[:, None]
+            mask, square = (-self.window < d) & (d <= 0), False
+        elif not square and q.shape[2] > 1:
             from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])
         with sdpa_kernel(backend) if backend else nullcontext():
@@ -131,11 +146,63 @@ class Block(nn.Module):
         return x + product("btf,fe->bte", y, self.W_down, self.dtype)
 
 
+class QKNorm(Block):
+    """RMSNorm with weights on queries and keys, before RoPE."""
+
+    def __init__(self, config, dtype=None, number=1):
+        super().__init__(config, dtype, number)
+        self.norm_q = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
+        self.norm_k = nn.RMSNorm(config.d_E // config.N_H, eps=1e-5)
+
+    def encode(self, q, k, i):
+        return super().encode(self.norm_q(q), self.norm_k(k), i)
+
+
+class NoPE(Block):
+    """No positions: only the causal mask tells them apart."""
+    rope_scale = None
+
+    def encode(self, q, k, i):
+        return q, k
+
+
+class SSMax(NoPE):
+    """No positions, and Scalable-Softmax (Nakanishi, 2025): scores times s log n for n keys.
+
+    Softmax over n keys fades as n grows, s log n keeps it sharp. A head learns s, which begins at
+    1 / log 256: with as many keys, train.py's --seq-len, it is softmax.
+    """
+
+    def __init__(self, config, dtype=None, number=1):
+        super().__init__(config, dtype, number)
+        self.s = nn.Parameter(torch.full((config.N_H,), 1 / math.log(256)))
+
+    def encode(self, q, k, i):
+        return q * self.s[:, None, None] * (i + 1).to(q.dtype).log()[:, None], k
+
+
+class Local(Block):
+    """RoPE in a sliding window of 64 tokens in odd layers, no positions in even ones."""
+
+    def __init__(self, config, dtype=None, number=1):
+        super().__init__(config, dtype, number)
+        if number % 2:
+            self.window = 64
+        else:
+            self.rope_scale = None
+
+    def encode(self, q, k, i):
+        return super().encode(q, k, i) if self.rope_scale else (q, k)
+
+
+BLOCKS = {"": Block, "qknorm": QKNorm, "nope": NoPE, "local": Local, "ssmax": SSMax}
+
+
 class Transformer(nn.Module):
     """tokens (B, T) -> logits (B, T, N). Loss and generation are those of Multiscreen.
 
     screen: the SDPBackend that attention must use, or None for PyTorch's choice (Multiscreen's
-    layers are given the function that screens in its place).
+    layers are given the function that screens in its place). block: the class of a layer.
     """
     pairs_at_once = 2**62                              # no limit: attention chooses its own blocks
     through_layers = Multiscreen.through_layers
@@ -145,11 +212,11 @@ class Transformer(nn.Module):
     stream = Multiscreen.stream
     generate = Multiscreen.generate
 
-    def __init__(self, config, dtype=None):
+    def __init__(self, config, dtype=None, block=Block):
         super().__init__()
         self.config, self.dtype, self.screen = config, dtype, None
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
-        self.layers = nn.ModuleList(Block(config, dtype) for _ in range(config.N_L))
+        self.layers = nn.ModuleList(block(config, dtype, n + 1) for n in range(config.N_L))
         self.initialize()
 
     @torch.no_grad()

@@ -64,11 +64,12 @@ def scale_rope(model, factor):
     "4" divides the positions by 4 (position interpolation); "ntk4" turns the slowest pair at a
     quarter of its speed and the fastest as before (NTK-aware scaling of theta).
     """
-    if not any(hasattr(layer, "rope_scale") for layer in model.layers):
+    layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
+    if not layers:
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
     factor = rope_factor(factor)
     number = float(factor.removeprefix("ntk"))
-    for layer in model.layers:
+    for layer in layers:
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
@@ -224,7 +225,7 @@ def equations(name):
     family, _, variant = name.partition(":")
     sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
     if family == "transformer":
-        name = "transformer:2,2,16" + ":qknorm" * variant.endswith("qknorm")
+        name = f"transformer:2,2,16:{variant.partition(':')[2]}"
     with torch.random.fork_rng(devices=[]):
         model = build_model(name, sizes).double()
     rng = random.Random(0)
@@ -248,7 +249,7 @@ def equations(name):
         if has_windows(model):
             model.expand_windows(100)
             note(model(tokens))
-        if any(hasattr(layer, "rope_scale") for layer in model.layers):
+        if any(getattr(layer, "rope_scale", None) for layer in model.layers):
             scale_rope(model, "2")
             note(model(tokens))
     return found.hexdigest()[:8]

@@ -124,8 +124,8 @@ def reference_logits(p, c, tokens, variant="", scale="1"):
     return x @ (p["s_F"].exp() * E).T
 
 
-def reference_transformer(p, c, tokens, scale="1"):
-    """The logits (T, N) of the baseline, a LLaMA."""
+def reference_transformer(p, c, tokens, variant="", scale="1"):
+    """The logits (T, N) of the baseline, a LLaMA, or of a variant."""
     def norm(y, weight=1.0):
         return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
 
@@ -139,10 +139,17 @@ def reference_transformer(p, c, tokens, scale="1"):
         for t in range(c.N_H):
             columns = slice(t * K, (t + 1) * K)
             q, k, v = (y @ W[name][:, columns] for name in ("W_Q", "W_K", "W_V"))
-            if c.qk_norm:
+            if variant == "qknorm":
                 q, k = norm(q, W["norm_q.weight"]), norm(k, W["norm_k.weight"])
-            q, k = rope(q, scale), rope(k, scale)
-            h = [(k[: i + 1] @ q[i] / math.sqrt(K)).softmax(0) @ v[: i + 1] for i in range(len(x))]
+            if variant in ("", "qknorm") or variant == "local" and n in (0, 2, 4):
+                q, k = rope(q, scale), rope(k, scale)
+            h = []
+            for i in range(len(x)):
+                first = max(i - 63, 0) if variant == "local" and n in (0, 2, 4) else 0
+                s = k[first : i + 1] @ q[i] / math.sqrt(K)
+                if variant == "ssmax":
+                    s = s * W["s"][t] * math.log(i + 1)
+                h.append(s.softmax(0) @ v[first : i + 1])
             heads.append(torch.stack(h))
         x = x + torch.cat(heads, 1) @ W["W_O"]
         y = norm(x, W["norm_2.weight"])

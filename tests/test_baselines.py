@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend
 
 import train
 from baselines import ablations, count_parameters
+from baselines.transformer import BLOCKS
 from experiments import sizes as sizes_script
 from support.checkpoint import build_model, has_windows, save_checkpoint, scale_rope
 from support.choose import get_screen
@@ -55,13 +56,29 @@ def test_transformer_is_initialised_as_gpt_neox():
     assert model.layers[0].W_up.shape == (160, 426)                        # floor(8 * 160 / 3)
 
 
-@pytest.mark.parametrize("name", ["transformer:2,3,24", "transformer:2,3,24:qknorm"])
+def transformers(size="2,3,24"):
+    """The names of the Transformer and its variants at a size."""
+    return [f"transformer:{size}:{variant}".rstrip(":") for variant in BLOCKS]
+
+
+@pytest.mark.parametrize("name", transformers())
+@torch.no_grad()
+def test_transformer_is_a_llama_or_one_with_one_thing_changed(name):
+    model, x = tiny_model(name, far=True), draw_tokens(1, 90)
+    p = dict(model.named_parameters())
+    exact = reference_transformer(p, model.config, x[0], (name + ":").split(":")[2])
+    torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
+    assert (model.float()(x)[0].double() - exact).norm() < 1e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("variant", ["", "qknorm", "local"])
 @pytest.mark.parametrize("scale", ["1", "4", "ntk4"])
 @torch.no_grad()
-def test_transformer_is_a_llama(name, scale):
+def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
+    name = f"transformer:2,3,24:{variant}".rstrip(":")
     model, x = tiny_model(name, far=True), draw_tokens(1, 30)
     p = dict(model.named_parameters())
-    exact = reference_transformer(p, model.config, x[0], scale)
+    exact = reference_transformer(p, model.config, x[0], variant, scale)
     scale_rope(model, scale)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
     assert (model.float()(x)[0].double() - exact).norm() < 1e-4 * exact.norm()
@@ -70,17 +87,16 @@ def test_transformer_is_a_llama(name, scale):
 
 
 @pytest.mark.parametrize("name", [
-    "transformer:2,3,24", "multiscreen:rope", "multiscreen:nope", "multiscreen:no-gate",
-    "multiscreen:compete", "multiscreen:softmax"])
+    *transformers(), *(f"multiscreen:{name}" for name in ablations.TILES)])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
-    model, x = tiny_model(name, far=True), draw_tokens(2, 60)
+    model, x = tiny_model(name, far=True), draw_tokens(2, 90)
     chunks = model.logits(model.hidden(x, chunk=17))
     torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
     y = x
     for _ in range(5):
         y = torch.cat((y, model(y)[:, -1].argmax(-1, keepdim=True)), 1)
-    assert torch.equal(model.generate(x, 5), y[:, 60:])
+    assert torch.equal(model.generate(x, 5), y[:, 90:])
 
 
 def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
@@ -209,7 +225,7 @@ def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 
-@pytest.mark.parametrize("name", ["transformer:1,2,16", "transformer:1,2,16:qknorm",
+@pytest.mark.parametrize("name", [*transformers("1,2,16"),
                                   *(f"multiscreen:{name}" for name in ablations.TILES)])
 def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     whole = fit(tmp_path / "whole", "--model", name, "--steps", "4")
