@@ -100,10 +100,3 @@ def test_the_top_of_the_repository_holds_the_products_face_and_nothing_else():
     assert {path.split("/")[0] for path in paths if "/" in path} <= FOLDERS
     with_python = {path.split("/")[0] for path in paths if "/" in path and path.endswith(".py")}
     assert with_python <= ROOMS.keys() | {"tests"}     # a rule for each
-
-
-def test_the_counts_of_lines_of_the_readme_are_right():
-    counts = re.findall(r"`([\w.]+)` \((\d+) lines\)", (ROOT / "README.md").read_text())
-    assert len(counts) == 3
-    for name, n in counts:
-        assert len((ROOT / name).read_text().splitlines()) == int(n), name
