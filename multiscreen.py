@@ -20,7 +20,7 @@ m, alpha_d        softmask; distance-aware relevance alpha m                 sof
 h, u, g_hat       screened sum of values; bounded; the gate                  screen, tanh_norm, gate
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
-Geometry is float32, angles float64 until they are within one turn. Casts are written out.
+Relevances use float32; MiPE's angles float64, reduced mod 2 pi. Casts are written out.
 """
 import math
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    s_w = +inf gives w = +inf, no edge. Above s_w = 80 the gradient is 0. `initialize` inverts it.
+    s_w = +inf gives w = +inf, no edge. Above s_w = 80 the gradient is 0.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
@@ -80,7 +80,8 @@ def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
     Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
-    Returns (H, T) in radians, below one turn. In float32 it would be 0.03 rad off at i = 2^17.
+    Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by
+    0.03 rad at i = 2^17.
     """
     w_near = (w.cpu() if w.is_mps else w).double().clamp(max=w_th)         # MPS has no float64
     gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
@@ -115,9 +116,10 @@ def softmask(d, w):
 
 
 def relevance(q, k, w, r, i0=0):
-    """Eq. (8), similarity: s_ij = q_i . k_j. Eq. (11): alpha_d_ij = Trim(s_ij) Softmask(j - i).
+    """Eq. (11), distance-aware relevance of key j to query i: alpha_d_ij = Trim(s_ij) m_ij.
 
-    q: (B, H, T, K), k: (B, H, S, K), both with positions encoded; w, r: (H,).
+    Eq. (8), similarity: s_ij = q_i . k_j; m_ij = Softmask(j - i).
+    q: (B, H, T, K), k: (B, H, S, K), unit vectors with positions encoded; w, r: (H,).
     i0: position of the first query, counted from the first key. Returns (B, H, T, S).
     """
     w, r = w[:, None, None], r[:, None, None]
@@ -164,7 +166,10 @@ def keeps_to_window(screen):
 
 
 def weights(f, q, k, w, r, i0=0):
-    """The weights that f gives the keys, (B, H, T, S): its h if v_j is the unit vector e_j."""
+    """The weight f gives each key, found by passing the identity matrix as values. (B, H, T, S)
+
+    f: a function called like `screen`. Where f promises to equal the definition, that is asked.
+    """
     definition = screen if keeps_to_window(f) else f
     e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
     return definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0)
@@ -183,9 +188,9 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Matrices are N(0, deviation).
+        """The paper's table of initial values. Matrices: normal, with the deviation in front.
 
-        s_w and s_r invert Eq. 4: windows from 2 to w_th + 1, and r = 1/2.
+        Windows w begin between 2 and w_th + 1, equally spaced in log(w - 1); r begins at 1/2.
         """
         c = self.config
         H, E, K, V = c.N_H, c.d_E, c.d_K, c.d_V
@@ -203,7 +208,7 @@ class GatedScreeningTiles(nn.Module):
         return mipe(x_bar, mipe_angle(i, w, self.config.w_th))
 
     def acceptance(self):
-        """The acceptance widths of the tiles (Eq. 4), (H,)."""
+        """The acceptance widths r of these tiles, (H,): the function `acceptance` of s_r."""
         return acceptance(self.s_r)
 
     def bound(self, h):
@@ -293,8 +298,8 @@ class Multiscreen(nn.Module):
     def through_layers(self, tokens, caches, screen):
         """x^(N_L) of tokens that go through the layers together. (B, T) -> (B, T, E)"""
         x = self.embed(tokens)
-        for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
-            x = tile(x, screen, cache)
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = layer(x, screen, cache)
         return x
 
     def hidden(self, tokens, caches=None, chunk=2**12):
@@ -303,7 +308,8 @@ class Multiscreen(nn.Module):
         Without gradients, long inputs are processed in chunks to save memory.
         """
         if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens are {tuple(tokens.shape)}: give (B, T), both at least 1")
+            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), B and T at "
+                             "least 1")
         if self.W_E.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and give "
                             "the model dtype=torch.bfloat16 for its products only")
@@ -339,7 +345,8 @@ class Multiscreen(nn.Module):
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
         if targets.shape != tokens.shape:
-            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}")
+            raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
+                             f"{tuple(tokens.shape)}")
         x, y, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
 
         def in_nats(x, y):
@@ -368,8 +375,8 @@ class Multiscreen(nn.Module):
     @torch.no_grad()
     def expand_windows(self, T_train):
         """Screening-window expansion: windows beyond T_train become infinite, in place."""
-        for tile in self.layers:
-            tile.s_w.masked_fill_(window(tile.s_w) > T_train, torch.inf)
+        for layer in self.layers:
+            layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -384,8 +391,8 @@ class Multiscreen(nn.Module):
         for _ in range(n):
             z = self.logits(self.hidden(tokens, caches)[:, -1], head)
             if top_k is not None:
-                least = z.topk(min(top_k, z.shape[-1])).values[:, -1:]
-                z = z.masked_fill(z < least, -torch.inf)
+                lowest = z.topk(min(top_k, z.shape[-1])).values[:, -1:]    # of those that stay
+                z = z.masked_fill(z < lowest, -torch.inf)
             if temperature == 0:
                 tokens = z.argmax(-1, keepdim=True)
             else:
