@@ -2,8 +2,8 @@
 
     python train.py --model multiscreen:nope
 
-Two more, `compete` and `softmax`, are not the paper's: they test its claim that keys must not
-compete. `python -m experiments.ablations` compares them all.
+Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
+`softmax-rope` changes the positions, too. `python -m experiments.ablations` compares them all.
 """
 import functools
 import math
@@ -77,11 +77,6 @@ class Compete(GatedScreeningTiles):
         return super().screening(x, compete, cache)
 
 
-class Softmax(Compete):
-    """Keys compete, and none is rejected: softmax over the window, of 2 s_ij / r + log m_ij."""
-    rest = 0.0
-
-
 def exponential(q, k, v, w, r, i0=0):
     """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
 
@@ -98,8 +93,18 @@ def exponential(q, k, v, w, r, i0=0):
     return (alpha_d @ v.to(dtype)).to(v.dtype)
 
 
+class Softmax(Compete):
+    """Keys compete, and none is rejected: softmax over the window, of 2 s_ij / r + log m_ij."""
+    rest = 0.0
+    own_screen = staticmethod(exponential)
+
+
+class SoftmaxRoPE(RoPE, Softmax):
+    """Softmax over the window, and RoPE in place of MiPE."""
+
+
 TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
-         "fixed-r": FixedR, "compete": Compete, "softmax": Softmax}
+         "fixed-r": FixedR, "compete": Compete, "softmax": Softmax, "softmax-rope": SoftmaxRoPE}
 
 
 def build_ablation(variant, config, dtype=None):
@@ -118,6 +123,6 @@ def build_ablation(variant, config, dtype=None):
         more = {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H}
         config = config | {name: n for name, n in more.items() if config.get(name) is None}
     model = Multiscreen(Config(**config), dtype, TILES[variant])
-    if variant == "softmax":
-        model.screen = model.own_screen = exponential
+    if hasattr(TILES[variant], "own_screen"):
+        model.screen = model.own_screen = TILES[variant].own_screen
     return model

@@ -11,7 +11,7 @@ SETTINGS = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "xtick.
 
 ABLATIONS = {"rope": "MiPE → RoPE", "nope": "MiPE → NoPE", "no-tanhnorm": "w/o TanhNorm",
              "no-gate": "w/o Gate", "fixed-r": "Fixed r = 1", "compete": "Keys compete",
-             "softmax": "Softmax"}
+             "softmax": "Softmax", "softmax-rope": "Softmax, RoPE"}
 
 
 def look(n):

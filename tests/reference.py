@@ -85,7 +85,7 @@ def tanh_norm(h):
 def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
     """Eqs. 5 to 14 for one tile: rows of q, k, v as projected -> u. variant: an ablation's name."""
     q, k, v = unit(q), unit(k), unit(v)
-    if variant == "rope":
+    if variant in ("rope", "softmax-rope"):
         q, k = rope(q, scale), rope(k, scale)
     elif variant != "nope":
         q, k = mipe(q, w, w_th), mipe(k, w, w_th)
@@ -95,7 +95,7 @@ def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
         alpha = relevance(k[j] @ q[i], j - i, w, r)
         if variant == "compete":
             alpha = alpha / (1 + alpha.sum())
-        elif variant == "softmax":
+        elif variant in ("softmax", "softmax-rope"):
             m = (1 + (math.pi * (j - i) / w).cos()) / 2
             alpha = torch.softmax(2 * (k[j] @ q[i]) / r + m.log(), 0)
         h.append(alpha @ v[j])
