@@ -126,7 +126,7 @@ def entries_of(ckpt):
         is_number = name in fields and isinstance(x, (int, fields[name].type))
         yield name, x, is_number and x < 2**24
     for x in ckpt["files"]:
-        yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str]
+        yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str, str]
     args = ckpt["args"]
     for name in ("model", "tokenizer"):
         yield f"--{name}", args[name], args[name] == ckpt[name]

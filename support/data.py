@@ -18,53 +18,48 @@ def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
     stdlib names the files of Python's own standard library, a stream none. A file that is named
-    again, also by a link, is left out.
+    again is left out, and a link to one that is named itself.
     """
     if list(names) in (["abcdigits"], ["passkey"]):
         return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
         return
-    seen = set()
-    for path, use in named_files(names):
-        file = os.path.realpath(path)
-        yield path, None if file in seen else use
-        seen.add(file)
-
-
-def named_files(names):
-    """Yield (path, use) of each file that paths name, some twice."""
+    named, taken = [], set()
     for path in map(Path, names):
-        if path.is_dir():
-            yield from files_below(path)
-        elif not path.is_file():
-            raise UsageError(f"{path} does not exist, or is not a file")
-        elif ".jsonl" in path.suffixes or path.suffix == ".parquet":
-            raise UsageError(f"{path}: python -m support.prepare turns it into token files")
+        found = visible_files(path) if path.is_dir() else [path]
+        # Text beside token files is what they were made from.
+        texts = not path.is_dir() or not any(map(is_bin, found))
+        named += [(p, path, texts) for p in found]
+    files = {os.path.realpath(path) for path, *_ in named if not path.is_symlink()}
+    for path, root, texts in named:
+        file = os.path.realpath(path)
+        if file in taken or path.is_symlink() and file in files:
+            yield path, None
         else:
-            yield path, use_of(path, path.parent)
+            taken.add(file)
+            yield path, checked_use(path, root, texts)
 
 
-def files_below(folder):
-    """Yield (path, use) of each file of a folder.
+def checked_use(path, root, texts):
+    """The use of a file that `root` names, a folder or itself. texts: whether text counts there.
 
-    In a folder with token files nothing else is used: a text beside them is what they were made
-    from. Text is read to check that it is UTF-8, one file at a time: a caller may stop early.
+    Text in a folder is read to check that it is UTF-8, one file at a time: a caller may stop early.
     """
-    files = visible_files(folder)
-    has_tokens = any(map(is_bin, files))
-    for p in files:
-        if not p.exists():
-            yield p, None
-        elif is_bin(p) or not has_tokens and p.suffix != ".jsonl" and is_text(p):
-            yield p, use_of(p, folder)
-        else:
-            yield p, None
+    if path == root:
+        if not path.is_file():
+            raise UsageError(f"{path} does not exist, or is not a file")
+        if ".jsonl" in path.suffixes or path.suffix == ".parquet":
+            raise UsageError(f"{path}: python -m support.prepare turns it into token files")
+        return use_of(path, path.parent)
+    if not path.exists() or not is_bin(path) and (not texts or path.suffix == ".jsonl"):
+        return None
+    return use_of(path, root) if is_bin(path) or is_text(path) else None
 
 
 def visible_files(folder):
-    """The files below a folder, in order, links and dangling ones last, without hidden ones."""
-    found = sorted(folder.rglob("*"), key=lambda p: (p.is_symlink(), p))
+    """The files below a folder, dangling links too, in order, without hidden ones."""
+    found = sorted(folder.rglob("*"))                  # a file that becomes a link keeps its place
     return [p for p in found if (p.is_file() or not p.exists()) and p.name != SUMS
             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 
@@ -113,24 +108,28 @@ def is_text(path):
 
 
 def fingerprint(files):
-    """[absolute path, size, short hash of both ends] of each file of `files_of` that is used."""
+    """[absolute path, size, short hash of both ends, use] of each used file of `files_of`."""
     found = []
-    for path in (path for path, use in files if use):
+    for path, use in files:
+        if not use:
+            continue
         size = path.stat().st_size
         with open(path, "rb") as file:
             ends = file.read(EDGE)
             file.seek(max(size - EDGE, 0))
             ends += file.read(EDGE)
-        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16]])
+        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
     return found
 
 
 def check_fingerprint(old, new):
-    """Raise UsageError if the files of two fingerprints differ: it says which."""
+    """Raise UsageError if two fingerprints differ, also in their order: it says how."""
     before, now = ({path: rest for path, *rest in files} for files in (old, new))
     changes = [f"{path} has changed" if path in now else f"{path} is missing"
                for path in before if before[path] != now.get(path)]
     changes += [f"{path} is new" for path in now if path not in before]
+    if not changes and old != new:
+        changes = [f"{a[0]} stood where {b[0]} stands" for a, b in zip(old, new) if a != b]
     if changes:
         raise UsageError(f"the data has changed since the run began: {at_most_3(changes)}")
 

@@ -170,7 +170,8 @@ def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_pat
     monkeypatch.chdir(tmp_path)
     found = fingerprint(files_of(["data"]))
     paths = [str(tmp_path / "data/a.txt"), str(tmp_path / "data/val/b.txt")]
-    assert [[path, size] for path, size, _ in found] == [[paths[0], 99], [paths[1], 1]]
+    assert [[path, size, use] for path, size, _, use in found] == [
+        [paths[0], 99, "train"], [paths[1], 1, "val"]]
     file = io.BytesIO()
     torch.save({"files": found}, file)
     file.seek(0)
