@@ -15,7 +15,6 @@ A printed line: step, loss (nats per token), learning rate, gradient norm before
 smallest, median and largest window, milliseconds per step, tokens per second, time left.
 """
 import math
-import platform
 import time
 from argparse import BooleanOptionalAction
 from contextlib import nullcontext
@@ -30,7 +29,6 @@ from multiscreen import softmask, window
 from support import distributed as dist
 from support.checkpoint import (
     build_model,
-    equations,
     has_windows,
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_moments,
@@ -45,6 +43,7 @@ from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
     NOT_RESUMED,
     Lock,
+    about_run,
     absolute,
     complete,
     find_checkpoint,
@@ -235,7 +234,8 @@ def train(args, lock):
         load_random_state(ckpt["random_state"], path)  # for your dropout
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes per parameter
     last_saved = step
-    log = open_run(args, ckpt, COLUMNS, size, lock) if lock else None
+    about = about_run(args, ckpt, start, model, train_data)
+    log = open_run(args, ckpt, COLUMNS, size, about, lock) if lock else None
 
     def check(**values):
         """Raise UsageError if a value is not finite, before anything is saved."""
@@ -261,9 +261,7 @@ def train(args, lock):
                 "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
                 "data_state": train_data.state(), "log": log.text,
                 "random_state": torch.get_rng_state(), "files": fingerprints,
-                "args": vars(args) | {"data": absolute(args.data)},
-                "equations": equations(args.model),
-                "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}})
+                "args": vars(args) | {"data": absolute(args.data)}, **about})
         dist.wait()                                    # torchrun ends all when one ends
         last_saved = step
 

@@ -21,7 +21,8 @@ from support.table import (
 
 # What a table says about each run: flags of train.py, the number of weights, the equations' hash.
 FACTS = ("model", "psi", "w_th", "parameters", "data", "tokenizer", "seq_len", "batch_tokens",
-         "steps", "warmup", "lr", "weight_decay", "clip", "equations", "seed", "val_loss")
+         "steps", "warmup", "lr", "weight_decay", "clip", "init_weights", "changes", "equations",
+         "seed", "val_loss")
 # Losses are compared only between runs that agree in these.
 BUDGET = ("data", "tokenizer", "seq_len", "batch_tokens", "steps")
 VOCABULARY = {"bytes": 257, "gpt2": 50257}
@@ -44,7 +45,8 @@ def read_run(folder):
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
     text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
     flags = dict(line.partition("\t")[::2] for line in text.splitlines())
-    wrong = [x for x in FACTS[:-1] if not flags.get(x) or not is_right(x, flags[x], FACTS)]
+    wrong = [x for x in FACTS[:-1] if x not in flags or not is_right(x, flags[x], FACTS)
+             or not flags[x] and x not in ("init_weights", "changes")]
     if wrong:
         raise UsageError(f"{folder / 'flags.txt'} is damaged: {', '.join(wrong)}")
     rows = [{name: float(x) for name, x in row.items() if x and name in RANGES | WHOLE}

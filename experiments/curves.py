@@ -59,6 +59,12 @@ def setting_of(row):
     return " ".join(words) or "as trained"
 
 
+def words_of(curve, curves):
+    """`setting_of` a curve among others, and its corpus where they have several."""
+    several = len({other.data for other in curves}) > 1
+    return setting_of(curve._asdict()) + f", {curve.data}" * several
+
+
 def print_curves(curves, labels, title):
     """A row for each curve: perplexity and deviation at powers of two and at a text's end.
 
@@ -71,8 +77,8 @@ def print_curves(curves, labels, title):
             if p == L or math.log2(p).is_integer():
                 found[p] = f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
         shown |= found.keys()
-        rows.append(([labels[curve.model, curve.parameters], setting_of(curve._asdict()),
-                      len(seeds)], found))
+        rows.append(([labels[curve.model, curve.parameters], words_of(curve, curves), len(seeds)],
+                     found))
     shown = sorted(shown)
     print_table(["model", "curve", "seeds", *map(str, shown)],
                 [[*words, *map(found.get, shown)] for words, found in rows], title)

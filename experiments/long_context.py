@@ -7,7 +7,7 @@ one curve: their mean, and a band of one standard deviation. Where there are abl
 is of them and of their original. The paper prints no numbers for its curves.
 """
 from experiments.common import get_figure, pyplot, save_figure
-from experiments.curves import get_curves, positions, print_curves, setting_of, summarize
+from experiments.curves import get_curves, positions, print_curves, summarize, words_of
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -29,10 +29,10 @@ def draw_panel(plt, ax, curves, labels):
     """Perplexity by position: a curve for each model and setting, and a band over its seeds."""
     for n, (curve, seeds) in enumerate(curves.items()):
         mean, std = zip(*summarize(seeds))
-        words = [labels[curve.model, curve.parameters]]
-        if curve.swe or curve.factor:
-            words.append(setting_of(curve._asdict()))
-        words.append(count_of(len(seeds), "seed"))
+        words = [labels[curve.model, curve.parameters], words_of(curve, curves),
+                 count_of(len(seeds), "seed")]
+        if words[1] == "as trained":
+            del words[1]
         plot_with_band(ax, positions(int(curve.length)), mean, std if len(seeds) > 1 else None,
                        label=", ".join(words), **look(n))
     for T in sorted({int(curve.seq_len) for curve in curves}):

@@ -140,8 +140,10 @@ def main():
     print(f"{len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
           "short", flush=True)
 
+    # The corpus is known by its documents: two folders may have one name.
+    names = " ".join(Path(name).name for name in args.data or ["stdlib"])
+    data = f"{names} {hashlib.sha256(' '.join(sorted(documents)).encode()).hexdigest()[:8]}"
     # SWE comes last: windows stay expanded.
-    data = " ".join(Path(name).name for name in args.data or ["stdlib"])
     run = describe_run(ckpt) | {"data": data, "window": args.window, "length": L}
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "document": name}

@@ -1,7 +1,5 @@
 """Checkpoints: build a model by name, save it, read it back."""
-import functools
 import hashlib
-import random
 import re
 import sys
 import warnings
@@ -17,11 +15,13 @@ from multiscreen import Multiscreen
 from support.choose import get_screen, products_dtype
 from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.distributed import set_moments, world
+from support.source import TEXT, changed_lines, equations_of, identity, roots_of
 from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
         "step": int, "drawn": int, "data_state": tuple, "random_state": torch.Tensor, "log": str,
-        "files": list, "args": dict, "equations": str, "versions": dict}
+        "files": list, "args": dict, "equations": str, "source": dict, "init_weights": str,
+        "changes": list, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_len", "seed")
 
@@ -127,6 +127,9 @@ def entries_of(ckpt):
         yield name, x, is_number and x < 2**24
     for x in ckpt["files"]:
         yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str, str]
+    yield "changes", ckpt["changes"], all(isinstance(x, str) for x in ckpt["changes"])
+    for name, x in ckpt["source"].items():
+        yield name, x, isinstance(x, str)
     args = ckpt["args"]
     for name in ("model", "tokenizer"):
         yield f"--{name}", args[name], args[name] == ckpt[name]
@@ -212,44 +215,18 @@ def weights_hash(ckpt):
     return found.hexdigest()[:12]
 
 
-@functools.cache
-@torch.no_grad()
 def equations(name):
-    """Eight digits that change with the equations of the model of that name.
+    """Twelve digits that change with the equations of the model of that name: its `identity`."""
+    return identity(small_model(name))
 
-    A hash of logits and loss over 300 positions, and of the logits with expanded windows or scaled
-    positions. The model is small, in float64, with parameters far from their initial values, and
-    with queries and keys alike, so that many pairs pass Trim. Python draws them: PyTorch's random
-    numbers differ between CPUs.
-    """
-    family, _, variant = name.partition(":")
-    sizes = {"psi": 2, "vocab_size": 7} if family == "multiscreen" else {"vocab_size": 7}
-    if family == "transformer":
-        name = f"transformer:2,2,16:{variant.partition(':')[2]}"
+
+def changed_equations(name, source):
+    """At most three lines in which the equations of the model of that name left `source`."""
+    roots = roots_of(small_model(name))
+    return changed_lines(equations_of(source, roots), equations_of(TEXT, roots), most=3)
+
+
+def small_model(name):
+    """A model of that name with two layers of one tile or head, to ask for its classes."""
     with torch.random.fork_rng(devices=[]):
-        model = build_model(name, sizes).double()
-    rng = random.Random(0)
-    for W in model.parameters():
-        numbers = [rng.random() - 0.5 for _ in range(W.numel())]
-        drawn = torch.tensor(numbers, dtype=torch.float64).view_as(W)
-        W.copy_(drawn if W.dim() > 1 else W + drawn)
-    if has_windows(model):
-        model.screen = getattr(model, "own_screen", multiscreen.screen)
-        for tile in model.layers:
-            tile.W_K.copy_(tile.W_Q)
-    tokens, found = torch.arange(300)[None] ** 2 % 7, hashlib.sha256()
-
-    def note(z):
-        found.update((z / z.abs().max() * 1e6).round().long().numpy().tobytes())
-
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)         # for your dropout
-        note(model(tokens))
-        note(model.loss(tokens[:, :-1], tokens[:, 1:], "none"))
-        if has_windows(model):
-            model.expand_windows(100)
-            note(model(tokens))
-        if any(getattr(layer, "rope_scale", None) for layer in model.layers):
-            scale_rope(model, "2")
-            note(model(tokens))
-    return found.hexdigest()[:8]
+        return build_model(name, {"N_L": 2, "N_H": 1, "d_E": 2, "vocab_size": 7})

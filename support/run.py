@@ -4,13 +4,23 @@ import platform
 from pathlib import Path
 
 import filelock
+import torch
 
-from support.checkpoint import FIXED, equations, read_checkpoint
+from support.checkpoint import (
+    FIXED,
+    changed_equations,
+    equations,
+    read_checkpoint,
+    weights_hash,
+)
 from support.cli import UsageError, on_one_line, own_folder, replacing, require_file
 from support.distributed import world
+from support.source import MODULES, TEXT, bare_lines, changed_lines, source_of
 
 # Flags that do not say what is trained: a run continues even if they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
+# Flags whose change does not change what is trained: a run of 10 steps goes on to 20.
+LENGTH = ("steps", "log_every", "eval_every", "save_every")
 
 
 def take_flags(parser, argv, ckpt, path, names):
@@ -108,9 +118,37 @@ def find_checkpoint(args):
             raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
                              f"{text(now)}: {ways}, --resume continues with changed flags")
     if ckpt["equations"] != equations(args.model):
-        raise UsageError(f"{out} holds a run with other equations (has multiscreen.py changed?): "
-                         f"{ways}, --resume continues with it")
+        lines = changed_equations(args.model, ckpt["source"])
+        shown = " ".join(f"`{line}`" for line in lines) or "a function is replaced at run time"
+        raise UsageError(f"{out} holds a run with other equations: {shown}: {ways}")
     return ckpt
+
+
+def about_run(args, ckpt, start, model, data):
+    """What a checkpoint says of a run besides its state: equations, source, --init, changes.
+
+    ckpt: the checkpoint that it continues, or None; start: that, or the one of --init, or None.
+    A resumed run says what changed: flags, equations, the text of train.py and of its data.
+    """
+    about = {"equations": equations(args.model), "source": source_of(model, data),
+             "init_weights": weights_hash(start) if start and not ckpt else "", "changes": [],
+             "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}}
+    if not ckpt:
+        return about
+    about |= {name: ckpt[name] for name in ("init_weights", "changes")}
+    changes = [f"{flag(name)} {text(value)}, before {text(ckpt['args'].get(name))}"
+               for name, value in (vars(args) | {"data": absolute(args.data)}).items()
+               if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
+    if ckpt["equations"] != about["equations"]:
+        changes.append(f"equations {about['equations']}, before {ckpt['equations']}")
+    for path in ckpt["source"].keys() & about["source"].keys() - MODULES.keys():
+        before, now = (bare_lines(x["source"][path]) for x in (ckpt, about))
+        if lines := changed_lines(before, now, most=3):
+            changes.append(f"{path} changed")
+            print(f"{path} has changed since this run began: {' '.join(lines)}")
+    if changes:
+        about["changes"] = [*ckpt["changes"], f"from step {ckpt['step']}: {', '.join(changes)}"]
+    return about
 
 
 def flag_lines(args):
@@ -219,10 +257,11 @@ class Log:
             file.write(f"{message}\n".encode())
 
 
-def open_run(args, ckpt, columns, parameters, lock):
+def open_run(args, ckpt, columns, parameters, about, lock):
     """The Log of a run in the folder --out. A new run deletes an older one.
 
-    flags.txt says what the run is: a line for each flag, its name and its value.
+    flags.txt says what the run is, a line for each flag, its name and its value, and what `about`
+    says; source/ has the text of what it runs.
     """
     out = Path(args.out)
     for left in [*out.glob("*.*.tmp")]:
@@ -231,6 +270,16 @@ def open_run(args, ckpt, columns, parameters, lock):
     (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
         (out / "ckpt.pt").unlink(missing_ok=True)
+    for name in TEXT:
+        (out / "source" / name).unlink(missing_ok=True)
+    for name, content in about["source"].items():
+        path = out / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    more = {"parameters": parameters, "init_weights": about["init_weights"],
+            "changes": "; ".join(about["changes"]), "versions": versions}
     with replacing(out / "flags.txt") as file:
-        file.write("".join([*flag_lines(args), f"parameters\t{parameters}\n"]).encode())
+        lines = [f"{name}\t{on_one_line(value)}\n" for name, value in more.items()]
+        file.write("".join([*flag_lines(args), *lines]).encode())
     return Log(lock, columns, ckpt["log"] if ckpt else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
-RUN = ("model", "parameters", "seed", "seq_len", "step")
+RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 # What a cell may be, by its column: a whole number, and the least; a number from .. to; a match of
 # a pattern. Others are text.
 WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
@@ -106,7 +106,8 @@ def describe_run(ckpt):
     """What a checkpoint's run is, by RUN."""
     parameters = sum(W.numel() for W in ckpt["weights"].values())
     return {"model": ckpt["model"], "parameters": parameters, "seed": ckpt["args"]["seed"],
-            "seq_len": ckpt["args"]["seq_len"], "step": ckpt["step"]}
+            "seq_len": ckpt["args"]["seq_len"], "init_weights": ckpt["init_weights"],
+            "changes": "; ".join(ckpt["changes"]), "step": ckpt["step"]}
 
 
 # ------------------------------------------------------------------------------------- files
@@ -167,10 +168,10 @@ def is_right(name, cell, head):
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
-    Raises UsageError if they have one cell with two values, one run with two sets of weights, or
-    one model with two sets of equations.
+    Raises UsageError if they have one cell with two values, one run with two sets of weights, one
+    model with two sets of equations or two ways of training.
     """
-    rows, weights, equations, columns = {}, {}, {}, None
+    rows, weights, shared, columns = {}, {}, {}, None
     for path in paths:
         found, wrong = read_file(path, columns)
         if not found:
@@ -188,10 +189,13 @@ def read_tables(paths, value):
             if rows.setdefault(key, row) != row:
                 raise UsageError(f"{path}: a cell is there twice, with {rows[key][value]} and "
                                  f"{row[value]}: delete one")
-            own = row["hash"].partition("-")[2]
-            if equations.setdefault(row["model"], own) != own:
-                raise UsageError(f"{path}: {row['model']} was measured with other equations than "
-                                 "in another table: draw them separately, or measure it again")
+            model = row["model"], row["parameters"], row["seq_len"]
+            facts = [("equations", row["model"], row["hash"].partition("-")[2]),
+                     ("--init or --resume", model, (row["init_weights"], row["changes"]))]
+            for what, of, fact in facts:
+                if shared.setdefault((what, of), fact) != fact:
+                    raise UsageError(f"{path}: {row['model']} was measured with other {what} than "
+                                     "in another table: draw them separately")
     return list(rows.values())
 
 

@@ -209,6 +209,27 @@ def test_new_files_are_named_three_at_most(tmp_path):
         check_fingerprint(old, fingerprint(files_of([tmp_path])))
 
 
+def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
+    """As DVC and git-annex make them: the same content, kept elsewhere."""
+    folder = write(tmp_path / "data", {f"{n:02}.txt": chr(65 + n) * 30 for n in range(40)})
+    old, before = fingerprint(files_of([folder])), data_of(folder, T=8)
+    for name in ("19.txt", "05.txt"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+    check_fingerprint(old, fingerprint(files_of([folder])))
+    for a, b in zip(before, data_of(folder, T=8)):
+        assert [x.tolist() for x in a.arrays] == [x.tolist() for x in b.arrays]
+
+
+def test_fingerprints_in_another_order_or_of_another_use_differ(tmp_path):
+    folder = write(tmp_path, {f"{n}.txt": str(n) * 30 for n in range(4)})
+    old = fingerprint(files_of([folder]))
+    with pytest.raises(UsageError, match=".*0.txt stood where .*3.txt stands"):
+        check_fingerprint(old, old[::-1])
+    with pytest.raises(UsageError, match="3.txt has changed"):
+        check_fingerprint(old, [*old[:3], [*old[3][:3], "val"]])
+
+
 # -------------------------------------------------------------------------------- sequences
 
 @given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**32), st.integers(0, 5)))

@@ -13,7 +13,7 @@ NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
          "data": "stdlib", "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512",
          "steps": "20", "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0",
-         "equations": "abcd", "seed": "0"}
+         "init_weights": "", "changes": "", "equations": "abcd", "seed": "0"}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay": "0.1",
                "clip": "1.0"}
 
@@ -69,7 +69,9 @@ def test_runs_and_tables_of_them_are_mixed_and_none_comes_twice(run, call, tmp_p
 
 @pytest.mark.parametrize("flags, message", [
     ({"steps": "10"}, "differ in steps"), ({"data": "books"}, "differ in data"),
-    ({"warmup": "2"}, "differ in warmup"), ({"equations": "xyz"}, "differ in equations")])
+    ({"warmup": "2"}, "differ in warmup"), ({"init_weights": "1"}, "differ in init_weights"),
+    ({"changes": "from step 2: --lr 0.5"}, "differ in changes"),
+    ({"equations": "xyz"}, "differ in equations")])
 def test_runs_that_cannot_be_compared_are_refused(run, call, flags, message):
     with pytest.raises(UsageError, match=message):
         call(lr_sweep, run("a", 3.5), run("b", 3.5, seed=1, **flags))

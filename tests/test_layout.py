@@ -1,7 +1,6 @@
 """Who may import whom: a tree. What lies at the top of the repository: the product's face."""
 import ast
 import graphlib
-import re
 import subprocess
 import sys
 

@@ -142,6 +142,26 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     assert float(shown[0][3]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
 
 
+def test_two_folders_of_one_name_are_two_corpora(call, checkpoints, tmp_path, capsys):
+    tables = []
+    for n, text in enumerate(("to be or not to be " * 4, "?!" * 40)):
+        folder = tmp_path / str(n) / "books"
+        folder.mkdir(parents=True)
+        (folder / "one.txt").write_text(text)
+        path = checkpoints["multiscreen"]
+        call(perplexity, "--ckpt", path, "--length", 40, "--device", "cpu", "--data", folder)
+        tables.append(read_table(path.with_name("perplexity.tsv"))[-1])
+    assert [row["data"].split()[0] for row in tables] == ["books", "books"]
+    assert tables[0]["data"] != tables[1]["data"]
+    capsys.readouterr()
+    call(long_context, path.with_name("perplexity.tsv"), "--out", tmp_path / "f.png")
+    shown = [line for line in cells_of(capsys) if line[0] == "Multiscreen"]
+    assert [line[1] for line in shown] == [f"as trained, {row['data']}" for row in tables]
+    for line, row in zip(shown, tables):
+        nats = float(row["nats"].split()[-1])
+        assert float(line[-1]) == pytest.approx(math.exp(nats), rel=5e-3)
+
+
 @pytest.mark.parametrize("name, flag, message", [
     ("multiscreen", "--rope-scale 2", "RoPE"), ("transformer:2,2,8", "--swe", "no screening"),
     ("multiscreen", "--length 80", "no document")])

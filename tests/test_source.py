@@ -1,0 +1,320 @@
+"""What a run is known by: the text of its equations, and how it was trained."""
+import functools
+import hashlib
+import random
+import shutil
+import sys
+import types
+
+import pytest
+import torch
+
+import multiscreen
+import train
+from baselines import ablations
+from multiscreen import Multiscreen
+from support import source
+from support.checkpoint import (
+    build_model,
+    equations,
+    model_hash,
+    scale_rope,
+    small_model,
+    weights_hash,
+)
+from support.cli import UsageError
+from support.table import describe_run
+from tests.helpers import ROOT, fit, read_table, run
+
+FILE = "multiscreen.py"
+ROOTS = [(FILE, name) for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
+# A blind hash of numbers had missed the first nine.
+EDITS = [
+    ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
+    ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp(1e-6, 0.7)"),
+    ("def unit(x, eps=1e-6):", "def unit(x, eps=0.3):"),
+    ("def unit(x, eps=1e-6):", "def unit(x, eps=0.1):"),
+    ("s_w.clamp(max=80.0)", "s_w.clamp(max=7.0)"),
+    ("torch.remainder(i.to(w_near.device)", "torch.remainder(i.to(w_near.device) % 512"),
+    ("(-w < d) & (d <= 0)", "(-w < d) & (d <= 0) & (d > -400)"),
+    ("def tanh_norm(x, eps=1e-6):", "def tanh_norm(x, eps=1e-2):"),
+    ("(1 - (1 - s) / r).relu().square()", "(1 - (1 - s) / r).relu()"),
+    ("return x * (torch.tanh(norm) / norm)", "return x * (torch.tanh(2 * norm) / norm)"),
+    ("return torch.tanh(F.silu(", "return torch.sigmoid(F.silu("),
+    ("return self.s_E.exp() * unit(", "return (1 + self.s_E) * unit("),
+    ("return self.s_F.exp() * unit(self.W_E)", "return self.s_F.exp() * self.W_E"),
+    ("window(layer.s_w) > T_train", "window(layer.s_w) > 2 * T_train"),
+    ("return nats.view(targets.shape)", "return nats.view(targets.shape).sqrt()"),
+    ("math.log(c.w_th), H)", "math.log(c.w_th), H + 1)[1:]"),
+    ("    d_K: int = 16", "    d_K: int = 12")]
+
+
+@torch.no_grad()
+def probe(model, screen):
+    """A hash of what a model computes: logits and loss over 300 positions, also after expansion.
+
+    The model is small, in float64, with parameters far from their initial values, and with queries
+    and keys alike, so that many pairs pass Trim.
+    """
+    model, rng, found = model.double(), random.Random(0), hashlib.sha256()
+    for W in model.parameters():
+        numbers = [rng.random() - 0.5 for _ in range(W.numel())]
+        drawn = torch.tensor(numbers, dtype=torch.float64).view_as(W)
+        W.copy_(drawn if W.dim() > 1 else W + drawn)
+    if screen:
+        model.screen = getattr(model, "own_screen", screen)
+        for tile in model.layers:
+            tile.W_K.copy_(tile.W_Q)
+    tokens = torch.arange(300)[None] ** 2 % 7
+
+    def note(z):
+        found.update((z / z.abs().max() * 1e6).round().long().numpy().tobytes())
+
+    note(model(tokens))
+    note(model.loss(tokens[:, :-1], tokens[:, 1:], "none"))
+    if screen:
+        model.expand_windows(100)
+        note(model(tokens))
+    if any(getattr(layer, "rope_scale", None) for layer in model.layers):
+        scale_rope(model, "2")
+        note(model(tokens))
+    return found.hexdigest()
+
+
+def probe_of(text):
+    """`probe` of the Multiscreen that a text defines."""
+    module = types.ModuleType("edited_multiscreen")
+    sys.modules[module.__name__] = module              # a dataclass looks there
+    exec(compile(text, "edited", "exec"), module.__dict__)
+    torch.manual_seed(0)
+    return probe(module.Multiscreen(module.Config(psi=2, vocab_size=7)), module.screen)
+
+
+def edited(old, new, path=FILE):
+    """The source with one edit."""
+    assert source.TEXT[path].count(old) == 1
+    return source.TEXT | {path: source.TEXT[path].replace(old, new)}
+
+
+# ---------------------------------------------------------------------------- what is an edit
+
+@pytest.mark.parametrize("old, new", EDITS)
+def test_each_edit_of_an_equation_changes_the_hash(old, new):
+    """And each that changes what a small model computes: the hash sees more than such a probe."""
+    text = edited(old, new)
+    assert source.digest(text, ROOTS) != source.digest(source.TEXT, ROOTS)
+
+
+def test_a_probe_sees_some_edits_and_misses_others():
+    found = probe_of(source.TEXT[FILE])
+    seen = [probe_of(edited(*edit)[FILE]) != found for edit in EDITS]
+    assert any(seen) and not all(seen)
+    quiet = source.TEXT[FILE].replace("Eq. (9)", "Eq. 9").replace("  # ", "  # ?")
+    assert probe_of(quiet) == found
+
+
+@pytest.mark.parametrize("old, new, path", [
+    ("Eq. (9), Trim: alpha", "Trim, the heart of it: alpha", FILE),
+    ("# MPS has no float64", "# not on MPS", FILE),
+    ("def softmask(d, w):", "def mine(s, r):\n    return s / r\n\n\ndef softmask(d, w):", FILE),
+    ("class Softmax(Compete):", "class Mine(Compete):\n    pass\n\n\nclass Softmax(Compete):",
+     "baselines/ablations.py"),
+    ('"softmax": Softmax,', '"softmax": Softmax, "mine": Compete,', "baselines/ablations.py")])
+def test_words_and_new_definitions_change_no_hash(old, new, path):
+    text = edited(old, new, path)
+    for name in ("multiscreen", "multiscreen:softmax", "transformer:8M"):
+        roots = source.roots_of(small_model(name))
+        assert source.digest(text, roots) == source.digest(source.TEXT, roots)
+
+
+@pytest.mark.parametrize("old, new, path, names", [
+    ("(1 - (1 - s) / r).relu().square()", "(1 - (1 - s) / r).relu()", FILE,
+     ["multiscreen", "multiscreen:rope", "multiscreen:softmax-rope"]),
+    ("theta = 10_000.0", "theta = 20_000.0", "baselines/transformer.py",
+     ["multiscreen:rope", "multiscreen:softmax-rope", "transformer:8M", "transformer:8M:local",
+      "transformer:8M:ssmax"]),
+    ("z.clamp(-60.0, 60.0)", "z.clamp(-50.0, 60.0)", "baselines/ablations.py",
+     ["multiscreen:softmax-rope"]),
+    ("1 / math.log(256)", "1 / math.log(99)", "baselines/transformer.py", ["transformer:8M:ssmax"]),
+    ("keepdim=True)\n            else:", "keepdim=True)\n            elif True:", FILE,
+     ["multiscreen", "multiscreen:rope", "multiscreen:softmax-rope", "transformer:8M",
+      "transformer:8M:local", "transformer:8M:ssmax"])])
+def test_an_edit_changes_the_models_that_use_it_and_no_others(old, new, path, names):
+    text = edited(old, new, path)
+    changed = []
+    for name in ("multiscreen", "multiscreen:rope", "multiscreen:softmax-rope", "transformer:8M",
+                 "transformer:8M:local", "transformer:8M:ssmax"):
+        roots = source.roots_of(small_model(name))
+        if source.digest(text, roots) != source.digest(source.TEXT, roots):
+            changed.append(name)
+    assert changed == names
+
+
+def test_each_model_has_equations_of_its_own_whatever_its_size():
+    names = ["multiscreen", *(f"multiscreen:{name}" for name in ablations.TILES)]
+    names += [f"transformer:8M{name}" for name in ("", ":qknorm", ":nope", ":local", ":ssmax")]
+    assert len({equations(name) for name in names}) == len(names)
+    assert equations("transformer:8M") == equations("transformer:4,4,96")
+    probes = []
+    for name in names:
+        torch.manual_seed(0)
+        size = name.replace("8M", "2,2,16")
+        psi = {"psi": 2} if name.startswith("multiscreen") else {}
+        model = build_model(size, psi | {"vocab_size": 7})
+        probes.append(probe(model, multiscreen.screen if psi else None))
+    # RMSNorm with a weight of 1 and Scalable-Softmax are seen, too.
+    assert len({*probes}) == len(names)
+
+
+# -------------------------------------------------------------------------- replaced at run time
+
+class Mine(multiscreen.GatedScreeningTiles):
+    """A layer that no file of a model defines."""
+
+
+REPLACED = {
+    "trim": (multiscreen, lambda s, r: s.relu()),
+    "softmask": (multiscreen, functools.wraps(multiscreen.softmask)(lambda d, w: (d <= 0) * 1.0)),
+    "acceptance": (multiscreen, multiscreen.window),
+    "encode": (multiscreen.GatedScreeningTiles, lambda self, x, i, w: x),
+    "expand_windows": (Multiscreen, lambda self, T: None),
+    "extra": (Multiscreen, lambda self: None),
+    "KeyCache": (multiscreen, Mine)}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
+    before = equations("multiscreen")
+    assert not capsys.readouterr().err
+    owner, f = REPLACED[name]
+    monkeypatch.setattr(owner, name, f, raising=False)
+    found = {equations("multiscreen"), equations("multiscreen"), before}
+    assert len(found) == 3
+    assert f"{name if name != 'extra' else 'Multiscreen'} is not in the files" in (
+        capsys.readouterr().err)
+    monkeypatch.undo()
+    assert equations("multiscreen") == before
+
+
+def test_a_layer_from_elsewhere_makes_a_model_unique(monkeypatch, capsys):
+    monkeypatch.setitem(ablations.TILES, "mine", Mine)
+    assert equations("multiscreen:mine") != equations("multiscreen:mine")
+    assert "Mine is not in the files" in capsys.readouterr().err
+    assert equations("multiscreen") == equations("multiscreen")
+
+
+def test_a_compiled_function_is_the_one_it_was(monkeypatch):
+    before = equations("multiscreen")
+    monkeypatch.setattr(multiscreen, "trim", torch.compile(multiscreen.trim))
+    monkeypatch.setattr(multiscreen.KeyCache, "append",
+                        torch.compiler.disable(multiscreen.KeyCache.append))
+    assert equations("multiscreen") == before
+
+
+def test_nothing_resumes_after_a_function_was_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: s.relu())
+    fit(tmp_path / "out", "--steps", "2")
+    with pytest.raises(UsageError, match="other equations: a function is replaced at run time: "):
+        fit(tmp_path / "out", "--steps", "2")
+
+
+# ------------------------------------------------------------------- what a folder keeps and says
+
+@pytest.fixture
+def clone(tmp_path):
+    """A copy of the code that a test may edit: clone(old, new) edits multiscreen.py."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for path in [*ROOT.glob("*.py"), ROOT / "baselines", ROOT / "support", ROOT / "models"]:
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, folder / path.name)
+
+    def edit(old, new, path=FILE):
+        file = folder / path
+        assert file.read_text().count(old) == 1
+        file.write_text(file.read_text().replace(old, new))
+
+    edit.folder = folder
+    (folder / "text.txt").write_text("to be or not to be\n" * 400)
+    return edit
+
+
+TRAIN = ["train.py", "--psi", "2", "--seq-len", "32", "--batch-size", "2", "--data", "text.txt",
+         "--kernel", "definition"]
+
+
+def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(clone):
+    here = {"cwd": clone.folder}
+    assert not run(*TRAIN, "--steps", "2", **here).returncode
+    folder = clone.folder / "out"
+    assert (folder / "source" / FILE).read_text() == source.TEXT[FILE]
+    assert (folder / "source/train.py").exists() and (folder / "source/support/data.py").exists()
+    before = (folder / "ckpt.pt").read_bytes()
+    clone(*EDITS[2])
+    found = run(*TRAIN, "--steps", "2", **here)
+    assert found.returncode == 1
+    assert found.stderr == (
+        "error: out holds a run with other equations: `-def unit(x, eps=1e-6):` "
+        "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run\n")
+    assert (folder / "ckpt.pt").read_bytes() == before
+
+    # An edit of train.py is shown when the run goes on, and stays with the run.
+    clone(EDITS[2][1], EDITS[2][0])
+    clone("betas=(0.9, 0.95)", "betas=(0.9, 0.99)", "train.py")
+    found = run(*TRAIN, "--steps", "4", "--resume", "--lr", "0.5", **here)
+    assert not found.returncode
+    assert "train.py has changed since this run began: -" in found.stdout
+    ckpt = torch.load(folder / "ckpt.pt", weights_only=True)
+    assert ckpt["changes"] == ["from step 2: --lr 0.5, before 0.0625, train.py changed"]
+    assert "betas=(0.9, 0.99)" in ckpt["source"]["train.py"]
+    flags = dict(line.split("\t") for line in (folder / "flags.txt").read_text().splitlines())
+    assert flags["changes"] == ckpt["changes"][0]
+    assert flags["versions"] == f"python {sys.version.split()[0]}, torch {torch.__version__}"
+
+
+def test_an_edited_model_measures_its_needles_again(clone):
+    command = ["abcdigits.py", "--ckpt", "models/retrieval.pt", "--lengths", "256", "--trials", "1",
+               "--depths", "0.5"]
+    here, table = {"cwd": clone.folder}, clone.folder / "models/retrieval_abcdigits.tsv"
+    assert not run(*command, **here).returncode
+    first, = read_table(table)
+    assert "1 of 1 measurements are in" in run(*command, **here).stderr
+    clone(*EDITS[0])
+    assert "replaced in" in run(*command, **here).stderr
+    row, = read_table(table)
+    assert row["hash"] != first["hash"]
+    assert row["hash"].split("-")[0] == first["hash"].split("-")[0]
+
+
+def test_an_edit_during_a_training_is_not_stamped_onto_it(clone):
+    """multiscreen.py is edited between import and the end of the run."""
+    code = ("import train, pathlib\n"
+            "path = pathlib.Path('multiscreen.py')\n"
+            f"path.write_text(path.read_text().replace({EDITS[8][0]!r}, {EDITS[8][1]!r}))\n"
+            f"train.main({[*TRAIN[1:], '--steps', '2']})")
+    assert not run("-c", code, cwd=clone.folder).returncode
+    assert EDITS[8][1] in (clone.folder / FILE).read_text()
+    ckpt = torch.load(clone.folder / "out/ckpt.pt", weights_only=True)
+    assert ckpt["source"][FILE] == source.TEXT[FILE]
+    assert ckpt["equations"] == equations("multiscreen")
+
+
+def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path):
+    first = fit(tmp_path / "a", "--steps", "2")
+    rows = [describe_run(first)]
+    began = fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
+    assert began["init_weights"] == weights_hash(first)
+    rows.append(describe_run(began))
+    train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "3"])
+    longer = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]
+    assert longer["changes"] == []                     # more steps are no change
+    train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "4", "--lr", "0.5"])
+    train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "5", "--clip", "1"])
+    twice = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]
+    assert twice["changes"] == ["from step 3: --lr 0.5, before 0.0625",
+                                "from step 4: --clip 1.0, before 0.0"]
+    rows.append(describe_run(twice) | {"step": 2})
+    rows.append(describe_run(longer) | {"step": 2})
+    assert rows[0] == rows[3]
+    assert len({tuple(row.values()) for row in rows}) == 3
+    assert model_hash(first).endswith(equations("multiscreen"))
