@@ -12,7 +12,7 @@ import support.run
 import train
 from tests.helpers import ROOT
 
-SCRIPTS = ("tiny", "small", "paper")
+SCRIPTS = ("tiny", "small", "controls", "paper")
 PYTHON = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in
