@@ -234,7 +234,7 @@ def train(args, lock):
         load_random_state(ckpt["random_state"], path)  # for your dropout
         del ckpt["weights"], ckpt["optimizer"]         # 12 bytes per parameter
     last_saved = step
-    about = about_run(args, ckpt, start, model, train_data)
+    about = about_run(args, ckpt, start, train_data, fingerprints)
     log = open_run(args, ckpt, COLUMNS, size, about, lock) if lock else None
 
     def check(**values):
@@ -260,7 +260,7 @@ def train(args, lock):
                 "model": args.model, "config": asdict(model.config), "weights": all_weights,
                 "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
                 "data_state": train_data.state(), "log": log.text,
-                "random_state": torch.get_rng_state(), "files": fingerprints,
+                "random_state": torch.get_rng_state(),
                 "args": vars(args) | {"data": absolute(args.data)}, **about})
         dist.wait()                                    # torchrun ends all when one ends
         last_saved = step

@@ -107,5 +107,6 @@ def convert(path, out):
         "model": "multiscreen", "config": asdict(config), "weights": weights,
         "tokenizer": tokenizer, "optimizer": {}, "step": 0, "drawn": 0, "data_state": (),
         "random_state": torch.get_rng_state(), "log": "", "files": [], "args": args,
-        "equations": equations("multiscreen"), "source": {}, "init_weights": "", "changes": [],
+        "equations": equations("multiscreen"), "source": {}, "classes": [],
+        "init_weights": "", "changes": [],
         "versions": {"torch": f"{torch.__version__}"}})

@@ -10,6 +10,7 @@ from support.table import (
     RANGES,
     WHOLE,
     cell_text,
+    how_trained,
     is_right,
     keep_rows,
     print_table,
@@ -83,7 +84,10 @@ def summarize_run(folder):
         raise UsageError(f"{folder / 'log.tsv'} has no validation loss")
     if flags["model"].startswith("transformer"):
         flags = flags | {"psi": "-", "w_th": "-"}
+    # Two folders may have one name.
+    own = flags["data"] not in ("stdlib", "abcdigits", "passkey")
     known = flags | {"val_loss": f"{run.loss:.6g}"}
+    known["data"] += f" {flags['corpus'][:8]}" * own
     return {name: known[name] for name in FACTS}
 
 
@@ -120,7 +124,7 @@ def group_runs(runs, *names):
         groups.setdefault(tuple(run[name] for name in names), []).append(run)
     for key, found in groups.items():
         for name in FACTS[:-2]:
-            if len({run[name] for run in found}) > 1:
+            if len({(run | how_trained(run))[name] for run in found}) > 1:
                 raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them separately")
     return {key: {run["seed"]: float(run["val_loss"]) for run in found}
             for key, found in groups.items()}

@@ -35,7 +35,15 @@ from support.checkpoint import (
     scale_rope,
 )
 from support.cli import Parser, UsageError, cli
-from support.data import HELD_OUT, files_of, read_text, standard_library
+from support.data import (
+    HELD_OUT,
+    files_of,
+    fingerprint,
+    hash_of,
+    read_text,
+    standard_library,
+    visible_files,
+)
 from support.run import absolute
 from support.table import RUN, Progress, Table, beside, describe_run
 
@@ -62,6 +70,14 @@ def middle(tokens, L):
     if start < 0:
         return None
     return np.array(tokens[start : start + L + 1], dtype=np.uint16)
+
+
+def corpus_of(data):
+    """The name of a corpus, with a hash of its files: two folders may have one name."""
+    paths = [Path(name) for name in data or ()]
+    files = [p for path in paths for p in (visible_files(path) if path.is_dir() else [path])]
+    found = fingerprint((path, "val") for path in files or standard_library()[HELD_OUT])
+    return f"{' '.join(path.name for path in paths) or 'stdlib'} {hash_of(found)[:8]}"
 
 
 def get_documents(data, tokenizer, L, limit):
@@ -140,9 +156,7 @@ def main():
     print(f"{len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
           "short", flush=True)
 
-    # The corpus is known by its documents: two folders may have one name.
-    names = " ".join(Path(name).name for name in args.data or ["stdlib"])
-    data = f"{names} {hashlib.sha256(' '.join(sorted(documents)).encode()).hexdigest()[:8]}"
+    data = corpus_of(args.data)
     # SWE comes last: windows stay expanded.
     run = describe_run(ckpt) | {"data": data, "window": args.window, "length": L}
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])

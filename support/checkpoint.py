@@ -15,13 +15,13 @@ from multiscreen import Multiscreen
 from support.choose import get_screen, products_dtype
 from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.distributed import set_moments, world
-from support.source import TEXT, changed_lines, equations_of, identity, roots_of
+from support.source import TEXT, classes_of, equations_of, identity, shown_change
 from support.tokens import get_tokenizer
 
 KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimizer": dict,
         "step": int, "drawn": int, "data_state": tuple, "random_state": torch.Tensor, "log": str,
-        "files": list, "args": dict, "equations": str, "source": dict, "init_weights": str,
-        "changes": list, "versions": dict}
+        "files": list, "args": dict, "equations": str, "source": dict, "classes": list,
+        "init_weights": str, "changes": list, "versions": dict}
 # The flags that --resume cannot change; a checkpoint has them all.
 FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_len", "seed")
 
@@ -127,7 +127,8 @@ def entries_of(ckpt):
         yield name, x, is_number and x < 2**24
     for x in ckpt["files"]:
         yield "files", x, isinstance(x, list) and [*map(type, x)] == [str, int, str, str]
-    yield "changes", ckpt["changes"], all(isinstance(x, str) for x in ckpt["changes"])
+    for name in ("changes", "classes"):
+        yield name, ckpt[name], all(isinstance(x, str) for x in ckpt[name])
     for name, x in ckpt["source"].items():
         yield name, x, isinstance(x, str)
     args = ckpt["args"]
@@ -160,6 +161,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
+    if ckpt["equations"] != equations(ckpt["model"]):
+        print(f"{path} was trained with other equations: {changed_equations(ckpt)}",
+              file=sys.stderr)
     if has_windows(model):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
         model.screen, line, expected = get_screen(model, kernel)
@@ -220,13 +224,14 @@ def equations(name):
     return identity(small_model(name))
 
 
-def changed_equations(name, source):
-    """At most three lines in which the equations of the model of that name left `source`."""
-    roots = roots_of(small_model(name))
-    return changed_lines(equations_of(source, roots), equations_of(TEXT, roots), most=3)
+def changed_equations(ckpt):
+    """The lines in which the equations of a checkpoint's model have changed, in words."""
+    before = equations_of(ckpt["source"], ckpt["classes"])
+    now = equations_of(TEXT, classes_of(small_model(ckpt["model"])))
+    return shown_change(before, now) or "one of the two replaced something at run time"
 
 
 def small_model(name):
-    """A model of that name with two layers of one tile or head, to ask for its classes."""
+    """A model of that name with four layers of one tile or head, to ask for its classes."""
     with torch.random.fork_rng(devices=[]):
-        return build_model(name, {"N_L": 2, "N_H": 1, "d_E": 2, "vocab_size": 7})
+        return build_model(name, {"N_L": 4, "N_H": 1, "d_E": 2, "vocab_size": 7})

@@ -2,6 +2,7 @@
 import hashlib
 import os
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 o
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
-    stdlib names the files of Python's own standard library, a stream none. A file that is named
-    again is left out, and a link to one that is named itself.
+    stdlib names the files of Python's own standard library, a stream none. What is named twice is
+    used once, and so are a file and the links to it.
     """
     if list(names) in (["abcdigits"], ["passkey"]):
         return
@@ -31,14 +32,24 @@ def files_of(names):
         # Text beside token files is what they were made from.
         texts = not path.is_dir() or not any(map(is_bin, found))
         named += [(p, path, texts) for p in found]
-    files = {os.path.realpath(path) for path, *_ in named if not path.is_symlink()}
-    for path, root, texts in named:
-        file = os.path.realpath(path)
-        if file in taken or path.is_symlink() and file in files:
+    places = [place_of(path) for path, *_ in named]
+    files = {place for place, (path, *_) in zip(places, named) if not path.is_symlink()}
+    for place, (path, root, texts) in zip(places, named):
+        if place in taken or path.is_symlink() and os.path.realpath(path) in files:
             yield path, None
         else:
-            taken.add(file)
+            taken.add(place)
             yield path, checked_use(path, root, texts)
+
+
+def place_of(path):
+    """Where a file or a link is, by a path without links above it."""
+    return os.path.join(real_folder(path.parent), path.name)
+
+
+@cache
+def real_folder(folder):
+    return os.path.realpath(folder)
 
 
 def checked_use(path, root, texts):
@@ -122,6 +133,12 @@ def fingerprint(files):
     return found
 
 
+def hash_of(fingerprints):
+    """Twelve digits that change with the files of a fingerprint, wherever they are; "" for none."""
+    found = repr([rest for path, *rest in fingerprints]).encode()
+    return hashlib.sha256(found).hexdigest()[:12] if fingerprints else ""
+
+
 def check_fingerprint(old, new):
     """Raise UsageError if two fingerprints differ, also in their order: it says how."""
     before, now = ({path: rest for path, *rest in files} for files in (old, new))
@@ -129,7 +146,7 @@ def check_fingerprint(old, new):
                for path in before if before[path] != now.get(path)]
     changes += [f"{path} is new" for path in now if path not in before]
     if not changes and old != new:
-        changes = [f"{a[0]} stood where {b[0]} stands" for a, b in zip(old, new) if a != b]
+        changes = [f"{b[0]} comes before {a[0]}" for a, b in zip(old, new) if a != b]
     if changes:
         raise UsageError(f"the data has changed since the run began: {at_most_3(changes)}")
 

@@ -11,11 +11,21 @@ from support.checkpoint import (
     changed_equations,
     equations,
     read_checkpoint,
+    small_model,
     weights_hash,
 )
 from support.cli import UsageError, on_one_line, own_folder, replacing, require_file
+from support.data import hash_of
 from support.distributed import world
-from support.source import MODULES, TEXT, bare_lines, changed_lines, source_of
+from support.source import (
+    TEXT,
+    bare_lines,
+    classes_of,
+    parts_of,
+    replaced,
+    shown_change,
+    source_of,
+)
 
 # Flags that do not say what is trained: a run continues even if they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
@@ -96,7 +106,8 @@ def find_checkpoint(args):
         # For this very command it is a result; runs/lib.sh knows it by the exit code.
         lines = (out / "flags.txt").read_text(encoding="utf-8").splitlines(keepends=True)
         message = (out / "diverged.txt").read_text(encoding="utf-8").strip()
-        raise UsageError(f"{out}: {message}; {ways}", 3 if {*flag_lines(args)} <= {*lines} else 1)
+        same = {*flag_lines(args, equations(args.model))} <= {*lines}
+        raise UsageError(f"{out}: {message}; {ways}", 3 if same else 1)
     if not (out / "ckpt.pt").exists():
         # A run killed in its first steps leaves only a log: it starts over.
         log = out / "log.tsv"
@@ -110,51 +121,69 @@ def find_checkpoint(args):
     head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
     if head[0] != "step" or {*map(len, rows[:-1])} - {len(head)}:
         raise UsageError(f"{out / 'ckpt.pt'} is damaged: its log is not a table; {ways}")
-    if args.resume:
-        return ckpt
-    for name, now in (vars(args) | {"data": absolute(args.data)}).items():
-        before = ckpt["args"].get(name)
-        if name not in NOT_RESUMED and before != now:
-            raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
-                             f"{text(now)}: {ways}, --resume continues with changed flags")
-    if ckpt["equations"] != equations(args.model):
-        lines = changed_equations(args.model, ckpt["source"])
-        shown = " ".join(f"`{line}`" for line in lines) or "a function is replaced at run time"
-        raise UsageError(f"{out} holds a run with other equations: {shown}: {ways}")
+    other = ckpt["equations"] != equations(args.model)
+    if not args.resume:
+        for name, now in (vars(args) | {"data": absolute(args.data)}).items():
+            before = ckpt["args"].get(name)
+            if name not in NOT_RESUMED and before != now:
+                raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
+                                 f"{text(now)}: {ways}, --resume continues with changed flags")
+        if other:
+            raise UsageError(f"{out} holds a run with other equations: "
+                             f"{changed_equations(ckpt)}: {ways}")
+        if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
+                ckpt["init_weights"]):
+            raise UsageError(f"{out} holds a run that began with other weights than those that "
+                             f"{args.init} has now: {ways}")
+    if other:
+        print(f"the equations have changed since step {ckpt['step']}: {changed_equations(ckpt)}")
+    for path, lines in edits_since(ckpt).items():
+        print(f"{path} has changed since step {ckpt['step']}: {lines}")
     return ckpt
 
 
-def about_run(args, ckpt, start, model, data):
-    """What a checkpoint says of a run besides its state: equations, source, --init, changes.
+def edits_since(ckpt):
+    """{path: changed lines} of what else a run is made of: train.py and the files of its data."""
+    of_model = parts_of(ckpt["source"], ckpt["classes"])
+    found = {path: shown_change(bare_lines(text), bare_lines(TEXT[path]))
+             for path, text in ckpt["source"].items() if path in TEXT and path not in of_model}
+    return {path: lines for path, lines in found.items() if lines}
 
-    ckpt: the checkpoint that it continues, or None; start: that, or the one of --init, or None.
-    A resumed run says what changed: flags, equations, the text of train.py and of its data.
+
+def about_run(args, ckpt, start, data, files):
+    """What a checkpoint says of a run besides its state, after a line if something was changed.
+
+    ckpt: the checkpoint that it continues, or None; start: that, or the one of --init, or None;
+    files: the fingerprint of its data. Changes: of flags, of equations and other source, and of
+    functions at run time.
     """
-    about = {"equations": equations(args.model), "source": source_of(model, data),
+    classes = classes_of(small_model(args.model))
+    about = {"equations": equations(args.model), "classes": classes,
+             "source": source_of(classes, data), "files": files,
              "init_weights": weights_hash(start) if start and not ckpt else "", "changes": [],
              "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}}
-    if not ckpt:
-        return about
-    about |= {name: ckpt[name] for name in ("init_weights", "changes")}
-    changes = [f"{flag(name)} {text(value)}, before {text(ckpt['args'].get(name))}"
-               for name, value in (vars(args) | {"data": absolute(args.data)}).items()
-               if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
-    if ckpt["equations"] != about["equations"]:
-        changes.append(f"equations {about['equations']}, before {ckpt['equations']}")
-    for path in ckpt["source"].keys() & about["source"].keys() - MODULES.keys():
-        before, now = (bare_lines(x["source"][path]) for x in (ckpt, about))
-        if lines := changed_lines(before, now, most=3):
-            changes.append(f"{path} changed")
-            print(f"{path} has changed since this run began: {' '.join(lines)}")
+    changes = []
+    if ckpt:
+        about |= {name: ckpt[name] for name in ("init_weights", "changes")}
+        changes = [f"{flag(name)} {text(value)}, before {text(ckpt['args'].get(name))}"
+                   for name, value in (vars(args) | {"data": absolute(args.data)}).items()
+                   if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
+        changes += [f"{path} changed" for path in edits_since(ckpt)]
+    if start and start["equations"] != about["equations"]:
+        changes.append(f"equations {about['equations']}, before {start['equations']}")
+    if name := replaced(classes):
+        changes.append(f"{name} replaced at run time")
     if changes:
-        about["changes"] = [*ckpt["changes"], f"from step {ckpt['step']}: {', '.join(changes)}"]
+        step = ckpt["step"] if ckpt else 0
+        about["changes"] = [*about["changes"], f"from step {step}: {', '.join(changes)}"]
+        print(about["changes"][-1])
     return about
 
 
-def flag_lines(args):
-    """The lines of flags.txt that say what a run is: its flags and its equations."""
+def flag_lines(args, identity):
+    """The lines of flags.txt that say what a run is: its flags and the identity of its model."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_RESUMED}
-    flags["equations"] = equations(args.model)
+    flags["equations"] = identity
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
 
 
@@ -177,9 +206,11 @@ class Lock:
     def __init__(self, out):
         out = own_folder(out)
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock"):
+        for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock", "source"):
             if (out / name).is_symlink():
                 raise UsageError(f"{out / name} is a link: name another --out")
+        if (out / "source").exists() and not (out / "flags.txt").exists():
+            raise UsageError(f"{out / 'source'} is not a run's: name another --out")
         self.path = out / "lock"
         self.lock = filelock.FileLock(self.path, timeout=0)
         self.owner = f"process {os.getpid()} on {platform.node()}"
@@ -261,25 +292,30 @@ def open_run(args, ckpt, columns, parameters, about, lock):
     """The Log of a run in the folder --out. A new run deletes an older one.
 
     flags.txt says what the run is, a line for each flag, its name and its value, and what `about`
-    says; source/ has the text of what it runs.
+    says; source/ has the text of what it runs, source_until_STEP/ what it ran before an edit.
     """
     out = Path(args.out)
+    source = out / "source"
+    if ckpt and ckpt["source"] != about["source"] and source.exists():
+        source.rename(out / f"source_until_{ckpt['step']}")
+    for path in source.rglob("*.py"):
+        path.unlink()
+    for name, content in about["source"].items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(source / name) as file:
+            file.write(content.encode())
     for left in [*out.glob("*.*.tmp")]:
         if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
             left.unlink()
     (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
         (out / "ckpt.pt").unlink(missing_ok=True)
-    for name in TEXT:
-        (out / "source" / name).unlink(missing_ok=True)
-    for name, content in about["source"].items():
-        path = out / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     more = {"parameters": parameters, "init_weights": about["init_weights"],
-            "changes": "; ".join(about["changes"]), "versions": versions}
+            "changes": "; ".join(about["changes"]), "versions": versions,
+            "classes": " ".join(about["classes"]),
+            "corpus": hash_of(about["files"])}
     with replacing(out / "flags.txt") as file:
         lines = [f"{name}\t{on_one_line(value)}\n" for name, value in more.items()]
-        file.write("".join([*flag_lines(args), *lines]).encode())
+        file.write("".join([*flag_lines(args, about["equations"]), *lines]).encode())
     return Log(lock, columns, ckpt["log"] if ckpt else "")

@@ -1,17 +1,16 @@
 """What a run ran: its source as it was when imported, and the identity of its equations.
 
-A run is known by `identity(name)`, a hash of the text of those definitions of multiscreen.py and
-baselines/ that its model reaches through base classes and through names. Comments, docstrings,
-blank lines and other variants do not count. A function that was replaced at run time has no text
-here; then the identity is unique, so that nothing is resumed or reused.
+A model is known by `identity(model)`, a hash of the definitions that it reaches by base classes and
+names, in multiscreen.py, baselines/ and your own files beside them. Comments, docstrings, error
+messages and other variants do not count. What was replaced at run time has no text here; then the
+identity is unique, so that nothing is resumed or reused.
 """
 import ast
+import copy
 import difflib
 import hashlib
 import inspect
-import io
 import sys
-import tokenize
 import uuid
 from functools import cache
 from pathlib import Path
@@ -23,101 +22,134 @@ import support.passkey
 import support.stream
 
 ROOT = Path(multiscreen.__file__).parent
-OTHERS = (support.data, support.passkey, support.stream)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def path_of(module):
-    """The file of a module or class as seen from ROOT, "support/data.py"; None elsewhere."""
+    """The file of a module as seen from ROOT, "support/data.py"; None for one elsewhere."""
     file = Path(getattr(module, "__file__", None) or "")
     return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else None
 
 
-# What models are made of, by path; and all texts, read once: a later edit is not of this run.
-MODULES = {path_of(module): module for name, module in [*sys.modules.items()]
-           if name.partition(".")[0] in ("multiscreen", baselines.__name__)}
-TEXT = {path: (ROOT / path).read_text(encoding="utf-8")
-        for path in (*MODULES, *map(path_of, OTHERS), "train.py")}
+# Read once: a later edit is not of this run.
+FILES = [*sorted(ROOT.glob("*.py")), *sorted(Path(baselines.__file__).parent.rglob("*.py")),
+         *(Path(m.__file__) for m in (support.data, support.passkey, support.stream))]
+TEXT = {path.relative_to(ROOT).as_posix(): path.read_bytes().decode("utf-8-sig", errors="replace")
+        for path in FILES}
+MODULES = {path_of(module): module for module in [*sys.modules.values()]
+           if path_of(module) in TEXT}
 
 
 # ------------------------------------------------------------------- what a text defines and uses
 
 @cache
-def bare_lines(text):
-    """The lines of a text; comments and docstrings are blank."""
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef))
-        if documented and ast.get_docstring(node) is not None:
-            first, last = node.body[0].lineno, node.body[0].end_lineno
-            lines[first - 1 : last] = [""] * (last - first + 1)
-    return [line.rstrip() for line in lines]
-
-
-@cache
 def definitions(text):
-    """{name: the statements that define it} at the top level, with methods as "Class.method"."""
-    found = {}
+    """{name: the statements that define or change it} at the top level; methods are "Class.method".
+
+    "" has the statements that change no name of the text, such as a call of another module.
+    """
+    found, others = {}, []
     for node in ast.parse(text).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             found.setdefault(node.name, []).append(node)
             for member in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(member, ast.FunctionDef):
+                if isinstance(member, FUNCTIONS):
                     found.setdefault(f"{node.name}.{member.name}", []).append(member)
-            continue
-        for x in ast.walk(node):
-            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store):
-                found.setdefault(x.id, []).append(node)
+        elif isinstance(node, ast.Assign) and all(isinstance(x, ast.Name) for x in node.targets):
+            for target in node.targets:
+                found.setdefault(target.id, []).append(node)
+        elif not isinstance(node, IMPORTS) and not is_text(node):
+            others.append(node)
+    for node in others:
+        inside = [x for part in changed_in(node) for x in ast.walk(part)]
+        made = {x.name for x in inside if isinstance(x, (*FUNCTIONS, ast.ClassDef))}
+        made |= {x.id for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+        used = {x.id for x in inside if isinstance(x, ast.Name)} & found.keys()
+        for name in made | used or {""}:
+            found.setdefault(name, []).append(node)
     return found
 
 
+def changed_in(node):
+    """Where a statement names what it may change: of `P["x"] = y` only P."""
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        return node.targets
+    return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else [node]
+
+
+def is_text(node):
+    """Whether a statement is a string, such as a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 @cache
-def imports(text):
-    """{name: (module, the name there or None)} of what a text imports."""
+def imports(text, path):
+    """{name: the dotted path, a tuple, that it stands for}; ("*", n) for `import *`."""
     found = {}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {x.asname or x.name: (x.name, None) for x in node.names}
+            for x in node.names:
+                parts = tuple(x.name.split("."))
+                found[x.asname or parts[0]] = parts if x.asname else parts[:1]
         elif isinstance(node, ast.ImportFrom):
-            found |= {x.asname or x.name: (node.module, x.name) for x in node.names}
+            folder = Path(path).parts[: -node.level] if node.level else ()
+            module = (*folder, *(node.module or "").split(".")) if node.module else folder
+            for x in node.names:
+                name = ("*", len(found)) if x.name == "*" else x.asname or x.name
+                found[name] = module if x.name == "*" else (*module, x.name)
     return found
 
 
-def file_of(source, module):
-    """The path of a module among those of a source, or None."""
-    path = f"{module}".replace(".", "/")
-    return next((p for p in (f"{path}.py", f"{path}/__init__.py") if p in source), None)
+def resolve(source, path, parts):
+    """(path, name) of the definition that the dotted name `parts` means in a file, or None."""
+    text = source[path]
+    if parts[0] in definitions(text):
+        method = ".".join(parts[:2])
+        return path, method if method in definitions(text) else parts[0]
+    named = imports(text, path)
+    full = (*named.get(parts[0], ()), *parts[1:])
+    for n in range(len(full), 0, -1):
+        file = "/".join(full[:n])
+        for there in (f"{file}.py", f"{file}/__init__.py"):
+            if there in source:
+                return resolve(source, there, full[n:]) if full[n:] else None
+    for key, module in named.items():
+        there = "/".join(module) + ".py"
+        if key[0] == "*" and there in source and parts[0] in definitions(source[there]):
+            return resolve(source, there, parts)
+    return None
 
 
-def resolve(source, path, name, member=None):
-    """(path, name) of the definition that `name` or `name.member` means in a file, or None."""
-    if name in definitions(source[path]):
-        method = f"{name}.{member}"
-        return path, method if method in definitions(source[path]) else name
-    module, attribute = imports(source[path]).get(name, (None, None))
-    if attribute and not file_of(source, f"{module}.{attribute}"):
-        there = file_of(source, module)
-        return resolve(source, there, attribute, member) if there else None
-    there = file_of(source, f"{module}.{attribute}" if attribute else module)
-    return resolve(source, there, member) if there and member else None
+def of_scope(node):
+    """Yield what is in a function, without what is in functions and classes inside it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from of_scope(child)
 
 
 def names_in(node):
-    """Yield (name, None) for each global name a node uses, (name, member) for name.member."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        yield node.value.id, node.attr
-    elif isinstance(node, ast.Name):
-        yield node.id, None
-    elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
-        # Its parameters and variables are not global; decorators and defaults are outside.
+    """Yield the global names that a node uses, each as a tuple: (name,), or (name, member, ..)."""
+    if isinstance(node, ast.Attribute):
+        parts, base = (), node
+        while isinstance(base, ast.Attribute):
+            parts, base = (base.attr, *parts), base.value
+        if isinstance(base, ast.Name):
+            yield (base.id, *parts)
+        else:
+            yield from names_in(base)
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield (node.id,)
+    elif isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        own = {x.arg for x in ast.walk(node.args) if isinstance(x, ast.arg)}
+        for x in of_scope(node):
+            if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store):
+                own.add(x.id)
+            elif isinstance(x, (*FUNCTIONS, ast.ClassDef)):
+                own.add(x.name)
         outside = [*node.args.defaults, *filter(None, node.args.kw_defaults),
                    *getattr(node, "decorator_list", [])]
-        own = {x.arg for x in ast.walk(node.args) if isinstance(x, ast.arg)}
-        own |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)
-                and isinstance(x.ctx, ast.Store)}
         body = node.body if isinstance(node.body, list) else [node.body]
         yield from (x for child in body for x in names_in(child) if x[0] not in own)
         yield from (x for child in outside for x in names_in(child))
@@ -126,109 +158,172 @@ def names_in(node):
             yield from names_in(child)
 
 
-def reached(source, roots):
-    """The (path, name) of the definitions that those in `roots` reach, themselves included."""
-    todo, found = list(roots), set()
+@cache
+def used_in(text, name):
+    """The global names that a definition uses, as of `names_in`, in order."""
+    return sorted({x for node in definitions(text)[name] for x in names_in(node)})
+
+
+def reached(source, classes):
+    """[(path, name)] of the definitions that classes, as of `classes_of`, reach with themselves."""
+    todo, found = [tuple(x.split(":")) for x in classes], set()
     while todo:
         path, name = todo.pop()
         if (path, name) in found or name not in definitions(source.get(path, "")):
             continue
         found.add((path, name))
-        used = {x for node in definitions(source[path])[name] for x in names_in(node)}
-        todo += filter(None, (resolve(source, path, *x) for x in used))
+        todo += [(path, ""), *filter(None, (resolve(source, path, x)
+                                            for x in used_in(source[path], name)))]
     return sorted(found)
 
 
-def equations_of(source, roots):
-    """The lines of all definitions that `roots` reach, bare."""
-    lines = []
-    for path, name in reached(source, roots):
-        for node in definitions(source[path])[name]:
-            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-            lines += filter(None, bare_lines(source[path])[first - 1 : node.end_lineno])
-    return lines
+class Bare(ast.NodeTransformer):
+    """Without docstrings and error messages."""
+
+    def visit_Raise(self, node):
+        return ast.Raise(getattr(node.exc, "func", node.exc), None)
+
+    def generic_visit(self, node):
+        super().generic_visit(node)
+        if isinstance(getattr(node, "body", None), list) and not isinstance(node, ast.Module):
+            node.body = [x for x in node.body if not is_text(x)] or [ast.Pass()]
+        return node
+
+
+def lines_of(node):
+    """The bare lines of a statement or a module, as Python writes them."""
+    node = ast.fix_missing_locations(Bare().visit(copy.deepcopy(node)))
+    return [line for line in ast.unparse(node).splitlines() if line]
+
+
+@cache
+def bare_lines(text, name=None):
+    """The bare lines of a definition in a text, or of the whole text."""
+    nodes = [ast.parse(text)] if name is None else definitions(text)[name]
+    return [line for node in nodes for line in lines_of(node)]
+
+
+def parts_of(source, classes):
+    """{path: the bare lines of its definitions that classes reach, and what imports stand for}"""
+    parts, foreign = {}, {}
+    for path, name in reached(source, classes):
+        parts.setdefault(path, []).extend(bare_lines(source[path], name))
+        for used, *_ in used_in(source[path], name):
+            if full := imports(source[path], path).get(used):
+                foreign.setdefault(path, set()).add(f"{used} is {'.'.join(full)}")
+    return {path: [*sorted(foreign.get(path, ())), *lines] for path, lines in parts.items()}
+
+
+def equations_of(source, classes):
+    """The lines of all parts."""
+    return [line for part in parts_of(source, classes).values() for line in part]
 
 
 # ------------------------------------------------------------------------------- what a model is
 
-def roots_of(model):
-    """[(path, name)] of the classes of a model, its layers and its config."""
+def classes_of(model):
+    """["path:name"] of the classes of a fresh model, its layers and config, and of its screen."""
     classes = {type(model), type(model.config), *map(type, model.layers)}
-    return sorted((path_of(sys.modules[c.__module__]) or "", c.__qualname__) for c in classes)
+    classes |= {f for f in (getattr(model, "screen", None),) if inspect.isfunction(f)}
+    return sorted(f"{path_of(sys.modules[c.__module__]) or c.__module__}:{c.__qualname__}"
+                  for c in classes)
 
 
-def digest(source, roots):
+def digest(source, classes):
     """Twelve digits that change with the equations of a source."""
-    return hashlib.sha256("\n".join(equations_of(source, roots)).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(equations_of(source, classes)).encode()).hexdigest()[:12]
 
 
 def identity(model):
-    """Twelve digits that change with the equations of a model, and with nothing else.
+    """Twelve digits that change with the equations of a fresh model, and with nothing else.
 
-    After one line they are unique if a function of it was replaced at run time.
+    After one line they are unique if something of it was replaced at run time.
     """
-    roots = roots_of(model)
-    if found := replaced(roots):
-        print(f"{found} is not in the files of this model, or was replaced at run time: it has an "
-              "identity of its own, and nothing is resumed or reused", file=sys.stderr)
+    classes = classes_of(model)
+    if name := replaced(classes):
+        print(f"{name} was replaced at run time, or is in no file of this model: its runs are not "
+              "resumed, and none of its rows is reused", file=sys.stderr)
         return uuid.uuid4().hex[:12]
-    return digest(TEXT, roots)
+    return digest(TEXT, classes)
 
 
-def replaced(roots):
-    """The first function or class that a model reaches which is not as in its file, or None."""
-    for path, name in roots:
-        if path not in MODULES:
+def state(value, deep=True):
+    """What stays the same while nobody replaces it: a class with its members, a function's code."""
+    value = getattr(value, "_torchdynamo_orig_callable", value)        # compiled, but the same
+    inside = {}
+    if deep and isinstance(value, type) and path_of(sys.modules.get(value.__module__)) in TEXT:
+        inside = {name: state(x, deep=False) for name, x in vars(value).items()
+                  if callable(x) or not name.startswith("__")}
+    return (value, inside, *(getattr(value, f"__{name}__", None)
+                             for name in ("code", "defaults", "kwdefaults")))
+
+
+def is_same(before, now):
+    """Whether two states are of the same objects."""
+    (a, inside, *rest), (b, members, *others) = before, now
+    return (all(x is y for x, y in zip((a, *rest), (b, *others)))
+            and inside.keys() == members.keys()
+            and all(is_same(inside[name], members[name]) for name in inside))
+
+
+STATES = {path: {name: state(x) for name, x in vars(module).items() if not name.startswith("__")}
+          for path, module in MODULES.items()}
+
+
+def replaced(classes):
+    """The first name that a model reaches and that is not as in its file, or None."""
+    for path, name in (x.split(":") for x in classes):
+        if name not in definitions(TEXT.get(path, "")):
             return name
-    for path, name in reached(TEXT, roots):
+    for path, name in reached(TEXT, classes):
+        if path not in STATES:
+            continue
+        module, states = MODULES[path], STATES[path]
+        for used in {name.partition(".")[0], *(x[0] for x in used_in(TEXT[path], name))}:
+            if used in states and not is_same(states[used], state(getattr(module, used, None))):
+                return f"{module.__name__}.{used}"
+        # What was replaced before this module was imported has code that is not in the file.
         written = definitions(TEXT[path])
-        for method in [name, *(x for x in written if x.startswith(f"{name}."))]:
-            owner, _, last = method.rpartition(".")
-            owner = getattr(MODULES[path], owner) if owner else MODULES[path]
-            if not is_as_written(vars(owner).get(last), path, method):
-                return f"{owner.__name__}.{last}"
+        for each in [x for x in written if x.startswith(f"{name}.")] or [name]:
+            owner, _, last = each.rpartition(".")
+            value = vars(getattr(module, owner) if owner else module).get(last)
+            if each and not is_of(path, value, written[each]):
+                return f"{module.__name__}.{each}"
     return None
 
 
-def is_as_written(value, path, name):
-    """Whether a function or class is what the file at `path` defines under this name."""
-    node, written = definitions(TEXT[path])[name][-1], definitions(TEXT[path])
-    if isinstance(node, ast.ClassDef):
-        if getattr(value, "__qualname__", None) != name:
-            return False
-        # A file may assign functions, as in `loss = Multiscreen.loss`; a dataclass makes __init__.
-        assigned = [inspect.unwrap(f).__code__ for key, f in vars(value).items()
-                    if inspect.isfunction(f) and f"{name}.{key}" not in written
-                    and not key.startswith("__")]
-        known = [code for path in MODULES for code in codes(path).values()]
-        return all(code in known for code in assigned)
-    if not isinstance(node, ast.FunctionDef):
-        return True
-    for wrapper in ("__func__", "fget", "_torchdynamo_orig_callable"):     # the last: if compiled
-        value = getattr(value, wrapper, value)
-    for _ in node.decorator_list:
-        value = getattr(value, "__wrapped__", value)
-    return getattr(value, "__code__", None) == codes(path)[name]
+def is_of(path, value, nodes):
+    """Whether a function is one of those that the file at `path` has; anything else is."""
+    value = getattr(value, "_torchdynamo_orig_callable", value)
+    if any(getattr(node, "decorator_list", None) for node in nodes):
+        value = inspect.unwrap(value)
+    return not inspect.isfunction(value) or value.__code__ in codes(path)
 
 
 @cache
 def codes(path):
-    """{qualified name: compiled code} of the functions in a file, as it was read."""
-    todo, found = [compile(TEXT[path], path, "exec", dont_inherit=True)], {}
+    """The compiled functions of a file, as it was read."""
+    todo, found = [compile(TEXT[path], path, "exec", dont_inherit=True)], set()
     while todo:
         code = todo.pop()
-        found[code.co_qualname] = code
+        found.add(code)
         todo += [x for x in code.co_consts if inspect.iscode(x)]
     return found
 
 
 # ------------------------------------------------------------------------------------ what a run is
 
-def source_of(model, data):
-    """{path: text} of what a run is made of: model, training data, train.py."""
-    used = {path for path, _ in reached(TEXT, roots_of(model))}
-    used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__ if c is not object}
-    return {path: TEXT[path] for path in sorted({"multiscreen.py", "train.py"} | used & {*TEXT})}
+def source_of(classes, data):
+    """{path: text} of what a run is made of: its model's files, train.py, those of its data."""
+    used = {"multiscreen.py", "train.py", *(path for path, _ in reached(TEXT, classes))}
+    used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__}
+    return {path: TEXT[path] for path in sorted(used & TEXT.keys(), key=str)}
+
+
+def shown_change(old, new):
+    """At most three changed lines in one: `-    return 1` `+    return 2`; "" if there is none."""
+    *lines, last = [*changed_lines(old, new, most=3), ""][:4]
+    return " ".join([*(f"`{line}`" for line in lines), last]).strip()
 
 
 def changed_lines(old, new, most):

@@ -191,12 +191,18 @@ def read_tables(paths, value):
                                  f"{row[value]}: delete one")
             model = row["model"], row["parameters"], row["seq_len"]
             facts = [("equations", row["model"], row["hash"].partition("-")[2]),
-                     ("--init or --resume", model, (row["init_weights"], row["changes"]))]
+                     ("--init or --resume", model, how_trained(row))]
             for what, of, fact in facts:
                 if shared.setdefault((what, of), fact) != fact:
-                    raise UsageError(f"{path}: {row['model']} was measured with other {what} than "
-                                     "in another table: draw them separately")
+                    raise UsageError(f"{path}: the runs of {row['model']} differ in {what}: draw "
+                                     "them separately")
     return list(rows.values())
+
+
+def how_trained(row):
+    """Whether a run began with other weights, and what was changed on --resume, at any step."""
+    changes = re.sub(r"from step \d+: ", "", row["changes"])
+    return {"init_weights": bool(row["init_weights"]), "changes": changes}
 
 
 def keep_rows(path, rows):

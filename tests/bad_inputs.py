@@ -183,7 +183,8 @@ GONE = object()
 FORGED = [
     *(((name,), x) for name in ("model", "config", "weights", "tokenizer", "optimizer", "step",
                                 "drawn", "data_state", "random_state", "log", "files", "args",
-                                "equations", "source", "init_weights", "changes")
+                                "equations", "source", "classes", "init_weights",
+                                "changes")
       for x in (GONE, None, 3.5, [1], {"a": 1})),
     (("model",), "x"), (("tokenizer",), "x"), (("log",), "x"),
     (("step",), -1), (("drawn",), 2**70), (("model",), "multiscreen:what"), (("log",), ""),

@@ -13,7 +13,8 @@ NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
          "data": "stdlib", "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512",
          "steps": "20", "warmup": "1", "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0",
-         "init_weights": "", "changes": "", "equations": "abcd", "seed": "0"}
+         "init_weights": "", "changes": "", "equations": "abcd", "seed": "0",
+         "classes": "", "corpus": "0123456789ab", "versions": ""}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay": "0.1",
                "clip": "1.0"}
 

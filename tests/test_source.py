@@ -1,4 +1,5 @@
 """What a run is known by: the text of its equations, and how it was trained."""
+import ast
 import functools
 import hashlib
 import random
@@ -8,10 +9,12 @@ import types
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import multiscreen
 import train
-from baselines import ablations
+from baselines import ablations, transformer
 from multiscreen import Multiscreen
 from support import source
 from support.checkpoint import (
@@ -27,7 +30,7 @@ from support.table import describe_run
 from tests.helpers import ROOT, fit, read_table, run
 
 FILE = "multiscreen.py"
-ROOTS = [(FILE, name) for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
+CLASSES = [f"{FILE}:{name}" for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
 # A blind hash of numbers had missed the first nine.
 EDITS = [
     ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
@@ -102,15 +105,37 @@ def edited(old, new, path=FILE):
 def test_each_edit_of_an_equation_changes_the_hash(old, new):
     """And each that changes what a small model computes: the hash sees more than such a probe."""
     text = edited(old, new)
-    assert source.digest(text, ROOTS) != source.digest(source.TEXT, ROOTS)
+    assert source.digest(text, CLASSES) != source.digest(source.TEXT, CLASSES)
 
 
-def test_a_probe_sees_some_edits_and_misses_others():
-    found = probe_of(source.TEXT[FILE])
-    seen = [probe_of(edited(*edit)[FILE]) != found for edit in EDITS]
-    assert any(seen) and not all(seen)
-    quiet = source.TEXT[FILE].replace("Eq. (9)", "Eq. 9").replace("  # ", "  # ?")
-    assert probe_of(quiet) == found
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 10**6), factor=st.sampled_from([0.5, 2, 3, 20]))
+def test_whenever_a_number_of_the_file_changes_what_is_computed_the_hash_changes(n, factor):
+    """Any number in the text of multiscreen.py is edited; some matter to a small model."""
+    text = source.TEXT[FILE]
+    numbers = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
+               and type(node.value) in (int, float)]
+    node = numbers[n % len(numbers)]
+    lines = text.splitlines(keepends=True)
+    line = lines[node.lineno - 1].encode()
+    value = type(node.value)(node.value * factor)
+    line = line[: node.col_offset] + str(value).encode() + line[node.end_col_offset :]
+    lines[node.lineno - 1] = line.decode()
+    other = "".join(lines)
+    try:
+        seen = probe_of(other) != probe_of(text)
+    except Exception:                                  # such as an axis that does not exist
+        seen = True
+    changed = source.digest(source.TEXT | {FILE: other}, CLASSES) != (
+        source.digest(source.TEXT, CLASSES))
+    assert changed or not seen
+    assert changed == (value != node.value)
+
+
+def test_the_probe_is_of_what_the_file_computes():
+    text = source.TEXT[FILE]
+    assert probe_of(text) != probe_of(edited(*EDITS[8])[FILE])
+    assert probe_of(text) == probe_of(text.replace("Eq. (9)", "Eq. 9").replace("  # ", "  # ?"))
 
 
 @pytest.mark.parametrize("old, new, path", [
@@ -119,12 +144,17 @@ def test_a_probe_sees_some_edits_and_misses_others():
     ("def softmask(d, w):", "def mine(s, r):\n    return s / r\n\n\ndef softmask(d, w):", FILE),
     ("class Softmax(Compete):", "class Mine(Compete):\n    pass\n\n\nclass Softmax(Compete):",
      "baselines/ablations.py"),
-    ('"softmax": Softmax,', '"softmax": Softmax, "mine": Compete,', "baselines/ablations.py")])
+    ('"softmax": Softmax,', '"softmax": Softmax, "mine": Compete,', "baselines/ablations.py"),
+    ("def build_ablation(", 'TILES["mine"] = Compete\n\n\ndef build_ablation(',
+     "baselines/ablations.py"),
+    ("def rope(", "def hidden(x):\n    return x\n\n\ndef rope(", "baselines/transformer.py"),
+    ("def softmask(d, w):", "def record(x):\n    return x\n\n\ndef softmask(d, w):", FILE),
+    ("take 'mean' or 'none'", "give 'mean' or 'none'", FILE)])
 def test_words_and_new_definitions_change_no_hash(old, new, path):
     text = edited(old, new, path)
     for name in ("multiscreen", "multiscreen:softmax", "transformer:8M"):
-        roots = source.roots_of(small_model(name))
-        assert source.digest(text, roots) == source.digest(source.TEXT, roots)
+        classes = source.classes_of(small_model(name))
+        assert source.digest(text, classes) == source.digest(source.TEXT, classes)
 
 
 @pytest.mark.parametrize("old, new, path, names", [
@@ -144,10 +174,62 @@ def test_an_edit_changes_the_models_that_use_it_and_no_others(old, new, path, na
     changed = []
     for name in ("multiscreen", "multiscreen:rope", "multiscreen:softmax-rope", "transformer:8M",
                  "transformer:8M:local", "transformer:8M:ssmax"):
-        roots = source.roots_of(small_model(name))
-        if source.digest(text, roots) != source.digest(source.TEXT, roots):
+        classes = source.classes_of(small_model(name))
+        if source.digest(text, classes) != source.digest(source.TEXT, classes):
             changed.append(name)
     assert changed == names
+
+
+VARIANT = """
+from torch.nn.functional import silu as act
+{imports}
+CONSTANTS = {{"p": 2}}
+class Base:
+    power = 2
+class Mine(Base):
+    def bound(self, h):
+        {local}
+        return {use}(h) * CONSTANTS["p"]
+{more}
+"""
+MINE = """
+def f(h):
+    return h + 1
+"""
+
+
+@pytest.mark.parametrize("imports, local, use", [
+    ("from baselines.mine import f", "pass", "f"),
+    ("from baselines.mine import f as g", "pass", "g"), ("from .mine import f", "pass", "f"),
+    ("from . import mine", "pass", "mine.f"), ("import baselines.mine", "pass", "baselines.mine.f"),
+    ("import baselines.mine as m", "pass", "m.f"), ("from baselines.mine import *", "pass", "f"),
+    ("from baselines import mine", "pass", "mine.f"), ("", "from baselines.mine import f", "f"),
+    ("from mine import f", "pass", "f"), ("import mine", "pass", "(lambda h: mine.f(h))")])
+def test_a_function_is_found_however_it_is_imported(imports, local, use):
+    path = "mine.py" if "mine" in imports.split(".")[0] and "baselines" not in imports and (
+        "from ." not in imports) else "baselines/mine.py"
+    text = VARIANT.format(imports=imports, local=local, use=use, more="")
+    before, after = ({"baselines/ablations.py": text, path: mine}
+                     for mine in (MINE, MINE.replace("+ 1", "+ 2")))
+    classes = ["baselines/ablations.py:Mine"]
+    assert source.digest(before, classes) != source.digest(after, classes)
+    quiet = before | {path: MINE + "def other(h):\n    return h\n"}
+    assert source.digest(before, classes) == source.digest(quiet, classes)
+
+
+@pytest.mark.parametrize("old, new", [
+    ("silu as act", "gelu as act"), ('"p": 2', '"p": 3'), ("power = 2", "power = 3"),
+    ("{more}", "CONSTANTS['p'] = 3"), ("{more}", "CONSTANTS.update(p=3)"),
+    ("{more}", "Base.power = 3"), ("{more}", "if True:\n    def act(h):\n        return h"),
+    ("{more}", "import torch\ntorch.set_default_dtype(torch.float64)"),
+    ("{more}", "def act(h):\n    return h"),
+    ("{more}", "for _ in range(3):\n    CONSTANTS['p'] += 1")])
+def test_what_a_file_does_at_its_top_level_counts(old, new):
+    found = []
+    for text in (VARIANT, VARIANT.replace(old, new)):
+        text = text.format(imports="", local="pass", use="act", more="")
+        found.append(source.digest({"mine.py": text}, ["mine.py:Mine"]))
+    assert found[0] != found[1]
 
 
 def test_each_model_has_equations_of_its_own_whatever_its_size():
@@ -178,8 +260,8 @@ REPLACED = {
     "acceptance": (multiscreen, multiscreen.window),
     "encode": (multiscreen.GatedScreeningTiles, lambda self, x, i, w: x),
     "expand_windows": (Multiscreen, lambda self, T: None),
-    "extra": (Multiscreen, lambda self: None),
-    "KeyCache": (multiscreen, Mine)}
+    "extra": (Multiscreen, lambda self: None), "pairs_at_once": (Multiscreen, 7),
+    "KeyCache": (multiscreen, Mine), "F": (multiscreen, torch)}
 
 
 @pytest.mark.parametrize("name", REPLACED)
@@ -190,8 +272,7 @@ def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
     monkeypatch.setattr(owner, name, f, raising=False)
     found = {equations("multiscreen"), equations("multiscreen"), before}
     assert len(found) == 3
-    assert f"{name if name != 'extra' else 'Multiscreen'} is not in the files" in (
-        capsys.readouterr().err)
+    assert " was replaced at run time, or is in no file of this model: " in capsys.readouterr().err
     monkeypatch.undo()
     assert equations("multiscreen") == before
 
@@ -199,8 +280,46 @@ def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
 def test_a_layer_from_elsewhere_makes_a_model_unique(monkeypatch, capsys):
     monkeypatch.setitem(ablations.TILES, "mine", Mine)
     assert equations("multiscreen:mine") != equations("multiscreen:mine")
-    assert "Mine is not in the files" in capsys.readouterr().err
+    assert "Mine was replaced at run time, or is in no file" in capsys.readouterr().err
     assert equations("multiscreen") == equations("multiscreen")
+
+
+@pytest.mark.parametrize("owner, name, value", [
+    (ablations, "softmask", multiscreen.softmask), (ablations.Compete, "rest", 5.0),
+    (transformer.Block, "window", 16), (ablations.RoPE, "bound", ablations.NoTanhNorm.bound),
+    (ablations.Softmax, "own_screen", staticmethod(multiscreen.screen)),
+    (multiscreen.unit, "__defaults__", (0.3,))])
+def test_each_way_to_replace_something_is_seen(monkeypatch, owner, name, value):
+    names = ("multiscreen:softmax-rope", "transformer:8M:local")
+    before = [equations(name) for name in names]
+    if name == "softmask":
+        value = functools.wraps(value)(lambda d, w: d)
+    monkeypatch.setattr(owner, name, value)
+    assert [equations(name) for name in names] != before
+    monkeypatch.undo()
+    assert [equations(name) for name in names] == before
+
+
+def test_what_was_replaced_before_the_first_look_is_seen(clone):
+    code = ("import multiscreen; multiscreen.trim = lambda s, r: s.relu();"
+            "from support.checkpoint import equations; print(equations('multiscreen'))")
+    done = run("-c", code, cwd=clone.folder)
+    assert "multiscreen.trim was replaced at run time" in done.stderr
+    assert done.stdout.strip() != equations("multiscreen")
+
+
+@pytest.mark.parametrize("old, new", [
+    ("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\ndef softmask(d, w):"),
+    ("def softmask(d, w):", "class Pair(__import__('typing').NamedTuple):\n    a: int\n\n\n"
+     "def softmask(d, w):"),
+    ("    pairs_at_once = 2**26", "    one = lambda self: 1\n    two = lambda self: 2\n"
+     "    pairs_at_once = 2**26")])
+def test_unusual_text_is_as_written(clone, old, new):
+    clone(old, new)
+    code = "from support.checkpoint import equations; print(equations('multiscreen'))"
+    done = run("-c", code, cwd=clone.folder)
+    assert done.stderr == ""
+    assert done.stdout == run("-c", code, cwd=clone.folder).stdout
 
 
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
@@ -214,7 +333,9 @@ def test_a_compiled_function_is_the_one_it_was(monkeypatch):
 def test_nothing_resumes_after_a_function_was_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: s.relu())
     fit(tmp_path / "out", "--steps", "2")
-    with pytest.raises(UsageError, match="other equations: a function is replaced at run time: "):
+    flags = (tmp_path / "out/flags.txt").read_text()
+    assert "changes\tfrom step 0: multiscreen.trim replaced at run time\n" in flags
+    with pytest.raises(UsageError, match="other equations: one of the two replaced something at"):
         fit(tmp_path / "out", "--steps", "2")
 
 
@@ -254,7 +375,7 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     found = run(*TRAIN, "--steps", "2", **here)
     assert found.returncode == 1
     assert found.stderr == (
-        "error: out holds a run with other equations: `-def unit(x, eps=1e-6):` "
+        "error: out holds a run with other equations: `-def unit(x, eps=1e-06):` "
         "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run\n")
     assert (folder / "ckpt.pt").read_bytes() == before
 
@@ -263,7 +384,8 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     clone("betas=(0.9, 0.95)", "betas=(0.9, 0.99)", "train.py")
     found = run(*TRAIN, "--steps", "4", "--resume", "--lr", "0.5", **here)
     assert not found.returncode
-    assert "train.py has changed since this run began: -" in found.stdout
+    assert "train.py has changed since step 2: `-    optimizer" in found.stdout
+    assert "from step 2: --lr 0.5, before 0.0625, train.py changed\n" in found.stdout
     ckpt = torch.load(folder / "ckpt.pt", weights_only=True)
     assert ckpt["changes"] == ["from step 2: --lr 0.5, before 0.0625, train.py changed"]
     assert "betas=(0.9, 0.99)" in ckpt["source"]["train.py"]
@@ -280,7 +402,8 @@ def test_an_edited_model_measures_its_needles_again(clone):
     first, = read_table(table)
     assert "1 of 1 measurements are in" in run(*command, **here).stderr
     clone(*EDITS[0])
-    assert "replaced in" in run(*command, **here).stderr
+    said = run(*command, **here).stderr
+    assert "retrieval.pt was trained with other equations: `" in said and "replaced in" in said
     row, = read_table(table)
     assert row["hash"] != first["hash"]
     assert row["hash"].split("-")[0] == first["hash"].split("-")[0]
@@ -305,7 +428,9 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
     began = fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
     assert began["init_weights"] == weights_hash(first)
     rows.append(describe_run(began))
-    train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "3"])
+    with pytest.raises(UsageError, match="began with other weights than those that .* has now"):
+        train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "3"])
+        fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
     longer = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]
     assert longer["changes"] == []                     # more steps are no change
     train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "4", "--lr", "0.5"])

@@ -158,10 +158,11 @@ def test_another_file_is_refused_and_stays(tmp_path):
 
 
 def test_tables_of_one_figure_fit_together(tmp_path):
-    def add(name, model_hash, seed, length, loss):
+    def add(name, model_hash, seed, length, loss, init_weights="", changes=""):
+        how = {"init_weights": init_weights, "changes": changes}
         path = tmp_path / name
         Table(path, (*RUN, "length"), ["loss"], model_hash).add(
-            CELL_OF_RUN | {"seed": seed, "length": length}, loss=loss)
+            CELL_OF_RUN | {"seed": seed, "length": length} | how, loss=loss)
         return path
 
     a, b = add("a", "abc-1", 0, 64, 1), add("b", "xyz-1", 1, 64, 2)
@@ -169,14 +170,13 @@ def test_tables_of_one_figure_fit_together(tmp_path):
     for length in (64, 128):
         with pytest.raises(UsageError, match="with other weights"):
             read_tables([a, b, add(f"c{length}", "xyz-1", 0, length, 3)], "loss")
-    with pytest.raises(UsageError, match="other equations"):
+    with pytest.raises(UsageError, match="differ in equations"):
         read_tables([a, add("b", "xyz-2", 1, 128, 2)], "loss")
-    for name in ("init_weights", "changes"):
-        path = tmp_path / name
-        Table(path, (*RUN, "length"), ["loss"], "uvw-1").add(
-            CELL_OF_RUN | {"seed": 1, "length": 64, name: "2"}, loss=2)
-        with pytest.raises(UsageError, match="other --init or --resume"):
-            read_tables([a, path], "loss")
+    for how in ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"}):
+        with pytest.raises(UsageError, match="differ in --init or --resume"):
+            read_tables([a, add(str(how), "uvw-1", 1, 64, 2, **how)], "loss")
+    resumed = [add(f"r{n}", f"{n}-1", n, 64, n, changes=f"from step {n}: --lr 1") for n in (1, 2)]
+    assert len(read_tables(resumed, "loss")) == 2
     with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
         read_tables([a], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
