@@ -25,6 +25,8 @@ import numpy as np
 import torch
 
 from baselines import count_parameters, recipe
+from baselines.ablations import TILES
+from baselines.transformer import BLOCKS, SIZES
 from multiscreen import softmask, window
 from support import distributed as dist
 from support.checkpoint import (
@@ -66,8 +68,9 @@ def get_parser():
         options = {"type": type(default)} | options
         p.add_argument(name, default=default, help=f"{text} [{shown}]", **options)
 
-    flag("--model", "multiscreen", "multiscreen, multiscreen:ABLATION (rope, nope, no-tanhnorm, "
-         "no-gate, fixed-r, compete, softmax), or transformer:8M, 45M, 353M, 1.3B")
+    flag("--model", "multiscreen", f"multiscreen, multiscreen:ABLATION ({', '.join(TILES)}), "
+         f"transformer:SIZE ({', '.join(SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
+         f"({', '.join(filter(None, BLOCKS))})")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
     flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
