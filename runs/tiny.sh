@@ -33,6 +33,7 @@ losses() {
     run $E.ablations $OUT/{multiscreen,no-gate} --out $REPORT
     run $E.sanity $OUT/{transformer,multiscreen} --out $REPORT
     run $E.training_curves $OUT/{multiscreen,diverged,transformer} --out $REPORT
+    run $E.compare $OUT/{multiscreen,diverged,transformer} --name compare --out $REPORT
 }
 
 maps() {

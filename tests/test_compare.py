@@ -1,0 +1,247 @@
+"""experiments.compare: groups, changes and differences of anybody's runs."""
+import math
+import os
+import statistics
+import subprocess
+
+import numpy as np
+import pytest
+
+import train
+from experiments import compare
+from support.cli import UsageError
+from tests.helpers import ROOT, needs_matplotlib
+
+NAN = math.nan
+FLAGS = {"model": "multiscreen", "psi": "2", "data": "stdlib", "digits": "6", "tokenizer": "bytes",
+         "seq_len": "64", "batch_tokens": "512", "steps": "20", "warmup": "1", "w_th": "256.0",
+         "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0", "kernel": "auto", "seed": "0",
+         "log_every": "1", "equations": "abc", "parameters": "4626", "init_weights": "",
+         "changes": "", "versions": "", "classes": "multiscreen.py:Model", "corpus": "c1"}
+SOURCE = "class Model:\n    def power(self):\n        return 2\n\n\ndef other():\n    return 3\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(name, {step: validation loss}, made=steps, source=text, **flags) -> a run's folder."""
+    def write(name, losses, made=None, source=SOURCE, more=(), **flags):
+        folder, made = tmp_path / name, made or max(losses, default=1)
+        (folder / "source").mkdir(parents=True)
+        flags = FLAGS | {key: str(value) for key, value in flags.items()}
+        (folder / "flags.txt").write_text("".join(f"{k}\t{x}\n" for k, x in flags.items()))
+        rows = [f"{n}\t{6 - n / 10:g}\t{1 + n % 3}\t{100 + n}\t{10 + n}\t0.5\t"
+                f"{losses.get(n, '')}\n" for n in range(1, made + 1)]
+        head = "step\tloss\tgrad_norm\ttokens_per_s\tw_max\talive\tval_loss\n"
+        (folder / "log.tsv").write_text(head + "".join(rows))
+        (folder / "source/multiscreen.py").write_text(source)
+        (folder / "source/train.py").write_text("betas = (0.9, 0.95)\n")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def said(call, capsys):
+    """said(RUN...) -> the lines that experiments.compare prints."""
+    def lines(*words):
+        capsys.readouterr()
+        call(compare, *words)
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def rows_in(lines):
+    """{label: [cells]} of the first table."""
+    head = next(n for n, line in enumerate(lines) if line.split()[:2] == ["run", "seeds"])
+    assert lines[head].split() == compare.COLUMNS
+    found = {}
+    for line in lines[head + 1 :]:
+        cells = line.split()
+        if len(cells) < len(compare.COLUMNS):
+            break
+        found[" ".join(cells[: -len(compare.COLUMNS) + 1])] = cells[-len(compare.COLUMNS) + 1 :]
+    return found
+
+
+def test_runs_are_compared_by_seed(run, said):
+    """a: 3.5, 3.7; b: 3.4, 3.4 and a seed that a lacks. The change is -0.1 and -0.3."""
+    a = [run(f"a-{n}", {20: x}, seed=n) for n, x in enumerate((3.5, 3.7))]
+    b = [run(f"b-{n}", {20: x}, seed=n, lr=0.5) for n, x in enumerate((3.4, 3.4, 9.0))]
+    rows = rows_in(lines := said(*a, *b[:2]))
+    assert rows["a"][:5] == ["2", "4626", "3.6", f"{0.2 / math.sqrt(2):.5g}", "-"]
+    assert rows["b"][:6] == ["2", "4626", "3.4", "0", "-0.2000", f"{0.2 / math.sqrt(2):.5g}"]
+    assert rows["a"][6:] == ["110", "0.5", "30", "0", "2"]
+    assert lines[lines.index("a | b") + 1 :][0] == "  lr 0.0625 | 0.5"
+    rows = rows_in(said(*a, *b))
+    assert rows["b"][0] == "3"
+    assert float(rows["b"][5]) == pytest.approx(0.2 / math.sqrt(2), rel=1e-3)
+
+
+def test_a_seed_that_diverged_is_left_out_of_the_mean_and_named(run, said):
+    a = [run("a-0", {20: 3.5}), run("a-1", {20: 3.7}, seed=1)]
+    bad = run("b-0", {20: 3.4}), run("b-1", {}, made=5, seed=1)
+    (bad[1] / "diverged.txt").write_text("loss is nan")
+    lines = said(*a, *bad)
+    assert rows_in(lines)["b"][:5] == ["2", "4626", "3.4", "-", "-0.1000"]
+    assert "b, seed 1: diverged" in lines
+
+
+def test_the_last_evaluation_that_all_have_counts(run, said):
+    lines = said(run("a", {10: 4.0, 20: 3.0}), run("b", {10: 3.9}, steps=10))
+    assert rows_in(lines)["b"][2:5] == ["3.9", "-", "-0.1000"]
+    assert "compared after 10 steps, the last evaluation that all runs have" in lines
+    lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15))
+    assert rows_in(lines)["d"][2:5] == ["3.9", "-", "-"]
+    assert any(line.startswith("no evaluation in common") for line in lines)
+
+
+def test_a_run_that_goes_on_is_shown_as_it_is(run, said):
+    lines = said(run("a", {10: 4.0, 20: 3.0}), run("b", {10: 3.5}, made=12))
+    assert rows_in(lines)["b"][4] == "-0.5000"
+    assert "b, seed 0: at step 12 of 20" in lines
+
+
+@pytest.mark.parametrize("flags, reason", [
+    ({"corpus": "c2"}, "other texts"), ({"tokenizer": "gpt2"}, "tokenizer bytes | gpt2"),
+    ({"seq_len": 128}, "seq_len 64 | 128"),
+    ({"data": "abcdigits", "corpus": ""}, "other texts")])
+def test_what_does_not_compare_is_listed_with_the_reason(run, said, flags, reason):
+    lines = said(run("a", {20: 3.0}), run("b", {20: 2.0}, **flags))
+    assert rows_in(lines)["b"][2:6] == ["2", "-", "-", "-"]
+    assert f"b is not compared: {reason}" in lines
+
+
+def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
+    for n in (0, 1):
+        run(f"x-{n}", {20: 3.0 + n}, seed=n)
+        run(f"y-{n}", {20: 4.0 + n}, seed=n)
+    assert [*rows_in(said("Mine=x-*", "y-0", "y-1"))] == ["Mine", "y"]
+    assert rows_in(said("both=x-0", "both=y-1"))["both"][0] == "2"
+    # Equal runs of any names but the seed are a group; another source is not.
+    run("p", {20: 3.0})
+    run("q", {20: 3.0}, seed=1)
+    run("r", {20: 3.0}, seed=2, source=SOURCE.replace("2", "9"))
+    assert {name: row[0] for name, row in rows_in(said("p", "q", "r")).items()} == {
+        "p": "2", "r": "1"}
+    run("z-0", {20: 3.0}, lr=0.5)
+    found = rows_in(said("one=x-0", "one=z-0"))
+    assert [*found] == ["one, lr 0.0625", "one, lr 0.5"]
+    with pytest.raises(UsageError, match="x has seed 0 twice: give the runs labels"):
+        said("x-0", "x-0")
+
+
+def test_changed_lines_of_source_are_shown_and_no_others(run, said):
+    """A comment, a definition that the model does not reach: nothing."""
+    new = SOURCE.replace("return 2", "return 4  # power").replace("return 3", "return 5")
+    a, b = run("a", {20: 3.0}), run("b", {20: 3.1}, source=new, equations="xyz")
+    (b / "source/train.py").write_text("betas = (0.9, 0.99)\n")
+    lines = said(a, b)
+    at = lines.index("a | b")
+    assert lines[at + 1 : at + 7] == [
+        "  multiscreen.py", "    -        return 2", "    +        return 4",
+        "  train.py", "    -betas = (0.9, 0.95)", "    +betas = (0.9, 0.99)"]
+    long = "class Model:\n" + "".join(f"    a{n} = {n}\n" for n in range(99))
+    lines = said(a, run("c", {20: 3.1}, source=long))
+    assert sum(line.startswith("    ") for line in lines) == 1 + compare.MOST_LINES
+    assert lines[-2].strip().startswith("and ") or lines[-1].strip().startswith("and ")
+
+
+def test_a_group_of_two_sources_says_so(run, said):
+    lines = said(run("a-0", {20: 3.0}),
+                 run("a-1", {20: 3.0}, seed=1, source=SOURCE.replace("2", "3"), equations="x"))
+    assert "a: its runs have different source" in lines
+
+
+def test_a_new_flag_of_the_reader_is_compared(run, said):
+    lines = said(run("a", {20: 3.0}), run("b", {20: 3.0}, dropout=0.1))
+    assert "  dropout - | 0.1" in lines
+
+
+def test_a_table_is_read_again(run, said, tmp_path):
+    folders = [run("a-0", {20: 3.0}), run("a-1", {20: 3.2}, seed=1), run("b-0", {20: 3.3}, lr=1)]
+    first = said(*folders, "--name", "mine", "--out", "o")
+    again = said("o/mine.tsv", "--out", "p")
+    assert rows_in(first) == rows_in(again)
+    assert "  lr 0.0625 | 1" in again
+    (tmp_path / "other.tsv").write_text("model\thash\nx\ty\n")
+    with pytest.raises(UsageError, match="not a table of experiments.compare"):
+        said("other.tsv")
+
+
+def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
+    for words in (["nowhere"], [run("a", {20: 3.0}), "--by", "nothing"], ["a", "--window", "1"]):
+        with pytest.raises(UsageError) as e:
+            said(*words, "--out", "o", "--name", "x")
+        assert "\n" not in str(e.value)
+    assert not (tmp_path / "o").exists()
+
+
+def test_means_of_neighbours_keep_the_ends():
+    x = np.arange(12.0)
+    assert compare.smoothed(x, 9) is x                 # short: drawn as it is
+    means = compare.smoothed(x, 3)
+    assert len(means) == 12
+    assert means[[0, 5, -1]] == pytest.approx([0.5, 5, 10.5])
+
+
+@pytest.mark.parametrize("values, spikes", [
+    ({}, 0), ({12: 6.9}, 0), ({12: 7.1}, 1), ({12: -20.0}, 0), ({8: 100, 16: 100}, 2),
+    ({2: 100}, 0)])
+def test_spikes_are_measured_against_the_rows_before_them(values, spikes):
+    """Any 4 rows have the mean 2 and the deviation 1: the limit is 7. The first 4 have none."""
+    x = np.tile([1.0, 3.0], 10)
+    for n, value in values.items():
+        x[n] = value
+    assert compare.count_spikes(x, 4) == spikes
+
+
+@needs_matplotlib
+def test_figures(run, said, tmp_path, monkeypatch):
+    figures = []
+    save = compare.save_figure
+    monkeypatch.setattr(compare, "save_figure", lambda fig, path: figures.append(fig) or
+                        save(fig, path))
+    a = [run(f"a{n}-{s}", {10: 3 + s, 20: 3 - n / 10}, seed=s, lr=2.0**-n)
+         for n in range(3) for s in (0, 1)]
+    bad = run("a9-0", {}, made=3, lr=2.0**3)
+    (bad / "diverged.txt").write_text("nan")
+    said(*a, bad, "--out", "o")
+    said(*a, bad, "--by", "lr", "--out", "o", "--name", "rates")
+    above, below = figures[0].axes
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "a0, 2 seeds", "a1, 2 seeds", "a2, 2 seeds", "a9, 1 seed"]
+    assert len(above.lines) == 4 + 3                   # three have validation points
+    ax, = figures[1].axes
+    assert [t.get_text() for t in ax.get_xticklabels()] == [
+        "$2^{-2}$", "$2^{-1}$", "$2^{0}$", "$2^{3}$"]
+    assert ax.lines[0].get_ydata() == pytest.approx([2.8, 2.9, 3.0, NAN], nan_ok=True)
+    assert statistics.mean([2.8, 2.8]) == pytest.approx(ax.lines[0].get_ydata()[0])
+    for name in ("compare", "rates"):
+        assert (tmp_path / f"o/{name}.png").stat().st_size > 10_000
+
+
+def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/idea.sh").write_text((ROOT / "runs/idea.sh").read_text())
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$*" >>"$CALLS"\n')
+    (tmp_path / "python").chmod(0o755)
+    calls = tmp_path / "calls"
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
+    words = ["bash", "runs/idea.sh", "mine", "--lr", "0.5"]
+    short = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True)
+    assert short.returncode == 0
+    calls.unlink()
+    out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
+                         text=True)
+    assert out.returncode == 0, out.stderr
+    assert "compare it: python -m experiments.compare out/idea/*\n" in out.stdout
+    assert "not tuned for mine" in out.stdout
+    lines = calls.read_text().splitlines()
+    trained = [line.split() for line in lines if line.startswith("train.py")]
+    assert {(line[-3], line[-1]) for line in trained} == {
+        (str(n), f"out/{folder}/mine-{n}") for n in range(3) for folder in ("idea", "needles")}
+    for line in trained:
+        assert train.get_parser().parse_args(line[1:]).lr == 0.5
+    assert len(lines) == 3 * 5
+    assert subprocess.run(words[:2], cwd=tmp_path, env=env, capture_output=True).returncode
