@@ -39,7 +39,7 @@ from support.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from support.choose import get_screen, products_dtype, try_to_compile
+from support.choose import asks_for_screen, get_screen, products_dtype, try_to_compile
 from support.cli import Parser, UsageError, cli, clock, get_device, printable, rank, stop_requests
 from support.data import check_fingerprint, files_of, fingerprint, get_data
 from support.run import (
@@ -208,6 +208,7 @@ def train(args, lock):
     model = build_model(args.model, start["config"] if start else config, dtype).to(device)
     if start:
         load_weights(model, start["weights"], path if ckpt else args.init)
+    has_maps = has_windows(model) and asks_for_screen(model)
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
@@ -339,7 +340,7 @@ def train(args, lock):
                 check(val_loss=nats)
                 row |= {"val_loss": nats, "val_bpb": bits}
                 shown = f"validation loss {nats:.4f}, {bits:.3f} bits per byte"
-                if has_windows(model):
+                if has_maps:
                     tokens = torch.from_numpy(val_data[0][None, :-1][:, :512]).to(device)
                     row["alive"] = alive_fraction(model, tokens)
                     shown += f"; {row['alive']:.1%} of the pairs inside the windows are alive"

@@ -21,7 +21,7 @@ import torch
 from experiments.common import pyplot, report, save_figure
 from experiments.style import WIDTH
 from multiscreen import softmask, window
-from support.checkpoint import load_for_evaluation, require_windows
+from support.checkpoint import load_for_evaluation, require_maps
 from support.cli import Parser, UsageError, cli
 from support.table import beside
 
@@ -132,7 +132,7 @@ def main():
     if args.tokens < 1 or not args.text:
         raise UsageError("--tokens must be at least 1, and --text not empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    require_windows(model, args.ckpt, ckpt["model"])
+    require_maps(model, args.ckpt, ckpt["model"])
 
     tokens = tokenizer.encode_ordinary(args.text)
     shown = tokens[: args.tokens]

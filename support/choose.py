@@ -32,9 +32,13 @@ def get_screen(model, kernel="auto"):
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones.
 
     An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
+    Layers that do not call the screen they are given screen by themselves: nothing is compared.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
+    if not asks_for_screen(model):
+        return model.screen, ("screening by the layers' own code: nothing is compared, and there "
+                              "are no relevance maps"), True
     if hasattr(model, "own_screen"):
         return get_own_screen(model, kernel)
     definition, device = multiscreen.screen, model.W_E.device
@@ -66,6 +70,21 @@ def get_screen(model, kernel="auto"):
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
     return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+
+
+@torch.no_grad()
+def asks_for_screen(model):
+    """Whether each layer calls the screen that it is given, as relevance maps need."""
+    calls = []
+
+    def record(q, k, v, w, r, i0=0):
+        calls.append(q)
+        return torch.zeros_like(v)
+
+    with torch.random.fork_rng(devices=[]):            # your dropout
+        model.through_layers(torch.zeros(1, 2, dtype=torch.int64, device=model.W_E.device), None,
+                             record)
+    return len(calls) == len(model.layers)
 
 
 def get_own_screen(model, kernel):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
+from support.checkpoint import FIXED, KEYS, build_model, equations, save_checkpoint
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def random_checkpoints(tmp_path_factory):
         empty = {key: kind() for key, kind in KEYS.items()}
         save_checkpoint(paths[name], empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
-            "tokenizer": "bytes", "args": args})
+            "tokenizer": "bytes", "args": args, "equations": equations(name)})
     return paths
 
 

@@ -82,6 +82,11 @@ def tanh_norm(h):
     return torch.where(norm > 0, factor, 1) * h
 
 
+# The ablations that are written out here. One that you add needs no reference.
+ABLATIONS = ("rope", "nope", "no-tanhnorm", "no-gate", "fixed-r", "compete", "softmax",
+             "softmax-rope")
+
+
 def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
     """Eqs. 5 to 14 for one tile: rows of q, k, v as projected -> u. variant: an ablation's name."""
     q, k, v = unit(q), unit(k), unit(v)

@@ -7,16 +7,25 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+import multiscreen
 import train
 from baselines import ablations, count_parameters
 from baselines.transformer import BLOCKS
+from experiments import relevance_maps
 from experiments import sizes as sizes_script
 from support.checkpoint import build_model, has_windows, save_checkpoint, scale_rope
-from support.choose import get_screen
+from support.choose import asks_for_screen, get_screen
 from support.cli import UsageError
 from support.windowed import screen_windowed
-from tests.helpers import assert_same_weights, draw_tokens, fit, move_away, random
-from tests.reference import reference_logits, reference_transformer
+from tests.helpers import (
+    assert_same_weights,
+    draw_tokens,
+    fit,
+    move_away,
+    random,
+    read_table,
+)
+from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
@@ -122,7 +131,7 @@ def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
 
 # ---------------------------------------------------------------------------- the ablations
 
-@pytest.mark.parametrize("variant", ["", *ablations.TILES])
+@pytest.mark.parametrize("variant", ["", *ABLATIONS])
 def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
     model = tiny_model(f"multiscreen:{variant}".rstrip(":"), far=True)
     x = draw_tokens(1, 50)
@@ -236,6 +245,30 @@ def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     assert parts["step"] == 4
     assert_same_weights(parts, whole)
     assert has_windows(model) == name.startswith("multiscreen")
+    if has_windows(model) and asks_for_screen(model):
+        maps = model.relevance_maps(draw_tokens(1, 20))
+        assert len(maps) == len(model.layers)
+        assert all(x.shape[-2:] == (20, 20) and x.isfinite().all() for x in maps)
+
+
+class OwnScreen(multiscreen.GatedScreeningTiles):
+    """Screens by itself: all keys in the past count as much."""
+
+    def screening(self, x, screen, cache=None):
+        v = multiscreen.unit(self.project(x, self.W_V))
+        return self.bound(v.cumsum(2) / 10)
+
+
+def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys, call):
+    monkeypatch.setitem(ablations.TILES, "own", OwnScreen)
+    flags = ["--model", "multiscreen:own", "--steps", "2", "--eval-every", "1"]
+    fit(tmp_path / "out", *flags, "--kernel", "auto")
+    said = capsys.readouterr().out
+    assert "screening by the layers' own code: nothing is compared, and there are no" in said
+    assert "alive" not in said
+    assert {row["alive"] for row in read_table(tmp_path / "out/log.tsv")} == {""}
+    with pytest.raises(UsageError, match="a layer of multiscreen:own does not call the screen"):
+        call(relevance_maps, "--ckpt", tmp_path / "out/ckpt.pt")
 
 
 @pytest.mark.parametrize("name", ["multiscreen:no-gate", "multiscreen:rope", "multiscreen"])

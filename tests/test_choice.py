@@ -296,6 +296,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(choose, "CASES", cases)
     monkeypatch.setattr(choose, "revealing_inputs", on_this_device)
     monkeypatch.setattr(choose, "memory", lambda device: 64 * 2**30)
+    monkeypatch.setattr(choose, "asks_for_screen", lambda model: True)
     return make
 
 
