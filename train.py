@@ -30,6 +30,7 @@ from baselines.transformer import BLOCKS, SIZES
 from multiscreen import softmask, window
 from support import distributed as dist
 from support.checkpoint import (
+    SIZE_FLAGS,
     build_model,
     has_windows,
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
@@ -73,6 +74,10 @@ def get_parser():
          f"({', '.join(filter(None, BLOCKS))})")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     flag("--layers", None, "number of layers", type=int, shown="the model's own")
+    flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
+    flag("--d-E", None, "width of the model", type=int, shown="psi^2")
+    flag("--d-K", None, "dimensions of a query and a key", type=int, shown="16")
+    flag("--d-V", None, "dimensions of a value", type=int, shown="64")
     flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
     flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
          "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
@@ -130,12 +135,12 @@ def get_args(argv=None):
     elif args.init is not None:
         ckpt = read_checkpoint(args.init)
         parser.set_defaults(**recipe(ckpt["model"]))
-        kept = ["model", "psi", "layers", "w_th", "tokenizer"]
+        kept = ["model", "tokenizer", *SIZE_FLAGS]
         args = take_flags(parser, argv, ckpt, args.init, kept)
-    sizes = [getattr(args, name) != parser.get_default(name) for name in ("psi", "w_th")]
-    if args.model.startswith("transformer") and any(sizes):
-        raise UsageError("--psi and --w-th are for Multiscreen: a Transformer's sizes are in its "
-                         "name, transformer:N_L,N_H,d_E")
+    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
+    if args.model.startswith("transformer") and {*sizes} - {"layers"}:
+        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
+                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
     return complete(args)
 
 
@@ -203,8 +208,8 @@ def train(args, lock):
     dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
-    config = {"psi": args.psi, "N_L": args.layers, "w_th": args.w_th,
-              "vocab_size": tokenizer.n_vocab}
+    config = {size: getattr(args, name) for name, size in SIZE_FLAGS.items()
+              if getattr(args, name) is not None} | {"vocab_size": tokenizer.n_vocab}
     model = build_model(args.model, start["config"] if start else config, dtype).to(device)
     if start:
         load_weights(model, start["weights"], path if ckpt else args.init)

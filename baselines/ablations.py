@@ -122,7 +122,10 @@ def build_ablation(variant, config, dtype=None):
         N_H = round(math.sqrt(1.4) * psi)
         more = {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H}
         config = config | {name: n for name, n in more.items() if config.get(name) is None}
-    model = Multiscreen(Config(**config), dtype, TILES[variant])
+    sizes = Config(**config)
+    if issubclass(TILES[variant], RoPE) and sizes.d_K % 2:
+        raise ValueError(f"d_K = {sizes.d_K}: RoPE turns pairs, so it must be even")
+    model = Multiscreen(sizes, dtype, TILES[variant])
     if hasattr(TILES[variant], "own_screen"):
         model.screen = model.own_screen = TILES[variant].own_screen
     return model

@@ -101,6 +101,7 @@ def convert(path, out):
                     weights["layers.0.W_V"].shape[2], float(about.get("mipe_threshold", 256)))
     length = about.get("max_train_seq_len", about.get("max_seq_len", 256))
     args = {"model": "multiscreen", "psi": N_H, "layers": config.N_L, "w_th": config.w_th,
+            "tiles": N_H, "d_E": config.d_E, "d_K": config.d_K, "d_V": config.d_V,
             "data": [], "tokenizer": tokenizer, "digits": 6, "seq_len": length, "seed": 0}
     out.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(out, {

@@ -22,8 +22,11 @@ KEYS = {"model": str, "config": dict, "weights": dict, "tokenizer": str, "optimi
         "step": int, "drawn": int, "data_state": tuple, "random_state": torch.Tensor, "log": str,
         "files": list, "args": dict, "equations": str, "source": dict, "classes": list,
         "init_weights": str, "changes": list, "versions": dict}
+# The flags for the sizes of Config, and their names there.
+SIZE_FLAGS = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K",
+              "d_V": "d_V", "w_th": "w_th"}
 # The flags that --resume cannot change; a checkpoint has them all.
-FIXED = ("model", "psi", "layers", "w_th", "data", "tokenizer", "digits", "seq_len", "seed")
+FIXED = ("model", *SIZE_FLAGS, "data", "tokenizer", "digits", "seq_len", "seed")
 
 
 def build_model(name, config, dtype=None):

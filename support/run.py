@@ -8,6 +8,7 @@ import torch
 
 from support.checkpoint import (
     FIXED,
+    SIZE_FLAGS,
     changed_equations,
     equations,
     read_checkpoint,
@@ -53,11 +54,11 @@ def take_flags(parser, argv, ckpt, path, names):
 
 def complete(args):
     """The arguments, completed from each other. Raises UsageError for a wrong number."""
-    above_0 = ("psi", "layers", "seq_len", "batch_size", "batch_tokens", "shard", "steps",
-               "log_every", "eval_every", "save_every")
+    above_0 = ("psi", "layers", "tiles", "d_E", "d_K", "d_V", "seq_len", "batch_size",
+               "batch_tokens", "shard", "steps", "log_every", "eval_every", "save_every")
     for name in (*above_0, "warmup", "w_th", "lr", "weight_decay", "clip", "seed"):
         value = getattr(args, name)
-        most = 2**24 if name in ("psi", "layers", "batch_size") else 2**63
+        most = 2**24 if name in (*SIZE_FLAGS, "batch_size") and name != "w_th" else 2**63
         if value is not None and not int(name in above_0) <= value < most:
             rule = "be at least 1" if name in above_0 else "not be negative"
             rule = f"be below {most}" if value >= most else rule

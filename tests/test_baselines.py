@@ -1,7 +1,7 @@
 """Tests of baselines/: the Transformer and the ablations against float64 references."""
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
 import torch
@@ -13,7 +13,13 @@ from baselines import ablations, count_parameters
 from baselines.transformer import BLOCKS
 from experiments import relevance_maps
 from experiments import sizes as sizes_script
-from support.checkpoint import build_model, has_windows, save_checkpoint, scale_rope
+from support.checkpoint import (
+    SIZE_FLAGS,
+    build_model,
+    has_windows,
+    save_checkpoint,
+    scale_rope,
+)
 from support.choose import asks_for_screen, get_screen
 from support.cli import UsageError
 from support.windowed import screen_windowed
@@ -219,6 +225,22 @@ def test_the_printed_sizes_are_the_papers(capsys, monkeypatch):
 def test_unknown_models_are_explained(name, message):
     with pytest.raises(UsageError, match=message):
         build_model(name, TINY)
+
+
+def test_every_size_of_the_config_is_a_flag(tmp_path):
+    flags = ["--layers", "1", "--tiles", "3", "--d-E", "20", "--d-K", "4", "--d-V", "8"]
+    ckpt = fit(tmp_path / "out", *flags, "--steps", "1")
+    sizes = {"N_L": 1, "N_H": 3, "d_E": 20, "d_K": 4, "d_V": 8, "w_th": 256.0, "psi": 2,
+             "vocab_size": 257}
+    assert ckpt["config"] == sizes
+    assert sizes.keys() - {"vocab_size"} == {*SIZE_FLAGS.values()}
+    assert {field.name for field in fields(multiscreen.Config)} == sizes.keys()
+    again = fit(tmp_path / "next", "--init", str(tmp_path / "out/ckpt.pt"), "--steps", "1")
+    assert again["config"] == sizes
+    with pytest.raises(UsageError, match="--d-V .* are for Multiscreen"):
+        train.get_args(["--model", "transformer:2,2,8", "--d-V", "8"])
+    with pytest.raises(UsageError, match="RoPE turns pairs"):
+        build_model("multiscreen:rope", TINY | {"d_K": 3})
 
 
 @pytest.mark.parametrize("flags, recipe", [

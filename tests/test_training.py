@@ -219,6 +219,7 @@ def test_a_run_with_other_equations_is_refused_and_resumed_when_told_to(tmp_path
 @pytest.mark.parametrize("flags, message", [
     (["--psi", "3"], "--psi 2"), (["--seq-len", "64"], "--seq-len 32"),
     (["--seed", "9"], "--seed 0"), (["--w-th", "16"], "--w-th 256.0"),
+    (["--d-V", "8"], "--d-V None"),
     (["--model", "multiscreen:nope"], "--model multiscreen"),
     (["--data", "x"], "--data .*text.txt")])
 def test_resume_cannot_change_the_run(tmp_path, flags, message):
