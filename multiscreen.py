@@ -178,8 +178,9 @@ def weights(f, q, k, w, r, i0=0):
 class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
-    `encode`, `acceptance`, `bound` and `gate` are hooks: an exercise or an ablation is a subclass
-    that overrides one of them. dtype: of the matrix products; None: the parameters' own.
+    A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
+    `screening`. Its `screening` calls the `screen` it is given, or there are no relevance maps.
+    dtype: of the matrix products; None: the parameters' own.
     """
 
     def __init__(self, config, dtype=None):

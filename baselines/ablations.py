@@ -2,6 +2,9 @@
 
     python train.py --model multiscreen:nope
 
+A variant of yours is a class here and a line in TILES; docs/variants.md shows one from the idea to
+the comparison. It overrides what GatedScreeningTiles names, or has an `own_screen`.
+
 Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
 `softmax-rope` changes the positions, too. `python -m experiments.ablations` compares them all.
 """

@@ -206,27 +206,26 @@ def save_figure(fig, path):
 def get_figure(description, value):
     """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
 
-    value: the column that was measured. Where there are ablations, the rows are theirs and their
-    original's: the Multiscreen of their training length. With --out the rows are kept beside the
-    figure.
+    value: the column that was measured. Beside ablations the plain Multiscreen is "Original". With
+    --out the rows are kept beside the figure.
     """
     p = Parser(description)
-    p.add_argument("tables", nargs="+", metavar="TSV", help="tables of measurements")
+    p.add_argument("tables", nargs="+", metavar="TSV",
+                   help="tables of measurements, also with a label: mine=out/table.tsv")
     p.add_argument("--out", type=Path, help="path of the figure, .png; its rows are written beside "
                    "it as .tsv [beside the first table]")
     args = p.parse_args()
     if args.out and args.out.suffix != ".png":
         raise UsageError(f"--out {args.out}: name a figure, .png")
     rows = read_tables(args.tables, value)
-    out = args.out or Path(args.tables[0]).with_suffix(".png")
-
-    ablated = {row["seq_len"] for row in rows if variant_of(row["model"]) in ABLATIONS}
+    first = args.tables[0] if Path(args.tables[0]).exists() else args.tables[0].partition("=")[2]
+    out = args.out or Path(first).with_suffix(".png")
     models = {(row["model"], int(row["parameters"])) for row in rows}
     labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
-    if ablated:
-        rows = [row for row in rows if variant_of(row["model"]) in ABLATIONS
-                or row["model"] == "multiscreen" and row["seq_len"] in ablated]
-        labels = {(name, n): ABLATIONS.get(variant_of(name), "Original") for name, n in labels}
+    if any(variant_of(name) in ABLATIONS for name, _ in models):
+        known = {f"multiscreen:{variant}": label for variant, label in ABLATIONS.items()}
+        known["multiscreen"] = "Original"
+        labels = {(name, n): known.get(name, label) for (name, n), label in labels.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.out:
         keep_rows(out.with_suffix(".tsv"), rows)

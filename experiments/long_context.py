@@ -55,6 +55,8 @@ def draw_ablations(plt, curves, labels, path):
     """The original beside the ablations, in a panel for each group of PANELS."""
     found = {variant_of(curve.model) for curve in curves} - {""}
     panels = {title: names for title, names in PANELS.items() if found & {*names}}
+    if others := found - {name for names in PANELS.values() for name in names}:
+        panels["others"] = ("", *sorted(others))
     fig, axes = plt.subplots(1, len(panels), figsize=(0.75 * WIDTH * len(panels), 5.5),
                              sharey=True, squeeze=False, layout="constrained")
     axes = axes[0]

@@ -63,7 +63,7 @@ def get_panels(rows, labels):
     for row in rows:
         steps.setdefault(tuple(row[name] for name in RUN[:-1]), set()).add(row["step"])
     for row in rows:
-        if not lengths or row["length"] in lengths:
+        if not lengths or row["model"] != "multiscreen" or row["length"] in lengths:
             step = row["step"] if len(steps[tuple(row[name] for name in RUN[:-1])]) > 1 else ""
             key = [row[name] for name in ("model", "parameters", "seq_len", "swe")]
             groups.setdefault((*key, row.get("digits", ""), step), []).append(row)

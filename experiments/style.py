@@ -58,7 +58,9 @@ def variant_of(model):
 
 
 def paper_name(model):
-    """The paper's words for a name that train.py takes."""
+    """The paper's words for a name that train.py takes, or the label after "="."""
+    if "=" in model:
+        return model.partition("=")[2]
     family, _, variant = model.partition(":")
     if family == "multiscreen":
         return f"Multiscreen, {ABLATIONS.get(variant, variant)}" if variant else "Multiscreen"

@@ -25,7 +25,7 @@ RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
           "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
 SEVERAL = {"nats", "ms"}                               # several numbers in a cell
 PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
-            "model": "(multiscreen|transformer)(:.+)?", "tokenizer": "bytes|gpt2",
+            "model": "(multiscreen|transformer)([:=].+)?", "tokenizer": "bytes|gpt2",
             "swe": "yes", "psi": "[1-9][0-9]*|-", "w_th": r"[0-9]+(\.[0-9]+)?|-"}
 
 
@@ -168,12 +168,21 @@ def is_right(name, cell, head):
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
+    A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
+    multiscreen=mine, and need not agree with others.
+
     Raises UsageError if they have one cell with two values, one run with two sets of weights, one
     model with two sets of equations or two ways of training.
     """
     rows, weights, shared, columns = {}, {}, {}, None
     for path in paths:
+        label, is_labelled, rest = str(path).partition("=")
+        is_labelled = is_labelled and not Path(path).exists()
+        path = rest if is_labelled else path
         found, wrong = read_file(path, columns)
+        if is_labelled:
+            family = {row["model"]: re.split("[:=]", row["model"])[0] for row in found}
+            found = [row | {"model": f"{family[row['model']]}={label}"} for row in found]
         if not found:
             raise UsageError(f"{path} has no rows: measure a model first")
         columns = tuple(found[0])

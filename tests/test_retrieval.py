@@ -116,11 +116,24 @@ def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
     (tmp_path / "t_by_length.png").unlink()
     rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
             cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
-            cell(seq_len="32", hash="1-")]
+            cell(model="multiscreen:yours", length="64")]
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Multiscreen", "Original", 1), ("Multiscreen", "MiPE → RoPE", 1),
+        ("Transformer", "Transformer", 1), ("Multiscreen", "Original", 1),
+        ("Multiscreen", "Multiscreen, yours", 1), ("Multiscreen", "MiPE → RoPE", 1),
         ("Multiscreen", "w/o Gate", 1), ("Multiscreen + SWE", "Original", 1)]
     assert not (tmp_path / "t_by_length.png").exists()
+
+
+@needs_matplotlib
+def test_a_table_can_have_a_label(call, tmp_path, capsys):
+    """An edited model beside the original: equal names, other equations."""
+    write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
+    write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
+    call(retrieval, "a.tsv", "mine=b.tsv", "--out", "o/f.png")
+    shown = {line[0]: line[5] for line in cells_of(capsys)[2:4]}
+    assert shown == {"Multiscreen": "100.0%", "mine": "50.0%"}
+    call(retrieval, "o/f.tsv", "--out", "o/g.png")
+    assert {line[0] for line in cells_of(capsys)[2:4]} == {*shown}
 
 
 @needs_matplotlib

@@ -172,6 +172,8 @@ def test_tables_of_one_figure_fit_together(tmp_path):
             read_tables([a, b, add(f"c{length}", "xyz-1", 0, length, 3)], "loss")
     with pytest.raises(UsageError, match="differ in equations"):
         read_tables([a, add("b", "xyz-2", 1, 128, 2)], "loss")
+    labelled = read_tables([a, f"mine={add('m', 'xyz-2', 1, 128, 2)}"], "loss")
+    assert [row["model"] for row in labelled] == ["multiscreen", "multiscreen=mine"]
     for how in ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"}):
         with pytest.raises(UsageError, match="differ in --init or --resume"):
             read_tables([a, add(str(how), "uvw-1", 1, 64, 2, **how)], "loss")
