@@ -210,7 +210,8 @@ class Lock:
         for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock", "source"):
             if (out / name).is_symlink():
                 raise UsageError(f"{out / name} is a link: name another --out")
-        if (out / "source").exists() and not (out / "flags.txt").exists():
+        if (out / "source").exists() and not ((out / "source").is_dir()
+                                              and (out / "flags.txt").exists()):
             raise UsageError(f"{out / 'source'} is not a run's: name another --out")
         self.path = out / "lock"
         self.lock = filelock.FileLock(self.path, timeout=0)
@@ -296,15 +297,6 @@ def open_run(args, ckpt, columns, parameters, about, lock):
     says; source/ has the text of what it runs, source_until_STEP/ what it ran before an edit.
     """
     out = Path(args.out)
-    source = out / "source"
-    if ckpt and ckpt["source"] != about["source"] and source.exists():
-        source.rename(out / f"source_until_{ckpt['step']}")
-    for path in source.rglob("*.py"):
-        path.unlink()
-    for name, content in about["source"].items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(source / name) as file:
-            file.write(content.encode())
     for left in [*out.glob("*.*.tmp")]:
         if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
             left.unlink()
@@ -319,4 +311,14 @@ def open_run(args, ckpt, columns, parameters, about, lock):
     with replacing(out / "flags.txt") as file:
         lines = [f"{name}\t{on_one_line(value)}\n" for name, value in more.items()]
         file.write("".join([*flag_lines(args, about["equations"]), *lines]).encode())
+    # After flags.txt, by which a folder named source is known as a run's.
+    source, old = out / "source", out / f"source_until_{ckpt['step'] if ckpt else 0}"
+    if ckpt and ckpt["source"] != about["source"] and source.exists() and not old.exists():
+        source.rename(old)
+    for path in source.rglob("*.py"):
+        path.unlink()
+    for name, content in about["source"].items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(source / name) as file:
+            file.write(content.encode())
     return Log(lock, columns, ckpt["log"] if ckpt else "")

@@ -394,6 +394,36 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     assert flags["versions"] == f"python {sys.version.split()[0]}, torch {torch.__version__}"
 
 
+def test_what_a_run_ran_before_an_edit_stays_beside_it(tmp_path, monkeypatch):
+    fit(tmp_path / "out", "--steps", "2")
+    text = source.TEXT["train.py"]
+    monkeypatch.setitem(source.TEXT, "train.py", text + "\nx = 1\n")
+    for steps in ("3", "4"):
+        train.main(["--resume", "--out", str(tmp_path / "out"), "--steps", steps])
+    assert (tmp_path / "out/source_until_2/train.py").read_text() == text
+    assert (tmp_path / "out/source/train.py").read_text() == text + "\nx = 1\n"
+    assert not (tmp_path / "out/source_until_3").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_source_of_somebody_elses_is_not_touched(tmp_path, kind):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.py").write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    if kind == "link":
+        (out / "source").symlink_to(tmp_path / "mine")
+    elif kind == "folder":
+        shutil.copytree(tmp_path / "mine", out / "source")
+    else:
+        (out / "source").write_text("precious")
+    with pytest.raises(UsageError, match="source is (a link|not a run's): name another --out"):
+        fit(out, "--steps", "2")
+    found = out / "source" if kind == "file" else out / "source/train.py"
+    assert found.read_text() == "precious"
+    assert [path.name for path in out.iterdir()] == ["source"]
+
+
 def test_an_edited_model_measures_its_needles_again(clone):
     command = ["abcdigits.py", "--ckpt", "models/retrieval.pt", "--lengths", "256", "--trials", "1",
                "--depths", "0.5"]
