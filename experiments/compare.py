@@ -27,6 +27,7 @@ table, too, which this command reads.
 """
 import glob
 import math
+import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,8 +145,11 @@ def read_source(folder, classes):
     text = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
             for path in files}
     parts = parts_of(text, classes)
-    return {path: parts.get(path) or [line for line in bare_lines(text[path]) if line]
-            for path in text if path in parts or not is_of_models(path)}
+    # What a new class imports is no news.
+    parts = {path: [line for line in lines if not re.fullmatch(r"\w+ is [\w.]+", line)]
+             for path, lines in parts.items()}
+    return {path: parts.get(path) or bare_lines(text[path]) for path in text
+            if path in parts or not is_of_models(path)}
 
 
 def is_of_models(path):
@@ -365,10 +369,9 @@ def draw_curves(plt, groups, window, path):
     if tops:
         span = max(tops) - min(lows)
         axes[0].set_ylim(min(lows) - 0.05 * span, max(tops) + 0.1 * span)
-    axes[0].set_ylabel(f"loss (nats per token): training, mean of {window} rows\nof the log; "
-                       "points: validation")
-    axes[1].set(xlabel="optimizer step", yscale="log",
-                ylabel=f"gradient norm before clipping,\nmean of {window} rows of the log")
+    axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
+    axes[1].set(xlabel=f"optimizer step; curves are means of {window} rows of the log",
+                ylabel="gradient norm before clipping", yscale="log")
     legend_below(fig, axes[0])
     save_figure(fig, path)
 
