@@ -247,9 +247,16 @@ def identity(model):
     return digest(TEXT, classes)
 
 
+def uncompiled(value):
+    """What torch.compile, or torch.compiler.disable, was given: it is the same function."""
+    while hasattr(value, "_torchdynamo_orig_callable"):
+        value = value._torchdynamo_orig_callable
+    return value
+
+
 def state(value, deep=True):
     """What stays the same while nobody replaces it: a class with its members, a function's code."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)        # compiled, but the same
+    value = uncompiled(value)
     inside = {}
     if deep and isinstance(value, type) and path_of(sys.modules.get(value.__module__)) in TEXT:
         inside = {name: state(x, deep=False) for name, x in vars(value).items()
@@ -294,7 +301,7 @@ def replaced(classes):
 
 def is_of(path, value, nodes):
     """Whether a function is one of those that the file at `path` has; anything else is."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)
+    value = uncompiled(value)
     if any(getattr(node, "decorator_list", None) for node in nodes):
         value = inspect.unwrap(value)
     return not inspect.isfunction(value) or value.__code__ in codes(path)

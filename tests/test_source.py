@@ -325,8 +325,9 @@ def test_unusual_text_is_as_written(clone, old, new):
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
     before = equations("multiscreen")
     monkeypatch.setattr(multiscreen, "trim", torch.compile(multiscreen.trim))
-    monkeypatch.setattr(multiscreen.KeyCache, "append",
-                        torch.compiler.disable(multiscreen.KeyCache.append))
+    for _ in range(2):                                 # as two models do
+        monkeypatch.setattr(multiscreen.KeyCache, "append",
+                            torch.compiler.disable(multiscreen.KeyCache.append))
     assert equations("multiscreen") == before
 
 
