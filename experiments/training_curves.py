@@ -24,6 +24,7 @@ import math
 import numpy as np
 
 from experiments.common import pyplot, read_run, report, runs_parser, save_figure
+from experiments.compare import columns_of, count_spikes
 from experiments.style import (
     COLORS,
     LINES,
@@ -47,22 +48,9 @@ def moving_average(x, window):
     return np.lib.stride_tricks.sliding_window_view(x, min(window, len(x))).mean(-1)
 
 
-def count_spikes(x, window):
-    """How many values are spikes: more than 5 standard deviations above the mean of those before.
-
-    x: (n,). Mean and deviation are those of the `window` values before a value.
-    """
-    if len(x) <= window:
-        return 0
-    before = np.lib.stride_tricks.sliding_window_view(x, window)[:-1]
-    return int((x[window:] > before.mean(-1) + 5 * before.std(-1)).sum())
-
-
 def get_columns(rows):
     """(step, loss, grad_norm), arrays (n,), of the rows of a log.tsv that have all three."""
-    names = ("step", "loss", "grad_norm")
-    rows = [row for row in rows if set(names) <= row.keys()]
-    return tuple(np.array([row[name] for row in rows]) for name in names)
+    return columns_of(rows, "step", "loss", "grad_norm")
 
 
 def summarize_run(step, loss, norm, window):
