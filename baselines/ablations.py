@@ -6,7 +6,7 @@ A variant of yours is a class here and a line in TILES; docs/variants.md shows o
 the comparison. It overrides what GatedScreeningTiles names, or has an `own_screen`.
 
 Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
-`softmax-rope` changes the positions, too. `python -m experiments.ablations` compares them all.
+`softmax-rope` changes the positions, too. `python -m experiments.compare` compares runs of them.
 """
 import functools
 import math

@@ -1,143 +1,19 @@
-"""Shared by the experiments: runs of train.py, tables, figures, progress."""
+"""Shared by the experiments: tables and figures."""
 import math
 import statistics
 from pathlib import Path
-from typing import NamedTuple
 
 from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
-from support.cli import Parser, UsageError, own_folder, replacing
+from support.cli import Parser, UsageError, replacing
 from support.table import (
-    RANGES,
-    WHOLE,
     cell_text,
-    how_trained,
-    is_right,
     keep_rows,
     print_table,
     read_file,
-    read_rows,
     read_tables,
+    split_label,
     write_rows,
 )
-
-# What a table says about each run: flags of train.py, the number of weights, the equations' hash.
-FACTS = ("model", "psi", "w_th", "parameters", "data", "tokenizer", "seq_len", "batch_tokens",
-         "steps", "warmup", "lr", "weight_decay", "clip", "init_weights", "changes", "equations",
-         "seed", "val_loss")
-# Losses are compared only between runs that agree in these.
-BUDGET = ("data", "tokenizer", "seq_len", "batch_tokens", "steps")
-VOCABULARY = {"bytes": 257, "gpt2": 50257}
-
-
-# ------------------------------------------------------------------------------------ runs
-
-class Run(NamedTuple):
-    """A run of train.py. flags: text by name; rows: of its log; loss: NaN if it diverged."""
-    folder: Path
-    flags: dict
-    rows: list
-    loss: float
-
-
-def read_run(folder):
-    """The Run in a folder that train.py wrote; its loss is the last validation loss."""
-    folder = Path(folder)
-    if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
-        raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
-    text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
-    flags = dict(line.partition("\t")[::2] for line in text.splitlines())
-    wrong = [x for x in FACTS[:-1] if x not in flags or not is_right(x, flags[x], FACTS)
-             or not flags[x] and x not in ("init_weights", "changes")]
-    if wrong:
-        raise UsageError(f"{folder / 'flags.txt'} is damaged: {', '.join(wrong)}")
-    rows = [{name: float(x) for name, x in row.items() if x and name in RANGES | WHOLE}
-            for row in read_file(folder / "log.tsv")[0]]
-    if rows and "step" not in rows[0]:
-        raise UsageError(f"{folder / 'log.tsv'} is not a log of train.py")
-    return Run(folder, flags, rows, final_loss(rows, (folder / "diverged.txt").exists()))
-
-
-def final_loss(rows, diverged):
-    """The last validation loss of a log, nats per token, or NaN if the run diverged.
-
-    Diverged: train.py stopped it, or it ended more than half a nat above its first loss, or above
-    the least mean over an eighth of the logged rows.
-    """
-    losses = [row["loss"] for row in rows if "loss" in row]
-    if diverged or not losses:
-        return math.nan
-    n = max(len(losses) // 8, 1)
-    best = min(losses[0], *(sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)))
-    last = ([row["val_loss"] for row in rows if "val_loss" in row] or losses)[-1]
-    return last if last <= best + 0.5 else math.nan
-
-
-def summarize_run(folder):
-    """A finished run as a row of FACTS, all text."""
-    run = read_run(folder)
-    flags, stopped = run.flags, (run.folder / "diverged.txt").exists()
-    step = max((row["step"] for row in run.rows), default=0)
-    if not stopped and step < int(flags["steps"]):
-        raise UsageError(f"{folder} is at step {step:g} of {flags['steps']}: give its command "
-                         "again, and it continues")
-    if not stopped and not any("val_loss" in row for row in run.rows):
-        raise UsageError(f"{folder / 'log.tsv'} has no validation loss")
-    if flags["model"].startswith("transformer"):
-        flags = flags | {"psi": "-", "w_th": "-"}
-    # Two folders may have one name.
-    own = flags["data"] not in ("stdlib", "abcdigits", "passkey")
-    known = flags | {"val_loss": f"{run.loss:.6g}"}
-    known["data"] += f" {flags['corpus'][:8]}" * own
-    return {name: known[name] for name in FACTS}
-
-
-def read_runs(paths):
-    """Rows of FACTS: from folders of runs, and from tables of such rows. Without duplicates.
-
-    Raises UsageError if they differ in what makes losses comparable.
-    """
-    runs = {}
-    for path in map(Path, paths):
-        found = read_rows(path, FACTS) if path.suffix == ".tsv" else [summarize_run(path)]
-        runs |= {tuple(run[name] for name in FACTS[:-1]): run for run in found}
-    if not runs:
-        raise UsageError(f"no run in {', '.join(map(str, paths))}")
-    for name in BUDGET:
-        values = sorted({run[name] for run in runs.values()})
-        if len(values) != 1:
-            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
-                             "separately")
-    return list(runs.values())
-
-
-def keep_runs(args, name):
-    """Read the runs of the command line, and write them to NAME.tsv in --out."""
-    runs = read_runs(args.runs)
-    keep_rows(args.out / f"{name}.tsv", runs)
-    return runs
-
-
-def group_runs(runs, *names):
-    """{values of the columns `names`: {seed: loss}}. Other columns must not differ."""
-    groups = {}
-    for run in runs:
-        groups.setdefault(tuple(run[name] for name in names), []).append(run)
-    for key, found in groups.items():
-        for name in FACTS[:-2]:
-            if len({(run | how_trained(run))[name] for run in found}) > 1:
-                raise UsageError(f"runs of {', '.join(key)} differ in {name}: draw them separately")
-    return {key: {run["seed"]: float(run["val_loss"]) for run in found}
-            for key, found in groups.items()}
-
-
-def runs_parser(description, runs="folders of train.py, or a table of runs that this script wrote"):
-    """The flags of a script that draws from runs."""
-    p = Parser(description)
-    p.add_argument("runs", nargs="+", metavar="RUN", help=runs)
-    p.add_argument("--out", type=own_folder, default=Path("out"),
-                   help="folder for the results [out]")
-    return p
-
 
 # ---------------------------------------------------------------------------------- tables
 
@@ -218,8 +94,7 @@ def get_figure(description, value):
     if args.out and args.out.suffix != ".png":
         raise UsageError(f"--out {args.out}: name a figure, .png")
     rows = read_tables(args.tables, value)
-    first = args.tables[0] if Path(args.tables[0]).exists() else args.tables[0].partition("=")[2]
-    out = args.out or Path(first).with_suffix(".png")
+    out = args.out or Path(split_label(args.tables[0])[1]).with_suffix(".png")
     models = {(row["model"], int(row["parameters"])) for row in rows}
     labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
     if any(variant_of(name) in ABLATIONS for name, _ in models):

@@ -4,16 +4,16 @@
     python -m experiments.compare out/idea/*
     python -m experiments.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
-A run is a folder of train.py, or a table that this command wrote. A word before = is its label; a
-pattern in quotes names several runs. Without a label a run is called like its folder, without the
-seed at the end. Runs that differ only in their seed are a group.
+A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
+label; a pattern in quotes names several runs. Without a label a run is called like its folder,
+without the seed at the end. Runs that differ only in their seed are a group.
 
 The table has a row a group: the mean validation loss and its deviation over the seeds; the change
 against the first group, the mean over the seeds that both have, for runs of one seed see equal data
 in equal order; the share of pairs inside the windows that are alive; the largest window; spikes,
 the rows of the log whose loss is more than 5 deviations above the --window rows before it; grad,
 the median gradient norm of the second half. Tokens per second say something only if the runs were
-alone on one machine.
+alone on one machine. Columns without a number are left out.
 
 Then come the differences: flags, as `first | other`, and the lines of source. Runs with other steps
 are compared after the last evaluation that all have. Runs on other data, with another tokenizer or
@@ -22,68 +22,29 @@ last loss is more than half a nat above its first one, or above the least mean o
 log.
 
 With matplotlib --out gets a figure: losses and gradient norms by step, means over the seeds and a
-band of one deviation; or with --by the losses by the value of a flag. --name keeps the runs in a
-table, too, which this command reads.
+band of one deviation; or with --by the losses by the value of a flag; or, of tables, which have no
+curves, the changes. --name keeps the runs in a table, too, which this command reads.
 """
-import glob
 import math
-import re
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from experiments.common import (
-    mean_and_std,
-    paired_change,
-    pyplot,
-    read_run,
-    runs_parser,
-    save_figure,
-    signed,
-)
-from experiments.style import WIDTH, count_of, legend_below, look
+from experiments.common import mean_and_std, paired_change, pyplot, save_figure, signed
+from experiments.runs import read_runs, runs_parser, table_rows
+from experiments.style import WIDTH, count_of, legend_below, look, paper_name
 from support.cli import UsageError, cli
-from support.source import bare_lines, changed_lines, parts_of
-from support.table import keep_rows, print_table, read_file
+from support.source import changed_lines
+from support.table import cell_text, keep_rows, print_table
 
 # Lines of flags.txt in which the runs of one group may differ, or that are shown in another way.
 NOT_COMPARED = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations",
                 "classes", "corpus")
 SHARED = ("corpus", "data", "digits", "tokenizer", "seq_len")      # else losses do not compare
-MEASURED = ("end", "step", "val_loss", "tokens_per_s", "alive", "w_max", "spikes", "grad")
 COLUMNS = ["run", "seeds", "parameters", "val_loss", "std", "change", "change_std", "tokens_per_s",
            "alive", "w_max", "spikes", "grad"]
 MOST_LINES = 20
-
-
-@dataclass
-class Run:
-    """flags: text by name; losses: {step: validation loss}; facts: of MEASURED, or NaN.
-
-    end: "", "diverged", or where a run is that goes on or has learned.
-    curve: arrays step, loss, gradient norm, or None.
-    source: {path: lines}, or None where only the hash of the equations is known.
-    """
-    label: str
-    named_by: str                                      # "label", "seed": name-SEED, or "folder"
-    flags: dict
-    losses: dict
-    facts: dict
-    end: str = ""
-    curve: tuple = None
-    source: dict = None
-
-    @property
-    def seed(self):
-        return self.flags["seed"]
-
-    def loss_at(self, step):
-        """The validation loss after so many steps; without such an evaluation the last one."""
-        if self.end == "diverged" or not self.losses:
-            return math.nan
-        return self.losses.get(step, self.losses[max(self.losses)])
 
 
 @dataclass
@@ -98,96 +59,6 @@ class Group:
         return self.runs[0].flags
 
 
-# ---------------------------------------------------------------------------------- reading runs
-
-def read_all(words, window):
-    """The Runs that the words of the command line name."""
-    runs = []
-    for word in words:
-        label, found, path = word.partition("=")
-        if not found or Path(word).exists():
-            label, path = "", word
-        for each in sorted(glob.glob(path)) or [path]:
-            is_table = each.endswith(".tsv")
-            runs += read_table(each, label) if is_table else [read_folder(each, label, window)]
-    return runs
-
-
-def read_folder(path, label, window):
-    """The Run in a folder of train.py."""
-    run = read_run(path)
-    name, seed = run.folder.resolve().name, f"-{run.flags['seed']}"
-    steps = int(max((row["step"] for row in run.rows), default=0))
-    end = "diverged" if math.isnan(run.loss) and run.rows else ""
-    if not end and steps < int(run.flags["steps"]):
-        most = "at most " * (run.flags["data"] in ("abcdigits", "passkey"))
-        end = f"at step {steps} of {most}{run.flags['steps']}"
-    curve = columns_of(run.rows, "step", "loss", "grad_norm")
-
-    def last(column):
-        return [row[column] for row in run.rows if column in row][-1:] or [math.nan]
-
-    speeds = [row["tokens_per_s"] for row in run.rows if "tokens_per_s" in row] or [math.nan]
-    step, loss, norm = curve
-    late = norm[step > steps / 2]
-    facts = {"tokens_per_s": statistics.median(speeds), "alive": last("alive")[0],
-             "w_max": last("w_max")[0], "spikes": count_spikes(loss, window),
-             "grad": float(np.median(late)) if len(late) else math.nan}
-    losses = {int(row["step"]): row["val_loss"] for row in run.rows if "val_loss" in row}
-    named_by = "label" if label else "seed" if name.endswith(seed) else "folder"
-    return Run(label or name.removesuffix(seed), named_by, run.flags, losses, facts, end, curve,
-               read_source(run.folder / "source", run.flags["classes"].split()))
-
-
-def read_source(folder, classes):
-    """{path: lines} of what a run is made of: of a model's files, the definitions it reaches."""
-    files = [path for path in sorted(folder.rglob("*.py")) if path.is_file()]
-    text = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-            for path in files}
-    parts = parts_of(text, classes)
-    # What a new class imports is no news.
-    parts = {path: [line for line in lines if not re.fullmatch(r"\w+ is [\w.]+", line)]
-             for path, lines in parts.items()}
-    return {path: parts.get(path) or bare_lines(text[path]) for path in text
-            if path in parts or not is_of_models(path)}
-
-
-def is_of_models(path):
-    return path == "multiscreen.py" or path.startswith("baselines/")
-
-
-def read_table(path, label):
-    """The Runs of a table that this command wrote."""
-    rows, _ = read_file(path)
-    if not rows or [*rows[0]][:2] != ["run", "named_by"] or not {*MEASURED} <= rows[0].keys():
-        raise UsageError(f"{path} is not a table of experiments.compare")
-    runs = []
-    for row in rows:
-        try:
-            numbers = {name: float(row[name] or "nan") for name in MEASURED[2:]}
-            losses = {int(row["step"]): numbers.pop("val_loss")}
-        except ValueError as e:
-            raise UsageError(f"{path}: {e}") from None
-        flags = {name: x for name, x in row.items() if name not in ("run", "named_by", *MEASURED)}
-        runs.append(Run(label or row["run"], "label" if label else row["named_by"], flags, losses,
-                        numbers, row["end"]))
-    return runs
-
-
-def columns_of(rows, *names):
-    """Arrays (n,) of the rows of a log that have all of these columns."""
-    rows = [row for row in rows if set(names) <= row.keys()]
-    return tuple(np.array([row[name] for row in rows]) for name in names)
-
-
-def count_spikes(x, window):
-    """How many of x, (n,), lie more than 5 deviations above the mean of the `window` before."""
-    if len(x) <= window:
-        return 0
-    before = np.lib.stride_tricks.sliding_window_view(x, window)[:-1]
-    return int((x[window:] > before.mean(-1) + 5 * before.std(-1)).sum())
-
-
 # --------------------------------------------------------------------------------- groups of runs
 
 def make_groups(runs, by=None):
@@ -198,7 +69,7 @@ def make_groups(runs, by=None):
     """
     groups = []
     for run in runs:
-        label = run.flags["model"] if by and run.named_by != "label" else run.label
+        label = paper_name(run.flags["model"]) if by and run.named_by != "label" else run.label
         for group in groups:
             first = group.runs[0]
             if compared(run.flags, by) != compared(first.flags, by):
@@ -260,15 +131,15 @@ def common_step(groups):
 
 # ------------------------------------------------------------------------------------------- text
 
-def rows_of(groups, step):
-    """A row of COLUMNS for each group."""
+def rows_of(groups, first, step, by=None):
+    """A row of COLUMNS for each group. first: the runs it is compared with, at equal `by`."""
     rows = []
-    first = {run.seed: run.loss_at(step) for run in groups[0].runs}
+    known = {(run.seed, run.flags.get(by)): run.loss_at(step) for run in first}
     for group in groups:
-        losses = {run.seed: run.loss_at(step) for run in group.runs}
+        losses = {(run.seed, run.flags.get(by)): run.loss_at(step) for run in group.runs}
         mean, std, _ = mean_and_std(losses.values())
-        change, change_std = paired_change(losses, first)
-        if group.reason or group is groups[0] or step is None:
+        change, change_std = paired_change(losses, known)
+        if group.reason or group.runs[0] in first or step is None:
             change = change_std = math.nan
         facts = [mean_and_std([run.facts[name] for run in group.runs])[0] for name in
                  ("tokens_per_s", "alive", "w_max", "spikes", "grad")]
@@ -293,6 +164,11 @@ def notes_of(groups, step):
         for end in sorted({run.end for run in group.runs} - {""}):
             seeds = [run.seed for run in group.runs if run.end == end]
             notes.append(f"{group.label}, seed {', '.join(seeds)}: {end}")
+        for run in group.runs:
+            # Not where the last evaluation is the best, or nearly.
+            if not group.reason and run.loss_at() > run.facts["best"] + 0.05:
+                notes.append(f"{group.label}, seed {run.seed}: best {run.facts['best']:.5g} after "
+                             f"{run.facts['best_step']:g} steps")
         sources = {run.flags["equations"] for run in group.runs}
         texts = [run.source for run in group.runs if run.source]
         if len(sources) > 1 or any(text != texts[0] for text in texts):
@@ -300,16 +176,17 @@ def notes_of(groups, step):
     return notes
 
 
-def differences(first, other):
-    """Lines: the flags and the source in which a group differs from the first."""
+def differences(first, other, by=None):
+    """Lines: the flags, but for `by`, and the source in which a group differs from the first."""
     lines = []
     for name in {**first.flags, **other.flags}:
         a, b = first.flags.get(name, ""), other.flags.get(name, "")
-        if a != b and name not in NOT_COMPARED:
+        if a != b and name not in (*NOT_COMPARED, by):
             lines.append(f"  {name} {a or '-'} | {b or '-'}")
     a, b = first.runs[0].source, other.runs[0].source
     if not a or not b:
-        if first.flags["equations"] != other.flags["equations"]:
+        equal = [first.flags[name] == other.flags[name] for name in ("model", "equations")]
+        if equal == [True, False]:
             lines.append("  other equations; a table has no source: name the folders")
         return lines
     if not {*first.flags["classes"].split()} & {*other.flags["classes"].split()}:
@@ -396,12 +273,14 @@ def draw_by(plt, groups, flag, path):
         bad = [x for x, losses in found.items() if any(map(math.isnan, losses))]
         ax.plot(bad, [1.03 + 0.04 * n] * len(bad), "x", color=look(n)["color"], ms=7, mew=2,
                 transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
-    ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged: not in the mean")
+    if any(run.end == "diverged" for group in groups for run in group.runs):
+        ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged: not in the mean")
     ax.set_title(" ", fontsize=7 + 8 * len(groups))
     ax.spines.top.set_visible(True)
     exact = [f"$2^{{{x:g}}}$" if float(x).is_integer() else text for text, x in place.items()]
     ax.set_xticks([*place.values()], exact if is_log else values)
-    ax.set(xlabel=flag.replace("_", " "), ylabel="validation loss (nats per token)")
+    name = "learning rate" if flag == "lr" else flag.replace("_", " ")
+    ax.set(xlabel=name, ylabel="validation loss (nats per token)")
     legend_below(fig, ax)
     save_figure(fig, path)
 
@@ -414,26 +293,31 @@ def order(text):
         return 1, 0.0, text
 
 
+def draw_changes(plt, groups, rows, path):
+    """The change of the loss by each group, with its deviation. rows: of COLUMNS."""
+    rows = [dict(zip(COLUMNS, row)) for row in rows]
+    fig, ax = plt.subplots(figsize=(WIDTH, 1.2 + 0.4 * len(rows)), layout="constrained")
+    changes = [float(row["change"]) for row in rows]
+    changes[0] = 0.0
+    ax.errorbar(changes, range(len(rows)), xerr=np.nan_to_num([row["change_std"] for row in rows]),
+                ls="none", marker="o", ms=6, capsize=4, color=look(0)["color"])
+    ax.axvline(0, color="gray", lw=0.8, zorder=0)
+    for y, (group, change) in enumerate(zip(groups, changes)):
+        if math.isnan(change):
+            ended = all(run.end == "diverged" for run in group.runs)
+            why = group.reason or ("diverged" if ended else "no seed in common")
+            ax.annotate(why, (0, y), (6, 0), textcoords="offset points", va="center")
+    names = [f"{row['run']}, {count_of(row['seeds'], 'seed')}" for row in rows]
+    ax.set_yticks(range(len(rows)), names)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"validation loss minus that of {groups[0].label} (nats per token)")
+    save_figure(fig, path)
+
+
 # ---------------------------------------------------------------------------------------- command
 
-def table_rows(groups, step):
-    """A row a run, all text, with each flag that a run has."""
-    names = {name: None for group in groups for run in group.runs for name in run.flags}
-    rows = []
-    for group in groups:
-        for run in group.runs:
-            at = step if step in run.losses else max(run.losses, default=0)
-            facts = {**run.facts, "end": run.end, "step": at, "val_loss": run.loss_at(at)}
-            shown = {name: f"{x:.6g}" if isinstance(x, float) else str(x)
-                     for name, x in facts.items() if name == "val_loss" or x == x}
-            shown = {name: shown.get(name, "") for name in MEASURED}
-            rows.append({"run": run.label, "named_by": run.named_by}
-                        | {name: run.flags.get(name, "") for name in names} | shown)
-    return rows
-
-
 def main():
-    p = runs_parser(__doc__, "folders of train.py, label=folder, or tables of this command")
+    p = runs_parser(__doc__)
     p.add_argument("--by", metavar="FLAG", help="draw the last loss against this flag of train.py")
     p.add_argument("--window", type=int, default=10, help="rows of the log in a mean [10]")
     p.add_argument("--name", help="name of the figure, and of a table with a row a run [the figure "
@@ -441,29 +325,39 @@ def main():
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: at least 2")
-    runs = read_all(args.runs, args.window)
+    runs = read_runs(args.runs, args.window)
     by = args.by and args.by.removeprefix("--").replace("-", "_")
     if by and not all(by in run.flags for run in runs):
         raise UsageError(f"--by {args.by}: not a flag of these runs")
     groups = make_groups(runs)
     step = common_step(groups)
-    print_table(COLUMNS, rows_of(groups, step), "Validation loss, nats per token; change: against "
-                f"{groups[0].label}, by seed")
+    # With --by, groups that differ in nothing else are one.
+    sets = make_groups(runs, by) if by else groups
+    rows = rows_of(groups, sets[0].runs, step, by)
+    known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
+    print_table([COLUMNS[n] for n in known], [[row[n] for n in known] for row in rows],
+                f"Validation loss, nats per token; change: against {sets[0].label}, by seed"
+                + f" and {by}" * bool(by))
     for note in notes_of(groups, step):
         print(note)
-    for group in groups[1:]:
-        if lines := differences(groups[0], group):
-            print("\n".join([f"\n{groups[0].label} | {group.label}", *lines]))
+
+    for other in sets[1:]:
+        if lines := differences(sets[0], other, by):
+            print("\n".join([f"\n{sets[0].label} | {other.label}", *lines]))
+
     if args.name:
-        keep_rows(args.out / f"{args.name}.tsv", table_rows(groups, step))
+        ordered = [run for group in groups for run in group.runs]
+        keep_rows(args.out / f"{args.name}.tsv", table_rows(ordered, step))
     has_curves = any(run.curve and len(run.curve[0]) for run in runs)
-    if (by or has_curves) and (plt := pyplot()):
+    if (by or has_curves or len(groups) > 1) and (plt := pyplot()):
         args.out.mkdir(parents=True, exist_ok=True)
         path = args.out / f"{args.name or 'compare'}.png"
         if by:
-            draw_by(plt, make_groups(runs, by), by, path)
-        else:
+            draw_by(plt, sets, by, path)
+        elif has_curves:
             draw_curves(plt, groups, args.window, path)
+        else:
+            draw_changes(plt, groups, rows, path)
 
 
 if __name__ == "__main__":

@@ -30,19 +30,14 @@ import numpy as np
 import torch
 
 from baselines import build, recipe
-from experiments.common import (
-    VOCABULARY,
-    group_runs,
-    keep_runs,
-    mean_and_std,
-    pyplot,
-    runs_parser,
-    save_figure,
-)
+from experiments.common import mean_and_std, pyplot, save_figure
+from experiments.runs import read_runs, runs_parser, table_rows
 from experiments.style import WIDTH, look, millions_axis
-from support.cli import cli
-from support.table import print_table
+from support.cli import UsageError, cli
+from support.table import keep_rows, print_table
 
+# Losses are compared only between runs that agree in these.
+BUDGET = ("data", "corpus", "tokenizer", "seq_len", "batch_tokens", "steps")
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
         "psi": r"$\Psi$ of Multiscreen"}
@@ -109,12 +104,33 @@ def saving(multiscreen, transformer):
 
 # ----------------------------------------------------------------------------------- models
 
+def check_runs(runs):
+    """Raises UsageError where runs have another budget, have not ended, or come twice."""
+    for name in BUDGET:
+        values = sorted({run.flags.get(name, "") for run in runs})
+        if len(values) > 1:
+            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
+                             "separately")
+    for run in runs:
+        if run.end not in ("", "diverged"):
+            raise UsageError(f"{run.label} is {run.end}: give its command again, and it continues")
+        if run.end == "" and not run.losses:
+            raise UsageError(f"{run.label} has no validation loss")
+
+
 def model_rows(runs):
     """A dict of COLUMNS and `losses` for each model and rate, by family, size and rate."""
-    n_vocab, rows = VOCABULARY[runs[0]["tokenizer"]], []
-    groups = group_runs(runs, "model", "psi", "parameters", "lr")
+    groups, rows = {}, []
+    for run in runs:
+        key = tuple(run.flags[name] for name in ("model", "psi", "parameters", "lr"))
+        losses = groups.setdefault(key, {})
+        if run.seed in losses:
+            raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: "
+                             "experiments.compare shows what differs")
+        losses[run.seed] = run.loss_at()
+    n_vocab = 257 if runs[0].flags["tokenizer"] == "bytes" else 50257
     for (name, psi, total, lr), losses in groups.items():
-        psi = None if psi == "-" else int(psi)
+        psi = int(psi) if name.startswith("multiscreen") else None
         with torch.device("meta"):
             model = build(name, {"psi": psi, "vocab_size": n_vocab})
         embedding = n_vocab * model.config.d_E
@@ -256,13 +272,15 @@ def main():
     p.add_argument("--unfitted", nargs="+", type=int, default=[], metavar="PSI",
                    help="sizes of Multiscreen that the lines leave out (paper: 64) [none]")
     args = p.parse_args()
-    runs = keep_runs(args, "scaling")
+    runs = read_runs(args.runs)
+    check_runs(runs)
     rows = model_rows(runs)
+    keep_rows(args.out / "scaling.tsv", table_rows(runs))
     best, paper = at_best_rates(rows), at_paper_rates(rows)
     set_residuals(best, args.unfitted)
     print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],
-                f"Validation loss, nats per token, after {runs[0]['steps']} steps; diverged runs "
-                "are left out of mean and fit")
+                f"Validation loss, nats per token, after {runs[0].flags['steps']} steps; diverged "
+                "runs are left out of mean and fit")
     fits = fit_rows("best", best, args.unfitted)
     if len(paper) == len(best) and paper != best:
         fits += fit_rows("paper's", paper, args.unfitted)

@@ -67,15 +67,6 @@ def paper_name(model):
     return "Transformer + QKNorm" if variant.endswith(":qknorm") else "Transformer"
 
 
-def optimizer_name(model, weight_decay, clip):
-    """The paper's words for a model, and for what its optimizer leaves out of the baseline's."""
-    words = [paper_name(model)]
-    if model.startswith("transformer"):
-        words += ["w/o weight decay"] * (float(weight_decay) == 0)
-        words += ["w/o clipping"] * (float(clip) == 0)
-    return " ".join(words)
-
-
 def label_models(models):
     """{(name, parameters): label}.
 

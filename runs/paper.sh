@@ -39,15 +39,18 @@ lr_sweep() {
         each "0 1 2" train $T_45M --lr $rate --seed @ --out $OUT/45M_lr$e-@
         train $T_45M:qknorm --lr $rate --seed 0 --out $OUT/qknorm_lr$e-0
     done
-    run $E.lr_sweep --out $REPORT $OUT/{psi16,45M}_lr{-14..0}-{0,1,2} $OUT/qknorm_lr{-14..0}-0
-    run $E.training_curves --window 256 --out $REPORT $OUT/{psi16,45M,qknorm}_lr{-14..0}-0
+    run $E.compare --by lr --name lr_sweep --window 256 --out $REPORT "Transformer=$OUT/45M_lr*-?" \
+        "Transformer + QKNorm=$OUT/qknorm_lr*-0" "Multiscreen=$OUT/psi16_lr*-?"
+    for name in psi16 45M qknorm; do
+        run $E.compare --name curves_$name --window 256 --out $REPORT $OUT/${name}_lr*-0
+    done
 }
 sanity() {
     each "0 1 2" train $T_45M --weight-decay 0 --seed @ --out $OUT/no_decay-@
     each "0 1 2" train $T_45M --clip 0 --seed @ --out $OUT/no_clipping-@
-    run $E.sanity --out $REPORT $OUT/{45M,no_decay,no_clipping,psi16}-{0,1,2}
-    run $E.training_curves --name sanity_curves --window 256 --out $REPORT \
-        $OUT/{45M,no_decay,no_clipping,psi16}-0
+    run $E.compare --name sanity --window 256 --out $REPORT "Transformer=$OUT/45M-?" \
+        "Transformer, no weight decay=$OUT/no_decay-?" "Transformer, no clipping=$OUT/no_clipping-?" \
+        "Multiscreen=$OUT/psi16-?"
 }
 ablations() {
     local names="rope nope no-tanhnorm no-gate fixed-r" size="$PSI_16 $DATA --steps 16384"
@@ -55,7 +58,8 @@ ablations() {
     for n in 0 1 2; do
         each "$names" train --model multiscreen:@ $size --seed $n --out $OUT/@-$n
     done
-    run $E.ablations --out $REPORT $OUT/{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}
+    run $E.compare --name ablations --out $REPORT \
+        $OUT/{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}
 }
 variants() {
     local rest="original nope no-tanhnorm no-gate fixed-r" needles="python abcdigits.py --digits 6"

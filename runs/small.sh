@@ -22,20 +22,23 @@ lr_sweep() {
         each "0 1 2" train --model transformer:8,4,48 --lr $r $HALF --out $OUT/transformer_lr$r-@
         each "0 1 2" train --model transformer:8,4,48:qknorm --lr $r $HALF --out $OUT/qknorm_lr$r-@
     done
-    set -- $OUT/{multiscreen,transformer,qknorm}_lr{0.0009765625,0.00390625,0.015625,0.0625,0.25,1}
-    run $E.lr_sweep --out $REPORT "${@/%/-0}" "${@/%/-1}" "${@/%/-2}"
-    run $E.training_curves --out $REPORT "${@/%/-0}"
+    run $E.compare --by lr --name lr_sweep --out $REPORT "Transformer=$OUT/transformer_lr*-?" \
+        "Transformer + QKNorm=$OUT/qknorm_lr*-?" "Multiscreen=$OUT/multiscreen_lr*-?"
+    for name in multiscreen transformer; do
+        run $E.compare --name curves_$name --out $REPORT $OUT/${name}_lr*-0
+    done
     each "0.0625 0.125" train --psi 5 --layers 16 --lr @ $DEEP --out $OUT/deep_multiscreen@
     each "0.0625 0.125" train --model transformer:16,4,48 --lr @ $DEEP --out $OUT/deep_transformer@
-    run $E.training_curves --name deep_curves --window 64 --out $REPORT \
-        $OUT/deep_{multiscreen,transformer}{0.0625,0.125}
+    run $E.compare --by lr --name deep --window 64 --out $REPORT \
+        "Transformer, 16 layers=$OUT/deep_transformer*" "Multiscreen, 16 layers=$OUT/deep_multiscreen*"
 }
 sanity() {
     each "0 1 2" train --model transformer:3,4,64 $LONG --weight-decay 0 --out $OUT/no_decay-@
     each "0 1 2" train --model transformer:3,4,64 $LONG --clip 0 --out $OUT/no_clipping-@
-    local runs=($OUT/{transformer_3\,4\,64_lr0.001,no_decay,no_clipping,multiscreen_psi5_lr0.0625})
-    run $E.sanity --out $REPORT "${runs[@]/%/-0}" "${runs[@]/%/-1}" "${runs[@]/%/-2}"
-    run $E.training_curves --name sanity_curves --window 64 --out $REPORT "${runs[@]/%/-0}"
+    run $E.compare --name sanity --window 64 --out $REPORT \
+        "Transformer=$OUT/transformer_3,4,64_lr0.001-?" \
+        "Transformer, no weight decay=$OUT/no_decay-?" "Transformer, no clipping=$OUT/no_clipping-?" \
+        "Multiscreen=$OUT/multiscreen_psi5_lr0.0625-?"
 }
 text() {
     local X=$OUT/text_multiscreen Y=$OUT/text_transformer
@@ -44,7 +47,8 @@ text() {
     each "0 1 2" train --model transformer:8M --seed @ --steps 620 --out $Y-@
     each "$(echo {,w_th16-}{0,1,2})" run $E.perplexity --length 8192 --ckpt $X-@/ckpt.pt
     each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 --ckpt $Y-@/ckpt.pt
-    run $E.sanity --name text_losses --out $REPORT {$Y,$X,$X-w_th16}-{0,1,2}
+    run $E.compare --name text_losses --out $REPORT "Transformer=$Y-?" "Multiscreen=$X-?" \
+        "Multiscreen, w_th 16=$X-w_th16-?"
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
     run $E.long_context $X-w_th16-{0,1,2}/perplexity.tsv --out $REPORT/long_context_w_th16.png
     each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
@@ -91,7 +95,11 @@ ablations() {
         run $E.retrieval --out $REPORT/no_gate_lr$r.png ${X}_no-gate_$r-2{4,5,6}/abcdigits.tsv
     done
     local runs=($OUT/loss_{original,rope,nope,no-tanhnorm,no-gate,fixed-r,compete,softmax}-{0,1,2})
-    run $E.ablations --out $REPORT "${runs[@]}"
+    run $E.compare --name ablations --out $REPORT "Original=$OUT/loss_original-?" \
+        "MiPE → RoPE=$OUT/loss_rope-?" "MiPE → NoPE=$OUT/loss_nope-?" \
+        "w/o TanhNorm=$OUT/loss_no-tanhnorm-?" "w/o Gate=$OUT/loss_no-gate-?" \
+        "Fixed r = 1=$OUT/loss_fixed-r-?" "Keys compete=$OUT/loss_compete-?" \
+        "Softmax=$OUT/loss_softmax-?"
     run $E.long_context --out $REPORT/long_context_ablations.png "${runs[@]/%//perplexity.tsv}"
     run $E.retrieval --out $REPORT/abcdigits_ablations.png \
         ${X}_{original,rope,nope,no-tanhnorm,no-gate_0.015625,fixed-r}-2{4,5,6}/abcdigits.tsv

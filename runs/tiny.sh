@@ -28,12 +28,9 @@ perplexity() {
 }
 
 losses() {
-    run $E.lr_sweep $OUT/{multiscreen,diverged,transformer} --out $REPORT
     run $E.scaling $OUT/{multiscreen,transformer} --out $REPORT
-    run $E.ablations $OUT/{multiscreen,no-gate} --out $REPORT
-    run $E.sanity $OUT/{transformer,multiscreen} --out $REPORT
-    run $E.training_curves $OUT/{multiscreen,diverged,transformer} --out $REPORT
-    run $E.compare $OUT/{multiscreen,diverged,transformer} --name compare --out $REPORT
+    run $E.compare $OUT/{multiscreen,no-gate,diverged,transformer} --name compare --out $REPORT
+    run $E.compare $REPORT/compare.tsv --by lr --out $REPORT
 }
 
 maps() {

@@ -165,6 +165,12 @@ def is_right(name, cell, head):
     return in_range and bool(numbers)
 
 
+def split_label(word):
+    """(label, path) of a word mine=out/x; the label of a word that is a path is empty."""
+    label, found, path = word.partition("=")
+    return (label, path) if found and not Path(word).exists() else ("", word)
+
+
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
@@ -175,12 +181,9 @@ def read_tables(paths, value):
     model with two sets of equations or two ways of training.
     """
     rows, weights, shared, columns = {}, {}, {}, None
-    for path in paths:
-        label, is_labelled, rest = str(path).partition("=")
-        is_labelled = is_labelled and not Path(path).exists()
-        path = rest if is_labelled else path
+    for label, path in map(split_label, map(str, paths)):
         found, wrong = read_file(path, columns)
-        if is_labelled:
+        if label:
             family = {row["model"]: re.split("[:=]", row["model"])[0] for row in found}
             found = [row | {"model": f"{family[row['model']]}={label}"} for row in found]
         if not found:

@@ -142,8 +142,8 @@ COMMANDS = {
                                "--h", "-q", "²"]),
     **{f"experiments.{name}": ("", [
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo", "",
-        "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name != "training_curves"],
-    ]) for name in ("scaling", "lr_sweep", "ablations", "sanity", "training_curves")},
+        "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name == "scaling"],
+    ]) for name in ("scaling", "compare")},
     "experiments.records": ("", [
         "", "out", "--commit x", "--commit ²", f"--commit {'A' * 40}", "--nonsense",
         *(f"--commit {'a' * 40} {x}" for x in ("out", "out out out out", "missing", "text.txt",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import train
-from experiments import compare
+from experiments import compare, runs
 from support.cli import UsageError
 from tests.helpers import ROOT, needs_matplotlib
 
@@ -52,15 +52,16 @@ def said(call, capsys):
 
 
 def rows_in(lines):
-    """{label: [cells]} of the first table."""
+    """{label: [cells]} of the first table; columns without a number have -."""
     head = next(n for n, line in enumerate(lines) if line.split()[:2] == ["run", "seeds"])
-    assert lines[head].split() == compare.COLUMNS
-    found = {}
+    columns, found = lines[head].split(), {}
     for line in lines[head + 1 :]:
         cells = line.split()
-        if len(cells) < len(compare.COLUMNS):
+        if len(cells) < len(columns):
             break
-        found[" ".join(cells[: -len(compare.COLUMNS) + 1])] = cells[-len(compare.COLUMNS) + 1 :]
+        label = " ".join(cells[: -len(columns) + 1])
+        known = dict(zip(columns[1:], cells[-len(columns) + 1 :]))
+        found[label] = [known.get(name, "-") for name in compare.COLUMNS[1:]]
     return found
 
 
@@ -94,6 +95,24 @@ def test_the_last_evaluation_that_all_have_counts(run, said):
     lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15))
     assert rows_in(lines)["d"][2:5] == ["3.9", "-", "-"]
     assert any(line.startswith("no evaluation in common") for line in lines)
+
+
+def test_a_loss_that_rose_is_told(run, said):
+    lines = said(run("a", {10: 4.0, 20: 3.0}), run("b", {10: 3.1, 20: 3.5}))
+    assert "b, seed 0: best 3.1 after 10 steps" in lines
+    assert not any(line.startswith("a, seed 0") for line in lines)
+
+
+def test_by_a_flag_changes_are_between_equal_values(run, said):
+    """Transformers at 1 and 2, others at 2 and 3: one rate in common."""
+    folders = [run(f"t{lr}", {20: 3 + lr / 10}, lr=lr, model="transformer:1,1,8") for lr in (1, 2)]
+    folders += [run(f"m{lr}", {20: 3.5 + lr / 10}, lr=lr) for lr in (2, 3)]
+    lines = said(*folders, "--by", "lr")
+    rows = rows_in(lines)
+    assert [row[4] for row in rows.values()] == ["-", "-", "+0.5000", "-"]
+    at = lines.index("Transformer | Multiscreen")
+    assert lines[at + 1 :][0] == "  model transformer:1,1,8 | multiscreen"
+    assert not any(line.startswith("  lr") for line in lines)
 
 
 def test_a_run_that_goes_on_is_shown_as_it_is(run, said):
@@ -165,7 +184,7 @@ def test_a_table_is_read_again(run, said, tmp_path):
     assert rows_in(first) == rows_in(again)
     assert "  lr 0.0625 | 1" in again
     (tmp_path / "other.tsv").write_text("model\thash\nx\ty\n")
-    with pytest.raises(UsageError, match="not a table of experiments.compare"):
+    with pytest.raises(UsageError, match="not a table of runs"):
         said("other.tsv")
 
 
@@ -193,7 +212,7 @@ def test_spikes_are_measured_against_the_rows_before_them(values, spikes):
     x = np.tile([1.0, 3.0], 10)
     for n, value in values.items():
         x[n] = value
-    assert compare.count_spikes(x, 4) == spikes
+    assert runs.count_spikes(x, 4) == spikes
 
 
 @needs_matplotlib
@@ -217,6 +236,12 @@ def test_figures(run, said, tmp_path, monkeypatch):
         "$2^{-2}$", "$2^{-1}$", "$2^{0}$", "$2^{3}$"]
     assert ax.lines[0].get_ydata() == pytest.approx([2.8, 2.9, 3.0, NAN], nan_ok=True)
     assert statistics.mean([2.8, 2.8]) == pytest.approx(ax.lines[0].get_ydata()[0])
+    said("o/rates.tsv", "--out", "p", "--name", "changes")
+    ax, = figures[2].axes
+    assert [t.get_text() for t in ax.texts] == ["diverged"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == [
+        "a0, 2 seeds", "a1, 2 seeds", "a2, 2 seeds", "a9, 1 seed"]
+    assert ax.lines[0].get_xdata()[:3] == pytest.approx([0, -0.1, -0.2])
     for name in ("compare", "rates"):
         assert (tmp_path / f"o/{name}.png").stat().st_size > 10_000
 
