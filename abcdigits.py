@@ -10,16 +10,18 @@ Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 Each cell is a row of abcdigits.tsv beside the checkpoint. Given again, the command measures what is
 missing. `python -m experiments.retrieval` draws such tables.
 """
-
 import random
 import re
+import statistics
 
 import torch
 
-from support.cli import UsageError, cli
-from support.retrieval import get_parser, measure_grid
+from support.checkpoint import load_for_evaluation, model_hash, rope_factor, scale_rope
+from support.cli import Parser, UsageError, cli
+from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CELL = ("length", "depth", "factor", "swe", "trials")
 
 
 # --------------------------------------------------------------------------------- prompts
@@ -101,24 +103,129 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     return right
 
 
+# ---------------------------------------------------------------------------- depth by length
+
+def get_parser(doc):
+    """The flags of a retrieval benchmark."""
+    p = Parser(doc)
+    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
+                   ".. 2^17) [1, 2, 4 .. 32 times the training length]")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
+                   help="where the needle is: 0 first, 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--trials", type=int,
+                   help="prompts in a cell (paper: 1000) [10 on a CPU, 1000 on a GPU]")
+    p.add_argument("--swe", action="store_true",
+                   help="screening-window expansion: windows beyond the training length become "
+                   "infinite")
+    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
+                   help="for models with RoPE: scaling factors of the positions, or of theta, as "
+                   "ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
+    p.add_shared("--ckpt", "--device")
+    return p
+
+
+def measure(args, name, loaded, get_prompts, **own):
+    """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
+
+    loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **own) gives
+    (prompts, answers), or raises UsageError for a length that is too short.
+    """
+    model, tokenizer, ckpt = loaded
+    T_train = ckpt["args"]["seq_len"]
+    trials = args.trials
+    if trials is None:
+        trials = 1000 if args.device.startswith("cuda") else 10
+    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, own)
+
+    # What cannot be done is refused before any work.
+    if max(lengths) > 2**24:
+        raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
+    for depth in args.depths:
+        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **own)
+    for factor in args.rope_scale:
+        scale_rope(model, factor)
+
+    run = describe_run(ckpt) | own | {"swe": args.swe, "trials": trials}
+    cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
+             for depth in args.depths for factor in args.rope_scale or [None]]
+    table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *own, *CELL), ["accuracy"],
+                  model_hash(ckpt))
+    missing = table.missing(cells)
+    progress = Progress(sum(cell["length"] for cell in missing))
+    with table.measuring():
+        for cell in missing:
+            length, depth, factor = cell["length"], cell["depth"], cell["factor"]
+            if factor:
+                scale_rope(model, factor)
+            prompts, answers = get_prompts(tokenizer, length, depth, trials, **own)
+            accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
+            table.add(cell, accuracy=accuracy)
+            words = f"length {length:>7} depth {depth:g}{f' x{factor}' if factor else ''}"
+            progress.add(length, f"{words}: {accuracy:6.1%}")
+
+    words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
+    title = (f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length, in "
+             f"tokens ([{T_train}]: the training length)"
+             f"{', x the best RoPE scaling, ntk: of theta' * bool(args.rope_scale)}; {table.path}")
+    print_grid(table.rows_of(cells), T_train, title)
+
+
+def possible_lengths(T_train, tokenizer, get_prompts, own):
+    """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
+    lengths = []
+    for length in (T_train * 2**n for n in range(6)):
+        try:
+            get_prompts(tokenizer, length, 0.5, 1, **own)
+        except UsageError:
+            continue
+        lengths.append(length)
+    if not lengths:
+        raise UsageError(f"no prompt has {length} tokens or fewer: give longer --lengths")
+    return lengths
+
+
+def print_grid(rows, T_train, title):
+    """Accuracy by depth and length, and its mean over the depths. rows: a table's, of one model.
+
+    In a cell the best RoPE factor counts, of equal ones the first.
+    """
+    best = {}
+    for row in rows:
+        place, accuracy = (int(row["length"]), float(row["depth"])), float(row["accuracy"])
+        if place not in best or accuracy > best[place][0]:
+            best[place] = accuracy, row["factor"]
+
+    def shown(accuracy, factor):
+        if factor and not accuracy:
+            return "--"
+        return f"{accuracy:.1%} x{factor}" if factor else f"{accuracy:.1%}"
+
+    lengths, depths = (sorted({*x}) for x in zip(*best))
+    columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]
+    lines = [[depth, *(shown(*best[n, depth]) for n in lengths)] for depth in depths]
+    means = [statistics.mean(best[n, depth][0] for depth in depths) for n in lengths]
+    print_table(columns, [*lines, ["mean", *(f"{x:.1%}" for x in means)]], title)
+
+
+def get_prompts(tokenizer, length, depth, trials, digits):
+    """(prompts, answers) of about `length` tokens."""
+    def count_tokens(text):
+        return len(tokenizer.encode_ordinary(text))
+
+    texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
+    return [text[:-digits] for text in texts], [text[-digits:] for text in texts]
+
+
 def main():
     p = get_parser(__doc__)
     p.add_argument("--digits", type=int,
                    help="digits of a number (paper: 6) [the --digits of the training run]")
     args = p.parse_args()
-
-    def get_task(count_tokens, ckpt):
-        digits = ckpt["args"]["digits"] if args.digits is None else args.digits
-        if ckpt["args"]["data"] != ["abcdigits"]:
-            print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
-
-        def get_prompts(length, depth, trials):
-            texts = generate_by_token_count(length, depth, count_tokens, digits, trials)
-            return [t[:-digits] for t in texts], [t[-digits:] for t in texts]
-
-        return {"digits": digits}, get_prompts
-
-    measure_grid(args, "abcdigits", get_task, exact_matches)
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
+    if ckpt["args"]["data"] != ["abcdigits"]:
+        print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
+    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
+    measure(args, "abcdigits", (model, tokenizer, ckpt), get_prompts, digits=digits)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ the 1.3B.
 """
 import random
 
-from abcdigits import exact_matches
+from abcdigits import get_parser, measure
+from support.checkpoint import load_for_evaluation
 from support.cli import UsageError, cli
 from support.passkey import FILLER, MOST, NEEDLE, QUESTION, TASK, prompt_sizes
-from support.retrieval import get_parser, measure_grid
 
 
-def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
+def passkey_prompts(tokenizer, n_tokens, depth, n_trials=1000):
     """n_trials prompts of about n_tokens tokens, and their answers (a space and 1 to 5 digits).
 
     The numbers, from 1 to 50,000, come from one random.Random(123). A prompt has as many fillers as
@@ -39,7 +39,7 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
     if n_trials < 1:
         raise UsageError(f"{n_trials} trials: at least 1")
-    frame, each = prompt_sizes(count_tokens)
+    frame, each = prompt_sizes(tokenizer)
     n = (n_tokens - frame) // each
     if n < 1:
         raise UsageError(f"{n_tokens} tokens: the shortest passkey prompt has {frame + each}")
@@ -51,14 +51,8 @@ def passkey_prompts(n_tokens, depth, count_tokens, n_trials=1000):
 
 def main():
     args = get_parser(__doc__).parse_args()
-
-    def get_task(count_tokens, ckpt):
-        def get_prompts(length, depth, trials):
-            return passkey_prompts(length, depth, count_tokens, trials)
-
-        return {}, get_prompts
-
-    measure_grid(args, "passkey", get_task, exact_matches)
+    loaded = load_for_evaluation(args.ckpt, args.device, args.swe)
+    measure(args, "passkey", loaded, passkey_prompts)
     print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, "
           "286M and 1.3B 100 %")
 

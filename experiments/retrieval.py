@@ -16,6 +16,7 @@ Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen 
         Transformer with the best RoPE scaling factor in each cell.
 """
 import math
+import statistics
 from typing import NamedTuple
 
 from experiments.common import get_figure, mean_and_std, pyplot, save_figure
@@ -30,13 +31,67 @@ from experiments.style import (
     variant_of,
 )
 from support.cli import cli
-from support.retrieval import get_cells, mean_by_length
 from support.table import RUN, print_table
 
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
 ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
 ORDER = ("", *ABLATIONS)
 
+
+# ------------------------------------------------------------------------------------- cells
+
+class Cell(NamedTuple):
+    """The share of right answers and the number of prompts by seed; the RoPE factor, or None."""
+    shares: dict
+    prompts: dict
+    factor: str = None
+
+    @property
+    def mean(self):
+        return statistics.mean(self.shares.values())
+
+
+def get_cells(rows):
+    """{(length, depth): Cell} of the rows of one model.
+
+    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
+    the best mean over the seeds counts; of several, the smallest.
+    """
+    found = {}
+    for row in sorted(rows, key=lambda row: int(row["trials"])):
+        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
+        factor = row["factor"] or None
+        cell = by_factor.setdefault(factor, Cell({}, {}, factor))
+        cell.shares[row["seed"]] = float(row["accuracy"])
+        cell.prompts[row["seed"]] = int(row["trials"])
+    cells = {}
+    for place, by_factor in sorted(found.items()):
+        candidates = sorted(by_factor.values(), key=lambda cell: size_of(cell.factor))
+        cells[place] = max(candidates, key=lambda cell: (len(cell.shares), cell.mean))
+    return cells
+
+
+def size_of(factor):
+    """For sorting: "2", "4", "ntk2", "ntk4"; None is first."""
+    return (0, 0.0) if factor is None else (
+        factor.startswith("ntk"), float(factor.removeprefix("ntk")))
+
+
+def mean_by_length(cells):
+    """{length: {seed: mean share over the depths}}
+
+    Seeds measured at fewer depths than others are left out: their mean covers other cells.
+    """
+    columns = {}
+    for (length, _), cell in cells.items():
+        for seed, share in cell.shares.items():
+            columns.setdefault(length, {}).setdefault(seed, []).append(share)
+    return {length: {seed: statistics.mean(shares) for seed, shares in column.items()
+                     if len(shares) == max(map(len, column.values()))}
+            for length, column in columns.items()}
+
+
+# ------------------------------------------------------------------------------------ panels
 
 class Panel(NamedTuple):
     """A model in a figure: its cells are means over the seeds.

@@ -35,7 +35,6 @@ losses() {
 
 maps() {
     run $E.sizes
-    run $E.records --commit 0123456789abcdef0123456789abcdef01234567
     run $E.tile --out $REPORT/tile.svg
     run $E.sample --tokens 4 --ckpt $OUT/multiscreen/ckpt.pt
     run $E.windows --ckpt $OUT/multiscreen/ckpt.pt

@@ -22,10 +22,11 @@ HELPED_UNTIL = 6_500                                   # documents looked up unt
 DONE_AFTER = 16_000                                    # documents looked up until training ends
 
 
-def prompt_sizes(count_tokens):
-    """Tokens of a prompt without fillers, and of each filler."""
-    frame = count_tokens(TASK + NEEDLE.format(MOST) + QUESTION)
-    return frame, count_tokens(FILLER * 2) - count_tokens(FILLER)  # a token may join two fillers
+def prompt_sizes(tokenizer):
+    """Tokens of a prompt without fillers, and of each filler; a token may join two fillers."""
+    texts = TASK + NEEDLE.format(MOST) + QUESTION, FILLER, FILLER * 2
+    frame, one, two = (len(tokenizer.encode_ordinary(text)) for text in texts)
+    return frame, two - one
 
 
 class PasskeyStream(Stream):
@@ -48,9 +49,9 @@ class PasskeyStream(Stream):
     def __init__(self, tokenizer, T, seed, part):
         super().__init__(DONE_AFTER)
         self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
-        frame, each = prompt_sizes(self.count_tokens)
+        frame, each = prompt_sizes(tokenizer)
         # The answer, end-of-text, and five more: GPT-2 has no token for some keys.
-        frame += self.count_tokens(f" {MOST}") + 6
+        frame += len(tokenizer.encode_ordinary(f" {MOST}")) + 6
         fillers = (T + 1 - frame) // each
         if fillers < 1:
             raise UsageError(f"--seq-len {T}: a passkey document has at least {frame + each - 1} "
@@ -65,9 +66,6 @@ class PasskeyStream(Stream):
             tokens, key = self.end(key, rng)
             sizes.append(len(tokens))
         self.spacing = np.mean(sizes).item()
-
-    def count_tokens(self, text):
-        return len(self.tokenizer.encode_ordinary(text))
 
     def __getitem__(self, n):
         rng = np.random.default_rng([self.seed, self.part, n])

@@ -144,10 +144,6 @@ COMMANDS = {
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo", "",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name == "scaling"],
     ]) for name in ("scaling", "compare")},
-    "experiments.records": ("", [
-        "", "out", "--commit x", "--commit ²", f"--commit {'A' * 40}", "--nonsense",
-        *(f"--commit {'a' * 40} {x}" for x in ("out", "out out out out", "missing", "text.txt",
-                                               "flipped", "transformer", "/dev/zero"))]),
     "experiments.fill_report": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
                                      "--ckpt x"]),
     **{f"experiments.{name}": ("", [

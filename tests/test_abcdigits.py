@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import abcdigits
 import multiscreen as ms
-from support import retrieval
+from experiments import retrieval
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.tokens import get_tokenizer
@@ -129,11 +129,12 @@ def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
     cells = retrieval.get_cells(rows)
     assert list(cells) == [(n, depth) for n in (256, 512, 1024) for depth in (0.1, 0.5)]
     assert {row["accuracy"] for row in rows} == {"1"}
-    columns, lines = retrieval.as_grid(cells, 512)
-    assert columns == ["depth", "256", "[512]", "1024"]
-    assert lines[0] == [0.1, *["100.0%"] * 3]
-    assert lines[-1] == ["mean", *["100.0%"] * 3]
     assert capsys.readouterr().out.count("100.0%") == 9
+    half = [row | {"accuracy": "0.5"} if row["depth"] == "0.5" else row for row in rows]
+    abcdigits.print_grid(half, 512, "a title")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [["a", "title"], ["depth", "256", "[512]", "1024"], ["0.1", *["100.0%"] * 3],
+                     ["0.5", *["50.0%"] * 3], ["mean", *["75.0%"] * 3]]
     assert {name: rows[0][name] for name in ("model", "seed", "seq_len", "step", "digits", "length",
                                              "depth", "factor", "swe", "trials")} == {
         "model": "multiscreen", "seed": "0", "seq_len": "32", "step": "1", "digits": "6",

@@ -57,7 +57,7 @@ def test_a_document_is_a_prompt_with_its_answer(name, T):
 
 
 def test_the_documents_have_the_prompts_of_the_benchmark_among_them():
-    prompts, _ = passkey_prompts(512, 0.5, len, 1)
+    prompts, _ = passkey_prompts(get_tokenizer("bytes"), 512, 0.5, 1)
     length = len(prompts[0].replace("3432", ""))           # the key is there twice
     for text, key in zip(texts_of(stream := stream_of(512, 1), 50), keys_of(stream, 50)):
         document = text.partition("<|endoftext|>")[0].removesuffix(f" {key}")

@@ -1,20 +1,18 @@
 """Tests of the figures of retrieval, and of passkey."""
-import math
 import re
 
 import pytest
 
-from experiments import (
-    passkey,
-    retrieval,
-)
+from abcdigits import CELL
+from experiments import passkey, retrieval
+from experiments.retrieval import Cell
 from support.cli import UsageError
 from support.passkey import FILLER, NEEDLE, QUESTION, TASK
-from support.retrieval import CELL, Cell
 from support.table import RUN, write_rows
+from support.tokens import get_tokenizer
 from tests.helpers import needs_matplotlib, read_table
 
-NAN = math.nan
+BYTES = get_tokenizer("bytes")
 
 
 def cells_of(capsys):
@@ -29,7 +27,7 @@ def cells_of(capsys):
 def test_passkey_prompts_have_the_key_at_the_depth(depth, before):
     frame = len(TASK + NEEDLE.format(50_000) + QUESTION)
     n_tokens = frame + 10 * len(FILLER) + 50
-    prompts, answers = passkey.passkey_prompts(n_tokens, depth, len, 5)
+    prompts, answers = passkey.passkey_prompts(BYTES, n_tokens, depth, 5)
     assert len(set(answers)) == 5
     for prompt, answer in zip(prompts, answers):
         key = answer.removeprefix(" ")
@@ -38,12 +36,12 @@ def test_passkey_prompts_have_the_key_at_the_depth(depth, before):
         assert head == TASK + FILLER * before
         assert tail == FILLER * (10 - before) + QUESTION
     with pytest.raises(UsageError):
-        passkey.passkey_prompts(frame, depth, len, 1)
+        passkey.passkey_prompts(BYTES, frame, depth, 1)
 
 
 def test_the_passkey_prompt_is_as_published():
     frame = len(TASK + NEEDLE.format(50_000) + QUESTION)
-    found = passkey.passkey_prompts(frame + 2 * len(FILLER), 0.5, len, 1)
+    found = passkey.passkey_prompts(BYTES, frame + 2 * len(FILLER), 0.5, 1)
     filler = ("The grass is green. The sky is blue. The sun is yellow. Here we go. There and back "
               "again. ")
     assert found == ([
