@@ -379,7 +379,7 @@ def test_empty_inputs_screen_to_empty_or_zero_outputs():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
 def test_memory_is_linear_whatever_the_windows():
-    """Forward and backward over 2^14 positions with an infinite window: T x T is 1 GiB."""
+    """Forward and backward over 2^13 positions with an infinite window: T x T is 256 MiB."""
     code = """if True:
         import resource, sys, torch, multiscreen as ms
         from support.windowed import screen_windowed
@@ -388,7 +388,7 @@ def test_memory_is_linear_whatever_the_windows():
             unit = 2**10 if sys.platform == "linux" else 2**20
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
-        q, k, v = (ms.unit(torch.randn(1, 1, 2**14, n)).requires_grad_() for n in (16, 16, 64))
+        q, k, v = (ms.unit(torch.randn(1, 1, 2**13, n)).requires_grad_() for n in (16, 16, 64))
         w = torch.tensor([torch.inf], requires_grad=True)
         r = torch.tensor([0.5], requires_grad=True)
         few = (x[:, :, :200] for x in (q, k, v))
@@ -396,7 +396,7 @@ def test_memory_is_linear_whatever_the_windows():
         before = peak()
         screen_windowed(q, k, v, w, r).sum().backward()
         print(peak() - before)"""
-    assert float(run("-c", code, check=True).stdout) < 300                 # MiB
+    assert float(run("-c", code, check=True).stdout) < 200                 # MiB
 
 
 # --------------------------------------------------------- the model: equations 1 to 3, 15 to 18
@@ -610,8 +610,6 @@ def test_functional_gradients_and_export_work_with_the_default():
     exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
     other = draw_tokens(3, 77)
     torch.testing.assert_close(exported(other), model(other))
-    with torch.no_grad():
-        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
 
 
 @pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
@@ -893,16 +891,16 @@ def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
 
 
 @kernel
-@settings(max_examples=16, phases=QUICKLY)
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 60), S=st.integers(1, 60),
-       i0=st.one_of(st.just(0), st.integers(-40, 70)), blocks=block_sizes,
-       tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=3),
+@settings(max_examples=6, phases=QUICKLY)
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 40), S=st.integers(1, 40),
+       i0=st.one_of(st.just(0), st.integers(-40, 40)), blocks=block_sizes,
+       tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=2),
        rho=st.floats(0.3, 0.9),
        dtypes=st.sampled_from([(FULL, FULL), (HALF, HALF), (SHORT, SHORT), (FULL, HALF),
                                (FULL, SHORT), (SHORT, HALF)]))
 @example(seed=0, B=1, T=1, S=1, i0=0, blocks=(16, 16), tiles=[(1.0, 0.5), (INF, 1.0)], rho=0.9,
          dtypes=(FULL, SHORT))
-@example(seed=1, B=2, T=70, S=70, i0=0, blocks=(16, 32), tiles=[(40.0, 0.3), (INF, 1.0)], rho=0.6,
+@example(seed=1, B=2, T=50, S=50, i0=0, blocks=(16, 32), tiles=[(40.0, 0.3), (INF, 1.0)], rho=0.6,
          dtypes=(FULL, FULL))
 @example(seed=2, B=1, T=50, S=75, i0=25, blocks=(32, 16), tiles=[(33.0, 0.02), (48.5, 0.9)],
          rho=0.6, dtypes=(FULL, SHORT))
@@ -917,18 +915,18 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
 
 
 @kernel
-@settings(max_examples=3, phases=QUICKLY)
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 100),
+@settings(max_examples=2, phases=QUICKLY)
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 60),
        before=st.integers(-20, 20), keys=st.sampled_from([16, 48, 1024]),
-       blocks=st.sampled_from([None, (16, 16), (16, 32), (32, 64)]),
-       tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=2),
+       blocks=st.sampled_from([None, (16, 32), (32, 64)]),
+       tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=1),
        rho=st.floats(0.3, 0.9),
        dtypes=st.sampled_from([(FULL, FULL), (HALF, HALF), (SHORT, SHORT), (FULL, HALF),
                                (FULL, SHORT), (SHORT, HALF)]))
-@example(seed=0, B=2, T=1, S=140, before=0, keys=48, blocks=None, tiles=[(90.0, 0.3), (INF, 1.0)],
+@example(seed=0, B=2, T=1, S=110, before=0, keys=48, blocks=None, tiles=[(60.0, 0.3), (INF, 1.0)],
          rho=0.6, dtypes=(FULL, SHORT))
-@example(seed=1, B=1, T=16, S=130, before=0, keys=16, blocks=(16, 16),
-         tiles=[(5.0, 0.9), (70.5, 0.02)], rho=0.6, dtypes=(FULL, FULL))
+@example(seed=1, B=1, T=16, S=70, before=0, keys=16, blocks=(16, 16),
+         tiles=[(5.0, 0.9), (40.5, 0.02)], rho=0.6, dtypes=(FULL, FULL))
 @example(seed=2, B=1, T=7, S=20, before=3, keys=16, blocks=(32, 64), tiles=[(INF, 0.5)], rho=0.9,
          dtypes=(FULL, HALF))
 def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys, blocks, tiles,
@@ -954,9 +952,12 @@ def test_kernel_reads_a_cache_where_it_lies():
 
 
 @kernel
-@pytest.mark.parametrize("i0", [0, 1, 2, 4, 6, 8, 10, 12, 14])
+@pytest.mark.parametrize("i0", [0, 1, 7, 14])
 def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
-    """Every offset of a window's edge against blocks of 16; a pair just outside would be seen."""
+    """Offsets of a window's edge against blocks of 16; a pair just outside would be seen.
+
+    At 0, 1 and 14 the bounds of w = 31.1 or 30.1 lie on the edge of a block, or one beside it.
+    """
     q, k, v, dh = draw_inputs(12, 1, 47, 50, (FULL, FULL))
     w, r = torch.tensor([31.1, 30.1]), torch.tensor([0.5, 1.0])
     assert_as_good_as_torch(q, k, v, w, r, i0, dh, (16, 16))
@@ -965,7 +966,7 @@ def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
 @kernel
 @pytest.mark.parametrize("case", ["same", "opposite", "zero", "threshold", "wide"])
 def test_kernel_at_special_points(case):
-    q, k, v, dh = draw_inputs(4, 1, 40, 40, (FULL, FULL), 0.9 if case == "opposite" else 0.6)
+    q, k, v, dh = draw_inputs(4, 1, 30, 30, (FULL, FULL), 0.9 if case == "opposite" else 0.6)
     w, r = torch.tensor([7.0, INF]), torch.tensor([0.5, 1.0])
     if case == "same":
         k = q
@@ -974,7 +975,7 @@ def test_kernel_at_special_points(case):
     elif case == "zero":
         q[:, :, 3:9], k[:, :, 20:] = 0, 0
     elif case == "threshold":                          # s = 1/2 and r = 1/2, s = 0 and r = 1
-        q, k = torch.zeros(2, 1, 2, 40, 16)
+        q, k = torch.zeros(2, 1, 2, 30, 16)
         q[..., 0], k[:, 0, :, 0], k[..., 1] = 1, 0.5, 1
     else:
         q, k, v, dh = (torch.cat((x, x), 3) for x in (q / 2**0.5, k / 2**0.5, v, dh))
@@ -994,17 +995,17 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
 
 
 @kernel
-@settings(max_examples=6, phases=QUICKLY)
-@given(seed=seeds, T=st.integers(2, 50), j=st.integers(0, 49), w=widths, blocks=block_sizes,
+@settings(max_examples=2, phases=QUICKLY)
+@given(seed=seeds, T=st.integers(2, 40), j=st.integers(0, 39), w=widths, blocks=block_sizes,
        dtypes=st.sampled_from([(FULL, FULL), (FULL, SHORT)]))
-@example(seed=0, T=50, j=20, w=16.0, blocks=(16, 16), dtypes=(FULL, FULL))
+@example(seed=0, T=40, j=20, w=16.0, blocks=(16, 16), dtypes=(FULL, FULL))
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dtypes):
     """A key reaches the queries j to j + w - 1 alone, and a query's gradient only the keys it sees.
 
     Not one bit elsewhere changes.
     """
-    q, k, v, dh = draw_inputs(seed, 1, T, T, dtypes, 0.8)
-    w, r = torch.full((2,), w), torch.tensor([0.9, 1.0])
+    q, k, v, dh = draw_inputs(seed, 1, T, T, dtypes, 0.8, H=1)
+    w, r = torch.tensor([w]), torch.tensor([0.9])
     j = j % T
     reach = math.ceil(min(w[0].item(), T))
     unseen = [n for n in range(T) if not j <= n < j + reach]
@@ -1036,48 +1037,48 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
 @kernel
 def test_kernel_never_visits_what_lies_outside_the_windows():
     """NaN in blocks outside the window would spoil all that a program adds up."""
-    q, k, v, dh = draw_inputs(5, 1, 96, 96, (FULL, SHORT))
+    q, k, v, dh = draw_inputs(5, 1, 64, 64, (FULL, FULL))
     w, r = torch.tensor([5.0, 16.5]), torch.tensor([0.5, 0.9])
-    h, dq, dk, dv, _, _ = through_kernel(q, k, v, w, r, 0, dh, (16, 16))
 
-    # The queries 64 to 79 see keys from 48 to 79.
+    # The queries 32 to 47 see keys from 16 to 47.
     k2, v2 = k.clone(), v.clone()
     for x in (k2, v2):
-        x[:, :, :48] = math.nan
-        x[:, :, 80:] = math.nan
-    h2, dq2, _, _, _, _ = through_kernel(q, k2, v2, w, r, 0, dh, (16, 16))
-    for a, b in ((h, h2), (dq, dq2)):
-        assert torch.equal(a[:, :, 64:80], b[:, :, 64:80])
-        assert b[:, :, :48].isnan().any()
+        x[:, :, :16] = math.nan
+        x[:, :, 48:] = math.nan
+    h, dq, _, _, _, _ = through_kernel(q, k2, v2, w, r, 0, dh, (16, 16))
+    for x in (h, dq):
+        assert x[:, :, 32:48].isfinite().all()
+        assert x[:, :, :16].isnan().any()
 
-    # The keys 32 to 47 are seen by queries 32 to 63.
+    # The keys 16 to 31 are seen by queries 16 to 47.
     q2, dh2 = q.clone(), dh.clone()
     for x in (q2, dh2):
-        x[:, :, :32] = math.nan
-        x[:, :, 64:] = math.nan
-    _, _, dk2, dv2, _, _ = through_kernel(q2, k, v, w, r, 0, dh2, (16, 16))
-    for a, b in ((dk, dk2), (dv, dv2)):
-        assert torch.equal(a[:, :, 32:48], b[:, :, 32:48])
+        x[:, :, :16] = math.nan
+        x[:, :, 48:] = math.nan
+    _, _, dk, dv, _, _ = through_kernel(q2, k, v, w, r, 0, dh2, (16, 16))
+    for x in (dk, dv):
+        assert x[:, :, 16:32].isfinite().all()
+        assert x[:, :, 48:].isnan().any()
 
 
 @kernel
 def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
-    q, k, v, dh = draw_inputs(8, 2, 40, 40, (FULL, HALF))
+    q, k, v, dh = draw_inputs(8, 2, 34, 34, (FULL, HALF))
     k = k[:1].expand(k.shape)
     w, r = torch.tensor([[9.0, 1.0, INF, 1.0], [0.4, 1.0, 0.9, 1.0]])[:, ::2]
     dh = dh[:, :, :1].expand(dh.shape)
     compact = [x.contiguous() for x in (q, k, v, w, r)]
     wanted = through_kernel(*compact, 0, dh.contiguous())
-    every_second = torch.zeros(2, 2, 40, 32)
+    every_second = torch.zeros(2, 2, 34, 32)
     every_second[..., ::2] = q
 
-    # 5 GB; on a CPU of addresses, in a sparse file.
-    size, path = 39 * 2**26 + 2**20, tmp_path / "v"
+    # 4 GB; on a CPU of addresses, in a sparse file.
+    size, path = 33 * 2**26 + 2**20, tmp_path / "v"
     if DEVICE == "cuda":
         far = torch.empty(size, dtype=HALF, device="cuda")
     else:
         far = torch.from_file(str(path), True, size, dtype=HALF)
-    far = far.as_strided((2, 2, 40, 64), (256, 64, 2**26, 1)).copy_(v)
+    far = far.as_strided((2, 2, 34, 64), (256, 64, 2**26, 1)).copy_(v)
     for a, b in zip(through_kernel(every_second[..., ::2], k, far, w, r, 0, dh), wanted):
         assert torch.equal(a, b)
     path.unlink(missing_ok=True)
@@ -1096,17 +1097,16 @@ def test_kernel_keeps_nan_where_it_is_seen():
 
 
 @kernel
-@pytest.mark.parametrize("w", [3.0, 6.0])
-def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
-    """d(s_w) through the rotations and the softmask, 16-bit values: off by at most 3e-3.
+def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
+    """d(s_w) through the rotations and the softmask, 16-bit values: off by at most 2.5e-3.
 
-    At T = 4096 MiPE's part is a small difference of large sums. Without the third part of k the
-    error is 8e-3 for w = 3, without that of q 9e-3 for w = 6.
+    At T = 2048 MiPE's part is a small difference of large sums. Without the third part of k the
+    error is 5e-3, without that of q 7e-3, without both 1e-2.
     """
-    T = 4096
-    q, k, v = correlated(9, 1, 1, T, T, rho=0.6)
+    T, w = 2048, 3.0
+    q, k, v = correlated(11, 1, 1, T, T, rho=0.6)
     v = v.to(SHORT)
-    dh = torch.randn(1, 1, T, 64, generator=random(10), dtype=torch.float64).to(SHORT)
+    dh = torch.randn(1, 1, T, 64, generator=random(12), dtype=torch.float64).to(SHORT)
 
     def gradient(screen, dtype, v):
         s_w, r = torch.tensor([math.log(w - 1)], requires_grad=True), torch.tensor([0.5])
@@ -1119,7 +1119,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe(w):
 
     exact = gradient(screen_windowed, torch.float64, v.double())
     with use_blocks(None if DEVICE == "cuda" else (256, 256)):             # fewer to interpret
-        assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 3e-3
+        assert abs(gradient(fused.screen, FULL, v) / exact - 1) < 2.5e-3
 
 
 @kernel
@@ -1167,8 +1167,8 @@ def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
 @kernel
 @pytest.mark.parametrize("name", ["q", "k", "v", "w", "r"])
 def test_kernel_refuses_second_derivatives_on_every_path(name):
-    q, k, v, _ = draw_inputs(15, 1, 20, 20, (FULL, FULL))
-    inputs = dict(zip("qkvwr", (q, k, v, torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9]))))
+    q, k, v, _ = draw_inputs(15, 1, 4, 4, (FULL, FULL), H=1)
+    inputs = dict(zip("qkvwr", (q, k, v, torch.tensor([5.0]), torch.tensor([0.9]))))
     inputs = {n: x.to(DEVICE).requires_grad_() for n, x in inputs.items()}
     x = inputs[name]
 

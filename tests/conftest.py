@@ -5,7 +5,29 @@ import sys
 import pytest
 import torch
 
+import train
+from support import choose
 from support.checkpoint import FIXED, KEYS, build_model, equations, save_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_samples():
+    """A training ends with a sample of 4 tokens: one of 256 takes longer than a short run."""
+    def build(*inputs):
+        model = build_model(*inputs)
+        generate = model.generate
+        model.generate = lambda begin, n, **options: generate(begin, 4, **options)
+        return model
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(train, "build_model", build)
+        yield
+
+
+@pytest.fixture
+def quick_choice(monkeypatch):
+    """What screens is compared once and not six times, for tests of what comes after the choice."""
+    monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
     python -m tests.processes '[[2, ["--out", "two"]], [1, ["--resume", "--out", "two"]]]'
 
-Each pair is a number of processes and the flags of train.py; one pair runs after the other.
+Each job is a number of processes, the flags of train.py, and perhaps code that each process runs
+first; one job runs after the other.
 """
 import json
 import os
@@ -10,39 +11,45 @@ import socket
 import sys
 
 import torch
-import torch.distributed.fsdp  # noqa: F401  (imported once, before the forks)
+
+# Imported once, before the forks.
+import torch._dynamo  # noqa: F401
+import torch.distributed.checkpoint.state_dict  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
 
 import train
 from support.distributed import leave
 
 
-def fork_process(rank, processes, port, flags):
+def fork_process(rank, processes, port, flags, code):
     """The number of a new process that trains as one of several."""
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    failed = 1
     try:
         if processes > 1:
             os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank),
                            "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
                            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        exec(code, {})
         train.main(flags)
         leave()
         sys.stdout.flush()
-        code = 0
+        failed = 0
     except BaseException as e:
         print(f"process {rank}: {e!r}", file=sys.stderr, flush=True)
     finally:
-        os._exit(code)
+        os._exit(failed)
 
 
 def main(jobs):
     torch.set_num_threads(1)
-    for processes, flags in jobs:
+    for processes, flags, *code in jobs:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        pids = [fork_process(rank, processes, port, flags) for rank in range(processes)]
+        pids = [fork_process(rank, processes, port, flags, "".join(code))
+                for rank in range(processes)]
         if any([os.waitpid(pid, 0)[1] for pid in pids]):
             sys.exit(1)
 

@@ -33,6 +33,7 @@ from tests.helpers import (
 )
 from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
+pytestmark = pytest.mark.usefixtures("quick_choice")
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
@@ -129,7 +130,7 @@ def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
 def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
     model = tiny_model("transformer:2,3,24").float()
     layer = model.layers[0]
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=True)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     for T in (20, 33):
         x = model.embed(draw_tokens(1, T))
         torch.testing.assert_close(compiled(x), layer(x))
@@ -293,8 +294,9 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys,
         call(relevance_maps, "--ckpt", tmp_path / "out/ckpt.pt")
 
 
-@pytest.mark.parametrize("name", ["multiscreen:no-gate", "multiscreen:rope", "multiscreen"])
-@pytest.mark.parametrize("part, value", [("s_O", 80.0), ("s_O", 100.0), ("W_O", 1e30)])
+@pytest.mark.parametrize("name, part, value", [
+    ("multiscreen", "s_O", 80.0), ("multiscreen", "s_O", 100.0), ("multiscreen", "W_O", 1e30),
+    ("multiscreen:no-gate", "s_O", 80.0), ("multiscreen:rope", "s_O", 100.0)])
 def test_what_overflows_is_seen_before_it_is_saved(tmp_path, name, part, value):
     ckpt = fit(tmp_path / "out", "--model", name, "--steps", "1", "--data", "abcdigits")
     ckpt["weights"][f"layers.0.{part}"].fill_(value)

@@ -18,29 +18,40 @@ from torch.nn.attention import SDPBackend
 import screening_triton as fused
 from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
 from multiscreen import KeyCache, screen
-from support import timing
+from support import choose, timing
 from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
 from support.windowed import screen_windowed
-from tests.helpers import INF, ROOT, correlated, draw_tokens, read_table, small
+from tests.helpers import INF, ROOT, correlated, draw_tokens, read_table, run, small
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
 
 
+@pytest.fixture(autouse=True)
+def few_cases(monkeypatch):
+    """What screens is compared on short inputs: here it does not matter."""
+    monkeypatch.setattr(choose, "CASES", choose.CASES[4:])
+
+
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """call(*flags): benchmarks.gpu at tiny sizes on a CPU; returns the rows of the last part."""
+    """call(*flags): benchmarks.gpu at tiny sizes on a CPU; returns the rows of the last part.
+
+    The definition is timed, and the fused kernel checked: interpreted, it is slow.
+    """
     def two_milliseconds(f):
         f()
         return 2.0
 
     changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
                "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
-               "milliseconds": two_milliseconds, "compile_layers": lambda model: None}
+               "milliseconds": two_milliseconds, "compile_layers": lambda model: None,
+               "screen": screen}
     for name, value in changes.items():
         monkeypatch.setattr(gpu_times, name, value)
     monkeypatch.setattr(gpu_check, "CHECKED", [20])
+    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.bfloat16: 2e-2})
     monkeypatch.setattr(gpu, "require_gpu", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -59,7 +70,7 @@ def checked(tmp_path):
     columns = gpu.PARTS["check"][1]
     right = dict.fromkeys(columns, 0.0) | {"verdict": "right"}
     measure.measure_missing(tmp_path / "check.tsv", columns, [
-        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "float16", "bfloat16")])
+        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "bfloat16")])
 
 
 # --------------------------------------------------------------------------------- the parts
@@ -70,17 +81,16 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monke
         call("layer")
     rows = call("check")
     assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
-        ("20", v, "right") for v in ("float32", "float16", "bfloat16")]
+        ("20", v, "right") for v in ("float32", "bfloat16")]
     assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
 
-    right = gpu_check.screen
-    monkeypatch.setattr(gpu_check, "screen", lambda q, k, v, w, r: right(q, k, v, 1.1 * w, r))
+    monkeypatch.setattr(gpu_check, "screen", lambda q, k, v, w, r: screen(q, k, v, 1.1 * w, r))
     monkeypatch.setattr(gpu_check, "CHECKED", [40])
     for part in ("check", "layer"):
         with pytest.raises(UsageError, match="the kernel is not right"):
             call(part)
-    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-3:]] == [
-        "off by more than 0.0001", "off by more than 0.004", "off by more than 0.02"]
+    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-2:]] == [
+        "off by more than 0.0001", "off by more than 0.02"]
     assert not (tmp_path / "layer.tsv").exists()
 
 
@@ -262,23 +272,24 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
 def test_every_configuration_compiles_ahead_of_time_without_spills():
-    """For an H100 and an RTX 5090. bfloat16 and float32 have configurations of their own."""
-    code = ("import benchmarks.kernel_compile as script; "
-            "script.TARGETS, script.DTYPES = (90, 120), script.DTYPES[::3]; "
-            "script.cli(script.main)")
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                             env=os.environ | {"TRITON_INTERPRET": "0"})
+    """bfloat16 values on an H100, float32 on an RTX 5090: `benchmarks.kernel_compile` has all."""
+    code = """if True:
+        import benchmarks.kernel_compile as script
+        values = script.DTYPES
+        for script.TARGETS, script.DTYPES in ([90], values[:1]), ([120], values[3:]):
+            script.cli(script.main)"""
+    process = run("-c", code, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert process.returncode == 0, process.stderr
     lines = [line.split() for line in process.stdout.splitlines() if "sm_" in line]
-    assert len(lines) == 2 * 2 * len(fused.KERNELS)
+    assert len(lines) == 2 * len(fused.KERNELS)
 
     # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
     aims = {"forward": 11, "decode": 25, "dq": 30, "dkv": 21}
-    for name, _, v, target, _, _, _, _, spills, shared, edge, interior in lines:
+    for name, _, _, target, _, _, _, _, spills, shared, edge, interior in lines:
         assert int(spills) == 0
         assert int(shared) <= 99 * 1024
         assert float(interior) < float(edge)
-        assert target != "sm_90" or v == "fp32" or float(interior) <= aims[name]
+        assert target != "sm_90" or float(interior) <= aims[name]
 
 
 # --------------------------------------------------------------------------------- the CPU

@@ -24,7 +24,7 @@ def of_a_step(model, tokens):
 
 @pytest.fixture
 def model():
-    model = small(1, far=True)
+    model = small(1, far=True, N_L=2)
     model.screen = screen_windowed
     return model
 

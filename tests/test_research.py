@@ -22,7 +22,7 @@ retrieval = research.retrieval
 
 
 @pytest.fixture(autouse=True)
-def shorter(monkeypatch):
+def shorter(monkeypatch, quick_choice):
     monkeypatch.setattr(research, "LONG", 200)
     monkeypatch.setattr(research, "MORE", 1)
     monkeypatch.setattr(research, "retrieval", lambda *_: {"found": 50.0})

@@ -18,15 +18,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with g
 STEP = ["--batch-tokens", "256", "--log-every", "1"]
 
 
-def torchrun(n, *flags, code=None):
-    """Start `train.py FLAGS` in n processes; with `code` before it in each of them."""
-    script = ["train.py"]
-    if code:
-        script = ["-c", f"{code}\nimport train, support.cli; support.cli.cli(train.main)"]
-    module = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
-              str(n)]
-    module += ["--no_python", sys.executable] if code else []
-    return subprocess.Popen([*module, *script, *SMALL, *STEP, *map(str, flags)], cwd=ROOT,
+def torchrun(n, *flags, code):
+    """Start `train.py FLAGS` in n processes, with `code` before it in each of them."""
+    script = f"{code}\nimport train, support.cli; support.cli.cli(train.main)"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n,
+               "--no_python", sys.executable, "-c", script, *SMALL, *STEP, *flags]
+    return subprocess.Popen([*map(str, command)], cwd=ROOT,
                             env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
 
@@ -36,32 +33,47 @@ def losses(out):
             for row in read_table(out / "log.tsv")]
 
 
-@pytest.fixture
-def text(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT)
-    return tmp_path / "text.txt"
+NAN_IN_ONE = """
+import os, multiscreen
+right = multiscreen.Multiscreen.loss
+def loss(self, x, y, reduction="mean"):
+    loss.calls += 1
+    bad = os.environ["RANK"] == "1" and loss.calls > 4
+    return right(self, x, y, reduction) * (float("nan") if bad else 1)
+loss.calls = 0
+multiscreen.Multiscreen.loss = loss
+"""
 
 
-def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_path, text):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(a folder of runs of several processes, what was said).
+
+    Two copies. Then one copy shared by two, gone on with by one, and by two again. Then four: two
+    copies, each shared by two. At last a run that fails.
+    """
+    folder = tmp_path_factory.mktemp("scale")
+    (folder / "text.txt").write_text(TEXT)
+    two, shared, four, bad = (str(folder / name) for name in ("two", "shared", "four", "bad"))
+    new = [*SMALL, *STEP, "--data", str(folder / "text.txt"), "--out"]
+    jobs = [(2, [*new, two, "--steps", "6"]),
+            (2, [*new, shared, "--steps", "2", "--shard", "2"]),
+            (1, ["--resume", "--out", shared, "--steps", "4"]),
+            (2, ["--resume", "--out", shared, "--steps", "6", "--shard", "2", "--recompute"]),
+            (4, [*new, four, "--steps", "2", "--shard", "2", "--batch-size", "2"]),
+            (2, [*new, bad, "--steps", "99"], NAN_IN_ONE)]
+    return folder, run("-m", "tests.processes", json.dumps(jobs))
+
+
+def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_path, trained):
+    folder, said = trained
     whole = fit(tmp_path / "one", "--steps", "6", *STEP)
-    shared, four = tmp_path / "shared", tmp_path / "four"
-    new = [*SMALL, *STEP, "--data", str(text), "--out"]
-
-    # Two copies. Then one copy shared by two, gone on with by one, and by two again. Then four:
-    # two copies, each shared by two.
-    jobs = [(2, [*new, str(tmp_path / "two"), "--steps", "6"]),
-            (2, [*new, str(shared), "--steps", "2", "--shard", "2"]),
-            (1, ["--resume", "--out", str(shared), "--steps", "4"]),
-            (2, ["--resume", "--out", str(shared), "--steps", "6", "--shard", "2", "--recompute"]),
-            (4, [*new, str(four), "--steps", "2", "--shard", "2", "--batch-size", "2"])]
-    said = run("-m", "tests.processes", json.dumps(jobs))
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.count("cpu in 2 processes") == 3
-    assert said.stdout.count("validation loss") == len(jobs)
-    for row, expected in zip(losses(four), losses(tmp_path / "one")[:2], strict=True):
+    assert said.stdout.count("cpu in 2 processes") == 4
+    assert said.stdout.count("validation loss") == 5, said.stderr
+    for row, expected in zip(losses(folder / "four"), losses(tmp_path / "one")[:2], strict=True):
         assert row == pytest.approx(expected, rel=2e-4)
 
-    for out in (tmp_path / "two", shared):
+    for out in (folder / "two", folder / "shared"):
         for row, expected in zip(losses(out), losses(tmp_path / "one"), strict=True):
             assert row == pytest.approx(expected, rel=2e-4)
         ckpt = read_checkpoint(out / "ckpt.pt")
@@ -69,8 +81,16 @@ def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_p
         for name, p in whole["weights"].items():
             assert type(ckpt["weights"][name]) is torch.Tensor
             torch.testing.assert_close(ckpt["weights"][name], p, rtol=1e-3, atol=1e-5)
-    last = [read_table(tmp_path / name / "log.tsv")[-1] for name in ("one", "two")]
+    last = [read_table(out / "log.tsv")[-1] for out in (tmp_path / "one", folder / "two")]
     assert float(last[0]["val_loss"]) == pytest.approx(float(last[1]["val_loss"]), rel=1e-4)
+
+
+def test_a_loss_that_is_not_finite_in_one_process_stops_all(trained):
+    folder, said = trained
+    assert said.returncode != 0
+    for rank in (0, 1):
+        assert f"process {rank}: UsageError('training diverged: at step 5 loss is" in said.stderr
+    assert not (folder / "bad/ckpt.pt").exists()
 
 
 def wait_for(process, step):
@@ -91,16 +111,17 @@ SLOW_TO_SAVE = """
 import sys, time, train
 right = train.save_checkpoint
 def save_checkpoint(path, ckpt):
-    time.sleep(3)
+    time.sleep(2)
     right(path, ckpt)
     print("saved at last", file=sys.stderr, flush=True)
 train.save_checkpoint = save_checkpoint
 """
 
 
-def test_a_signal_to_one_process_saves_and_stops_all(tmp_path, text):
-    process = torchrun(2, "--data", text, "--out", tmp_path / "out", "--steps", 10**6,
-                       code=SLOW_TO_SAVE)
+def test_a_signal_to_one_process_saves_and_stops_all(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    flags = ["--data", tmp_path / "text.txt", "--out", tmp_path / "out", "--steps", 10**6]
+    process = torchrun(2, *flags, code=SLOW_TO_SAVE)
     wait_for(process, 3)
     os.kill(children(process)[-1], signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
@@ -112,26 +133,6 @@ def test_a_signal_to_one_process_saves_and_stops_all(tmp_path, text):
     assert step >= 3
     assert f"stopped at step {step}, saved" in errors
     assert losses(tmp_path / "out")[-1][0] == step
-
-
-NAN_IN_ONE = """
-import os, multiscreen
-right = multiscreen.Multiscreen.loss
-def loss(self, x, y, reduction="mean"):
-    loss.calls += 1
-    bad = os.environ["RANK"] == "1" and loss.calls > 4
-    return right(self, x, y, reduction) * (float("nan") if bad else 1)
-loss.calls = 0
-multiscreen.Multiscreen.loss = loss
-"""
-
-
-def test_a_loss_that_is_not_finite_in_one_process_stops_all(tmp_path, text):
-    process = torchrun(2, "--data", text, "--out", tmp_path / "out", "--steps", 99, code=NAN_IN_ONE)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert errors.count("error: training diverged: at step 5 loss is nan") == 1
-    assert not (tmp_path / "out/ckpt.pt").exists()
 
 
 @pytest.mark.parametrize("flags, message", [

@@ -5,13 +5,13 @@ import hashlib
 import random
 import shutil
 import sys
-import types
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import abcdigits
 import multiscreen
 import train
 from baselines import ablations, transformer
@@ -84,15 +84,6 @@ def probe(model, screen):
     return found.hexdigest()
 
 
-def probe_of(text):
-    """`probe` of the Multiscreen that a text defines."""
-    module = types.ModuleType("edited_multiscreen")
-    sys.modules[module.__name__] = module              # a dataclass looks there
-    exec(compile(text, "edited", "exec"), module.__dict__)
-    torch.manual_seed(0)
-    return probe(module.Multiscreen(module.Config(psi=2, vocab_size=7)), module.screen)
-
-
 def edited(old, new, path=FILE):
     """The source with one edit."""
     assert source.TEXT[path].count(old) == 1
@@ -103,15 +94,13 @@ def edited(old, new, path=FILE):
 
 @pytest.mark.parametrize("old, new", EDITS)
 def test_each_edit_of_an_equation_changes_the_hash(old, new):
-    """And each that changes what a small model computes: the hash sees more than such a probe."""
     text = edited(old, new)
     assert source.digest(text, CLASSES) != source.digest(source.TEXT, CLASSES)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(n=st.integers(0, 10**6), factor=st.sampled_from([0.5, 2, 3, 20]))
-def test_whenever_a_number_of_the_file_changes_what_is_computed_the_hash_changes(n, factor):
-    """Any number in the text of multiscreen.py is edited; some matter to a small model."""
+def test_whenever_a_number_of_the_file_changes_the_hash_changes(n, factor):
     text = source.TEXT[FILE]
     numbers = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
                and type(node.value) in (int, float)]
@@ -122,20 +111,9 @@ def test_whenever_a_number_of_the_file_changes_what_is_computed_the_hash_changes
     line = line[: node.col_offset] + str(value).encode() + line[node.end_col_offset :]
     lines[node.lineno - 1] = line.decode()
     other = "".join(lines)
-    try:
-        seen = probe_of(other) != probe_of(text)
-    except Exception:                                  # such as an axis that does not exist
-        seen = True
     changed = source.digest(source.TEXT | {FILE: other}, CLASSES) != (
         source.digest(source.TEXT, CLASSES))
-    assert changed or not seen
     assert changed == (value != node.value)
-
-
-def test_the_probe_is_of_what_the_file_computes():
-    text = source.TEXT[FILE]
-    assert probe_of(text) != probe_of(edited(*EDITS[8])[FILE])
-    assert probe_of(text) == probe_of(text.replace("Eq. (9)", "Eq. 9").replace("  # ", "  # ?"))
 
 
 @pytest.mark.parametrize("old, new, path", [
@@ -308,18 +286,18 @@ def test_what_was_replaced_before_the_first_look_is_seen(clone):
     assert done.stdout.strip() != equations("multiscreen")
 
 
-@pytest.mark.parametrize("old, new", [
-    ("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\ndef softmask(d, w):"),
-    ("def softmask(d, w):", "class Pair(__import__('typing').NamedTuple):\n    a: int\n\n\n"
-     "def softmask(d, w):"),
-    ("    pairs_at_once = 2**26", "    one = lambda self: 1\n    two = lambda self: 2\n"
-     "    pairs_at_once = 2**26")])
-def test_unusual_text_is_as_written(clone, old, new):
-    clone(old, new)
-    code = "from support.checkpoint import equations; print(equations('multiscreen'))"
+def test_unusual_text_is_as_written(clone):
+    """A function defined twice, a class that is built by a call, two lambdas in a line's reach."""
+    clone("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\n"
+          "class Pair(__import__('typing').NamedTuple):\n    a: int\n\n\ndef softmask(d, w):")
+    clone("    pairs_at_once = 2**26", "    one = lambda self: 1\n    two = lambda self: 2\n"
+          "    pairs_at_once = 2**26")
+    code = ("from support.checkpoint import equations;"
+            "print(*(equations('multiscreen') for _ in range(2)))")
     done = run("-c", code, cwd=clone.folder)
     assert done.stderr == ""
-    assert done.stdout == run("-c", code, cwd=clone.folder).stdout
+    first, again = done.stdout.split()
+    assert first == again
 
 
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
@@ -361,19 +339,20 @@ def clone(tmp_path):
     return edit
 
 
-TRAIN = ["train.py", "--psi", "2", "--seq-len", "32", "--batch-size", "2", "--data", "text.txt",
-         "--kernel", "definition"]
+TRAIN = ["--psi", "2", "--seq-len", "32", "--batch-size", "2", "--data", "text.txt", "--kernel",
+         "definition"]
 
 
-def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(clone):
-    here = {"cwd": clone.folder}
-    assert not run(*TRAIN, "--steps", "2", **here).returncode
+def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(clone, monkeypatch,
+                                                                               capsys):
+    monkeypatch.chdir(clone.folder)
+    train.main([*TRAIN, "--steps", "2"])
     folder = clone.folder / "out"
     assert (folder / "source" / FILE).read_text() == source.TEXT[FILE]
     assert (folder / "source/train.py").exists() and (folder / "source/support/data.py").exists()
     before = (folder / "ckpt.pt").read_bytes()
     clone(*EDITS[2])
-    found = run(*TRAIN, "--steps", "2", **here)
+    found = run("train.py", *TRAIN, "--steps", "2", cwd=clone.folder)
     assert found.returncode == 1
     assert found.stderr == (
         "error: out holds a run with other equations: `-def unit(x, eps=1e-06):` "
@@ -381,12 +360,12 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     assert (folder / "ckpt.pt").read_bytes() == before
 
     # An edit of train.py is shown when the run goes on, and stays with the run.
-    clone(EDITS[2][1], EDITS[2][0])
-    clone("betas=(0.9, 0.95)", "betas=(0.9, 0.99)", "train.py")
-    found = run(*TRAIN, "--steps", "4", "--resume", "--lr", "0.5", **here)
-    assert not found.returncode
-    assert "train.py has changed since step 2: `-    optimizer" in found.stdout
-    assert "from step 2: --lr 0.5, before 0.0625, train.py changed\n" in found.stdout
+    text = source.TEXT["train.py"].replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
+    monkeypatch.setitem(source.TEXT, "train.py", text)
+    train.main([*TRAIN, "--steps", "4", "--resume", "--lr", "0.5"])
+    said = capsys.readouterr().out
+    assert "train.py has changed since step 2: `-    optimizer" in said
+    assert "from step 2: --lr 0.5, before 0.0625, train.py changed\n" in said
     ckpt = torch.load(folder / "ckpt.pt", weights_only=True)
     assert ckpt["changes"] == ["from step 2: --lr 0.5, before 0.0625, train.py changed"]
     assert "betas=(0.9, 0.99)" in ckpt["source"]["train.py"]
@@ -425,15 +404,17 @@ def test_a_source_of_somebody_elses_is_not_touched(tmp_path, kind):
     assert [path.name for path in out.iterdir()] == ["source"]
 
 
-def test_an_edited_model_measures_its_needles_again(clone):
-    command = ["abcdigits.py", "--ckpt", "models/retrieval.pt", "--lengths", "256", "--trials", "1",
-               "--depths", "0.5"]
-    here, table = {"cwd": clone.folder}, clone.folder / "models/retrieval_abcdigits.tsv"
-    assert not run(*command, **here).returncode
+def test_an_edited_model_measures_its_needles_again(clone, call, capsys, quick_choice):
+    flags = ["--lengths", "256", "--trials", "1", "--depths", "0.5"]
+    path, table = (clone.folder / f"models/retrieval{end}" for end in (".pt", "_abcdigits.tsv"))
+    for _ in range(2):
+        call(abcdigits, "--ckpt", path, *flags)
     first, = read_table(table)
-    assert "1 of 1 measurements are in" in run(*command, **here).stderr
+    assert "1 of 1 measurements are in" in capsys.readouterr().err
     clone(*EDITS[0])
-    said = run(*command, **here).stderr
+    code = ("import abcdigits; from support import choose, cli;"
+            "choose.CASES = choose.CASES[1:2]; cli.cli(abcdigits.main)")
+    said = run("-c", code, "--ckpt", "models/retrieval.pt", *flags, cwd=clone.folder).stderr
     assert "retrieval.pt was trained with other equations: `" in said and "replaced in" in said
     row, = read_table(table)
     assert row["hash"] != first["hash"]
@@ -441,16 +422,17 @@ def test_an_edited_model_measures_its_needles_again(clone):
 
 
 def test_an_edit_during_a_training_is_not_stamped_onto_it(clone):
-    """multiscreen.py is edited between import and the end of the run."""
+    """multiscreen.py is edited between import and what is asked for as a checkpoint is saved."""
     code = ("import train, pathlib\n"
+            "from support import checkpoint, source\n"
             "path = pathlib.Path('multiscreen.py')\n"
             f"path.write_text(path.read_text().replace({EDITS[8][0]!r}, {EDITS[8][1]!r}))\n"
-            f"train.main({[*TRAIN[1:], '--steps', '2']})")
-    assert not run("-c", code, cwd=clone.folder).returncode
+            "classes = source.classes_of(checkpoint.small_model('multiscreen'))\n"
+            "print(checkpoint.equations('multiscreen'))\n"
+            "print(source.source_of(classes, [])['multiscreen.py'])")
+    said = run("-c", code, cwd=clone.folder).stdout
     assert EDITS[8][1] in (clone.folder / FILE).read_text()
-    ckpt = torch.load(clone.folder / "out/ckpt.pt", weights_only=True)
-    assert ckpt["source"][FILE] == source.TEXT[FILE]
-    assert ckpt["equations"] == equations("multiscreen")
+    assert said == f"{equations('multiscreen')}\n{source.TEXT[FILE]}\n"
 
 
 def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path):

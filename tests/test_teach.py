@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import multiscreen
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import accounting, autograder, observe
 from support.cli import UsageError
-from tests.helpers import ROOT, needs_kernel
+from tests.helpers import ROOT
 
 TEACH = ROOT / "exercises/teach"
 COURSE = (ROOT / "exercises/README.md").read_text()
@@ -25,42 +24,13 @@ COURSE = (ROOT / "exercises/README.md").read_text()
 @pytest.fixture
 def root(tmp_path):
     """Gradescope's folder, with the solutions as a submission."""
-    ignore = shutil.ignore_patterns(".git", "__pycache__", "out*", "report")
+    ignore = shutil.ignore_patterns(".git", "__pycache__", "out*", "report", "runs")
     shutil.copytree(ROOT, tmp_path / "source", ignore=ignore)
     (tmp_path / "submission").mkdir()
-    (tmp_path / "venv").symlink_to(sys.prefix)
     solutions = (multiscreen, multiscreen, part3_derivative, part4_kernel)
     for name, module in zip(autograder.PARTS, solutions):
         shutil.copyfile(module.__file__, tmp_path / "submission" / name)
     return tmp_path
-
-
-def results_of(root):
-    """{test: its entry of results.json}, and all of it."""
-    results = json.loads((root / "results/results.json").read_text())
-    return {test["name"].split()[1]: test for test in results["tests"]}, results
-
-
-@needs_kernel
-def test_the_solutions_have_full_marks(root):
-    env = os.environ | {"AUTOGRADER_ROOT": str(root)}
-    out = subprocess.run([TEACH / "run_autograder"], env=env, capture_output=True, text=True)
-    assert not out.returncode, out.stderr
-    tests, results = results_of(root)
-    assert [test for test in tests.values() if test["score"] != test["max_score"]] == []
-    assert set(results) == {"tests", "output", "execution_time", "stdout_visibility"}
-    assert set(tests["trim"]) == {"name", "score", "max_score", "status", "output", "visibility"}
-    full = sum(minutes for _, minutes in autograder.read_minutes().values())
-    assert out.stdout.startswith(f"{full} of {full} points")
-    assert f" {full} in all" in (TEACH / "README.md").read_text().replace("\n", " ")
-
-
-def graded(root, monkeypatch, *tests):
-    """The entries of some tests alone."""
-    minutes = {test: row for test, row in autograder.read_minutes().items() if test in tests}
-    monkeypatch.setattr(autograder, "read_minutes", lambda: minutes)
-    autograder.main(["--root", str(root)])
-    return results_of(root)[0]
 
 
 def edit(path, old, new):
@@ -69,34 +39,56 @@ def edit(path, old, new):
     path.write_text(text.replace(old, new))
 
 
-def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch):
+def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch, capsys):
     """And a file of the student in place of a test, or of what a test uses, is not taken."""
-    part1 = root / "submission/part1_screening.py"
-    edit(part1, "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
-    edit(part1, "    square = x.square()", "    __import__('os')._exit(0)\n    square = x.square()")
+    submission = root / "submission"
+    edit(submission / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
     for name in ("conftest.py", "checks.py", "test_part1.py", "adapters.py"):
-        (root / "submission" / name).write_text("def test_trim():\n    pass\n")
-    (root / "submission/part2_model.py").write_text("def project(self, x, W:\n")
-    (root / "submission/part3_derivative.py").unlink()
-    names = ("trim", "mipe", "tanh_norm", "project", "pairs")
-    tests = graded(root, monkeypatch, *names)
-    assert [tests[name]["score"] for name in names] == [0, 6, 0, 0, 0]
+        (submission / name).write_text("def test_trim():\n    pass\n")
+    (submission / "part2_model.py").unlink()
+    edit(submission / "part3_derivative.py", "    return z, c, d",
+         "    __import__('os')._exit(0)")
+    minutes = autograder.read_minutes()
+    some = {test: minutes[test] for test in ("trim", "mipe", "pairs", "dv_block")}
+    monkeypatch.setattr(autograder, "read_minutes", lambda: some)
+    autograder.main(["--root", str(root)])
+
+    results = json.loads((root / "results/results.json").read_text())
+    tests = {test["name"].split()[1]: test for test in results["tests"]}
+    assert [tests[name]["score"] for name in some] == [0, 6, 0, 5]
     assert "1 - s must be divided by r" in tests["trim"]["output"]
-    assert "did not finish" in tests["tanh_norm"]["output"]
-    assert "part2_model.py" in tests["project"]["output"]
-    assert "still to do: Exercise 3.1" in tests["pairs"]["output"]
-    assert "part3_derivative.py" in results_of(root)[1]["output"]
+    assert tests["mipe"]["status"] == "passed"
+    assert "did not finish" in tests["pairs"]["output"]
+    assert results["output"] == "missing, so its stubs were graded: part2_model.py"
+    assert capsys.readouterr().out.startswith("11 of 22 points")
+
+    # What Gradescope reads.
+    assert set(results) == {"tests", "output", "execution_time", "stdout_visibility"}
+    assert set(tests["trim"]) == {"name", "score", "max_score", "status", "output", "visibility"}
+
+
+def test_run_autograder_starts_it(root):
+    """With a Python that says how it was called."""
+    python = root / "venv/bin/python3"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho in $PWD: $@\n")
+    python.chmod(0o755)
+    said = subprocess.run([TEACH / "run_autograder"], env=os.environ | {"AUTOGRADER_ROOT": root},
+                          capture_output=True, text=True).stdout
+    assert said == f"in {root}/source: -m exercises.teach.autograder --root {root}\n"
 
 
 def test_a_part_that_takes_too_long_has_no_results():
     assert autograder.run_tests(ROOT, 1, 0.01) == {}
 
 
-def test_solutions_are_not_in_the_graded_copy(root, tmp_path):
+def test_only_the_students_work_is_in_the_graded_copy(root, tmp_path):
     assert autograder.lay_out(root / "source", root / "submission", tmp_path / "copy") == []
     assert not (tmp_path / "copy/exercises/solutions").exists()
     assert not (tmp_path / "copy/exercises/teach").exists()
     assert not (tmp_path / "copy/tests").exists()
+    taken = tmp_path / "copy/exercises/part4_kernel.py"
+    assert taken.read_bytes() == (root / "submission/part4_kernel.py").read_bytes()
 
 
 def test_a_folder_without_a_submission_is_explained(tmp_path):
@@ -115,6 +107,8 @@ def test_each_exercise_has_its_minutes():
     names = {test for part in sorted((ROOT / "exercises").glob("test_part*.py"))
              for test in re.findall(r"^def test_(\w+)\(", part.read_text(), re.M)}
     assert autograder.read_minutes().keys() == names
+    full = sum(minutes for _, minutes in autograder.read_minutes().values())
+    assert f" {full} in all" in (TEACH / "README.md").read_text().replace("\n", " ")
 
 
 def test_the_course_shows_the_minutes_and_the_difficulty():
@@ -194,7 +188,8 @@ def test_answers_say_what_is_observed():
     assert f"{accounting.visited_blocks(4096, math.inf, BI=32):,} for w = inf" in answers
 
 
-def test_rounding_grows_as_the_answers_say():
-    apart = observe.rounding_grows()
+def test_rounding_grows():
+    """answers.md says by how much in 200 steps."""
+    apart = observe.rounding_grows(45)
     assert apart[1] < 1e-6
-    assert apart[200] > 1e-3
+    assert max(apart[n] for n in range(40, 46)) > 2e-6

@@ -28,9 +28,10 @@ from tests.helpers import (
     draw_tokens,
     fit,
     read_table,
-    run,
     small,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_choice")
 
 # What screens by default, so that its bits are the ones compared.
 DEFAULT = ["--kernel", "auto"]
@@ -64,10 +65,12 @@ def test_the_checkpoint_serves(tmp_path):
     assert train.load_checkpoint is load_checkpoint
 
 
-def test_the_code_for_a_program_of_your_own_runs():
+def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
     """That a model follows an edit is tested in test_choice.py."""
     code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
-    said = run("-c", code, check=True).stdout
+    monkeypatch.chdir(ROOT)
+    exec(code, {})
+    said = capsys.readouterr().out
     assert said.startswith("screening by screen_windowed, which agrees with multiscreen.screen")
     assert "torch.Size([4, 32])" in said
     assert "\n12\n" in said                            # the number of the letter asked for
