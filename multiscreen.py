@@ -24,7 +24,6 @@ Relevances use float32; MiPE's angles float64, reduced mod 2 pi. Casts are writt
 """
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +75,11 @@ def unit(x, eps=1e-6):
     return x / length
 
 
+def double(x):
+    """x in float64, on the CPU where the device has none (Apple's)."""
+    return (x.cpu() if x.is_mps else x).double()
+
+
 def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
@@ -83,7 +87,7 @@ def mipe_angle(i, w, w_th):
     Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by
     0.03 rad at i = 2^17.
     """
-    w_near = (w.cpu() if w.is_mps else w).double().clamp(max=w_th)         # MPS has no float64
+    w_near = double(w).clamp(max=w_th)
     gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
     angle = torch.remainder(i.to(w_near.device) * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
     return angle.to(torch.promote_types(w.dtype, torch.float32)).to(w.device)
@@ -160,21 +164,6 @@ def product(axes, x, W, dtype=None):
     return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
 
 
-def keeps_to_window(screen):
-    """Whether a screen promises to ignore keys outside the window. An edited one may see them."""
-    return getattr(screen, "keeps_to_window", False)
-
-
-def weights(f, q, k, w, r, i0=0):
-    """The weight f gives each key, found by passing the identity matrix as values. (B, H, T, S)
-
-    f: a function called like `screen`. Where f promises to equal the definition, that is asked.
-    """
-    definition = screen if keeps_to_window(f) else f
-    e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
-    return definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0)
-
-
 class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
@@ -234,8 +223,7 @@ class GatedScreeningTiles(nn.Module):
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
         if cache:
-            seen = w if keeps_to_window(screen) else torch.full_like(w, torch.inf)
-            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, seen)
+            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w)
         return self.bound(screen(q_tilde, k_tilde, v_bar, w, r, start - first).to(x.dtype))
 
     def forward(self, x, screen, cache=None):
@@ -251,10 +239,11 @@ class GatedScreeningTiles(nn.Module):
 class KeyCache:
     """The keys and values of one layer that a later query may see: encoded, oldest first.
 
-    When the buffer is full, what lies outside every window is dropped.
+    forgets: whether what lies outside every window is dropped when the buffer is full.
     """
 
-    def __init__(self):
+    def __init__(self, forgets=False):
+        self.forgets = forgets
         self.k = self.v = None
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
@@ -264,7 +253,7 @@ class KeyCache:
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2]:
-            kept = math.ceil(min(w.max().item(), n))
+            kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
             self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + 1023))
             self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + 1023))
             self.first = self.end - kept
@@ -275,68 +264,38 @@ class KeyCache:
         return self.k[:, :, : n + T], self.v[:, :, : n + T], self.first
 
 
-class Multiscreen(nn.Module):
-    """The language model: tokens (B, T) -> logits (B, T, N).
+def checked(tokens):
+    """tokens, (B, T). Raises ValueError for another shape, or if there are none."""
+    if tokens.ndim != 2 or tokens.numel() == 0:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), B and T at "
+                         "least 1")
+    return tokens
 
-    screen: `screen`, or the faster one that support/choose.py finds. tiles: the class of a layer.
-    dtype: of the matrix products (torch.bfloat16, say); None: the parameters' own.
+
+class LanguageModel(nn.Module):
+    """Tokens (B, T) -> logits (B, T, N), whatever its layers are. Baselines share it.
+
+    A subclass has W_E, layers, `embed`, `head`, `logits`, and `screen`, which each layer is given.
     """
-    pairs_at_once = 2**26      # B H T S per call of the definition, without gradients
+    forgets = False        # whether caches may drop keys outside the windows: `screen` ignores them
 
-    def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
-        super().__init__()
-        self.config, self.dtype, self.screen = config, dtype, screen
-        self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
-        N, E = config.vocab_size, config.d_E
-        self.W_E = nn.Parameter(0.1 / math.sqrt(E) * torch.randn(N, E))
-        self.s_E = nn.Parameter(torch.zeros(1))
-        self.s_F = nn.Parameter(torch.full((1,), math.log(math.sqrt(E))))
-
-    def embed(self, tokens):
-        """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
-        return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
-
-    def through_layers(self, tokens, caches, screen):
-        """x^(N_L) of tokens that go through the layers together. (B, T) -> (B, T, E)"""
-        x = self.embed(tokens)
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
-            x = layer(x, screen, cache)
-        return x
-
-    def hidden(self, tokens, caches=None, chunk=2**12):
+    def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
 
-        Without gradients, long inputs are processed in chunks to save memory.
+        All tokens go through a layer together: for long texts see `pieces`.
         """
-        if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), B and T at "
-                             "least 1")
-        if self.W_E.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and give "
-                            "the model dtype=torch.bfloat16 for its products only")
-        if torch.is_grad_enabled():
-            return self.through_layers(tokens, caches, self.screen)
-        B, T = tokens.shape
-        if not keeps_to_window(self.screen):
-            S = T + (caches[0].end if caches else 0)
-            chunk = min(chunk, max(self.pairs_at_once // (B * self.config.N_H * S), 1))
-        if T > chunk:
-            caches = caches or [KeyCache() for _ in self.layers]
-        chunks = tokens.split(chunk, 1)
-        return torch.cat([self.through_layers(t, caches, self.screen) for t in chunks], 1)
-
-    def head(self):
-        """The matrix of Eq. 3, e^s_F W_E_bar, (N, E)."""
-        return self.s_F.exp() * unit(self.W_E)
-
-    def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
-        head = self.head() if head is None else head
-        return product("...e,ne->...n", x, head, self.dtype)
+        x = self.embed(checked(tokens))
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = layer(x, screen or self.screen, cache)
+        return x
 
     def forward(self, tokens, caches=None):
         """tokens: (B, T) integers -> logits (B, T, N)."""
         return self.logits(self.hidden(tokens, caches))
+
+    def nats(self, x, targets, head):
+        """The cross-entropy of each target. (n, E), (n,) -> (n,)"""
+        return F.cross_entropy(self.logits(x, head), targets, reduction="none")
 
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
@@ -349,35 +308,30 @@ class Multiscreen(nn.Module):
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
         x, y, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
-
-        def in_nats(x, y):
-            return F.cross_entropy(self.logits(x, head), y, reduction="none")
-
         size = max(2**25 // self.config.vocab_size, 1)
-        if len(y) > size:
-            in_nats = partial(checkpoint, in_nats, use_reentrant=False)
-        nats = torch.cat([in_nats(*chunk) for chunk in zip(x.split(size), y.split(size))])
+        if len(y) <= size:
+            nats = self.nats(x, y, head)
+        else:
+            nats = torch.cat([checkpoint(self.nats, *chunk, head, use_reentrant=False)
+                              for chunk in zip(x.split(size), y.split(size))])
         if reduction == "none":
             return nats.view(targets.shape)
         return nats.sum() / (y != -100).sum().clamp_min(1)
 
-    @torch.no_grad()
-    def relevance_maps(self, tokens):
-        """`weights` of all tiles: a list of N_L tensors (B, H, T, T)."""
-        maps = []
+    def new_caches(self):
+        """An empty KeyCache for each layer."""
+        return [KeyCache(self.forgets) for _ in self.layers]
 
-        def record(q, k, v, w, r, i0=0):
-            maps.append(weights(self.screen, q, k, w, r, i0))
-            return self.screen(q, k, v, w, r, i0)
+    def pieces(self, tokens):
+        """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
 
-        self.through_layers(tokens, None, record)
-        return maps
-
-    @torch.no_grad()
-    def expand_windows(self, T_train):
-        """Screening-window expansion: windows beyond T_train become infinite, in place."""
-        for layer in self.layers:
-            layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)
+        That takes less memory: of 2^12 tokens, or of 2^26 pairs where each query sees every key.
+        """
+        B, T = tokens.shape
+        size = 2**12
+        if not self.forgets:
+            size = min(size, max(2**26 // (B * T * self.config.N_H), 1))
+        return tokens.split(size, 1)
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -385,12 +339,18 @@ class Multiscreen(nn.Module):
 
         Greedy for temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
         """
-        if not (temperature == 0 or temperature >= 1e-4) or top_k is not None and top_k < 1:
-            raise ValueError(f"temperature {temperature}: 0 or >= 1e-4; top_k {top_k}: at least 1")
-        caches = [KeyCache() for _ in self.layers]
-        head = self.head()
-        for _ in range(n):
-            z = self.logits(self.hidden(tokens, caches)[:, -1], head)
+        if not (temperature == 0 or temperature >= 1e-4):
+            raise ValueError(f"temperature {temperature}: 0, or at least 1e-4")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k {top_k}: at least 1")
+        caches, head = self.new_caches(), self.head()
+        for step in range(n):
+            for piece in self.pieces(checked(tokens)):
+                x = self.hidden(piece, caches)
+            z = self.logits(x[:, -1], head)
+            if step == 0 and not z.isfinite().all():
+                raise FloatingPointError("the model's logits are not finite: has it diverged, or "
+                                         "does an edit divide by 0?")
             if top_k is not None:
                 lowest = z.topk(min(top_k, z.shape[-1])).values[:, -1:]    # of those that stay
                 z = z.masked_fill(z < lowest, -torch.inf)
@@ -405,3 +365,72 @@ class Multiscreen(nn.Module):
         """The n tokens that `stream` yields, (B, n)."""
         new = list(self.stream(tokens, n, **options))
         return torch.stack(new, 1) if new else tokens[:, :0]
+
+
+class Multiscreen(LanguageModel):
+    """The language model of the paper: tokens (B, T) -> logits (B, T, N).
+
+    tiles: the class of a layer. dtype: of the matrix products (torch.bfloat16, say); None: the
+    parameters' own. agreeing: a function that support/choose.py found to agree with `screen`.
+    """
+    agreeing = None
+
+    def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
+        super().__init__()
+        self.config, self.dtype, self.chosen = config, dtype, None
+        self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
+        N, E = config.vocab_size, config.d_E
+        self.W_E = nn.Parameter(0.1 / math.sqrt(E) * torch.randn(N, E))
+        self.s_E = nn.Parameter(torch.zeros(1))
+        self.s_F = nn.Parameter(torch.full((1,), math.log(math.sqrt(E))))
+
+    @property
+    def screen(self):
+        """What screens: the function that was assigned, or `screen` as it stands now."""
+        return self.chosen or screen
+
+    @screen.setter
+    def screen(self, f):
+        self.chosen = f
+
+    @property
+    def forgets(self):
+        return self.chosen is not None and self.chosen is self.agreeing
+
+    def embed(self, tokens):
+        """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
+        if self.W_E.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and give "
+                            "the model dtype=torch.bfloat16 for its products only")
+        return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
+
+    def head(self):
+        """The matrix of Eq. 3, e^s_F W_E_bar, (N, E)."""
+        return self.s_F.exp() * unit(self.W_E)
+
+    def logits(self, x, head=None):
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
+        head = self.head() if head is None else head
+        return product("...e,ne->...n", x, head, self.dtype)
+
+    @torch.no_grad()
+    def relevance_maps(self, tokens):
+        """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
+
+        Found by passing the identity matrix as values.
+        """
+        maps, definition = [], screen if self.forgets else self.screen
+
+        def record(q, k, v, w, r, i0=0):
+            e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
+            maps.append(definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0))
+            return self.screen(q, k, v, w, r, i0)
+
+        self.hidden(tokens, None, record)
+        return maps
+
+    @torch.no_grad()
+    def expand_windows(self, T_train):
+        """Screening-window expansion: windows beyond T_train become infinite, in place."""
+        for layer in self.layers:
+            layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)

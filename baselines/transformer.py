@@ -12,7 +12,6 @@ The other variants are made for texts longer than those of training: `nope`, `lo
 `python -m experiments.sizes` prints the sizes and parameter counts beside the paper's.
 """
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from multiscreen import Multiscreen, product
+from multiscreen import LanguageModel, double, product
 
 SIZES = {                                              # N_L, N_H, d_E
     "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
@@ -74,9 +73,8 @@ def rope(x, i, scale=1.0, ntk=1.0):
     """
     K = x.shape[-1]
     theta = 10_000.0 * ntk ** (K / max(K - 2, 1))
-    i = i.cpu() if i.is_mps else i                     # MPS has no float64
-    speed = theta ** (-torch.arange(0, K, 2, device=i.device, dtype=torch.float64) / K)
-    angle = torch.remainder(i[:, None] / scale * speed, 2 * math.pi)
+    speed = theta ** (-double(torch.arange(0, K, 2, device=i.device)) / K)
+    angle = torch.remainder(double(i)[:, None] / scale * speed, 2 * math.pi)
     cos, sin = (y.to(x.dtype).to(x.device) for y in (angle.cos(), angle.sin()))
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
@@ -115,7 +113,7 @@ class Block(nn.Module):
         W = W.unflatten(1, (self.N_H, -1))
         return product("bte,ehk->bhtk", x, W, self.dtype)
 
-    def attention(self, x, backend, cache):
+    def attention(self, x, attend, cache):
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.encode(self.heads(x, self.W_Q), self.heads(x, self.W_K), i)
@@ -133,13 +131,12 @@ class Block(nn.Module):
         elif not square and q.shape[2] > 1:
             from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])
-        with sdpa_kernel(backend) if backend else nullcontext():
-            h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=square)
+        h = attend(q, k, v, attn_mask=mask, is_causal=square)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
         return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
 
-    def forward(self, x, backend=None, cache=None):
-        x = x + self.attention(self.norm_1(x), backend, cache)
+    def forward(self, x, attend=F.scaled_dot_product_attention, cache=None):
+        x = x + self.attention(self.norm_1(x), attend, cache)
         y = self.norm_2(x)
         gate = F.silu(product("bte,ef->btf", y, self.W_gate, self.dtype))
         y = gate * product("bte,ef->btf", y, self.W_up, self.dtype)
@@ -198,23 +195,25 @@ class Local(Block):
 BLOCKS = {"": Block, "qknorm": QKNorm, "nope": NoPE, "local": Local, "ssmax": SSMax}
 
 
-class Transformer(nn.Module):
-    """tokens (B, T) -> logits (B, T, N). Loss and generation are those of Multiscreen.
+def attention_by(backend):
+    """Attention by one of PyTorch's backends, an SDPBackend, for a Transformer's `screen`."""
+    def attend(*inputs, **options):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*inputs, **options)
 
-    screen: the SDPBackend that attention must use, or None for PyTorch's choice (Multiscreen's
-    layers are given the function that screens in its place). block: the class of a layer.
+    return attend
+
+
+class Transformer(LanguageModel):
+    """tokens (B, T) -> logits (B, T, N).
+
+    screen: what mixes the positions, attention. block: the class of a layer.
     """
-    pairs_at_once = 2**62                              # no limit: attention chooses its own blocks
-    through_layers = Multiscreen.through_layers
-    hidden = Multiscreen.hidden
-    forward = Multiscreen.forward
-    loss = Multiscreen.loss
-    stream = Multiscreen.stream
-    generate = Multiscreen.generate
+    forgets = True                                     # keys outside a `window` are masked
 
     def __init__(self, config, dtype=None, block=Block):
         super().__init__()
-        self.config, self.dtype, self.screen = config, dtype, None
+        self.config, self.dtype, self.screen = config, dtype, F.scaled_dot_product_attention
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
         self.layers = nn.ModuleList(block(config, dtype, n + 1) for n in range(config.N_L))
         self.initialize()

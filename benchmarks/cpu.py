@@ -17,7 +17,6 @@ import torch
 
 from baselines import recipe
 from benchmarks.measure import measure_missing, take_turns, training_step
-from multiscreen import KeyCache
 from support.checkpoint import has_windows
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device, own_folder
@@ -51,7 +50,7 @@ def measure(args, what, setting, context):
 
 def fill_caches(model, context):
     """A KeyCache for each layer, with random keys and values of `context` tokens."""
-    c, caches = model.config, [KeyCache() for _ in model.layers]
+    c, caches = model.config, model.new_caches()
     d_K, d_V = (c.d_K, c.d_V) if has_windows(model) else [c.d_E // c.N_H] * 2
     for cache in caches:
         k, v = (torch.nn.functional.normalize(torch.randn(1, c.N_H, context, d), dim=-1)

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 
 from baselines import recipe
-from baselines.transformer import SIZES
+from baselines.transformer import SIZES, attention_by
 from benchmarks.gpu_check import draw_inputs
 from benchmarks.gpu_peers import BACKENDS, attention, flex_screen
 from benchmarks.measure import training_step
@@ -126,7 +126,7 @@ def time_models(psi, T, compiled):
             set_trained_like(model)
             found["trained-like"] = milliseconds(partial(forward_pass, model, tokens))
         else:
-            model.screen = BACKENDS["flash"]
+            model.screen = attention_by(BACKENDS["flash"])
             found["transformer"] = milliseconds(partial(forward_pass, model, tokens))
     return found | {"x": found["transformer"] / found["initial"]}
 

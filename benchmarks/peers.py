@@ -33,7 +33,6 @@ from baselines import recipe
 from benchmarks.measure import measure_missing, peak_memory, take_turns, training_step
 from benchmarks.peer_models import PEERS, VOCABULARY
 from benchmarks.peer_weights import convert, to_ours
-from multiscreen import KeyCache
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device
 from support.timing import random_model
@@ -70,7 +69,7 @@ def measure(args, peer, what, setting, T):
         theirs.model.compile()
 
     def decode_ours(tokens, caches):
-        caches = caches or [KeyCache() for _ in ours.layers]
+        caches = caches or ours.new_caches()
         return ours.logits(ours.hidden(tokens, caches)[:, -1]), caches
 
     if what == "train":

@@ -8,7 +8,7 @@ import torch
 
 import multiscreen as ms
 from abcdigits import exact_matches, generate_by_token_count
-from support.stream import DONE_AFTER, ABCDigitsStream
+from tasks.abcdigits import DONE_AFTER, ABCDigitsStream
 
 T = 128                                                # tokens of a training sequence
 LONG = 1024                                            # tokens of a long one, and of a prompt

@@ -132,16 +132,11 @@ def test_cache():
             out.append(piece + torch.einsum("bhtv,hve->bte", y, W_O))
         return torch.cat(out, 1)
 
-    # The repository's tile lets a cache drop keys only if what screens says so.
-    def screen(*inputs):
-        return ms.screen(*inputs)
-
-    screen.keeps_to_window = True
     for s_w, cache in ((theirs.s_w.tolist(), mine.KeyCache()), ([1.0, 0.0, 1.2], TightCache()),
                        ([1.0, 0.0, 1.2], mine.KeyCache())):
         theirs.s_w.copy_(torch.tensor(s_w))
         load_into(yours, theirs)
-        found = torch.cat([yours(piece, screen, cache) for piece in pieces], 1)
+        found = torch.cat([yours(piece, ms.screen, cache) for piece in pieces], 1)
         expect(found, theirs(x, ms.screen),
                "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
                [(torch.cat([theirs(piece, ms.screen) for piece in pieces], 1),

@@ -36,7 +36,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from baselines import count_parameters
-from baselines.transformer import SIZES
+from baselines.transformer import SIZES, attention_by
 from experiments.common import with_deviation
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
 from support.choose import compile_layers, products_dtype
@@ -131,7 +131,7 @@ def apply_setting(model, setting, T_train):
     SWE expands those it has; "initial" and "trained" leave them as they are.
     """
     if setting in BACKENDS:
-        model.screen = BACKENDS[setting]
+        model.screen = attention_by(BACKENDS[setting])
     if setting.startswith("trained-like"):
         set_trained_like(model)
     if setting.endswith("SWE"):

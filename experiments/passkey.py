@@ -25,7 +25,7 @@ import random
 from abcdigits import get_parser, measure
 from support.checkpoint import load_for_evaluation
 from support.cli import UsageError, cli
-from support.passkey import FILLER, MOST, NEEDLE, QUESTION, TASK, prompt_sizes
+from tasks.passkey import FILLER, MOST, NEEDLE, QUESTION, TASK, prompt_sizes
 
 
 def passkey_prompts(tokenizer, n_tokens, depth, n_trials=1000):

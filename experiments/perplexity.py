@@ -112,7 +112,11 @@ def get_documents(data, tokenizer, L, limit):
 def nats(model, segment):
     """Negative log-likelihoods of the tokens at positions 1 .. L, in nats. (L + 1,) -> (L,)"""
     x = torch.from_numpy(segment.astype(np.int64)).to(model.W_E.device)[None]
-    return model.loss(x[:, :-1], x[:, 1:], "none")[0].cpu().double().numpy()
+    caches, head, found = model.new_caches(), model.head(), []
+    pieces = [model.pieces(tokens) for tokens in (x[:, :-1], x[:, 1:])]
+    for tokens, targets in zip(*pieces):
+        found.append(model.nats(model.hidden(tokens, caches)[0], targets[0], head))
+    return torch.cat(found).cpu().double().numpy()
 
 
 # --------------------------------------------------------------------------------- measuring

@@ -1,6 +1,7 @@
 """Choose the screen: the fastest function that runs here and agrees with the definition."""
 import math
 from functools import partial
+from types import MethodType
 
 import torch
 import torch.fx.experimental._config
@@ -23,13 +24,15 @@ LIMIT_16 = 1e-1                                        # with values of 16 bits
 OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # also compiled
 
 
+@torch.enable_grad()
 def get_screen(model, kernel="auto"):
     """(the screen, one line that says why, whether it is the expected one). kernel: as --kernel.
 
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
     `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
-    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones.
+    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones. It is made now:
+    choose again after each edit. `model.agreeing` is set, by which a KeyCache may forget.
 
     An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
     Layers that do not call the screen they are given screen by themselves: nothing is compared.
@@ -62,6 +65,7 @@ def get_screen(model, kernel="auto"):
         f, label, why = objection(kind, model, exact)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
             f, label = while_it_fits(model)
+        model.agreeing = None if why else f
         if not why and objections:
             return f, f"{'; '.join(objections)}: using {label}", False
         if not why:
@@ -82,7 +86,7 @@ def asks_for_screen(model):
         return torch.zeros_like(v)
 
     tokens, training = torch.zeros(1, 2, dtype=torch.int64, device=model.W_E.device), model.training
-    model.eval().through_layers(tokens, None, record)
+    model.eval().hidden(tokens, None, record)
     model.train(training)
     return len(calls) == len(model.layers)
 
@@ -110,7 +114,6 @@ def while_it_fits(model):
     """
     at_once = pairs_that_fit(model)
     f = partial(screen_windowed, at_once=at_once)
-    f.keeps_to_window = True
     return f, f"multiscreen.screen up to B H T T = {at_once:.1e}, then screen_windowed"
 
 
@@ -144,7 +147,6 @@ def objection(kind, model, exact):
         import screening_triton
 
         f, label = screening_triton.screen, "screening_triton.screen"
-        f.keeps_to_window = True                       # as screen_windowed; see KeyCache
         reason = (screening_triton.available(device)
                   or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
         if model.W_E.dtype == torch.float64:
@@ -250,7 +252,7 @@ def try_to_compile(model, wanted, batch, T):
 
 
 def compile_layers(model):
-    """torch.compile layers, embedding and head, and `screen` in `screen_windowed`. In place."""
+    """torch.compile layers, embedding and head, in place."""
     # Windows change with every step: few graphs for all sizes (no new one where two sizes are
     # equal by chance), and an error instead of silently running eager.
     torch.fx.experimental._config.use_duck_shape = False
@@ -261,14 +263,14 @@ def compile_layers(model):
     # A compiled lookup would add its gradient up with atomics: two runs would differ.
     torch._dynamo.disallow_in_graph(F.embedding)
     for name in OUTSIDE_OF_LAYERS:
-        setattr(model, name, torch.compile(getattr(model, name), dynamic=True))
+        # Bound to this model, so that a copy of it has its own.
+        compiled = torch.compile(getattr(type(model), name), dynamic=True)
+        setattr(model, name, MethodType(compiled, model))
 
     # Not part of a graph: the cache, whose sizes change with every call, and the choice of pieces,
     # whose number depends on w.
     multiscreen.KeyCache.append = torch.compiler.disable(multiscreen.KeyCache.append)
-    windowed = model.screen
-    if getattr(windowed, "func", windowed) is screen_windowed:
-        own = getattr(model, "own_screen", multiscreen.screen)
-        compiled = torch.compile(own, dynamic=True)
-        model.screen = torch.compiler.disable(lambda *x: windowed(*x, screen=compiled))
-        model.screen.keeps_to_window = multiscreen.keeps_to_window(windowed)
+    if getattr(model.screen, "func", model.screen) is screen_windowed:
+        eager = torch.compiler.disable(model.screen)
+        model.agreeing = eager if model.forgets else None
+        model.screen = eager

@@ -8,12 +8,36 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError, at_most_3
-from support.passkey import PasskeyStream
-from support.stream import ABCDigitsStream, Data
 from support.tokens import EDGE, SUMS, encode_document, read_bin
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
+STREAMS = ("abcdigits", "passkey")                     # of tasks/: endless, without files
 
+
+class Data:
+    """What training draws from: data[n] is a sequence of T + 1 tokens, of text or of a stream.
+
+    draw(n, seed) is the n-th in training: random access, so that a resumed run sees the same ones.
+    spread(n) has the numbers of n sequences.
+    """
+    learned = False                                    # whether training may end early
+
+    def observe(self, loss, documents):
+        """Told of each step's loss."""
+
+    def state(self):
+        """What a checkpoint keeps besides the number of drawn sequences."""
+        return ()
+
+    def load(self, state):
+        """Take the state of a checkpoint."""
+
+    def extra_columns(self, model, batches):
+        """More columns of an evaluation. batches: of `distributed.batches`"""
+        return {}
+
+
+# ------------------------------------------------------------------------------------- files
 
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
@@ -21,7 +45,7 @@ def files_of(names):
     stdlib names the files of Python's own standard library, a stream none. What is named twice is
     used once, and so are a file and the links to it.
     """
-    if list(names) in (["abcdigits"], ["passkey"]):
+    if list(names) in [[name] for name in STREAMS]:
         return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
@@ -210,11 +234,6 @@ def get_data(args, tokenizer, files):
     otherwise the last twentieth of all text; and the last twentieth of each token file.
     """
     T = args.seq_len
-    if args.data == ["abcdigits"]:
-        return tuple(ABCDigitsStream(tokenizer, T, args.digits, args.seed, n) for n in (0, 1))
-    if args.data == ["passkey"]:
-        return tuple(PasskeyStream(tokenizer, T, args.seed, n) for n in (0, 1))
-
     name = at_most_3(args.data)
     train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
     if not train:
@@ -229,17 +248,19 @@ def get_data(args, tokenizer, files):
     elif len(texts) >= 20:
         val, whole, ends = texts[HELD_OUT], texts.copy(), bins
         del whole[HELD_OUT]
-        held_out = "every twentieth text" + ", the last twentieth of each token file" * bool(bins)
+        held_out = "every 20th text file" + ", the last twentieth of each token file" * bool(bins)
     else:
         whole, ends = [], train
         held_out = "the last twentieth"
     used = whole + val + ends
-    print(f"{name}: files: {len(used):,}, of tokens: {sum(map(is_bin, used)):,}, "
-          f"bytes: {sum(p.stat().st_size for p in used):,}; held out: {held_out}")
+    bins_used = sum(map(is_bin, used))
+    kinds = [f"{count:,} {kind} file{'s' * (count > 1)}" for count, kind in
+             ((len(used) - bins_used, "text"), (bins_used, "token")) if count]
+    print(f"{name}: {' and '.join(kinds)}, {sum(p.stat().st_size for p in used):,} bytes; "
+          f"held out: {held_out}")
     if left_out:
-        names = at_most_3([p.name for p in left_out])
-        print("left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
-              f"{len(left_out):,} ({names})")
+        print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
+              "link, named twice, or beside token files")
 
     train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
     for a in arrays_of(ends, tokenizer):

@@ -8,6 +8,7 @@ are used: they take as long as the rest of PyTorch.
 import atexit
 import os
 import sys
+from types import MethodType
 
 import numpy as np
 import torch
@@ -91,16 +92,29 @@ def batches(data, numbers, batch_size):
         yield torch.from_numpy(np.stack([data[i] for i in mine or numbers[:1]])), len(mine)
 
 
+def draw(data, first, args, device):
+    """This process's share of a batch of sequences, those of all processes from `first` on."""
+    mine = range(first + rank() * args.batch_size, first + (rank() + 1) * args.batch_size)
+    x = torch.from_numpy(np.stack([data.draw(n, args.seed) for n in mine]))
+    # From pinned memory a GPU copies while it computes.
+    if device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=x.is_pinned())
+
+
 def average_gradients(model, now):
     """Whether the next backward pass averages the gradients over the processes, or only adds."""
     if dist.is_initialized():
         model.set_requires_gradient_sync(now)
 
 
-def recompute(layer):
-    """Keep only a layer's input, and recompute its activations in backward. In place."""
-    forward = layer.forward
-    layer.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False)
+def recompute(model):
+    """Keep only the layers' inputs, and recompute their activations in backward. In place."""
+    def forward(self, *inputs):
+        return checkpoint(MethodType(type(self).forward, self), *inputs, use_reentrant=False)
+
+    for layer in model.layers:
+        layer.forward = MethodType(forward, layer)     # a copy of the layer has its own
 
 
 def full(x):

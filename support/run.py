@@ -1,23 +1,46 @@
-"""The folder of a run: what it holds, who may write into it, its log."""
+"""The folder of a run: what it holds, who may write into it, how a run begins and ends.
+
+    ckpt.pt            everything that a run needs to go on, and its log
+    log.tsv            a row for each printed line
+    flags.txt          what the run is: flags, sizes, versions, what was changed on --resume
+    source/            the text of what it runs; source_until_STEP/ what it ran before an edit
+    diverged.txt       why it must not go on
+"""
+import math
 import os
 import platform
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import filelock
 import torch
 
+from baselines import recipe
+from support import distributed as dist
 from support.checkpoint import (
     FIXED,
     SIZE_FLAGS,
     changed_equations,
     equations,
+    load_moments,
     read_checkpoint,
+    save_checkpoint,
     small_model,
     weights_hash,
 )
-from support.cli import UsageError, on_one_line, own_folder, replacing, require_file
-from support.data import hash_of
-from support.distributed import world
+from support.cli import (
+    UsageError,
+    clock,
+    on_one_line,
+    own_folder,
+    rank,
+    replacing,
+    require_file,
+    stop_requests,
+)
+from support.data import STREAMS, check_fingerprint, files_of, fingerprint, hash_of
 from support.source import (
     TEXT,
     bare_lines,
@@ -28,19 +51,46 @@ from support.source import (
     source_of,
 )
 
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
+           "val_loss", "val_bpb", "alive", "needle", "base")
 # Flags that do not say what is trained: a run continues even if they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
 # Flags whose change does not change what is trained: a run of 10 steps goes on to 20.
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
+WAYS = "--force overwrites it, another --out starts a new run"
+
+
+# ----------------------------------------------------------------------------------- flags
+
+def get_args(parser, argv=None):
+    """The arguments of train.py, completed; --resume and --init take those left out of argv from
+    their checkpoint. Raises UsageError for what cannot be.
+    """
+    parser.set_defaults(**recipe(parser.parse_args(argv).model))
+    args = parser.parse_args(argv)
+    if args.resume and args.init:
+        raise UsageError("--resume and --init: give one, for the weights of OUT or of a checkpoint")
+    if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
+        raise UsageError(f"--force would overwrite {args.init}: name another --out")
+    if args.resume:
+        path = Path(args.out) / "ckpt.pt"
+        ckpt = read_checkpoint(path)
+        args = take_flags(parser, argv, ckpt, path, ckpt["args"].keys() - set(NOT_RESUMED))
+    elif args.init is not None:
+        ckpt = read_checkpoint(args.init)
+        parser.set_defaults(**recipe(ckpt["model"]))
+        args = take_flags(parser, argv, ckpt, args.init, ["model", "tokenizer", *SIZE_FLAGS])
+    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
+    if args.model.startswith("transformer") and {*sizes} - {"layers"}:
+        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
+                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
+    return complete(args)
 
 
 def take_flags(parser, argv, ckpt, path, names):
     """The arguments; those of `names` that argv leaves out come from the checkpoint."""
-    old = {name: ckpt["args"][name] for name in names if hasattr(parser.parse_args([]), name)}
-    for name, value in old.items():
-        default = parser.get_default(name)
-        if default is not None and type(value) is not type(default):
-            raise UsageError(f"{path} is damaged: {flag(name)} is {value!r}")
+    known = vars(parser.parse_args([]))
+    old = {name: ckpt["args"][name] for name in names if name in known}
     parser.set_defaults(**old)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
@@ -64,19 +114,19 @@ def complete(args):
             rule = f"be below {most}" if value >= most else rule
             raise UsageError(f"{flag(name)} {value}: it must {rule}")
     args.save_every = args.save_every or args.eval_every
-    args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * world()
+    args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * dist.world()
     passes_of(args)
     return args
 
 
 def passes_of(args):
     """Forward passes of a process in a step; raises UsageError if they are not whole."""
-    at_once = args.batch_size * args.seq_len * world()
+    at_once = args.batch_size * args.seq_len * dist.world()
     if args.batch_tokens % at_once:
         below = args.batch_tokens // at_once * at_once
         near = f"{below} or {below + at_once}" if below else at_once
         raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {at_once} "
-                         f"({args.batch_size} sequences x {args.seq_len} tokens x {world()} "
+                         f"({args.batch_size} sequences x {args.seq_len} tokens x {dist.world()} "
                          f"processes): take {near}")
     return args.batch_tokens // at_once
 
@@ -91,7 +141,171 @@ def text(value):
 
 def absolute(names):
     """What --data names, valid from any folder."""
-    return [x if x in ("stdlib", "abcdigits", "passkey") else os.path.abspath(x) for x in names]
+    return [x if x in ("stdlib", *STREAMS) else os.path.abspath(x) for x in names]
+
+
+def flags_of(args):
+    """The arguments by name, with data that is found from any folder."""
+    return vars(args) | {"data": absolute(args.data)}
+
+
+# --------------------------------------------------------------------------------- the folder
+
+class Run:
+    """`with Run(args) as run`: the folder --out, locked. Process 0 alone writes into it.
+
+    ckpt: the checkpoint that this command continues, or None; start: that, or the one of --init,
+    or None; files: what `files_of` finds. finished: whether there is nothing left to do. Raises
+    UsageError if the folder is in use, or holds a run with other flags, equations or data.
+    """
+
+    def __init__(self, args):
+        self.args, self.out = args, own_folder(args.out)
+        self.path = self.out / "ckpt.pt"
+        self.stopping = self.finished = False
+        self.saved_at, self.log_text, self.stop = 0, "", []
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            if rank() == 0:
+                stack.enter_context(lock(self.out))
+            dist.wait()
+            args = self.args
+            self.ckpt = find_checkpoint(args)
+            if self.ckpt and (self.ckpt["learned"] or self.ckpt["step"] >= args.steps):
+                step, learned = self.ckpt["step"], self.ckpt["learned"]
+                end = "it has learned" if learned else "--resume --steps N continues"
+                print(f"{self.out} is already finished, at step {step}: {end}")
+                self.finished = True
+            else:
+                self.start = self.ckpt
+                if args.init is not None and not self.ckpt:
+                    self.start = read_checkpoint(args.init)
+                self.files = list(files_of(args.data))
+                self.fingerprints = fingerprint(self.files)
+                if self.ckpt:
+                    check_fingerprint(self.ckpt["files"], self.fingerprints)
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        self.stack.close()
+
+    def begin(self, model, optimizer, data, parameters):
+        """(the step, how many sequences were drawn) where training begins; what is on disk is kept.
+
+        Prints the head of the table.
+        """
+        args, ckpt = self.args, self.ckpt
+        step = drawn = 0
+        if ckpt:
+            step, drawn = ckpt["step"], ckpt["drawn"]
+            data.load(ckpt["data_state"])
+            load_moments(model, optimizer, ckpt["optimizer"], self.path)
+            torch.set_rng_state(ckpt["random_state"])  # for your dropout
+            del ckpt["weights"], ckpt["optimizer"]     # 12 bytes per parameter
+        self.about = about_run(args, ckpt, self.start, data, self.fingerprints)
+        self.log_text = ckpt["log"] if ckpt else "\t".join(COLUMNS) + "\n"
+        if rank() == 0:
+            write_folder(self.out, args, ckpt, parameters, self.about, self.log_text)
+        self.saved_at, self.first, self.began = step, step, time.perf_counter()
+        if self.start:
+            print(f"continuing at step {step}" if ckpt else f"weights from {args.init}")
+        left = "at most" if args.data[0] in STREAMS else "left"
+        print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} "
+              f"{'max':>8} {'ms':>7} {'tok/s':>8} {left:>8}", flush=True)
+        self.stop = self.stack.enter_context(stop_requests())
+        return step, drawn
+
+    def check(self, step, **values):
+        """Raise UsageError if a value is not finite; learn whether a process was told to stop."""
+        found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
+        if found:
+            saved = f"{self.path} holds step {self.saved_at}" if self.saved_at else (
+                "nothing was saved")
+            message = (f"training diverged: at step {step} {', '.join(found)}; {saved}: "
+                       "try a smaller --lr, or undo your last edit")
+            if rank() == 0:
+                with replacing(self.out / "diverged.txt") as file:
+                    file.write(f"{message}\n".encode())
+            raise UsageError(message, code=3)
+        self.stopping = dist.total(len(self.stop)) != [0]
+
+    def log(self, step, **row):
+        """Print a line, and add a row to the log. row: numbers by column."""
+        at = f"{step:>6}/{self.args.steps:<6}"
+        if "loss" in row:
+            windows = " " * 23
+            if "w_min" in row:
+                windows = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
+            seconds = (time.perf_counter() - self.began) / (step - self.first)
+            print(f"{at} {row['loss']:8.4f} {row['lr']:8.2g} {row['grad_norm']:8.4f} {windows} "
+                  f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} "
+                  f"{clock(seconds * (self.args.steps - step)):>8}", flush=True)
+        else:
+            self.check(step, val_loss=row["val_loss"])
+            words = [f"validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte"]
+            if "alive" in row:
+                words.append(f"{row['alive']:.1%} of the pairs inside the windows are alive")
+            words += [f"{name} {row[name]:.3f}" for name in ("needle", "base") if name in row]
+            print(f"{at} {'; '.join(words)}", flush=True)
+        row = {name: f"{x:.6g}" for name, x in row.items()} | {"step": str(step)}
+        line = "\t".join(row.get(name, "") for name in COLUMNS) + "\n"
+        self.log_text += line
+        if rank() == 0:
+            with open(self.out / "log.tsv", "a") as file:
+                file.write(line)
+
+    def save(self, model, optimizer, step, drawn, data):
+        """Write the checkpoint. Raises KeyboardInterrupt if training was told to stop."""
+        args = self.args
+        shards = (dist.local(p.detach()) for p in model.parameters())
+        weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
+        self.check(step, sum_of_weights=weights_sum)
+        weights, moments = dist.get_states(model, optimizer)
+        if rank() == 0:
+            save_checkpoint(self.path, {
+                "model": args.model, "config": asdict(model.config), "weights": weights,
+                "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
+                "data_state": data.state(), "learned": data.learned, "log": self.log_text,
+                "random_state": torch.get_rng_state(), "args": flags_of(args), **self.about})
+        dist.wait()                                    # torchrun ends all when one ends
+        self.saved_at = step
+        end = ", the end: it has learned" * data.learned
+        print(f"{step:>6}/{args.steps:<6} saved {self.path}{end}", flush=True)
+        if self.stopping and step < args.steps and not data.learned:
+            raise KeyboardInterrupt(f"stopped at step {step}, saved {self.path}: the same command"
+                                    f"{', without --force,' * args.force} continues")
+
+
+class lock:
+    """`with lock(out)` keeps other runs out of the folder `out`, and makes it if it is missing.
+
+    Where no run has begun, because the command was refused, nothing of it stays.
+    """
+
+    def __init__(self, out):
+        self.out, self.path = out, out / "lock"
+
+    def __enter__(self):
+        self.is_new = not self.out.exists()
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.held = filelock.FileLock(self.path, timeout=0)
+        try:
+            self.held.acquire()
+        except filelock.Timeout:
+            owner = self.path.read_text().strip() or "another process"
+            raise UsageError(f"{self.out} is in use by {owner}: stop it, or name another "
+                             "--out") from None
+        self.path.write_text(f"process {os.getpid()} on {platform.node()}")
+
+    def __exit__(self, *error):
+        self.path.write_text("")
+        self.held.release()
+        if not (self.out / "flags.txt").exists():
+            self.path.unlink()
+        if self.is_new and not [*self.out.iterdir()]:
+            self.out.rmdir()
 
 
 def find_checkpoint(args):
@@ -99,8 +313,10 @@ def find_checkpoint(args):
 
     Raises UsageError if the run there has other flags or other equations, or diverged.
     """
-    out = Path(args.out)
-    ways = "--force overwrites it, another --out starts a new run"
+    out, source = Path(args.out), Path(args.out) / "source"
+    is_ours = source.is_dir() and not source.is_symlink() and (out / "flags.txt").exists()
+    if os.path.lexists(source) and not is_ours:
+        raise UsageError(f"{source} is not a run's: name another --out")
     if args.force:
         return None
     if (out / "diverged.txt").exists() and not args.resume:
@@ -108,40 +324,49 @@ def find_checkpoint(args):
         lines = (out / "flags.txt").read_text(encoding="utf-8").splitlines(keepends=True)
         message = (out / "diverged.txt").read_text(encoding="utf-8").strip()
         same = {*flag_lines(args, equations(args.model))} <= {*lines}
-        raise UsageError(f"{out}: {message}; {ways}", 3 if same else 1)
+        raise UsageError(f"{out}: {message}; {WAYS}", 3 if same else 1)
     if not (out / "ckpt.pt").exists():
         # A run killed in its first steps leaves only a log: it starts over.
         log = out / "log.tsv"
         require_file(log)
         if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):
-            raise UsageError(f"{log} is not a log of train.py: {ways}")
+            raise UsageError(f"{log} is not a log of train.py: {WAYS}")
         if log.exists() and was_saved(out):
-            raise UsageError(f"{log} belongs to a run whose checkpoint is gone: {ways}")
+            raise UsageError(f"{log} belongs to a run whose checkpoint is gone: {WAYS}")
         return None
     ckpt = read_checkpoint(out / "ckpt.pt")
-    head, *rows = [line.split("\t") for line in ckpt["log"].split("\n")]
-    if head[0] != "step" or {*map(len, rows[:-1])} - {len(head)}:
-        raise UsageError(f"{out / 'ckpt.pt'} is damaged: its log is not a table; {ways}")
     other = ckpt["equations"] != equations(args.model)
     if not args.resume:
-        for name, now in (vars(args) | {"data": absolute(args.data)}).items():
+        for name, now in flags_of(args).items():
             before = ckpt["args"].get(name)
             if name not in NOT_RESUMED and before != now:
                 raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
-                                 f"{text(now)}: {ways}, --resume continues with changed flags")
+                                 f"{text(now)}: {WAYS}, --resume continues with changed flags")
         if other:
             raise UsageError(f"{out} holds a run with other equations: "
-                             f"{changed_equations(ckpt)}: {ways}")
+                             f"{changed_equations(ckpt)}: {WAYS}")
         if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
                 ckpt["init_weights"]):
             raise UsageError(f"{out} holds a run that began with other weights than those that "
-                             f"{args.init} has now: {ways}")
+                             f"{args.init} has now: {WAYS}")
     if other:
         print(f"the equations have changed since step {ckpt['step']}: {changed_equations(ckpt)}")
     for path, lines in edits_since(ckpt).items():
         print(f"{path} has changed since step {ckpt['step']}: {lines}")
     return ckpt
 
+
+def was_saved(out):
+    """Whether the log of a run continues past its first save."""
+    if not (out / "flags.txt").exists():
+        return False
+    lines = (out / "flags.txt").read_text(errors="replace").splitlines()
+    every = dict(line.partition("\t")[::2] for line in lines).get("save_every", "")
+    last = (out / "log.tsv").read_text(errors="replace").split("\n")[:-1][-1].partition("\t")[0]
+    return every.isdecimal() and last.isdecimal() and int(last) > int(every)
+
+
+# ---------------------------------------------------------------------------------- what it is
 
 def edits_since(ckpt):
     """{path: changed lines} of what else a run is made of: train.py and the files of its data."""
@@ -167,7 +392,7 @@ def about_run(args, ckpt, start, data, files):
     if ckpt:
         about |= {name: ckpt[name] for name in ("init_weights", "changes")}
         changes = [f"{flag(name)} {text(value)}, before {text(ckpt['args'].get(name))}"
-                   for name, value in (vars(args) | {"data": absolute(args.data)}).items()
+                   for name, value in flags_of(args).items()
                    if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
         changes += [f"{path} changed" for path in edits_since(ckpt)]
     if start and start["equations"] != about["equations"]:
@@ -188,115 +413,9 @@ def flag_lines(args, identity):
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
 
 
-def was_saved(out):
-    """Whether the log of a run continues past its first save."""
-    if not (out / "flags.txt").exists():
-        return False
-    lines = (out / "flags.txt").read_text(errors="replace").splitlines()
-    every = dict(line.partition("\t")[::2] for line in lines).get("save_every", "")
-    last = (out / "log.tsv").read_text(errors="replace").split("\n")[:-1][-1].partition("\t")[0]
-    return every.isdecimal() and last.isdecimal() and int(last) > int(every)
-
-
-class Lock:
-    """`with Lock(out)` keeps other runs out of the folder `out`, and makes it if it is missing.
-
-    Raises UsageError if another process holds it, or if a run's file there is a link.
-    """
-
-    def __init__(self, out):
-        out = own_folder(out)
-        out.mkdir(parents=True, exist_ok=True)
-        for name in ("ckpt.pt", "log.tsv", "flags.txt", "lock", "source"):
-            if (out / name).is_symlink():
-                raise UsageError(f"{out / name} is a link: name another --out")
-        if (out / "source").exists() and not ((out / "source").is_dir()
-                                              and (out / "flags.txt").exists()):
-            raise UsageError(f"{out / 'source'} is not a run's: name another --out")
-        self.path = out / "lock"
-        self.lock = filelock.FileLock(self.path, timeout=0)
-        self.owner = f"process {os.getpid()} on {platform.node()}"
-
-    def __enter__(self):
-        try:
-            self.lock.acquire()
-        except filelock.Timeout:
-            owner = self.path.read_text().strip() or "another process"
-            raise UsageError(f"{self.path.parent} is in use by {owner}: stop it, or name another "
-                             "--out") from None
-        self.path.write_text(self.owner)
-        return self
-
-    def check(self):
-        """Raise UsageError if the folder is no longer this process's."""
-        if not self.is_held():
-            raise UsageError(f"{self.path} is gone: was the folder moved or deleted, or is another "
-                             "run in it? Nothing more is written")
-
-    def is_held(self):
-        return self.path.exists() and self.path.read_text() == self.owner
-
-    def __exit__(self, *error):
-        if self.is_held():
-            self.path.write_text("")
-        self.lock.release()
-        # A command that failed before its run began leaves nothing.
-        if self.path.exists() and [*self.path.parent.iterdir()] == [self.path]:
-            self.path.unlink()
-            self.path.parent.rmdir()
-
-
-class Log:
-    """log.tsv: a row for each printed line and each evaluation.
-
-    A checkpoint holds `text`, so the file is made again from there. If it cannot be written,
-    training continues, and the rows are written as soon as possible.
-    """
-
-    def __init__(self, lock, columns, text=""):
-        self.lock, self.path = lock, lock.path.with_name("log.tsv")
-        self.columns, self.behind = columns, False
-        self.text = text or "\t".join(columns) + "\n"
-        self.rewrite()
-
-    def rewrite(self):
-        with replacing(self.path) as file:
-            file.write(self.text.encode())
-
-    def add(self, row):
-        """Add a row, a dict of numbers by column."""
-        self.lock.check()
-        # Steps stay whole numbers beyond a million.
-        row = {c: f"{x:.{15 if c == 'step' else 6}g}" for c, x in row.items()}
-        line = "\t".join(row.get(c, "") for c in self.columns) + "\n"
-        self.text += line
-        try:
-            if self.behind:
-                self.rewrite()
-            else:
-                with open(self.path, "a") as file:
-                    file.write(line)
-            self.behind = False
-        except OSError as e:
-            if not self.behind:
-                print(f"{self.path} cannot be written ({e.strerror}): training continues, and each "
-                      "checkpoint holds the rows")
-            self.behind = True
-
-    def end(self, message):
-        """Note in diverged.txt why the run must not go on."""
-        self.lock.check()
-        with replacing(self.path.with_name("diverged.txt")) as file:
-            file.write(f"{message}\n".encode())
-
-
-def open_run(args, ckpt, columns, parameters, about, lock):
-    """The Log of a run in the folder --out. A new run deletes an older one.
-
-    flags.txt says what the run is, a line for each flag, its name and its value, and what `about`
-    says; source/ has the text of what it runs, source_until_STEP/ what it ran before an edit.
-    """
-    out = Path(args.out)
+def write_folder(out, args, ckpt, parameters, about, log):
+    """flags.txt, source/ and log.tsv of a run that begins, which deletes an old one, or goes on."""
+    source, old = out / "source", out / f"source_until_{ckpt['step'] if ckpt else 0}"
     for left in [*out.glob("*.*.tmp")]:
         if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
             left.unlink()
@@ -306,19 +425,22 @@ def open_run(args, ckpt, columns, parameters, about, lock):
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     more = {"parameters": parameters, "init_weights": about["init_weights"],
             "changes": "; ".join(about["changes"]), "versions": versions,
-            "classes": " ".join(about["classes"]),
-            "corpus": hash_of(about["files"])}
-    with replacing(out / "flags.txt") as file:
-        lines = [f"{name}\t{on_one_line(value)}\n" for name, value in more.items()]
-        file.write("".join([*flag_lines(args, about["equations"]), *lines]).encode())
+            "classes": " ".join(about["classes"]), "corpus": hash_of(about["files"])}
+    lines = flag_lines(args, about["equations"])
+    lines += [f"{name}\t{on_one_line(value)}\n" for name, value in more.items()]
+    write_text(out / "flags.txt", "".join(lines))
     # After flags.txt, by which a folder named source is known as a run's.
-    source, old = out / "source", out / f"source_until_{ckpt['step'] if ckpt else 0}"
     if ckpt and ckpt["source"] != about["source"] and source.exists() and not old.exists():
         source.rename(old)
     for path in source.rglob("*.py"):
         path.unlink()
     for name, content in about["source"].items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(source / name) as file:
-            file.write(content.encode())
-    return Log(lock, columns, ckpt["log"] if ckpt else "")
+        write_text(source / name, content)
+    write_text(out / "log.tsv", log)
+
+
+def write_text(path, content):
+    """A file that is whole at any time."""
+    with replacing(path) as file:
+        file.write(content.encode())

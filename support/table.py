@@ -14,19 +14,6 @@ from pathlib import Path
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
-# What a cell may be, by its column: a whole number, and the least; a number from .. to; a match of
-# a pattern. Others are text.
-WHOLE = {"parameters": 1, "seq_len": 1, "length": 1, "trials": 1, "digits": 2, "batch_tokens": 1,
-         "steps": 1, "seed": 0, "step": 0, "warmup": 0}
-RANGES = {"depth": (0, 1), "accuracy": (0, 1), "alive": (0, 1),
-          "window": (0, 1), "nats": (0, 500), "ms": (1e-9, 1e12), "lr": (0, 1e38),
-          "weight_decay": (0, 1e9), "clip": (0, 1e9), "loss": (0, 1e38), "val_loss": (0, 1e38),
-          "grad_norm": (0, 1e38), "val_bpb": (0, 1e38), "tokens_per_s": (0, 1e15), "base": (1, 2),
-          "w_min": (1, math.inf), "w_median": (1, math.inf), "w_max": (1, math.inf)}
-SEVERAL = {"nats", "ms"}                               # several numbers in a cell
-PATTERNS = {"factor": r"(ntk)?(?=.*[1-9])[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?",
-            "model": "(multiscreen|transformer)([:=].+)?", "tokenizer": "bytes|gpt2",
-            "swe": "yes", "psi": "[1-9][0-9]*|-", "w_th": r"[0-9]+(\.[0-9]+)?|-"}
 
 
 class Table:
@@ -113,56 +100,29 @@ def describe_run(ckpt):
 # ------------------------------------------------------------------------------------- files
 
 def read_rows(path, columns=None):
-    """The valid rows of a table as dicts of text. A line says how many are not.
+    """The rows of a table as dicts of text. A line says how many are torn.
 
     Raises UsageError if it is not a table, or has other columns.
     """
-    rows, wrong = read_file(path, columns)
-    tell(path, wrong)
+    rows, torn = read_file(path, columns)
+    if torn:
+        print(f"{torn} rows of {path} are left out: torn", file=sys.stderr)
     return rows
 
 
-def tell(path, wrong):
-    """Print how many rows of a table are invalid."""
-    if wrong:
-        print(f"{wrong} rows of {path} are left out: a cell is missing or invalid",
-              file=sys.stderr)
-
-
 def read_file(path, columns=None):
-    """(the valid rows, how many are not). A killed process may leave half a last row."""
+    """(the whole rows, how many are torn). A killed process may leave half a last row."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     require_file(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    *lines, torn = [line.split("\t") for line in text.split("\n")]
+    *lines, last = [line.split("\t") for line in text.split("\n")]
     head, *lines = lines or [[]]
     if head and columns and head != list(columns):
         raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
                          "name another")
     rows = [dict(zip(head, line)) for line in lines if len(line) == len(head)]
-    right = [row for row in rows if all(is_right(name, x, head) for name, x in row.items())]
-    return right, len(lines) - len(right) + bool(head and torn != [""])
-
-
-def is_right(name, cell, head):
-    """Whether a cell is valid in its column. What was measured must not be empty."""
-    if not cell:
-        measured = head[-2] if head[-1] == "hash" else "val_loss" if "equations" in head else None
-        needed = {measured, "depth", "length", "trials", "parameters", "seed"}
-        return name not in needed or name not in WHOLE | RANGES
-    if name in WHOLE:
-        return bool(re.fullmatch("0|[1-9][0-9]{0,18}", cell)) and int(cell) >= WHOLE[name]
-    if name not in RANGES:
-        return bool(re.fullmatch(PATTERNS.get(name, ".*"), cell))
-    low, high = RANGES[name]
-    try:
-        numbers = [float(x) for x in (cell.split() if name in SEVERAL else [cell])]
-    except ValueError:
-        return False
-    # A run that diverged has no loss.
-    in_range = all(low <= x <= high for x in numbers) or name == "val_loss" and cell == "nan"
-    return in_range and bool(numbers)
+    return rows, len(lines) - len(rows) + bool(head and last != [""])
 
 
 def split_label(word):
@@ -175,46 +135,52 @@ def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
-    multiscreen=mine, and need not agree with others.
-
-    Raises UsageError if they have one cell with two values, one run with two sets of weights, one
-    model with two sets of equations or two ways of training.
+    multiscreen=mine. Of a cell that comes twice the last row counts. Notes say what runs of one
+    model differ in.
     """
-    rows, weights, shared, columns = {}, {}, {}, None
+    rows, kinds, columns = {}, {}, None
     for label, path in map(split_label, map(str, paths)):
-        found, wrong = read_file(path, columns)
+        found = read_rows(path, columns)
+        if not found:
+            raise UsageError(f"{path} has no rows: measure a model first")
         if label:
             family = {row["model"]: re.split("[:=]", row["model"])[0] for row in found}
             found = [row | {"model": f"{family[row['model']]}={label}"} for row in found]
-        if not found:
-            raise UsageError(f"{path} has no rows: measure a model first")
         columns = tuple(found[0])
         if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
-        tell(path, wrong)
         for row in found:
-            run, key = (tuple(row[name] for name in names) for names in (RUN, columns[:-2]))
-            if weights.setdefault(run, row["hash"]) != row["hash"]:
-                raise UsageError(f"{path}: another table has the same model, seed and step with "
-                                 "other weights: draw them separately")
+            check_numbers(row, path, value)
+            key = tuple(row[name] for name in columns[:-2])
             if rows.setdefault(key, row) != row:
-                raise UsageError(f"{path}: a cell is there twice, with {rows[key][value]} and "
-                                 f"{row[value]}: delete one")
-            model = row["model"], row["parameters"], row["seq_len"]
-            facts = [("equations", row["model"], row["hash"].partition("-")[2]),
-                     ("--init or --resume", model, how_trained(row))]
-            for what, of, fact in facts:
-                if shared.setdefault((what, of), fact) != fact:
-                    raise UsageError(f"{path}: the runs of {row['model']} differ in {what}: draw "
-                                     "them separately")
+                print(f"{path} has a cell of {row['model']} again, with another {value}: the last "
+                      "one counts", file=sys.stderr)
+            rows[key] = row
+            equations = row["hash"].partition("-")[2]
+            kinds.setdefault((row["model"], "equations"), set()).add(equations)
+            kinds.setdefault((row["model"], "--init or --resume"), set()).add(how_trained(row))
+    for (model, what), found in kinds.items():
+        if len(found) > 1:
+            print(f"note: the runs of {model} differ in {what}", file=sys.stderr)
     return list(rows.values())
+
+
+def check_numbers(row, path, value):
+    """Raise UsageError if a cell that figures count with is not a number; only `value` must be."""
+    for name in ("parameters", "seed", "seq_len", "step", "length", "trials", value):
+        cell = row.get(name, "")
+        try:
+            numbers = [float(x) for x in cell.split()]
+        except ValueError:
+            numbers = None
+        if numbers is None or name == value and not numbers:
+            raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again")
 
 
 def how_trained(row):
     """Whether a run began with other weights, and what was changed on --resume, at any step."""
-    changes = re.sub(r"from step \d+: ", "", row["changes"])
-    return {"init_weights": bool(row["init_weights"]), "changes": changes}
+    return bool(row["init_weights"]), re.sub(r"from step \d+: ", "", row["changes"])
 
 
 def keep_rows(path, rows):

@@ -51,6 +51,6 @@ def set_trained_like(model):
 @torch.no_grad()
 def forward_pass(model, tokens):
     """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
-    x, head = model.hidden(tokens, chunk=tokens.shape[1]), model.head()
+    x, head = model.hidden(tokens), model.head()
     for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
         model.logits(part, head)

@@ -39,9 +39,6 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
 
 
-screen_windowed.keeps_to_window = True                 # a KeyCache may drop what lies outside
-
-
 def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding: tiles that see at most 256 keys back share a call.
 

@@ -56,10 +56,11 @@ def random_checkpoints(tmp_path_factory):
                                           "seq_len": 16, "kernel": "definition"}
         paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir()
-        empty = {key: kind() for key, kind in KEYS.items()}
-        save_checkpoint(paths[name], empty | {
+        empty = {name: [] for name in ("files", "changes", "classes")} | {"source": {}}
+        save_checkpoint(paths[name], dict.fromkeys(KEYS, 0) | empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
-            "tokenizer": "bytes", "args": args, "equations": equations(name)})
+            "tokenizer": "bytes", "args": args, "equations": equations(name),
+            "init_weights": ""})
     return paths
 
 

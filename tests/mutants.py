@@ -524,7 +524,6 @@ class FirstForgotten(ms.GatedScreeningTiles):
         def from_start(*inputs):
             return screen(*inputs[:5], start)
 
-        from_start.keeps_to_window = True              # or the cache drops nothing
         return super().screening(x, from_start, cache)
 
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend
 import multiscreen
 import train
 from baselines import ablations, count_parameters
-from baselines.transformer import BLOCKS
+from baselines.transformer import BLOCKS, attention_by
 from experiments import relevance_maps
 from experiments import sizes as sizes_script
 from support.checkpoint import (
@@ -22,6 +22,7 @@ from support.checkpoint import (
 )
 from support.choose import asks_for_screen, get_screen
 from support.cli import UsageError
+from support.run import get_args
 from support.windowed import screen_windowed
 from tests.helpers import (
     assert_same_weights,
@@ -107,7 +108,8 @@ def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
     model, x = tiny_model(name, far=True), draw_tokens(2, 90)
-    chunks = model.logits(model.hidden(x, chunk=17))
+    caches = model.new_caches()
+    chunks = torch.cat([model(piece, caches) for piece in x.split(17, 1)], 1)
     torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
     y = x
     for _ in range(5):
@@ -119,9 +121,9 @@ def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
     model, x = tiny_model("transformer:2,3,24", far=True).float(), draw_tokens(1, 60)
     full = model(x)
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
-        model.screen = backend
+        model.screen = attention_by(backend)
         torch.testing.assert_close(model(x), full, rtol=1e-4, atol=1e-4)
-    model.screen = SDPBackend.CUDNN_ATTENTION                              # which no CPU has
+    model.screen = attention_by(SDPBackend.CUDNN_ATTENTION)                # which no CPU has
     with pytest.raises(RuntimeError):
         model(x)
 
@@ -239,7 +241,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     again = fit(tmp_path / "next", "--init", str(tmp_path / "out/ckpt.pt"), "--steps", "1")
     assert again["config"] == sizes
     with pytest.raises(UsageError, match="--d-V .* are for Multiscreen"):
-        train.get_args(["--model", "transformer:2,2,8", "--d-V", "8"])
+        get_args(train.get_parser(), ["--model", "transformer:2,2,8", "--d-V", "8"])
     with pytest.raises(UsageError, match="RoPE turns pairs"):
         build_model("multiscreen:rope", TINY | {"d_K": 3})
 
@@ -253,7 +255,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args = train.get_args(flags)
+    args = get_args(train.get_parser(), flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 

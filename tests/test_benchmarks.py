@@ -13,7 +13,6 @@ import time
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
 from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
@@ -51,7 +50,7 @@ def call(monkeypatch, tmp_path):
     for name, value in changes.items():
         monkeypatch.setattr(gpu_times, name, value)
     monkeypatch.setattr(gpu_check, "CHECKED", [20])
-    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.bfloat16: 2e-2})
+    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.float16: 4e-3})
     monkeypatch.setattr(gpu, "require_gpu", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -70,7 +69,7 @@ def checked(tmp_path):
     columns = gpu.PARTS["check"][1]
     right = dict.fromkeys(columns, 0.0) | {"verdict": "right"}
     measure.measure_missing(tmp_path / "check.tsv", columns, [
-        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "bfloat16")])
+        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "float16")])
 
 
 # --------------------------------------------------------------------------------- the parts
@@ -81,7 +80,7 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monke
         call("layer")
     rows = call("check")
     assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
-        ("20", v, "right") for v in ("float32", "bfloat16")]
+        ("20", v, "right") for v in ("float32", "float16")]
     assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
 
     monkeypatch.setattr(gpu_check, "screen", lambda q, k, v, w, r: screen(q, k, v, 1.1 * w, r))
@@ -90,7 +89,7 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monke
         with pytest.raises(UsageError, match="the kernel is not right"):
             call(part)
     assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-2:]] == [
-        "off by more than 0.0001", "off by more than 0.02"]
+        "off by more than 0.0001", "off by more than 0.004"]
     assert not (tmp_path / "layer.tsv").exists()
 
 
@@ -147,7 +146,7 @@ def test_model_times_whole_models_eager_and_compiled(call, checked, monkeypatch)
     assert {row[x] for row in rows for x in ("initial", "trained-like", "transformer")} == {"2"}
     assert {row["x"] for row in rows} == {"1"}
     assert [has_windows(model) for model in compiled] == [True, False] * 2
-    assert compiled[1].screen == SDPBackend.FLASH_ATTENTION
+    assert compiled[1].screen is not torch.nn.functional.scaled_dot_product_attention
 
 
 def test_a_forward_pass_makes_the_logits_of_all_tokens():
@@ -271,17 +270,23 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
-def test_every_configuration_compiles_ahead_of_time_without_spills():
-    """bfloat16 values on an H100, float32 on an RTX 5090: `benchmarks.kernel_compile` has all."""
+def test_the_kernels_compile_ahead_of_time_without_spills():
+    """All kernels for an H100 with bfloat16 values, those that need most on an RTX 5090.
+
+    `python -m benchmarks.kernel_compile` does all chips and types.
+    """
     code = """if True:
         import benchmarks.kernel_compile as script
-        values = script.DTYPES
-        for script.TARGETS, script.DTYPES in ([90], values[:1]), ([120], values[3:]):
-            script.cli(script.main)"""
+        kernels, values = script.KERNELS, script.DTYPES
+        script.TARGETS, script.DTYPES = [90], values[:1]
+        script.cli(script.main)
+        script.TARGETS, script.DTYPES = [120], values[3:]
+        script.KERNELS = {name: kernels[name] for name in ("dq", "dkv")}
+        script.cli(script.main)"""
     process = run("-c", code, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert process.returncode == 0, process.stderr
     lines = [line.split() for line in process.stdout.splitlines() if "sm_" in line]
-    assert len(lines) == 2 * len(fused.KERNELS)
+    assert len(lines) == len(fused.KERNELS) + 2
 
     # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
     aims = {"forward": 11, "decode": 25, "dq": 30, "dkv": 21}

@@ -1,12 +1,14 @@
 """Tests of --compile: the same numbers, and a way back where compiling fails."""
+import copy
 from functools import partial
 
 import pytest
 import torch
 
 from support import choose
-from support.choose import OUTSIDE_OF_LAYERS, try_to_compile
+from support.choose import OUTSIDE_OF_LAYERS, compile_layers, try_to_compile
 from support.cli import UsageError
+from support.distributed import recompute
 from support.windowed import screen_windowed
 from tests.helpers import draw_tokens, small
 from tests.pretended import Pretended
@@ -76,3 +78,16 @@ def test_what_was_asked_for_and_fails_is_an_error(model, monkeypatch):
     assert try_to_compile(model, None, 2, 30) is None  # a CPU
     with pytest.raises(UsageError, match="^--compile: torch.compile fails .*RuntimeError: no"):
         try_to_compile(model, True, 2, 30)
+
+
+def test_a_copy_of_a_compiled_or_recomputed_model_has_its_own_weights(model, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend="eager"))
+    for change in (compile_layers, recompute):
+        changed = copy.deepcopy(model)
+        change(changed)
+        other, tokens = copy.deepcopy(changed), draw_tokens(2, 20)
+        with torch.no_grad():
+            for W in other.parameters():
+                W.zero_()
+        assert not other(tokens).any()
+        assert changed(tokens).any()

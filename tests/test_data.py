@@ -24,6 +24,8 @@ from support.data import (
 )
 from tests.helpers import data_of, write
 
+WHY = "empty, not UTF-8, a dangling link, named twice, or beside token files"
+
 # ------------------------------------------------------------------------------------ files
 
 @pytest.mark.parametrize("name, wanted", [
@@ -52,9 +54,8 @@ def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
     training, held_out = data_of(tmp_path, T=9)
     assert [a.astype(int).tolist() for a in training.arrays] == [[*range(50)], [*range(100)]]
     assert [a.astype(int).tolist() for a in held_out.arrays] == [[*range(100, 150)]]
-    lines = [f"{tmp_path}: files: 3, of tokens: 3, bytes: 400; held out: val.bin",
-             "left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
-             "4 (input.txt, meta.pkl, prepare.py and 1 more)"]
+    lines = [f"{tmp_path}: 3 token files, 400 bytes; held out: val.bin",
+             f"skipped input.txt, meta.pkl, prepare.py and 1 more: {WHY}"]
     assert capsys.readouterr().out.splitlines() == lines
 
 
@@ -65,7 +66,7 @@ def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path, cap
     assert set(training.arrays[0]) == {ord("t"), 256}
     assert len(training.arrays[0]) == 40 * 51
     assert held_out.arrays[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
-    line = f"{tmp_path}: files: 42, of tokens: 0, bytes: 2,060; held out: a.txt, b.txt\n"
+    line = f"{tmp_path}: 42 text files, 2,060 bytes; held out: a.txt, b.txt\n"
     assert capsys.readouterr().out == line
 
 
@@ -73,7 +74,7 @@ def test_a_line_says_what_was_found(tmp_path, capsys):
     files = {f"{n}.txt": "t" * 50 for n in range(20)} | {"b.bin": np.zeros(50)}
     write(tmp_path, files)
     data_of(*(tmp_path / name for name in files), T=9)
-    words = "files: 21, of tokens: 1, bytes: 1,100; held out: every twentieth text, the last"
+    words = "20 text files and 1 token file, 1,100 bytes; held out: every 20th text file, the last"
     assert words in capsys.readouterr().out
 
 
@@ -85,9 +86,8 @@ def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
         (tmp_path / name).write_bytes(content)
     assert [p.name for p, use in files_of([str(tmp_path)]) if use] == ["a.py", "c.txt"]
     data_of(tmp_path, T=8)
-    lines = [f"{tmp_path}: files: 2, of tokens: 0, bytes: 598; held out: the last twentieth",
-             "left out (empty, not UTF-8, a dangling link, named twice, or beside token files): "
-             "2 (__init__.py, b.pyc)"]
+    lines = [f"{tmp_path}: 2 text files, 598 bytes; held out: the last twentieth",
+             f"skipped __init__.py, b.pyc: {WHY}"]
     assert capsys.readouterr().out.splitlines() == lines
     with pytest.raises(UsageError, match="fewer than one sequence"):
         data_of(tmp_path / "__init__.py", T=8)
@@ -151,7 +151,7 @@ def test_a_link_is_no_second_text(tmp_path, capsys):
     twice = [str(tmp_path / "data/b.txt"), str(tmp_path / "data/a.txt")]
     assert [use for _, use in files_of(twice)] == ["train", None]
     data_of(tmp_path / "data", T=8)
-    assert "beside token files): 2 (a.txt, e.txt)" in capsys.readouterr().out
+    assert "skipped a.txt, e.txt: empty," in capsys.readouterr().out
 
 
 def test_links_in_circles_are_not_followed(tmp_path):

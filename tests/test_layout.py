@@ -16,19 +16,20 @@ ROOMS = {
     "support": {"torch", "numpy", "tiktoken", "filelock", "datasets", "multiscreen",
                 "screening_triton", "baselines"},
     "abcdigits": {"torch", "support"},
-    "train": {"torch", "numpy", "support", "baselines", "multiscreen", "screening_triton"},
-    "exercises": {"torch", "triton", "numpy", "matplotlib", "pytest", "support", "multiscreen",
-                  "abcdigits"},
-    "experiments": {"torch", "numpy", "matplotlib", "support", "baselines", "multiscreen",
-                    "abcdigits"},
+    "tasks": {"torch", "numpy", "support"},
+    "train": {"torch", "numpy", "support", "tasks", "baselines", "multiscreen"},
+    "exercises": {"torch", "triton", "numpy", "matplotlib", "pytest", "support", "tasks",
+                  "multiscreen", "abcdigits"},
+    "experiments": {"torch", "numpy", "matplotlib", "support", "tasks", "baselines",
+                    "multiscreen", "abcdigits"},
     "benchmarks": {"torch", "triton", "numpy", "support", "baselines", "multiscreen",
                    "screening_triton"},
     "playground": {"torch", "numpy", "support", "multiscreen", "abcdigits"},
 }
 TOP = {"multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", "test_multiscreen.py",
        "README.md", "requirements.txt", "pyproject.toml", "LICENSE", ".gitignore"}
-FOLDERS = {".ci", "baselines", "support", "experiments", "runs", "benchmarks", "playground",
-           "exercises", "models", "docs", "tests"}
+FOLDERS = {".ci", "baselines", "support", "tasks", "experiments", "runs", "benchmarks",
+           "playground", "exercises", "models", "docs", "tests"}
 
 
 def modules_of(room):

@@ -1,4 +1,4 @@
-"""Tests of support/passkey.py: the documents that a model learns passkey from."""
+"""Tests of tasks/passkey.py: the documents that a model learns passkey from."""
 import math
 import re
 
@@ -11,7 +11,8 @@ from experiments.passkey import passkey_prompts
 from support import distributed
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError
-from support.passkey import (
+from support.tokens import get_tokenizer
+from tasks.passkey import (
     FILLER,
     GROWN_AFTER,
     HELPED,
@@ -21,7 +22,6 @@ from support.passkey import (
     TASK,
     PasskeyStream,
 )
-from support.tokens import get_tokenizer
 from tests.helpers import assert_same_weights, fit, read_table
 from tests.test_abcdigits import no_gpt2
 from tests.test_training import Guesses

@@ -136,7 +136,7 @@ def seen(made, model):
         return screen(q, k, v, w, r, i0)
 
     with torch.no_grad():
-        model.through_layers(torch.tensor([list(prompt(135).encode())]), None, record)
+        model.hidden(torch.tensor([list(prompt(135).encode())]), None, record)
     return tuple(torch.cat(parts) for parts in zip(*layers))
 
 

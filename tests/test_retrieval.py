@@ -7,9 +7,9 @@ from abcdigits import CELL
 from experiments import passkey, retrieval
 from experiments.retrieval import Cell
 from support.cli import UsageError
-from support.passkey import FILLER, NEEDLE, QUESTION, TASK
 from support.table import RUN, write_rows
 from support.tokens import get_tokenizer
+from tasks.passkey import FILLER, NEEDLE, QUESTION, TASK
 from tests.helpers import needs_matplotlib, read_table
 
 BYTES = get_tokenizer("bytes")

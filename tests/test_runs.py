@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import support.run
 import train
+from support import distributed
+from support.run import get_args
 from tests.helpers import ROOT
 
 SCRIPTS = ("tiny", "small", "controls", "paper")
@@ -78,11 +79,11 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(name, 
             continue
         nodes = re.search("--nnodes ([0-9]+)", launch)
         gpus = 8 * int(nodes[1]) if nodes else 1
-        monkeypatch.setattr(support.run, "world", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(distributed, "world", lambda gpus=gpus: gpus)
         args = train.get_parser().parse_args(flags.split())
         assert flags.split()[-1] == args.out
         assert len(set(flags.split()[::2])) == len(flags.split()[::2])
-        train.get_args(flags.split())
+        get_args(train.get_parser(), flags.split())
         folders.setdefault(args.out, set()).add(line)
     assert folders
     assert {out: lines for out, lines in folders.items() if len(lines) > 1} == {}

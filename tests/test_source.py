@@ -118,7 +118,7 @@ def test_whenever_a_number_of_the_file_changes_the_hash_changes(n, factor):
 
 @pytest.mark.parametrize("old, new, path", [
     ("Eq. (9), Trim: alpha", "Trim, the heart of it: alpha", FILE),
-    ("# MPS has no float64", "# not on MPS", FILE),
+    ("# at w_th it is 0, as is its slope", "# flat at w_th", FILE),
     ("def softmask(d, w):", "def mine(s, r):\n    return s / r\n\n\ndef softmask(d, w):", FILE),
     ("class Softmax(Compete):", "class Mine(Compete):\n    pass\n\n\nclass Softmax(Compete):",
      "baselines/ablations.py"),
@@ -238,7 +238,7 @@ REPLACED = {
     "acceptance": (multiscreen, multiscreen.window),
     "encode": (multiscreen.GatedScreeningTiles, lambda self, x, i, w: x),
     "expand_windows": (Multiscreen, lambda self, T: None),
-    "extra": (Multiscreen, lambda self: None), "pairs_at_once": (Multiscreen, 7),
+    "extra": (Multiscreen, lambda self: None), "forgets": (Multiscreen, True),
     "KeyCache": (multiscreen, Mine), "F": (multiscreen, torch)}
 
 
@@ -290,8 +290,8 @@ def test_unusual_text_is_as_written(clone):
     """A function defined twice, a class that is built by a call, two lambdas in a line's reach."""
     clone("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\n"
           "class Pair(__import__('typing').NamedTuple):\n    a: int\n\n\ndef softmask(d, w):")
-    clone("    pairs_at_once = 2**26", "    one = lambda self: 1\n    two = lambda self: 2\n"
-          "    pairs_at_once = 2**26")
+    clone("    agreeing = None\n", "    one = lambda self: 1\n    two = lambda self: 2\n"
+          "    agreeing = None\n")
     code = ("from support.checkpoint import equations;"
             "print(*(equations('multiscreen') for _ in range(2)))")
     done = run("-c", code, cwd=clone.folder)
@@ -325,7 +325,7 @@ def clone(tmp_path):
     """A copy of the code that a test may edit: clone(old, new) edits multiscreen.py."""
     folder = tmp_path / "clone"
     folder.mkdir()
-    for path in [*ROOT.glob("*.py"), ROOT / "baselines", ROOT / "support", ROOT / "models"]:
+    for path in [*ROOT.glob("*.py"), *map(ROOT.joinpath, FOLDERS)]:
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, folder / path.name)
 
@@ -339,6 +339,7 @@ def clone(tmp_path):
     return edit
 
 
+FOLDERS = ("baselines", "support", "tasks", "models")
 TRAIN = ["--psi", "2", "--seq-len", "32", "--batch-size", "2", "--data", "text.txt", "--kernel",
          "definition"]
 

@@ -1,11 +1,11 @@
-"""Tests of support/stream.py: the documents that a model learns ABCDigits from."""
+"""Tests of tasks/abcdigits.py: the documents that a model learns ABCDigits from."""
 import re
 
 import numpy as np
 import pytest
 
-from support.stream import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
 from support.tokens import get_tokenizer
+from tasks.abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
 
 # ------------------------------------------------------------------- the stream of ABCDigits
 

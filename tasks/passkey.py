@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from support.cli import UsageError
-from support.stream import Stream
+from tasks.stream import Stream
 
 TASK = ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
         "them. I will quiz you about the important information there.\n")
