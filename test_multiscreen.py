@@ -10,7 +10,6 @@ from tests import DEVICE
 import functools
 import math
 import re
-import sys
 from contextlib import nullcontext
 from unittest import mock
 
@@ -19,12 +18,10 @@ import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import multiscreen as ms
 import screening_triton as fused
 from multiscreen import Config, KeyCache, Multiscreen
-from support.choose import get_screen
 from support.windowed import screen_windowed
 from tests import reference
 from tests.helpers import (
@@ -34,7 +31,6 @@ from tests.helpers import (
     correlated,
     draw_tokens,
     random,
-    run,
     seeds,
     small,
     use_products_of,
@@ -274,72 +270,6 @@ def test_tanh_norm_has_no_bad_point(size):
     assert x.grad.isfinite().all()
 
 
-# -------------------------------------------------------------------- screening, block by block
-
-def h_and_gradients(screen, q, k, v, w, r, i0, seed):
-    """h, and the gradients of q, k, v, w, r for a random gradient of h."""
-    inputs = [x.detach().clone().requires_grad_() for x in (q, k, v, w, r)]
-    h = screen(*inputs, i0)
-    dh = torch.randn(h.shape, generator=random(seed), dtype=torch.float64)
-    return [h.detach(), *torch.autograd.grad(h, inputs, dh.to(h.dtype))]
-
-
-@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 200), i0=st.integers(-90, 200),
-       more=st.sampled_from([0, 0, 0, 0, 5, -5]), w=st.lists(widths, min_size=3, max_size=3),
-       r=st.lists(acceptances, min_size=3, max_size=3), K=st.sampled_from([4, 16]))
-@example(seed=0, B=2, T=1, i0=0, more=0, w=[1.0, 2.5, INF], r=[0.02, 0.5, 1.0], K=16)
-@example(seed=0, B=2, T=140, i0=0, more=0, w=[33.0, 64.5, INF], r=[0.3, 0.5, 1.0], K=16)
-@example(seed=1, B=1, T=40, i0=110, more=0, w=[32.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=16)
-@example(seed=2, B=2, T=1100, i0=0, more=0, w=[16.0, 700.0, INF], r=[0.3, 0.5, 1.0], K=4)
-@example(seed=3, B=1, T=140, i0=10, more=0, w=[17.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=4)
-def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more, w, r, K):
-    q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1), K=K, V=8)
-    w, r = torch.tensor([w, r], dtype=torch.float64)
-    dense = h_and_gradients(ms.screen, q, k, v, w, r, i0, seed)
-    windowed = h_and_gradients(screen_windowed, q, k, v, w, r, i0, seed)
-    for a, b in zip(windowed, dense):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * max(1.0, b.abs().max().item()))
-
-
-@given(seed=seeds, T=st.integers(1, 16))
-def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(seed, T):
-    """Near: no key is more than 256 back. Up to 2^14 pairs take one call. Any order of tiles."""
-    seen = []
-
-    def screen(*inputs):
-        seen.append(inputs)
-        return ms.screen(*inputs)
-
-    q, k, v = correlated(seed, 1, 6, T, 400, V=8)
-    order = torch.randperm(6, generator=random(seed))
-    w = torch.tensor([3.0, 256.0, 257.0, 257.5, 258.0, INF]).double()[order]
-    r = torch.tensor([0.5, 0.9, 1.0]).double().repeat(2)
-    dense = h_and_gradients(ms.screen, q, k, v, w, r, 400 - T, seed)
-    windowed = functools.partial(screen_windowed, screen=screen)
-    few = h_and_gradients(windowed, q, k, v, w, r, 400 - T, seed)
-    for a, b in zip(few, dense):
-        torch.testing.assert_close(a, b)
-    assert len(seen) == (1 if 6 * T * 399 <= 2**14 else 1 + 3)
-
-
-@pytest.mark.parametrize("T, windows", [
-    (39, [2.5, 20.0, INF]), (150, [1.5, 16.0, 17.5, 33.0, 64.0, 65.0, 100.0, INF]),
-    (1040, [9.0, INF])])
-def test_second_derivatives_are_those_of_the_definition(T, windows):
-    """Through one call, through pieces, and (T = 1,040) through recomputed pieces."""
-    q, k, v = correlated(0, 1, len(windows), T, T, V=8)
-    w, r = torch.tensor(windows).double(), torch.linspace(0.3, 1, len(windows)).double()
-    dh = torch.randn(v.shape, generator=random(1), dtype=torch.float64)
-    found = []
-    for screen in (ms.screen, screen_windowed):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v, w, r)]
-        first = torch.autograd.grad(screen(*inputs), inputs, dh, create_graph=True)
-        size = sum(g.square().sum() for g in first)
-        found.append([*first, *torch.autograd.grad(size, inputs)])
-    for a, b in zip(*found):
-        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12 * a.abs().max().item())
-
-
 @pytest.mark.parametrize("T", [1, 40, 300])
 @pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
 def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
@@ -368,36 +298,6 @@ def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
     assert torch.equal(before[:, :, :j], after[:, :, :j])
     assert torch.equal(before[:, :, edge:], after[:, :, edge:])
     assert not torch.equal(before[:, :, j], after[:, :, j])        # close: the pair (j, j) is alive
-
-
-def test_empty_inputs_screen_to_empty_or_zero_outputs():
-    for B, H, T, S in ((0, 2, 5, 5), (1, 0, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)):
-        q, k, v = torch.ones(B, H, T, 16), torch.ones(B, H, S, 16), torch.ones(B, H, S, 8)
-        h = screen_windowed(q, k, v, torch.full((H,), 3.0), torch.ones(H))
-        assert h.shape == (B, H, T, 8)
-        assert (h == 0).all()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
-def test_memory_is_linear_whatever_the_windows():
-    """Forward and backward over 2^13 positions with an infinite window: T x T is 256 MiB."""
-    code = """if True:
-        import resource, sys, torch, multiscreen as ms
-        from support.windowed import screen_windowed
-
-        def peak():
-            unit = 2**10 if sys.platform == "linux" else 2**20
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-        q, k, v = (ms.unit(torch.randn(1, 1, 2**13, n)).requires_grad_() for n in (16, 16, 64))
-        w = torch.tensor([torch.inf], requires_grad=True)
-        r = torch.tensor([0.5], requires_grad=True)
-        few = (x[:, :, :200] for x in (q, k, v))
-        screen_windowed(*few, w, r).sum().backward()
-        before = peak()
-        screen_windowed(q, k, v, w, r).sum().backward()
-        print(peak() - before)"""
-    assert float(run("-c", code, check=True).stdout) < 200                 # MiB
 
 
 # --------------------------------------------------------- the model: equations 1 to 3, 15 to 18
@@ -465,29 +365,6 @@ def test_initial_values_are_the_papers():
     assert abs(model.s_F.item() - math.log(12)) < 1e-6
 
 
-@pytest.mark.parametrize("sizes", [
-    {"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}])
-def test_impossible_sizes_are_refused(sizes):
-    with pytest.raises(ValueError, match="must be"):
-        Config(**sizes)
-
-
-def test_logits_are_never_kept_for_backward():
-    model = small(1)
-    model.config.vocab_size = 2**25 // 7                                   # chunks of 7 tokens
-    tokens = draw_tokens(1, 71)
-    kept = []
-
-    def keep(x):
-        kept.append(tuple(x.shape))
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        model.loss(tokens[:, :-1], tokens[:, 1:])
-    assert kept
-    assert not {(7, 50), (70, 50)} & set(kept)
-
-
 def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
     model = small(1, far=True)
     tokens = draw_tokens(2, 41)
@@ -502,54 +379,6 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
     torch.testing.assert_close(model.loss(x, y, "none").mean(), exact)
     for a, b in zip(torch.autograd.grad(chunked, list(model.parameters())), wanted):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-
-
-def test_an_edit_of_logits_acts_in_training(monkeypatch):
-    """`loss` hands the head to `logits`, in one chunk and in several."""
-    tokens = draw_tokens(2, 41)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    right = Multiscreen.logits
-    for vocab_size in (50, 2**25 // 7):                # of the chunks: one, of 7 tokens
-        model = small(1, far=True)
-        model.config.vocab_size = vocab_size
-        before = model.loss(x, y).item()
-        monkeypatch.setattr(Multiscreen, "logits", lambda self, *args: 0.5 * right(self, *args))
-        assert abs(model.loss(x, y).item() - before) > 0.01
-        monkeypatch.undo()
-
-
-class Moved(TorchDispatchMode):
-    """Counts the bytes moved in tensors of W_E's size and more; views are free."""
-
-    def __init__(self, least):
-        super().__init__()
-        self.least, self.bytes = least, 0
-
-    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
-        result = f(*args, **kwargs or {})
-        read = [x for x in args if torch.is_tensor(x)]
-        written = [x for x in [result] if torch.is_tensor(x)]
-        known = {x.untyped_storage().data_ptr() for x in read}
-        view = any(x.untyped_storage().data_ptr() in known for x in written)
-        if f._schema.name.endswith("_") or not view:
-            self.bytes += sum(x.nbytes for x in read + written if x.numel() >= self.least)
-        return result
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
-    """Forward, again, backward: at most 9 times the bytes of W_E per chunk, as a Transformer."""
-    model = small(1, vocab_size=5000)
-    use_products_of(model, dtype)
-    monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
-    hidden, moved = torch.randn(1, 3, 24, generator=random(0)).requires_grad_(), []
-    model.config.vocab_size = 2**25                    # chunks of one token: no large logits
-    for n in (2, 3):
-        tokens = draw_tokens(1, n)
-        with Moved(model.W_E.numel()) as count:
-            model.loss(tokens, tokens).backward()
-        moved.append(count.bytes / model.W_E.nbytes)
-    assert 0 < moved[1] - moved[0] <= 9
 
 
 def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
@@ -577,46 +406,6 @@ def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
 
 def test_the_definition_screens_unless_told_otherwise():
     assert Multiscreen(Config(2, vocab_size=7)).screen is ms.screen
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
-    with pytest.raises(TypeError, match="keep them in float32") as e:
-        small().to(dtype)(draw_tokens(1, 5))
-    assert "\n" not in str(e.value)
-
-
-def test_functional_gradients_and_export_work_with_the_default():
-    model = small(1, far=True).eval()
-    tokens = draw_tokens(2, 41)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-
-    class Loss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self):
-            return model.loss(x, y)
-
-    loss = Loss()
-    p = {name: value.detach() for name, value in loss.named_parameters()}
-    found = torch.func.grad(lambda p: torch.func.functional_call(loss, p, ()))(p)
-    model.loss(x, y).backward()
-    for name, value in loss.named_parameters():
-        torch.testing.assert_close(found[name], value.grad)
-
-    # Of any batch and any length.
-    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
-    exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
-    other = draw_tokens(3, 77)
-    torch.testing.assert_close(exported(other), model(other))
-
-
-@pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
-def test_tokens_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match="expected \\(B, T\\)"):
-        small()(torch.zeros(shape, dtype=torch.long))
 
 
 @settings(max_examples=10)
@@ -656,49 +445,6 @@ def test_products_of_16_bits_are_near_those_of_32_and_geometry_is_float32(dtype)
     assert 0 < (logits - exact).norm() / exact.norm() < 0.1
 
 
-@torch.no_grad()
-def test_a_long_prompt_goes_through_in_pieces():
-    """Of 2^26 pairs B H T S at most, where each query sees every key; else of 4,096 tokens."""
-    model, sizes = small(1, far=True), []
-    tokens = draw_tokens(1, 9000)
-    B, T, H = 1, 9000, model.config.N_H
-    pieces = model.pieces(tokens)
-    assert torch.equal(torch.cat(pieces, 1), tokens)
-    assert max(piece.shape[1] for piece in pieces) == 2**26 // (B * H * T)
-    model.screen, _, _ = get_screen(model)
-    assert [piece.shape[1] for piece in model.pieces(tokens)] == [4096, 4096, 808]
-
-    def screen(q, k, *others):
-        sizes.append(q.shape[2])
-        return ms.screen(q, k, *others)
-
-    model.screen = screen
-    whole = model.hidden(tokens[:, :100])
-    caches, model.pieces = model.new_caches(), lambda tokens: tokens.split(40, 1)
-    parts = [model.hidden(piece, caches) for piece in model.pieces(tokens[:, :100])]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
-    sizes.clear()
-    model.generate(tokens[:, :100], 2)
-    assert sizes[:: model.config.N_L] == [40, 40, 20, 1]
-
-
-def test_logits_that_are_not_finite_are_no_text():
-    model = small(1)
-    model.W_E.data[3] = math.nan
-    for options in ({}, {"temperature": 1.0}):
-        with pytest.raises(FloatingPointError, match="not finite"):
-            model.generate(draw_tokens(1, 5), 2, **options)
-
-
-def test_a_model_follows_a_replaced_screen_until_one_is_chosen(monkeypatch):
-    model, tokens = small(1, far=True), draw_tokens(1, 50)
-    before = model(tokens)
-    monkeypatch.setattr(ms, "screen", lambda q, k, v, w, r, i0=0: v)
-    assert not torch.equal(model(tokens), before)
-    model.screen = screen_windowed
-    assert (model(tokens) - before).abs().max() < 1e-4
-
-
 @settings(max_examples=15)
 @given(seed=seeds, pieces=st.lists(st.integers(1, 60), min_size=1, max_size=5),
        infinite=st.booleans())
@@ -723,33 +469,6 @@ def test_greedy_generation_equals_recomputation():
     for _ in range(40):
         seen = torch.cat((seen, model(seen)[:, -1].argmax(-1, keepdim=True)), 1)
     assert torch.equal(model.generate(tokens, 40), seen[:, 33:])
-
-
-def test_the_cache_has_every_key_in_the_windows_and_stays_bounded():
-    cache, k, v = KeyCache(forgets=True), torch.randn(1, 3, 1, 16), torch.randn(1, 3, 1, 8)
-    for n in range(3000):
-        keys, _, first = cache.append(k * n, v, torch.tensor([2.0, 21.0, 5.5]))
-        oldest = max(n - 20, 0)
-        assert cache.end == n + 1
-        assert first + keys.shape[2] == n + 1
-        assert first <= oldest
-        assert torch.equal(keys[:, :, -1:], k * n)
-        assert torch.equal(keys[:, :, oldest - first], k[:, :, 0] * oldest)
-    assert cache.k.shape[2] <= 1024 + 21
-
-
-@pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
-@torch.no_grad()
-def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
-    model = small(2, far=True, N_L=2)
-    for tile in model.layers:
-        tile.s_w.fill_(math.log(8.0))                                      # windows of 9
-    model.screen, _, _ = get_screen(model, kernel)
-    caches, tokens = model.new_caches(), draw_tokens(1, 2130)
-    parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
-    assert [cache.end - cache.first for cache in caches] == [kept] * 2
-    whole = model(tokens)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
 
 
 def test_sampling_respects_temperature_top_k_and_the_generator():
@@ -797,31 +516,6 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
         assert (a[:, 0][:, distance >= 10] == 0).all()
         assert a.diagonal(dim1=-2, dim2=-1).amax() > 0
     assert any((a[:, 2][:, distance >= 101] > 0).any() for a in maps)
-
-
-def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
-    """The weights of a model whose keys compete sum to less than 1; each times v is h."""
-    right = ms.screen
-
-    def compete(q, k, v, w, r, i0=0):
-        alpha_d = ms.relevance(q, k, w, r, i0)
-        return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
-
-    model, tokens = small(1, far=True), draw_tokens(2, 60)
-    before = model.relevance_maps(tokens)
-    for chosen in (screen_windowed, compete):          # both follow the edit
-        monkeypatch.setattr(ms, "screen", compete)
-        model.screen, model.agreeing = chosen, screen_windowed
-        maps = model.relevance_maps(tokens)
-        assert not torch.allclose(maps[0], before[0])
-        assert maps[0].sum(-1).max() < 1
-        monkeypatch.setattr(ms, "screen", right)
-        wanted = before if chosen is screen_windowed else maps
-        torch.testing.assert_close(model.relevance_maps(tokens), wanted)
-    q, k, v = correlated(1, 1, 2, 9, 9, V=5)
-    w, r = torch.tensor([5.0, INF]).double(), torch.tensor([0.5, 0.9]).double()
-    weights = compete(q, k, torch.eye(9).double().expand(1, 2, 9, 9), w, r)
-    torch.testing.assert_close(weights @ v, compete(q, k, v, w, r))
 
 
 # ------------------------------------------- the fused kernel: natively on a GPU, else interpreted

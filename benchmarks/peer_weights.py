@@ -109,5 +109,5 @@ def convert(path, out):
         "tokenizer": tokenizer, "optimizer": {}, "step": 0, "drawn": 0, "data_state": (),
         "random_state": torch.get_rng_state(), "log": "", "files": [], "args": args,
         "equations": equations("multiscreen"), "source": {}, "classes": [],
-        "init_weights": "", "changes": [],
+        "init_weights": "", "changes": [], "learned": False,
         "versions": {"torch": f"{torch.__version__}"}})

@@ -33,7 +33,7 @@ def count_bytes(name, config, dtype, batch_size, seq_len):
         whole = build_model(name, config)
     with FakeTensorMode():                             # on "meta" attention would save T x T
         model = build_model(name, config | {"N_L": 1}, dtype)
-        screen = screening_triton.screen if has_windows(model) else None
+        screen = screening_triton.screen if has_windows(model) else model.screen
         weights, tokens = list(model.parameters()), torch.zeros(batch_size, seq_len).long()
         x, embed = saved_bytes(lambda: model.embed(tokens), weights)
         y, layer = saved_bytes(lambda: model.layers[0](x, screen), weights)

@@ -30,7 +30,7 @@ def torchrun(n, *flags, code):
 
 def losses(out):
     return [[float(row[c]) for c in ("step", "loss", "grad_norm")]
-            for row in read_table(out / "log.tsv")]
+            for row in read_table(out / "log.tsv") if row["loss"]]
 
 
 NAN_IN_ONE = """
@@ -108,13 +108,14 @@ def children(process):
 
 
 SLOW_TO_SAVE = """
-import sys, time, train
-right = train.save_checkpoint
+import sys, time
+import support.run
+right = support.run.save_checkpoint
 def save_checkpoint(path, ckpt):
     time.sleep(2)
     right(path, ckpt)
     print("saved at last", file=sys.stderr, flush=True)
-train.save_checkpoint = save_checkpoint
+support.run.save_checkpoint = save_checkpoint
 """
 
 

@@ -1,0 +1,225 @@
+"""Tests of the model's plumbing: what it refuses and keeps, long prompts, caches, edits."""
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multiscreen as ms
+from multiscreen import Config, KeyCache, Multiscreen
+from support.choose import get_screen
+from support.windowed import screen_windowed
+from tests.helpers import (
+    INF,
+    correlated,
+    draw_tokens,
+    random,
+    small,
+    use_products_of,
+)
+
+
+@pytest.mark.parametrize("sizes", [
+    {"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}])
+def test_impossible_sizes_are_refused(sizes):
+    with pytest.raises(ValueError, match="must be"):
+        Config(**sizes)
+
+
+def test_logits_are_never_kept_for_backward():
+    model = small(1)
+    model.config.vocab_size = 2**25 // 7                                   # chunks of 7 tokens
+    tokens = draw_tokens(1, 71)
+    kept = []
+
+    def keep(x):
+        kept.append(tuple(x.shape))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+    assert kept
+    assert not {(7, 50), (70, 50)} & set(kept)
+
+
+def test_an_edit_of_logits_acts_in_training(monkeypatch):
+    """`loss` hands the head to `logits`, in one chunk and in several."""
+    tokens = draw_tokens(2, 41)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    right = Multiscreen.logits
+    for vocab_size in (50, 2**25 // 7):                # of the chunks: one, of 7 tokens
+        model = small(1, far=True)
+        model.config.vocab_size = vocab_size
+        before = model.loss(x, y).item()
+        monkeypatch.setattr(Multiscreen, "logits", lambda self, *args: 0.5 * right(self, *args))
+        assert abs(model.loss(x, y).item() - before) > 0.01
+        monkeypatch.undo()
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes moved in tensors of W_E's size and more; views are free."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.bytes = least, 0
+
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        result = f(*args, **kwargs or {})
+        read = [x for x in args if torch.is_tensor(x)]
+        written = [x for x in [result] if torch.is_tensor(x)]
+        known = {x.untyped_storage().data_ptr() for x in read}
+        view = any(x.untyped_storage().data_ptr() in known for x in written)
+        if f._schema.name.endswith("_") or not view:
+            self.bytes += sum(x.nbytes for x in read + written if x.numel() >= self.least)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
+    """Forward, again, backward: at most 9 times the bytes of W_E per chunk, as a Transformer."""
+    model = small(1, vocab_size=5000)
+    use_products_of(model, dtype)
+    monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
+    hidden, moved = torch.randn(1, 3, 24, generator=random(0)).requires_grad_(), []
+    model.config.vocab_size = 2**25                    # chunks of one token: no large logits
+    for n in (2, 3):
+        tokens = draw_tokens(1, n)
+        with Moved(model.W_E.numel()) as count:
+            model.loss(tokens, tokens).backward()
+        moved.append(count.bytes / model.W_E.nbytes)
+    assert 0 < moved[1] - moved[0] <= 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
+    with pytest.raises(TypeError, match="keep them in float32") as e:
+        small().to(dtype)(draw_tokens(1, 5))
+    assert "\n" not in str(e.value)
+
+
+def test_functional_gradients_and_export_work_with_the_default():
+    model = small(1, far=True).eval()
+    tokens = draw_tokens(2, 41)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            return model.loss(x, y)
+
+    loss = Loss()
+    p = {name: value.detach() for name, value in loss.named_parameters()}
+    found = torch.func.grad(lambda p: torch.func.functional_call(loss, p, ()))(p)
+    model.loss(x, y).backward()
+    for name, value in loss.named_parameters():
+        torch.testing.assert_close(found[name], value.grad)
+
+    # Of any batch and any length.
+    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
+    exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
+    other = draw_tokens(3, 77)
+    torch.testing.assert_close(exported(other), model(other))
+
+
+@pytest.mark.parametrize("shape", [(5,), (0,), (1, 0), (0, 5), (1, 5, 2)])
+def test_tokens_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match="expected \\(B, T\\)"):
+        small()(torch.zeros(shape, dtype=torch.long))
+
+
+@torch.no_grad()
+def test_a_long_prompt_goes_through_in_pieces():
+    """Of 2^26 pairs B H T S at most, where each query sees every key; else of 4,096 tokens."""
+    model, sizes = small(1, far=True), []
+    tokens = draw_tokens(1, 9000)
+    B, T, H = 1, 9000, model.config.N_H
+    pieces = model.pieces(tokens)
+    assert torch.equal(torch.cat(pieces, 1), tokens)
+    assert max(piece.shape[1] for piece in pieces) == 2**26 // (B * H * T)
+    model.screen, _, _ = get_screen(model)
+    assert [piece.shape[1] for piece in model.pieces(tokens)] == [4096, 4096, 808]
+
+    def screen(q, k, *others):
+        sizes.append(q.shape[2])
+        return ms.screen(q, k, *others)
+
+    model.screen = screen
+    whole = model.hidden(tokens[:, :100])
+    caches, model.pieces = model.new_caches(), lambda tokens: tokens.split(40, 1)
+    parts = [model.hidden(piece, caches) for piece in model.pieces(tokens[:, :100])]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
+    sizes.clear()
+    model.generate(tokens[:, :100], 2)
+    assert sizes[:: model.config.N_L] == [40, 40, 20, 1]
+
+
+def test_logits_that_are_not_finite_are_no_text():
+    model = small(1)
+    model.W_E.data[3] = math.nan
+    for options in ({}, {"temperature": 1.0}):
+        with pytest.raises(FloatingPointError, match="not finite"):
+            model.generate(draw_tokens(1, 5), 2, **options)
+
+
+def test_a_model_follows_a_replaced_screen_until_one_is_chosen(monkeypatch):
+    model, tokens = small(1, far=True), draw_tokens(1, 50)
+    before = model(tokens)
+    monkeypatch.setattr(ms, "screen", lambda q, k, v, w, r, i0=0: v)
+    assert not torch.equal(model(tokens), before)
+    model.screen = screen_windowed
+    assert (model(tokens) - before).abs().max() < 1e-4
+
+
+def test_the_cache_has_every_key_in_the_windows_and_stays_bounded():
+    cache, k, v = KeyCache(forgets=True), torch.randn(1, 3, 1, 16), torch.randn(1, 3, 1, 8)
+    for n in range(3000):
+        keys, _, first = cache.append(k * n, v, torch.tensor([2.0, 21.0, 5.5]))
+        oldest = max(n - 20, 0)
+        assert cache.end == n + 1
+        assert first + keys.shape[2] == n + 1
+        assert first <= oldest
+        assert torch.equal(keys[:, :, -1:], k * n)
+        assert torch.equal(keys[:, :, oldest - first], k[:, :, 0] * oldest)
+    assert cache.k.shape[2] <= 1024 + 21
+
+
+@pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
+@torch.no_grad()
+def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
+    model = small(2, far=True, N_L=2)
+    for tile in model.layers:
+        tile.s_w.fill_(math.log(8.0))                                      # windows of 9
+    model.screen, _, _ = get_screen(model, kernel)
+    caches, tokens = model.new_caches(), draw_tokens(1, 2130)
+    parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
+    assert [cache.end - cache.first for cache in caches] == [kept] * 2
+    whole = model(tokens)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
+
+
+def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
+    """The weights of a model whose keys compete sum to less than 1; each times v is h."""
+    right = ms.screen
+
+    def compete(q, k, v, w, r, i0=0):
+        alpha_d = ms.relevance(q, k, w, r, i0)
+        return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
+
+    model, tokens = small(1, far=True), draw_tokens(2, 60)
+    before = model.relevance_maps(tokens)
+    for chosen in (screen_windowed, compete):          # both follow the edit
+        monkeypatch.setattr(ms, "screen", compete)
+        model.screen, model.agreeing = chosen, screen_windowed
+        maps = model.relevance_maps(tokens)
+        assert not torch.allclose(maps[0], before[0])
+        assert maps[0].sum(-1).max() < 1
+        monkeypatch.setattr(ms, "screen", right)
+        wanted = before if chosen is screen_windowed else maps
+        torch.testing.assert_close(model.relevance_maps(tokens), wanted)
+    q, k, v = correlated(1, 1, 2, 9, 9, V=5)
+    w, r = torch.tensor([5.0, INF]).double(), torch.tensor([0.5, 0.9]).double()
+    weights = compete(q, k, torch.eye(9).double().expand(1, 2, 9, 9), w, r)
+    torch.testing.assert_close(weights @ v, compete(q, k, v, w, r))
