@@ -257,7 +257,7 @@ def next_command(args, path):
         return f"python abcdigits.py --ckpt {path}"
     if args.data == ["passkey"]:
         return f"python -m experiments.passkey --ckpt {path}"
-    return (f"python -m experiments.sample --ckpt {path}, python -m experiments.windows --ckpt "
+    return (f"python -m experiments.sample --ckpt {path}, python -m experiments.tiles --ckpt "
             f"{path}, python -m experiments.compare {path.parent}")
 
 

@@ -9,7 +9,7 @@ head, a final norm without a weight, no biases. Names that train.py takes:
 
 The other variants are made for texts longer than those of training: `nope`, `local`, `ssmax`.
 
-`python -m experiments.sizes` prints the sizes and parameter counts beside the paper's.
+`python -m experiments.scaling` prints the sizes and parameter counts beside the paper's.
 """
 import math
 from dataclasses import dataclass

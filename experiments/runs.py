@@ -52,10 +52,10 @@ class Run:
         return self.losses.get(step, self.losses[max(self.losses)])
 
 
-def runs_parser(description):
+def runs_parser(description, nargs="+"):
     """The flags of a script that draws from runs."""
     p = Parser(description)
-    p.add_argument("runs", nargs="+", metavar="RUN",
+    p.add_argument("runs", nargs=nargs, metavar="RUN",
                    help="folders of train.py, label=folder, or tables of runs")
     p.add_argument("--out", type=own_folder, default=Path("out"),
                    help="folder for the results [out]")

@@ -97,7 +97,6 @@ latency() {
     each "$MULTISCREENS psi64-0" run $E.latency_curves $OUT/@/latency.tsv
 }
 maps() {
-    run $E.relevance_maps --ckpt $OUT/psi8-0/ckpt.pt
-    run $E.windows --ckpt $OUT/psi64-0/ckpt.pt
+    for psi in 8 64; do run $E.tiles --ckpt $OUT/psi$psi-0/ckpt.pt; done
 }
 main "$@"

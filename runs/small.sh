@@ -51,7 +51,7 @@ text() {
         "Multiscreen, w_th 16=$X-w_th16-?"
     run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
     run $E.long_context $X-w_th16-{0,1,2}/perplexity.tsv --out $REPORT/long_context_w_th16.png
-    each "windows relevance_maps" run $E.@ --ckpt $X-0/ckpt.pt
+    run $E.tiles --ckpt $X-0/ckpt.pt
 }
 needles() {    # NAME SEED "TRAINING FLAGS" "MEASURING FLAGS": train it to retrieve, then measure it
     local X=$OUT/needles_$1-$2

@@ -34,11 +34,9 @@ losses() {
 }
 
 maps() {
-    run $E.sizes
-    run $E.tile --out $REPORT/tile.svg
+    run $E.scaling
     run $E.sample --tokens 4 --ckpt $OUT/multiscreen/ckpt.pt
-    run $E.windows --ckpt $OUT/multiscreen/ckpt.pt
-    run $E.relevance_maps --tokens 50 --ckpt $OUT/multiscreen/ckpt.pt
+    run $E.tiles --tokens 50 --ckpt $OUT/multiscreen/ckpt.pt
 }
 
 latency() {

@@ -10,7 +10,7 @@ import torch
 
 import baselines
 from multiscreen import Multiscreen
-from support.choose import asks_for_screen, get_screen, products_dtype
+from support.choose import get_screen, products_dtype
 from support.cli import UsageError, get_device, rank, replacing, require_file
 from support.distributed import set_moments, world
 from support.source import TEXT, classes_of, equations_of, identity, shown_change
@@ -48,14 +48,6 @@ def require_windows(model, path, name):
     if not has_windows(model):
         raise UsageError(f"{path} is a {name}, which has no screening windows: take a multiscreen "
                          "checkpoint")
-
-
-def require_maps(model, path, name):
-    """Raise UsageError if a model has no relevance maps. path, name: as above."""
-    require_windows(model, path, name)
-    if not asks_for_screen(model):
-        raise UsageError(f"{path}: a layer of {name} does not call the screen that it is given, so "
-                         "there are no relevance maps")
 
 
 def rope_factor(text):

@@ -114,14 +114,11 @@ COMMANDS = {
         *(f"--ckpt rope/ckpt.pt --rope-scale {x}" for x in (0, "nan", -1)),
         "--ckpt transformer/ckpt.pt --swe",
     ]),
-    "experiments.relevance_maps": ("--device cpu", [
+    "experiments.tiles": ("--device cpu", [
         *(f"--ckpt {x}" for x in NO_FILES),
-        *(f"--ckpt out/ckpt.pt {x}" for x in ("--tokens 0", "--tokens -1", "--tokens ²", "--text=",
-                                              "--device x")),
+        *(f"--ckpt out/ckpt.pt {x}" for x in ("--tokens 0", "--tokens 5000", "--tokens ²",
+                                              "--text=", "--device x")),
         "--ckpt transformer/ckpt.pt",
-    ]),
-    "experiments.windows": ("", [
-        *(f"--ckpt {x}" for x in NO_FILES), "--ckpt transformer/ckpt.pt", "--nonsense",
     ]),
     "experiments.sample": ("--device cpu --tokens 3", [
         *(f"--ckpt {x}" for x in NO_FILES),
@@ -138,8 +135,6 @@ COMMANDS = {
         *(f"--psi 2 --transformer 1,2,8 --lengths 8 --out {x}" for x in (
             "/dev/zero", "text.txt", "fifo")),
     ]),
-    "experiments.sizes": ("", ["--x", "--y", "3", "-1", "x y", "--psi 3", "--ckpt out/ckpt.pt",
-                               "--h", "-q", "²"]),
     **{f"experiments.{name}": ("", [
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo", "",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name == "scaling"],

@@ -11,8 +11,7 @@ import multiscreen
 import train
 from baselines import ablations, count_parameters
 from baselines.transformer import BLOCKS, attention_by
-from experiments import relevance_maps
-from experiments import sizes as sizes_script
+from experiments import scaling, tiles
 from support.checkpoint import (
     SIZE_FLAGS,
     build_model,
@@ -212,8 +211,8 @@ def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
 # --------------------------------------------------------------------- sizes, names, recipes
 
 def test_the_printed_sizes_are_the_papers(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["sizes"])
-    sizes_script.main()
+    monkeypatch.setattr(sys, "argv", ["scaling"])
+    scaling.main()
     _, _, head, *rows = capsys.readouterr().out.splitlines()
     assert head.endswith("as in the paper")
     assert [row.split()[-1] for row in rows] == ["yes"] * 9
@@ -292,8 +291,10 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys,
     assert "screening by the layers' own code: nothing is compared, and there are no" in said
     assert "alive" not in said
     assert {row["alive"] for row in read_table(tmp_path / "out/log.tsv")} == {""}
-    with pytest.raises(UsageError, match="a layer of multiscreen:own does not call the screen"):
-        call(relevance_maps, "--ckpt", tmp_path / "out/ckpt.pt")
+    call(tiles, "--ckpt", tmp_path / "out/ckpt.pt")
+    said = capsys.readouterr().out
+    assert "no maps: a layer of multiscreen:own does not call the screen" in said
+    assert (tmp_path / "out/windows.tsv").exists()
 
 
 @pytest.mark.parametrize("name, part, value", [

@@ -4,9 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments import common, runs, scaling, tile
+from experiments import common, runs, scaling
 from support.cli import UsageError
-from tests.helpers import INF, ROOT, read_table
+from tests.helpers import INF, read_table
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
@@ -221,7 +221,3 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     assert str(scaling.between_rows([*rows, diverged])) == str(table)
     assert scaling.between_rows([diverged]) == []
     assert scaling.between_rows(rows[:2]) == []        # one family alone
-
-
-def test_the_picture_of_a_tile_is_what_its_script_draws():
-    assert (ROOT / "docs/tile.svg").read_text() == tile.draw()

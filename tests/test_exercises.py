@@ -8,7 +8,6 @@ import torch
 
 import multiscreen
 from exercises import (
-    picture,
     test_part1,
     test_part1_screening,
     test_part2,
@@ -20,7 +19,7 @@ from exercises.adapters import earlier, is_stub, mine, own
 from exercises.checks import Wrong
 from screening_triton import available
 from tests import mutants
-from tests.helpers import ROOT, fit, run
+from tests.helpers import fit, run
 
 # Kernels are interpreted, or left out where they are compiled for a GPU.
 PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
@@ -205,10 +204,6 @@ def test_every_exercise_has_a_known_mistake():
     tests = {name.removeprefix("test_") for part in PARTS for name in vars(part)
              if name.startswith("test_")}
     assert {exercise for exercise, _, _ in mutants.MUTANTS} == tests
-
-
-def test_the_picture_of_loads_is_what_its_script_draws():
-    assert (ROOT / "exercises/loads.svg").read_text() == picture.draw()
 
 
 def test_a_trained_model_goes_into_the_students(tmp_path, capsys):

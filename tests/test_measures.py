@@ -14,10 +14,9 @@ from experiments import (
     long_context,
     passkey,
     perplexity,
-    relevance_maps,
     retrieval,
     sample,
-    windows,
+    tiles,
 )
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
@@ -38,7 +37,7 @@ def cells_of(capsys):
 @pytest.mark.parametrize("script, flags, message", [
     (latency, ["--lengths", "0"], "at least 1"), (latency, ["--ckpt", "nowhere.pt"], "not exist"),
     (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "above 0"),
-    (passkey, [], "train a model first"), (windows, ["--ckpt", "nowhere.pt"], "train a model"),
+    (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
     (latency_curves, ["nowhere.tsv"], "measure a model first"),
     (retrieval, ["nowhere.tsv"], "measure a model first"), (long_context, [], "required"),
     (long_context, ["a.tsv", "--out", "b.tsv"], "name a figure")])
@@ -196,14 +195,14 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
 
 def test_summary_of_windows():
     w, r = np.array([2.0, 300.0, np.inf]), np.array([0.5, 1.0, 0.25])
-    row = windows.summary("1", w, r, 256.0, 300)
+    row = tiles.summary("1", w, r, 256.0, 300)
     assert row == ["1", 3, 2.0, 300.0, INF, 0.25, 0.5, 1.0, 2, 1]
 
 
 @pytest.mark.parametrize("name, r", [("multiscreen", 0.5), ("multiscreen:fixed-r", 1.0)])
 def test_windows_of_a_checkpoint(call, checkpoints, name, r):
     """The initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, s_w from 0 to ln 256."""
-    call(windows, "--ckpt", checkpoints[name])
+    call(tiles, "--ckpt", checkpoints[name], "--tokens", 20, "--device", "cpu")
     rows = read_table(checkpoints[name].with_name("windows.tsv"))
     assert [row["layer"] for row in rows] == ["1", "2", "all"]
     last = {key: float(value) for key, value in rows[-1].items() if key != "layer"}
@@ -211,25 +210,26 @@ def test_windows_of_a_checkpoint(call, checkpoints, name, r):
                     "r_median": r, "r_max": r, "w>w_th": 2, "w>T_train": 4}
 
 
-@pytest.mark.parametrize("script", [windows, relevance_maps])
-def test_a_model_without_windows_is_refused(call, checkpoints, script):
+def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(call, checkpoints):
     with pytest.raises(UsageError, match="no screening windows"):
-        call(script, "--ckpt", checkpoints["transformer:2,2,8"])
+        call(tiles, "--ckpt", checkpoints["transformer:2,2,8"])
+    with pytest.raises(UsageError, match="take 1 to 4096"):
+        call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 4097)
 
 
 def test_live_pairs_are_counted_inside_the_window():
-    assert relevance_maps.inside(3, 1.5).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    assert relevance_maps.inside(3, 2.0).tolist() == relevance_maps.inside(3, 1.5).tolist()
-    assert relevance_maps.inside(4, INF).sum() == 10
+    assert tiles.inside(3, 1.5).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert tiles.inside(3, 2.0).tolist() == tiles.inside(3, 1.5).tolist()
+    assert tiles.inside(4, INF).sum() == 10
     alpha_d = np.array([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
-    assert relevance_maps.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
-    assert relevance_maps.alive(alpha_d, INF) == pytest.approx(3 / 6)
+    assert tiles.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
+    assert tiles.alive(alpha_d, INF) == pytest.approx(3 / 6)
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints):
     """`alive` over all tiles, weighted by the pairs in their windows, is train.py's number."""
     path, text = checkpoints["multiscreen"], "screening is enough" * 9
-    call(relevance_maps, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
+    call(tiles, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
     rows = read_table(path.with_name("relevance_maps.tsv"))
     assert [row["layer"] + row["tile"] for row in rows] == ["11", "12", "13", "21", "22", "23"]
     assert [row["w"] for row in rows] == ["2", "17", "257"] * 2

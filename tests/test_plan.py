@@ -11,7 +11,7 @@ import multiscreen
 import screening_triton
 from benchmarks import plan
 from benchmarks.plan import count_bytes, memory
-from experiments import sizes
+from experiments import scaling
 from support.checkpoint import build_model, has_windows
 from support.cli import UsageError
 from tests import DEVICE
@@ -120,7 +120,7 @@ def test_what_cannot_be_divided_is_refused(flags, monkeypatch, capsys):
 
 def test_the_papers_table_has_flags_that_fit_80_gib(monkeypatch, capsys):
     rows = run_plan(monkeypatch, capsys)
-    assert [int(row[1].replace(",", "")) for row in rows] == [n for n, _ in sizes.PAPER.values()]
+    assert [int(row[1].replace(",", "")) for row in rows] == [n for n, _ in scaling.PAPER.values()]
     for row in rows:
         words = row[0].strip("`").split()
         flags = dict(zip(words[::2], words[1::2]))

@@ -51,7 +51,7 @@ def test_no_committed_table_has_changed_unnoticed():
 
 
 def test_a_command_that_fails_is_told(tmp_path):
-    said = fill_report.run("python -m experiments.sizes -h", tmp_path)
-    assert said.startswith("usage: sizes.py")
+    said = fill_report.run("python -m experiments.scaling -h", tmp_path)
+    assert said.startswith("usage: scaling.py")
     with pytest.raises(UsageError, match="nowhere.tsv does not exist"):
         fill_report.run("python -m experiments.retrieval nowhere.tsv", tmp_path)

@@ -1,0 +1,251 @@
+"""What did the tiles learn: where do they look, how far, and how alike must a key be?
+
+Appendices "Distribution of Learned Screening Parameters" and "Visualization of Distance-Aware
+Relevance".
+
+Paper:  python -m experiments.tiles --ckpt out/paper/multiscreen_psi64-0/ckpt.pt
+        4,096 tiles; `bash runs/paper.sh` trains the model. Its maps are of psi = 8 with GPT-2's
+        tokens, 203 of the paper's abstract: --text "..".
+Small:  python -m experiments.tiles --ckpt out/ckpt.pt
+        10 seconds. 64 tiles for psi = 8, and 203 bytes of a text of ours.
+
+windows.png has a point for each tile: w on a logarithmic axis, r, and a histogram of each. A tile
+with w >= w_th, the dotted line, has no positional encoding. The dashed line is the training length.
+The paper says: most windows are local or medium-range, a few exceed the training length, and r is
+often close to 1.
+
+relevance_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer;
+relevance_maps_of_six.png six of them, from the narrowest window to the widest. In a map, queries i
+go down and keys j to the right. Dark gray: outside the window, or in the future. White: inside it,
+and exactly 0. Pr is the share of the pairs inside the window with alpha_d > 0. The paper says: many
+maps have a substantial number of zeros, more in some tiles. Layers that do not call the screen they
+are given have no maps.
+"""
+import math
+import statistics
+
+import numpy as np
+import torch
+
+from experiments.common import pyplot, report, save_figure
+from experiments.style import COLORS, WIDTH, legend_below
+from multiscreen import softmask, window
+from support.checkpoint import load_for_evaluation, require_windows
+from support.choose import asks_for_screen
+from support.cli import Parser, UsageError, cli
+from support.table import beside
+
+TEXT = (
+    "Softmax attention hands out a fixed amount of weight, so a key can only win what "
+    "another key loses. Screening asks every\n"
+    "key the same question: are you similar enough to the query, and near enough? A key that "
+    "fails is dropped, its relevance is\n"
+    "exactly zero, whatever the others are worth. A key that passes is counted at its own "
+    "value, and nobody else pays for it. If\n"
+    "all keys fail, the sum is zero, and this is an answer too: nothing here is relevant. "
+    "How similar is enough and how near is\n"
+    "enough are learned, one pair of numbers for every tile. Some tiles look at the last few "
+    "tokens only, others at everything\n"
+    "that was ever said. Because a far key cannot take weight from a near one, a longer text "
+    "does not blur what was seen before.\n"
+)
+WINDOWS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
+           "w>T_train"]
+MAPS = ["layer", "tile", "w", "r", "alive"]
+OUTSIDE = (0.3, 0.3, 0.3, 1.0)                         # dark gray
+MOST = 4096                                            # tokens: memory grows with their square
+
+
+# ------------------------------------------------------------------------------------ windows
+
+@torch.no_grad()
+def windows_and_widths(model):
+    """(w, r) of all tiles: two arrays (N_L, N_H), w in tokens, inf for a window without an edge."""
+    w = torch.stack([window(tile.s_w) for tile in model.layers])
+    r = torch.stack([tile.acceptance() for tile in model.layers])
+    return w.cpu().double().numpy(), r.cpu().double().numpy()
+
+
+def summary(name, w, r, w_th, T_train):
+    """A row of WINDOWS for tiles with the windows w and the acceptance widths r, both (n,)."""
+    row = [name, len(w)]
+    for x in (w.tolist(), r.tolist()):
+        row += [min(x), statistics.median(x), max(x)]
+    return [*row, int((w > w_th).sum()), int((w > T_train).sum())]
+
+
+def draw_windows(plt, w, r, w_th, T_train):
+    """Points (w, r) coloured by layer, with marginal histograms. w, r: (N_L, N_H)
+
+    Infinite windows stand at the right edge as triangles, and in the last bin.
+    """
+    finite = np.isfinite(w)
+    edge = 2 * max(w[finite].max(initial=1.0), w_th, T_train)
+    layer = np.broadcast_to(np.arange(1, len(w) + 1)[:, None], w.shape)
+    shown = np.where(finite, w, edge)
+    color = {"cmap": "viridis", "vmin": 1, "vmax": max(len(w), 2), "edgecolors": "black",
+             "linewidths": 0.3}
+    fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), width_ratios=[4, 1], height_ratios=[1, 4],
+                             sharex="col", sharey="row", layout="constrained")
+    (top, corner), (ax, right) = axes
+    corner.axis("off")
+
+    # The points, and the two lengths that matter to a window.
+    points = ax.scatter(shown[finite], r[finite], 30, layer[finite], **color)
+    if not finite.all():
+        ax.scatter(shown[~finite], r[~finite], 50, layer[~finite], marker=">",
+                   label="w infinite, drawn at the edge", **color)
+    for a in (ax, top):
+        a.axvline(w_th, color=COLORS[1], ls=":", lw=2.5,
+                  label=rf"$w_\mathrm{{th}}$ = {w_th:g}, no MiPE from here on")
+        a.axvline(T_train, color="black", ls="--", label=f"training length, {T_train:,} tokens")
+    ax.set(xscale="log", xlim=(1, 1.2 * edge), ylim=(-0.03, 1.03),
+           xlabel="screening window w (tokens)", ylabel="acceptance width r")
+
+    # The histograms.
+    top.hist(shown.ravel(), np.geomspace(1, 1.2 * edge, 31), color="gray")
+    right.hist(r.ravel(), np.linspace(0, 1, 21), orientation="horizontal", color="gray")
+    top.set(ylabel="tiles")
+    right.set(xlabel="tiles")
+    for axis in (top.yaxis, right.xaxis):
+        axis.set_major_locator(plt.MaxNLocator(3, integer=True))
+    legend_below(fig, ax)
+    ticks = range(1, len(w) + 1, math.ceil(len(w) / 8))
+    fig.colorbar(points, ax=axes, label="layer", ticks=ticks)
+    return fig
+
+
+def show_windows(model, ckpt, path):
+    """The table and the figure of all windows and acceptance widths. path: of the checkpoint."""
+    table = beside(path, "windows.tsv")
+    w, r = windows_and_widths(model)
+    w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
+    rows = [summary(str(n), *layer, w_th, T_train) for n, layer in enumerate(zip(w, r), 1)]
+    rows.append(summary("all", w.ravel(), r.ravel(), w_th, T_train))
+    report(table, WINDOWS, rows,
+           f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
+           f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train} (the paper's figure: "
+           "256 and 4096)")
+    if plt := pyplot():
+        save_figure(draw_windows(plt, w, r, w_th, T_train), table.with_suffix(".png"))
+
+
+# --------------------------------------------------------------------------------------- maps
+
+def inside(T, w):
+    """Which pairs (i, j) of T positions Softmask lets through. (T, T) booleans"""
+    d = torch.arange(T) - torch.arange(T)[:, None]
+    return (softmask(d, torch.tensor(w)) > 0).numpy()
+
+
+def alive(alpha_d, w):
+    """Pr, the share of the pairs inside the window w with a relevance. alpha_d: (T, T)"""
+    return float((alpha_d != 0)[inside(len(alpha_d), w)].mean())
+
+
+@torch.no_grad()
+def get_maps(model, tokens):
+    """(maps (N_L, N_H, T, T), rows of MAPS for all tiles, counted from 1). tokens: (1, T)"""
+    maps = torch.cat(model.relevance_maps(tokens)).float().cpu().numpy()
+    rows = []
+    for n, tile in enumerate(model.layers):
+        widths = zip(window(tile.s_w).tolist(), tile.acceptance().tolist())
+        for m, (w, r) in enumerate(widths):
+            rows.append([n + 1, m + 1, w, r, alive(maps[n, m], w)])
+    return maps, rows
+
+
+def short_width(w):
+    """A window in four characters: 8.2, 150, 2.1k, 153k."""
+    if w < 1000:
+        return f"{w:.2g}" if w < 10 else f"{w:.0f}"
+    return f"{w / 1000:.1f}k" if w < 10_000 else f"{w / 1000:.0f}k"
+
+
+def spread(rows, n=6):
+    """The indices of at most n tiles that see something, from narrow windows to wide ones."""
+    alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
+    w = np.log([rows[i][2] for i in alive])
+    nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), n)}
+    return sorted((alive[i] for i in nearest), key=lambda i: rows[i][2])
+
+
+def draw_maps(plt, maps, rows, columns):
+    """A grid of maps, (n, T, T), with w, r and Pr of each; one colour scale for all.
+
+    8 columns fit the width of a page. More make the figure wider. The colours start far from white,
+    which is exactly 0.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, PowerNorm
+
+    cmap = ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
+    colors = ScalarMappable(PowerNorm(0.5, 0, max(float(maps.max()), 1e-6)), cmap)
+    lines = -(-len(maps) // columns)
+    size = max(WIDTH / columns, 1)
+    fig, axes = plt.subplots(lines, columns, figsize=(size * columns, (size + 0.3) * lines + 1.5),
+                             squeeze=False, layout="constrained")
+    for ax in axes.flat[len(maps):]:
+        ax.set_axis_off()
+    for ax, alpha_d, (layer, tile, w, r, share) in zip(axes.flat, maps, rows):
+        image = colors.cmap(colors.norm(alpha_d))
+        image[alpha_d == 0] = 1.0
+        image[~inside(len(alpha_d), w)] = OUTSIDE
+        ax.imshow(image)
+        title = f"{layer}, {tile}: Pr {share:.2f}\nw {short_width(w)} r {r:.2f}"
+        ax.set_title(title.replace(" 0.", " ."), fontsize=9, pad=2)
+        ax.set(xticks=[], yticks=[])
+
+    # The colour bar, and what white and gray are.
+    fig.colorbar(colors, ax=axes, location="bottom", shrink=0.6, fraction=0.02, pad=0.01,
+                 label=r"distance-aware relevance $\alpha^\mathrm{d}$")
+    handles = [plt.Rectangle((0, 0), 1, 1, facecolor="white", edgecolor="black"),
+               plt.Rectangle((0, 0), 1, 1, facecolor=OUTSIDE)]
+    fig.legend(handles, ["inside, exactly 0", "outside the window, or in the future"],
+               loc="outside upper center", ncols=2, frameon=False)
+    last = maps.shape[-1] - 1
+    fig.supxlabel(f"above a map: layer, tile; in it: query i = 0 .. {last} down, "
+                  f"key j = 0 .. {last} to the right", fontsize=10)
+    return fig
+
+
+def show_maps(model, tokens, ckpt, path):
+    """The table and the figures of the maps of some tokens. path: of the checkpoint."""
+    maps, rows = get_maps(model, torch.tensor([tokens], device=model.W_E.device))
+    table = beside(path, "relevance_maps.tsv")
+    report(table, MAPS, rows,
+           "Window w (tokens), acceptance width r, and alive = Pr(alpha_d > 0) inside the window, "
+           f"{ckpt['model']} after {ckpt['step']} steps")
+    if plt := pyplot():
+        N_H, maps = maps.shape[1], maps.reshape(-1, *maps.shape[2:])
+        save_figure(draw_maps(plt, maps, rows, N_H), table.with_suffix(".png"))
+        some = spread(rows)
+        save_figure(draw_maps(plt, maps[some], [rows[n] for n in some], 3),
+                    table.with_name("relevance_maps_of_six.png"))
+
+
+def main():
+    p = Parser(__doc__)
+    p.add_argument("--text", default=TEXT, help="the text of the maps [six lines about screening]")
+    p.add_argument("--tokens", type=int, default=203,
+                   help=f"at most this many of its tokens, {MOST} or fewer [203]")
+    p.add_shared("--ckpt", "--device")
+    args = p.parse_args()
+    if not 1 <= args.tokens <= MOST:
+        raise UsageError(f"--tokens {args.tokens}: take 1 to {MOST}")
+    if not args.text:
+        raise UsageError("--text must not be empty")
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
+    require_windows(model, args.ckpt, ckpt["model"])
+    show_windows(model, ckpt, args.ckpt)
+    if not asks_for_screen(model):
+        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
+        return
+    tokens = tokenizer.encode_ordinary(args.text)
+    shown = tokens[: args.tokens]
+    print(f"\n{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
+    show_maps(model, shown, ckpt, args.ckpt)
+
+
+if __name__ == "__main__":
+    cli(main)
