@@ -32,7 +32,13 @@ from support.checkpoint import (
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_weights,
 )
-from support.choose import asks_for_screen, get_screen, products_dtype, try_to_compile
+from support.choose import (
+    asks_for_screen,
+    get_screen,
+    products_dtype,
+    require_memory,
+    try_to_compile,
+)
 from support.cli import Parser, cli, get_device, printable
 from support.data import STREAMS, get_data
 from support.run import Run, get_args, passes_of
@@ -197,6 +203,7 @@ def train(args, run):
         model.has_maps = asks_for_screen(model)
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
+        require_memory(model, args.batch_size, args.seq_len)
     if args.recompute:
         dist.recompute(model)
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):

@@ -1,5 +1,6 @@
 """Checkpoints: build a model by name, save it, read it back."""
 import hashlib
+import os
 import re
 import sys
 import warnings
@@ -89,12 +90,16 @@ def read_checkpoint(path):
     With several processes, each maps the file into memory and reads what it needs.
     """
     if not Path(path).exists():
-        raise UsageError(f"{path} does not exist: train a model first "
-                         f"(python train.py --out {Path(path).parent})")
+        folder = Path(path).parent
+        command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
+        raise UsageError(f"{path} does not exist: train a model first ({command})")
     require_file(path)
     with warnings.catch_warnings(action="ignore"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+                # PyTorch does not compress: what would grow is not its own.
+                if sum(x.file_size for x in archive.infolist()) > os.path.getsize(path):
+                    raise ValueError
                 damaged = archive.testzip() if rank() == 0 else None
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
             missing = KEYS - ckpt.keys() | set(FIXED) - ckpt["args"].keys()

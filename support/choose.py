@@ -1,5 +1,6 @@
 """Choose the screen: the fastest function that runs here and agrees with the definition."""
 import math
+import os
 from functools import partial
 from types import MethodType
 
@@ -74,6 +75,20 @@ def get_screen(model, kernel="auto"):
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
     return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+
+
+def require_memory(model, batch, T):
+    """Raise UsageError if one layer's relevances, T x T, exceed the memory of a CPU's machine.
+
+    Only the definition holds them.
+    """
+    device, needed = model.W_E.device, 4 * batch * model.config.N_H * T * T
+    if model.screen is multiscreen.screen and device.type == "cpu" and hasattr(os, "sysconf"):
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > there:
+            raise UsageError(f"multiscreen.screen would hold {needed / 2**30:,.0f} GiB of "
+                             f"relevances at once, this machine has {there / 2**30:,.0f}: take "
+                             "--kernel windowed, or a smaller --batch-size or --seq-len")
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ class UsageError(Exception):
         self.code = code
 
 
+OUT_OF_MEMORY = "out of memory: take a smaller --batch-size, --seq-len or model"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The flags that several scripts have.
@@ -68,8 +69,12 @@ def cli(main):
     except OSError as e:
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except (MemoryError, torch.OutOfMemoryError):
-        fail("out of memory: take a smaller --batch-size, --seq-len or model")
+        fail(OUT_OF_MEMORY)
+    except FloatingPointError as e:
+        fail(e)
     except RuntimeError as e:
+        if re.search("not enough memory|can't allocate memory", str(e)):
+            fail(OUT_OF_MEMORY)
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")

@@ -258,6 +258,8 @@ def get_data(args, tokenizer, files):
              ((len(used) - bins_used, "text"), (bins_used, "token")) if count]
     print(f"{name}: {' and '.join(kinds)}, {sum(p.stat().st_size for p in used):,} bytes; "
           f"held out: {held_out}")
+    for folder in sorted({p.parent for p in used if is_bin(p) and (p.parent / SUMS).exists()}):
+        print(f"nothing here checks token files: (cd {folder} && sha256sum -c {SUMS})")
     if left_out:
         print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
               "link, named twice, or beside token files")

@@ -1,10 +1,12 @@
 """A mistake costs one line, and nothing that was there before."""
 import contextlib
 import io
+import math
 import os
 import pickle
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 import abcdigits
 import train
-from multiscreen import GatedScreeningTiles
+from multiscreen import GatedScreeningTiles, Multiscreen
 from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError, cli
 from tests.helpers import ROOT, SMALL, fit, run
@@ -142,6 +144,20 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
     (folder / "out/abcdigits.tsv").rmdir()
 
 
+def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, monkeypatch):
+    monkeypatch.setattr(Multiscreen, "logits", lambda self, x, head=None: x[..., :1] * math.nan)
+    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
+                                      "--lengths", "260", "--device", "cpu", "--trials", "1"])
+    assert "\nerror: the model's logits are not finite" in complaint(abcdigits.main)
+
+
+def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch):
+    argv = [*SMALL, "--data", "text.txt", "--out", "new", "--batch-size", str(2**20)]
+    monkeypatch.chdir(folder)
+    assert "take --kernel windowed" in complaint(lambda: train.main([*argv, "--seq-len", "1024"]))
+    assert not (folder / "new").exists()
+
+
 # ------------------------------------------------------------------------- bad checkpoints
 
 class Malicious:
@@ -161,13 +177,16 @@ def saved(value):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["truncated", "text", "pickle", "zip", "other", "part"])
+@pytest.mark.parametrize("kind", ["truncated", "text", "pickle", "zip", "bomb", "other", "part"])
 def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path, kind):
     good = (folder / "out/ckpt.pt").read_bytes()
     part = torch.load(io.BytesIO(good), weights_only=True)
     del part["optimizer"]
     evil = Malicious(tmp_path / "was-run")
-    content = {"truncated": good[: len(good) // 2], "text": b"hello",
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("ckpt/data.pkl", b"0" * 10**7)
+    content = {"truncated": good[: len(good) // 2], "text": b"hello", "bomb": bomb.getvalue(),
                "pickle": pickle.dumps(evil), "zip": saved({"weights": evil}),
                "other": saved({"model": "multiscreen"}), "part": saved(part)}
     path = tmp_path / "ckpt.pt"
