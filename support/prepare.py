@@ -12,11 +12,8 @@ row, .txt with one per file. Or a data set on the Hugging Face hub, which is str
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
 data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they go to
 data_val_000000.bin beside it. Given again, the command continues at the first missing shard.
-SHA256SUMS has a line for each shard, and
-
-    python -m support.prepare --check tokens/
-
-reads all of them and says which have changed. train.py checks only sizes and headers.
+SHA256SUMS has a line for each shard: `sha256sum -c` says which have changed. train.py checks only
+sizes and headers.
 """
 import hashlib
 import json
@@ -28,7 +25,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, cli, own_folder, replacing
 from support.data import fingerprint, visible_files
-from support.tokens import check_sums, encode_document, get_tokenizer, write_bin
+from support.tokens import encode_document, get_tokenizer, write_bin
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
@@ -139,7 +136,6 @@ def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("data", nargs="*", metavar="DATA", help="files, folders, or a name on the hub")
     p.add_argument("--out", type=own_folder, help="folder to write to: new, or one to continue")
-    p.add_argument("--check", type=Path, metavar="FOLDER", help="check token files, make none")
     p.add_argument("--tokenizer", default="gpt2", help="gpt2, bytes [gpt2]")
     p.add_argument("--field", default="text", help="field or column of the text [text]")
     p.add_argument("--subset", help="of a data set on the hub [its default]")
@@ -149,10 +145,8 @@ def main(argv=None):
     p.add_argument("--books", type=int, metavar="N",
                    help="texts of more than N tokens, one per file")
     args = p.parse_args(argv)
-    if args.check and not args.data:
-        return check_sums(args.check)
-    if args.check or not args.out or not args.data:
-        raise UsageError("give --out and DATA, or --check FOLDER alone; -h lists the flags")
+    if not args.out or not args.data:
+        raise UsageError("give --out and DATA; -h lists the flags")
     if args.books is not None and args.books < 1:
         raise UsageError(f"--books {args.books}: it must be at least 1")
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:

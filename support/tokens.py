@@ -4,7 +4,7 @@ import hashlib
 import numpy as np
 import tiktoken
 
-from support.cli import UsageError, at_most_3, replacing
+from support.cli import UsageError, replacing
 
 EDGE = 4096                                            # bytes at each end of a file: one page
 LLM_C = 20240520                                       # llm.c's token files begin with it
@@ -104,22 +104,3 @@ def read_sums(folder):
     path = folder / SUMS
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return {name: found for found, _, name in (line.partition("  ") for line in lines)}
-
-
-def check_sums(folder):
-    """Read all token files of a folder. Raises UsageError for those that have changed."""
-    sums, damaged = read_sums(folder), []
-    names = sorted({*sums, *(path.name for path in folder.glob("*.bin"))})
-    for name in names:
-        if not (folder / name).is_file():
-            damaged.append(f"{name} is missing")
-            continue
-        with open(folder / name, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if name not in sums:
-            damaged.append(f"{name} has no line in {SUMS}")
-        elif found != sums[name]:
-            damaged.append(f"{name} has changed")
-    if damaged or not names:
-        raise UsageError(f"{folder}: {at_most_3(damaged) or 'it has no token files'}")
-    print(f"{folder}: {len(names)} files are unchanged")
