@@ -24,9 +24,12 @@ lr_sweep() {
     done
     run $E.compare --by lr --name lr_sweep --out $REPORT "Transformer=$OUT/transformer_lr*-?" \
         "Transformer + QKNorm=$OUT/qknorm_lr*-?" "Multiscreen=$OUT/multiscreen_lr*-?"
-    for name in multiscreen transformer; do
-        run $E.compare --name curves_$name --out $REPORT $OUT/${name}_lr*-0
-    done
+    run $E.compare --name curves --out $REPORT \
+        "Multiscreen, 2^-8=$OUT/multiscreen_lr0.00390625-0" \
+        "Transformer, 2^-8=$OUT/transformer_lr0.00390625-0" \
+        "Multiscreen, 2^-4=$OUT/multiscreen_lr0.0625-0" \
+        "Transformer, 2^-4=$OUT/transformer_lr0.0625-0" \
+        "Multiscreen, 1=$OUT/multiscreen_lr1-0" "Transformer, 1=$OUT/transformer_lr1-0"
     each "0.0625 0.125" train --psi 5 --layers 16 --lr @ $DEEP --out $OUT/deep_multiscreen@
     each "0.0625 0.125" train --model transformer:16,4,48 --lr @ $DEEP --out $OUT/deep_transformer@
     run $E.compare --by lr --name deep --window 64 --out $REPORT \
