@@ -1,12 +1,13 @@
 """Which run is better, by how much, and what differs between them?
 
     python -m experiments.compare out my=out-edit
-    python -m experiments.compare out/idea/*
+    python -m experiments.compare out/idea/original-* out/idea/*
     python -m experiments.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
 A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
-label; a pattern in quotes names several runs. Without a label a run is called like its folder,
-without the seed at the end. Runs that differ only in their seed are a group.
+label; a pattern in quotes names several runs. A run that is named twice counts once. Without a
+label a run is called like its folder, without the seed at the end. Runs that differ only in their
+seed are a group.
 
 The table has a row a group: the mean validation loss and its deviation over the seeds; the change
 against the first group, the mean over the seeds that both have, for runs of one seed see equal data
@@ -107,8 +108,15 @@ def tell_apart(groups):
         names = [name for name in compared(same[0].flags)
                  if len({group.flags.get(name) for group in same}) > 1]
         for n, group in enumerate(same if len(same) > 1 else []):
-            group.label = ", ".join([label, *(f"{name} {group.flags.get(name)}" for name in names)]
-                                    if names else [label, str(n + 1)])
+            words = [word_of(name, group.flags.get(name, "")) for name in names] or [str(n + 1)]
+            group.label = ", ".join([label, *filter(None, words)])
+
+
+def word_of(name, value):
+    """A flag in a label; what was changed on --resume is too long for one."""
+    if name in ("changes", "init_weights"):
+        return {"changes": "resumed with changes", "init_weights": "--init"}[name] if value else ""
+    return f"{name} {value}"
 
 
 def why_not(first, other):
@@ -157,7 +165,8 @@ def notes_of(groups, step):
     if step is None and len(groups) > 1:
         notes.append("no evaluation in common: each loss is the run's last, and none is compared")
     elif len(ends) > 1:
-        notes.append(f"compared after {step} steps, the last evaluation that all runs have")
+        notes.append(f"compared after {step} steps, the last evaluation that all runs have; "
+                     "other columns are of each run's end")
     for group in groups:
         if group.reason:
             notes.append(f"{group.label} is not compared: {group.reason}")
@@ -172,7 +181,11 @@ def notes_of(groups, step):
         sources = {run.flags["equations"] for run in group.runs}
         texts = [run.source for run in group.runs if run.source]
         if len(sources) > 1 or any(text != texts[0] for text in texts):
-            notes.append(f"{group.label}: its runs have different source")
+            first = group.runs[0]
+            seeds = [run.seed for run in group.runs if run.source != first.source
+                     or run.flags["equations"] != first.flags["equations"]]
+            notes.append(f"{group.label}: its runs have different source; seed {', '.join(seeds)} "
+                         f"differs from seed {first.seed}")
     return notes
 
 
@@ -235,7 +248,7 @@ def draw_curves(plt, groups, window, path):
             if std is not None:
                 ax.fill_between(step, mean - std, mean + std, color=style["color"], alpha=0.2, lw=0)
             if column == 1:
-                tops.append(mean[0])
+                tops.append(mean[len(mean) // 20])     # not where it falls steeply
                 lows.append(mean.min())
         shared = set.intersection(*(set(run.losses) for run in runs))
         points = [(s, statistics.mean(run.losses[s] for run in runs)) for s in sorted(shared)]
@@ -247,7 +260,7 @@ def draw_curves(plt, groups, window, path):
         span = max(tops) - min(lows)
         axes[0].set_ylim(min(lows) - 0.05 * span, max(tops) + 0.1 * span)
     axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
-    axes[1].set(xlabel=f"optimizer step; curves are means of {window} rows of the log",
+    axes[1].set(xlabel=f"optimizer step; long curves are means of {window} rows of the log",
                 ylabel="gradient norm before clipping", yscale="log")
     legend_below(fig, axes[0])
     save_figure(fig, path)
@@ -275,14 +288,21 @@ def draw_by(plt, groups, flag, path):
                 transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
     if any(run.end == "diverged" for group in groups for run in group.runs):
         ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged: not in the mean")
-    ax.set_title(" ", fontsize=7 + 8 * len(groups))
-    ax.spines.top.set_visible(True)
+    if any(run.end == "diverged" for group in groups for run in group.runs):
+        # The strip above the axis does not show a loss: a line closes it off.
+        ax.set_title(" ", fontsize=7 + 8 * len(groups))
+        ax.spines.top.set_visible(True)
     exact = [f"$2^{{{x:g}}}$" if float(x).is_integer() else text for text, x in place.items()]
     ax.set_xticks([*place.values()], exact if is_log else values)
     name = "learning rate" if flag == "lr" else flag.replace("_", " ")
     ax.set(xlabel=name, ylabel="validation loss (nats per token)")
     legend_below(fig, ax)
     save_figure(fig, path)
+
+
+def place_of(group, sets):
+    """Which of some groups has the runs of another one."""
+    return next(n for n, other in enumerate(sets) if group.runs[0] in other.runs)
 
 
 def order(text):
@@ -333,6 +353,8 @@ def main():
     step = common_step(groups)
     # With --by, groups that differ in nothing else are one.
     sets = make_groups(runs, by) if by else groups
+    if by:
+        groups.sort(key=lambda group: (place_of(group, sets), order(group.flags[by])))
     rows = rows_of(groups, sets[0].runs, step, by)
     known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
     print_table([COLUMNS[n] for n in known], [[row[n] for n in known] for row in rows],

@@ -63,11 +63,15 @@ def runs_parser(description, nargs="+"):
 
 
 def read_runs(words, window=10):
-    """The Runs that the words of a command line name. window: see count_spikes."""
-    runs = []
+    """The Runs that the words of a command line name, each once. window: see count_spikes."""
+    runs, seen = [], set()
     for word in words:
         label, path = split_label(word)
         for each in sorted(glob.glob(path)) or [path]:
+            place = Path(each).resolve()
+            if place in seen:
+                continue
+            seen.add(place)
             is_table = each.endswith(".tsv")
             runs += read_table(each, label) if is_table else [read_folder(each, label, window)]
     return runs
@@ -79,6 +83,8 @@ def read_folder(path, label="", window=10):
     """The Run in a folder of train.py."""
     folder = Path(path)
     if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
+        if glob.glob(f"{folder}-[0-9]*"):
+            raise UsageError(f"{folder} holds no run: do you mean '{folder}-*'?")
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
     text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
     flags = dict(line.partition("\t")[::2] for line in text.splitlines())

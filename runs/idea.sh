@@ -23,5 +23,5 @@ one_seed() {
 }
 export -f one_seed
 printf '%s\n' 0 1 2 | xargs -P "${LANES:-2}" -I SEED bash -c 'one_seed "$@"' idea SEED "$@" || exit
-echo "compare it: python -m experiments.compare out/idea/*"
-echo "The learning rate was not tuned for $name. Try --lr 0.03125 and --lr 0.125 under other names."
+echo "compare it: python -m experiments.compare out/idea/original-* out/idea/*"
+echo "No learning rate was tuned for $name. Try --lr 0.03125 and --lr 0.125 under other names."

@@ -162,7 +162,8 @@ def load_moments(model, optimizer, moments, path):
     try:
         set_moments(model, optimizer, moments)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        raise UsageError(f"{path}: its optimizer state does not fit the model") from None
+        raise UsageError(f"{path}: its optimizer state does not fit model and optimizer as "
+                         f"they are now: --init {path} --out NEW takes the weights alone") from None
 
 
 # -------------------------------------------------------------------------------- what it is

@@ -336,6 +336,7 @@ def find_checkpoint(args):
         return None
     ckpt = read_checkpoint(out / "ckpt.pt")
     other = ckpt["equations"] != equations(args.model)
+    edits = edits_since(ckpt)
     if not args.resume:
         for name, now in flags_of(args).items():
             before = ckpt["args"].get(name)
@@ -345,13 +346,16 @@ def find_checkpoint(args):
         if other:
             raise UsageError(f"{out} holds a run with other equations: "
                              f"{changed_equations(ckpt)}: {WAYS}")
+        for path, lines in edits.items():
+            raise UsageError(f"{out} holds a run with another {path}: {lines}: {WAYS}, --resume "
+                             "continues with the edit")
         if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
                 ckpt["init_weights"]):
             raise UsageError(f"{out} holds a run that began with other weights than those that "
                              f"{args.init} has now: {WAYS}")
     if other:
         print(f"the equations have changed since step {ckpt['step']}: {changed_equations(ckpt)}")
-    for path, lines in edits_since(ckpt).items():
+    for path, lines in edits.items():
         print(f"{path} has changed since step {ckpt['step']}: {lines}")
     return ckpt
 

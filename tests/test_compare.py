@@ -91,7 +91,7 @@ def test_a_seed_that_diverged_is_left_out_of_the_mean_and_named(run, said):
 def test_the_last_evaluation_that_all_have_counts(run, said):
     lines = said(run("a", {10: 4.0, 20: 3.0}), run("b", {10: 3.9}, steps=10))
     assert rows_in(lines)["b"][2:5] == ["3.9", "-", "-0.1000"]
-    assert "compared after 10 steps, the last evaluation that all runs have" in lines
+    assert any(line.startswith("compared after 10 steps, the last evaluation") for line in lines)
     lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15))
     assert rows_in(lines)["d"][2:5] == ["3.9", "-", "-"]
     assert any(line.startswith("no evaluation in common") for line in lines)
@@ -147,7 +147,7 @@ def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
     found = rows_in(said("one=x-0", "one=z-0"))
     assert [*found] == ["one, lr 0.0625", "one, lr 0.5"]
     with pytest.raises(UsageError, match="x has seed 0 twice: give the runs labels"):
-        said("x-0", "x-0")
+        said("x-0", run("deep/x-0", {20: 3.0}))
 
 
 def test_changed_lines_of_source_are_shown_and_no_others(run, said):
@@ -169,7 +169,7 @@ def test_changed_lines_of_source_are_shown_and_no_others(run, said):
 def test_a_group_of_two_sources_says_so(run, said):
     lines = said(run("a-0", {20: 3.0}),
                  run("a-1", {20: 3.0}, seed=1, source=SOURCE.replace("2", "3"), equations="x"))
-    assert "a: its runs have different source" in lines
+    assert "a: its runs have different source; seed 1 differs from seed 0" in lines
 
 
 def test_a_new_flag_of_the_reader_is_compared(run, said):
@@ -186,6 +186,14 @@ def test_a_table_is_read_again(run, said, tmp_path):
     (tmp_path / "other.tsv").write_text("model\thash\nx\ty\n")
     with pytest.raises(UsageError, match="not a table of runs"):
         said("other.tsv")
+
+
+def test_the_first_run_is_the_reference_and_none_counts_twice(run, said):
+    for name in ("mine-0", "original-0"):
+        run(name, {20: 3.0})
+    assert [*rows_in(said("original-*", "*-0"))] == ["original", "mine"]
+    with pytest.raises(UsageError, match=r"do you mean 'mine-\*'"):
+        said("mine")
 
 
 def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
@@ -240,8 +248,8 @@ def test_figures(run, said, tmp_path, monkeypatch):
     ax, = figures[2].axes
     assert [t.get_text() for t in ax.texts] == ["diverged"]
     assert [t.get_text() for t in ax.get_yticklabels()] == [
-        "a0, 2 seeds", "a1, 2 seeds", "a2, 2 seeds", "a9, 1 seed"]
-    assert ax.lines[0].get_xdata()[:3] == pytest.approx([0, -0.1, -0.2])
+        "a2, 2 seeds", "a1, 2 seeds", "a0, 2 seeds", "a9, 1 seed"]
+    assert ax.lines[0].get_xdata()[:3] == pytest.approx([0, 0.1, 0.2])
     for name in ("compare", "rates"):
         assert (tmp_path / f"o/{name}.png").stat().st_size > 10_000
 
@@ -260,8 +268,9 @@ def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
     out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
                          text=True)
     assert out.returncode == 0, out.stderr
-    assert "compare it: python -m experiments.compare out/idea/*\n" in out.stdout
-    assert "not tuned for mine" in out.stdout
+    command = "python -m experiments.compare out/idea/original-* out/idea/*"
+    assert f"compare it: {command}\n" in out.stdout
+    assert "No learning rate was tuned for mine" in out.stdout
     lines = calls.read_text().splitlines()
     trained = [line.split() for line in lines if line.startswith("train.py")]
     assert {(line[-3], line[-1]) for line in trained} == {

@@ -360,9 +360,11 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
         "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run\n")
     assert (folder / "ckpt.pt").read_bytes() == before
 
-    # An edit of train.py is shown when the run goes on, and stays with the run.
+    # An edit of train.py is refused, too; with --resume it is shown, and stays with the run.
     text = source.TEXT["train.py"].replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
     monkeypatch.setitem(source.TEXT, "train.py", text)
+    with pytest.raises(UsageError, match=r"another train.py: `-    optimizer .*--resume contin"):
+        train.main([*TRAIN, "--steps", "2"])
     train.main([*TRAIN, "--steps", "4", "--resume", "--lr", "0.5"])
     said = capsys.readouterr().out
     assert "train.py has changed since step 2: `-    optimizer" in said
