@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import train
-from support.checkpoint import read_checkpoint, save_checkpoint
+from support.checkpoint import KEYS, read_checkpoint, save_checkpoint
 from support.cli import cli
 from support.tokens import write_bin
 from tests.helpers import SMALL, TEXT
@@ -168,36 +168,14 @@ COMMANDS = {
         "nope --steps -1", "nope --data missing", "nope --data empty.txt", "nope --nonsense"]),
 }
 
-# (an entry of a checkpoint, what stands there instead: GONE for nothing)
+# (an entry of a checkpoint, what stands there instead: GONE for nothing). A checkpoint that was
+# forged with right checksums is not guarded against: these are of another version, or diverged.
 GONE = object()
 FORGED = [
-    *(((name,), x) for name in ("model", "config", "weights", "tokenizer", "optimizer", "step",
-                                "drawn", "data_state", "random_state", "log", "files", "args",
-                                "equations", "source", "classes", "init_weights",
-                                "changes")
-      for x in (GONE, None, 3.5, [1], {"a": 1})),
-    (("model",), "x"), (("tokenizer",), "x"), (("log",), "x"),
-    (("step",), -1), (("drawn",), 2**70), (("model",), "multiscreen:what"), (("log",), ""),
-    (("log",), "step\tloss\n1\n"), (("files",), []), (("files",), [["a", "b", "c"]]),
-    (("random_state",), torch.zeros(3)), (("random_state",), torch.zeros(9, dtype=torch.uint8)),
-    *((("config", name), x) for name in ("psi", "N_L", "d_E", "d_K", "vocab_size")
-      for x in (None, 2.5, "x", -1, HUGE)),
-    *((("config", name), 7) for name in ("N_L", "d_E", "d_K", "vocab_size")),
-    (("config", "foreign"), 1), (("config", "theta"), 1),
-    *((("args", name), x) for name in ("seq_len", "seed", "digits", "data", "lr", "model", "steps",
-                                       "batch_size", "clip")
-      for x in (None, [1], {"a": 1}, b"x")),
-    (("args", "seq_len"), GONE), (("args", "seed"), GONE), (("args", "data"), "text.txt"),
-    (("args", "seq_len"), -1), (("args", "lr"), float("nan")),
-    *((("weights", "W_E"), x) for x in (
-        GONE, None, "x", torch.zeros(3), torch.zeros(257, 4, dtype=torch.int64),
-        torch.full((257, 4), torch.nan), torch.zeros(257, 4, dtype=torch.complex64))),
-    (("weights", "foreign"), torch.zeros(3)),
-    *((("optimizer", "state"), x) for x in (GONE, None, [], {}, {"W_E": 3})),
-    *((("optimizer", "state", "W_E"), x) for x in (GONE, None, {}, torch.zeros(3))),
-    *((("optimizer", "state", "W_E", "exp_avg"), x) for x in (
-        GONE, None, "x", torch.zeros(3), torch.full((257, 4), torch.nan))),
-    (("optimizer", "param_groups"), GONE),
+    *(((name,), GONE) for name in sorted(KEYS)), (("args", "seq_len"), GONE),
+    (("args", "seed"), GONE), (("model",), "multiscreen:what"), (("weights", "W_E"), GONE),
+    (("weights", "W_E"), torch.zeros(3)), (("weights", "W_E"), torch.full((257, 4), torch.nan)),
+    (("weights", "foreign"), torch.zeros(3)), (("optimizer", "state"), {}),
 ]
 # Entries that only --resume reads.
 FOR_RESUME = {"optimizer", "step", "drawn", "data_state", "random_state", "log", "files",

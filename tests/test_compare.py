@@ -169,7 +169,7 @@ def test_changed_lines_of_source_are_shown_and_no_others(run, said):
 def test_a_group_of_two_sources_says_so(run, said):
     lines = said(run("a-0", {20: 3.0}),
                  run("a-1", {20: 3.0}, seed=1, source=SOURCE.replace("2", "3"), equations="x"))
-    assert "a: its runs have different source; seed 1 differs from seed 0" in lines
+    assert "a: the source of seed 1 is not that of seed 0" in lines
 
 
 def test_a_new_flag_of_the_reader_is_compared(run, said):
