@@ -184,8 +184,8 @@ def notes_of(groups, step):
             first = group.runs[0]
             seeds = [run.seed for run in group.runs if run.source != first.source
                      or run.flags["equations"] != first.flags["equations"]]
-            notes.append(f"{group.label}: the source of seed {', '.join(seeds)} is not that of seed "
-                         f"{first.seed}")
+            notes.append(f"{group.label}: the source of seed {', '.join(seeds)} is not that of "
+                         f"seed {first.seed}")
     return notes
 
 

@@ -105,9 +105,14 @@ def read_rows(path, columns=None):
     Raises UsageError if it is not a table, or has other columns.
     """
     rows, torn = read_file(path, columns)
+    tell(path, torn)
+    return rows
+
+
+def tell(path, torn):
+    """Print how many rows of a table are torn."""
     if torn:
         print(f"{torn} rows of {path} are left out: torn", file=sys.stderr)
-    return rows
 
 
 def read_file(path, columns=None):
@@ -140,7 +145,7 @@ def read_tables(paths, value):
     """
     rows, kinds, columns = {}, {}, None
     for label, path in map(split_label, map(str, paths)):
-        found = read_rows(path, columns)
+        found, torn = read_file(path, columns)
         if not found:
             raise UsageError(f"{path} has no rows: measure a model first")
         if label:
@@ -150,6 +155,7 @@ def read_tables(paths, value):
         if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
+        tell(path, torn)
         for row in found:
             check_numbers(row, path, value)
             key = tuple(row[name] for name in columns[:-2])
