@@ -18,9 +18,9 @@ alone on one machine. Columns without a number are left out.
 
 Then come the differences: flags, as `first | other`, and the lines of source. Runs with other steps
 are compared after the last evaluation that all have. Runs on other data, with another tokenizer or
-sequence length are listed without a change. A run has diverged if train.py stopped it, or if its
-last loss is more than half a nat above its first one, or above the least mean over an eighth of its
-log.
+sequence length are listed without a change. A run has diverged if train.py stopped it, or if the
+training loss over the last eighth of its log is more than half a nat above that over another
+eighth, or above the first one.
 
 With matplotlib --out gets a figure: losses and gradient norms by step, means over the seeds and a
 band of one deviation; or with --by the losses by the value of a flag; or, of tables, which have no
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from experiments.common import mean_and_std, paired_change, pyplot, save_figure, signed
-from experiments.runs import read_runs, runs_parser, table_rows
+from experiments.runs import MEASURED, is_of_models, read_runs, runs_parser, table_rows
 from experiments.style import WIDTH, count_of, legend_below, look, paper_name
 from support.cli import UsageError, cli
 from support.source import changed_lines
@@ -139,12 +139,24 @@ def common_step(groups):
 
 # ------------------------------------------------------------------------------------------- text
 
+def losses_of(runs, step, by=None):
+    """{(seed, value of the flag `by`): loss}."""
+    return {(run.seed, run.flags.get(by)): run.loss_at(step) for run in runs}
+
+
+def pairs_of(group, first, step, by=None):
+    """(how many losses of a group have a partner among the runs `first`, how many it has)."""
+    known, losses = ({key for key, x in losses_of(runs, step, by).items() if x == x}
+                     for runs in (first, group.runs))
+    return len(known & losses), len(losses)
+
+
 def rows_of(groups, first, step, by=None):
     """A row of COLUMNS for each group. first: the runs it is compared with, at equal `by`."""
     rows = []
-    known = {(run.seed, run.flags.get(by)): run.loss_at(step) for run in first}
+    known = losses_of(first, step, by)
     for group in groups:
-        losses = {(run.seed, run.flags.get(by)): run.loss_at(step) for run in group.runs}
+        losses = losses_of(group.runs, step, by)
         mean, std, _ = mean_and_std(losses.values())
         change, change_std = paired_change(losses, known)
         if group.reason or group.runs[0] in first or step is None:
@@ -157,8 +169,8 @@ def rows_of(groups, first, step, by=None):
     return rows
 
 
-def notes_of(groups, step):
-    """Lines about what the table does not show."""
+def notes_of(groups, first, step, by=None):
+    """Lines about what the table does not show. first: see rows_of."""
     ends = {max(run.losses) for group in groups if not group.reason for run in group.runs
             if run.losses and run.end != "diverged"}
     notes = []
@@ -168,8 +180,12 @@ def notes_of(groups, step):
         notes.append(f"compared after {step} steps, the last evaluation that all runs have; "
                      "other columns are of each run's end")
     for group in groups:
+        n, of = pairs_of(group, first, step, by)
         if group.reason:
             notes.append(f"{group.label} is not compared: {group.reason}")
+        elif group.runs[0] not in first and step is not None and n < of:
+            notes.append(f"{group.label}: " + (f"the change is of {n} of {of} runs, those whose "
+                         "seed both have" if n else "no seed in common, so no change"))
         for end in sorted({run.end for run in group.runs} - {""}):
             seeds = [run.seed for run in group.runs if run.end == end]
             notes.append(f"{group.label}, seed {', '.join(seeds)}: {end}")
@@ -202,12 +218,15 @@ def differences(first, other, by=None):
         if equal == [True, False]:
             lines.append("  other equations; a table has no source: name the folders")
         return lines
+    paths = sorted({*a} | {*b})
     if not {*first.flags["classes"].split()} & {*other.flags["classes"].split()}:
-        return [*lines, "  other classes: " + other.flags["classes"]]
+        # Nothing of the one model is in the other: a diff would be both files.
+        lines.append("  other classes: " + other.flags["classes"])
+        paths = [path for path in paths if not is_of_models(path)]
     left = MOST_LINES
-    for path in sorted({*a} | {*b}):
+    for path in paths:
         changed = changed_lines(a.get(path, []), b.get(path, []), left)
-        if changed and left:
+        if changed:
             lines += [f"  {path}", *(f"    {line}" for line in changed)]
             left = max(left - len(changed), 0)
     return lines
@@ -266,8 +285,9 @@ def draw_curves(plt, groups, window, path):
     save_figure(fig, path)
 
 
-def draw_by(plt, groups, flag, path):
-    """The last loss against a flag, a curve a group; runs that diverged are crosses on top."""
+def draw_by(plt, groups, flag, step, path):
+    """The loss after `step` against a flag, a curve a group; diverged runs are crosses on top."""
+    groups = [group for group in groups if not group.reason]
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     values = sorted({run.flags[flag] for group in groups for run in group.runs}, key=order)
     numbers = [order(x)[1] for x in values]
@@ -277,7 +297,7 @@ def draw_by(plt, groups, flag, path):
     for n, group in enumerate(groups):
         found = {}
         for run in group.runs:
-            found.setdefault(place[run.flags[flag]], []).append(run.loss_at(None))
+            found.setdefault(place[run.flags[flag]], []).append(run.loss_at(step))
         points = {x: mean_and_std(losses) for x, losses in sorted(found.items())}
         means, stds, _ = (np.array(y, dtype=float) for y in zip(*points.values()))
         seeds = count_of(max(map(len, found.values())), "seed")
@@ -313,7 +333,7 @@ def order(text):
         return 1, 0.0, text
 
 
-def draw_changes(plt, groups, rows, path):
+def draw_changes(plt, groups, rows, step, path):
     """The change of the loss by each group, with its deviation. rows: of COLUMNS."""
     rows = [dict(zip(COLUMNS, row)) for row in rows]
     fig, ax = plt.subplots(figsize=(WIDTH, 1.2 + 0.4 * len(rows)), layout="constrained")
@@ -324,8 +344,12 @@ def draw_changes(plt, groups, rows, path):
     ax.axvline(0, color="gray", lw=0.8, zorder=0)
     for y, (group, change) in enumerate(zip(groups, changes)):
         if math.isnan(change):
-            ended = all(run.end == "diverged" for run in group.runs)
-            why = group.reason or ("diverged" if ended else "no seed in common")
+            n, of = pairs_of(group, groups[0].runs, step)
+            why = ("diverged" if not of else "no evaluation in common" if step is None else
+                   "the first group diverged" if not any(
+                       x == x for x in losses_of(groups[0].runs, step).values())
+                   else "no seed in common")
+            why = group.reason or why
             ax.annotate(why, (0, y), (6, 0), textcoords="offset points", va="center")
     names = [f"{row['run']}, {count_of(row['seeds'], 'seed')}" for row in rows]
     ax.set_yticks(range(len(rows)), names)
@@ -360,7 +384,7 @@ def main():
     print_table([COLUMNS[n] for n in known], [[row[n] for n in known] for row in rows],
                 f"Validation loss, nats per token; change: against {sets[0].label}, by seed"
                 + f" and {by}" * bool(by))
-    for note in notes_of(groups, step):
+    for note in notes_of(groups, sets[0].runs, step, by):
         print(note)
 
     for other in sets[1:]:
@@ -369,17 +393,18 @@ def main():
 
     if args.name:
         ordered = [run for group in groups for run in group.runs]
-        keep_rows(args.out / f"{args.name}.tsv", table_rows(ordered, step))
+        keep_rows(args.out / f"{args.name}.tsv", table_rows(ordered, step),
+                  (*MEASURED, "steps"))
     has_curves = any(run.curve and len(run.curve[0]) for run in runs)
     if (by or has_curves or len(groups) > 1) and (plt := pyplot()):
         args.out.mkdir(parents=True, exist_ok=True)
         path = args.out / f"{args.name or 'compare'}.png"
         if by:
-            draw_by(plt, sets, by, path)
+            draw_by(plt, sets, by, step, path)
         elif has_curves:
             draw_curves(plt, groups, args.window, path)
         else:
-            draw_changes(plt, groups, rows, path)
+            draw_changes(plt, groups, rows, step, path)
 
 
 if __name__ == "__main__":

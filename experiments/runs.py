@@ -128,17 +128,19 @@ def read_log(path):
 
 
 def has_diverged(rows):
-    """Whether the last loss of a log is more than half a nat above an earlier one.
+    """Whether a training loss ends more than half a nat above an earlier one.
 
-    The earlier one: the first of the log, or the least mean over an eighth of it.
+    Means over an eighth of the log are compared; earlier is also the first loss. A validation loss
+    counts only if it is not finite: it also rises where a run has read its texts too often.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
+    if not all(math.isfinite(row.get("val_loss", 0.0)) for row in rows):
+        return True
     if not losses:
         return False
     n = max(len(losses) // 8, 1)
-    best = min(losses[0], *(sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)))
-    last = ([row["val_loss"] for row in rows if "val_loss" in row] or losses)[-1]
-    return not last <= best + 0.5
+    means = [sum(losses[i : i + n]) / n for i in range(len(losses) - n + 1)]
+    return not means[-1] <= min(losses[0], *means) + 0.5
 
 
 def columns_of(rows, *names):

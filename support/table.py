@@ -1,7 +1,7 @@
 """A table of measurements: one TSV beside a checkpoint, one row per cell, added when measured.
 
 A row names the run and the cell that was measured, and has the values and a hash of the weights and
-the equations. Given again, a command measures what is missing. Rows are appended, so two commands
+the equations. Rerun a command to measure what is missing. Rows are appended, so two commands
 may fill one table, and nothing is locked.
 """
 import math
@@ -189,14 +189,20 @@ def how_trained(row):
     return bool(row["init_weights"]), re.sub(r"from step \d+: ", "", row["changes"])
 
 
-def keep_rows(path, rows):
-    """Write the rows of a figure beside it. Raises UsageError if existing rows would be lost."""
+def keep_rows(path, rows, measured=()):
+    """Write the rows of a figure beside it. Raises UsageError if existing rows would be lost.
+
+    measured: columns in which a row may have new values.
+    """
+    def known(row):
+        return {name: x for name, x in row.items() if name not in measured}
+
     if Path(path).exists():
-        found, wrong = read_file(path, tuple(rows[0]))
-        lost = wrong + sum(row not in rows for row in found)
-        if lost:
-            raise UsageError(f"{path} has {lost} rows that are not drawn: name it as an input, "
-                             "too, move it away, or name another --out")
+        found, torn = read_file(path, tuple(rows[0]))
+        new = [known(row) for row in rows]
+        if lost := torn + sum(known(row) not in new for row in found):
+            raise UsageError(f"{path} already holds {lost} other row{'s' * (lost > 1)}: add this "
+                             "table to the inputs, or choose another --out")
     write_rows(path, rows)
 
 

@@ -63,7 +63,7 @@ def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path)
     with pytest.raises(UsageError, match="seed 0 twice"):
         call(scaling, table, a, "--out", "o")
     # A run that was measured before is not lost.
-    with pytest.raises(UsageError, match="1 rows that are not drawn"):
+    with pytest.raises(UsageError, match="already holds 1 other row:"):
         call(scaling, a, "--out", "o")
     assert table.read_bytes() == before
 
@@ -91,14 +91,19 @@ def test_a_mistake_is_told_in_one_line(run, call, tmp_path):
 
 
 def test_what_is_called_diverged():
-    """Half a nat above the least mean over an eighth of the rows, here 2.95."""
+    """Its last eighth is half a nat above the least mean over an eighth, here 2.95 of 4 rows."""
     log = [{"step": n, "loss": 6.0 - n / 10} for n in range(1, 33)]
-    log.append({"step": 33, "val_loss": 3.0})
     assert not runs.has_diverged(log)
     for last, diverged in ((3.44, False), (3.46, True), (80.0, True), (INF, True), (NAN, True)):
-        log[-1]["val_loss"] = last
-        assert runs.has_diverged(log) == diverged, last
+        end = [{"step": 33 + n, "loss": last} for n in range(4)]
+        assert runs.has_diverged(log + end) == diverged, last
     assert not runs.has_diverged([])
+
+
+def test_a_run_that_learns_its_texts_by_heart_has_not_diverged():
+    log = [{"step": n, "loss": 6.0 - n / 10} for n in range(1, 33)]
+    for last, diverged in ((5.0, False), (INF, True), (NAN, True)):
+        assert runs.has_diverged(log + [{"step": 33, "val_loss": last}]) == diverged, last
 
 
 def test_diverged_seeds_are_left_out_of_the_mean_and_counted():
@@ -158,7 +163,7 @@ def test_no_saving_without_a_common_loss_or_a_line_that_falls(other):
 def test_a_size_is_fitted_at_its_best_rate_by_the_mean_over_the_seeds(run):
     """No loss is better than nan. Three sizes: residuals are one part of (1, -2, 1)."""
     folders = [run("a", 3.5), run("b", 3.7, seed=1), run("c", 3.4, lr="0.25"),
-               run("d", 4.0, lr="0.25", seed=1), run("e", 9, psi="3", parameters="20486"),
+               run("d", 4.0, lr="0.25", seed=1), run("e", "inf", psi="3", parameters="20486"),
                run("f", 3.0, psi="3", parameters="20486", lr="0.25"),
                run("g", 2.9, psi="4", parameters="61506")]
     rows = scaling.model_rows(runs.read_runs(map(str, folders)))

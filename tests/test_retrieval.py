@@ -89,7 +89,7 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
     assert len(read_table(tmp_path / "f.tsv")) == 6
 
     # Nothing that was drawn before is lost.
-    with pytest.raises(UsageError, match="3 rows that are not drawn"):
+    with pytest.raises(UsageError, match="already holds 3 other rows:"):
         call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
 
 

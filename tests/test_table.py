@@ -175,7 +175,7 @@ def test_the_rows_of_a_figure_are_kept_and_none_is_lost(tmp_path):
     keep_rows(path, rows[:1])
     keep_rows(path, rows)
     assert read_table(path) == rows
-    with pytest.raises(UsageError, match="1 rows that are not drawn"):
+    with pytest.raises(UsageError, match="already holds 1 other row:"):
         keep_rows(path, rows[1:])
     assert read_table(path) == rows
 
