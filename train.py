@@ -5,7 +5,7 @@
     python train.py --resume --steps 1240            continue the run in out/, for longer
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
-Given again, a command continues its run, or says that it is finished.
+Rerun a command to resume it; of a finished run it says so.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
@@ -23,7 +23,7 @@ import torch
 from baselines import count_parameters
 from baselines.ablations import TILES
 from baselines.transformer import BLOCKS, SIZES
-from multiscreen import softmask, window
+from multiscreen import window
 from support import distributed as dist
 from support.checkpoint import (
     SIZE_FLAGS,
@@ -41,6 +41,7 @@ from support.choose import (
 )
 from support.cli import Parser, cli, get_device, printable
 from support.data import STREAMS, get_data
+from support.maps import count_alive
 from support.run import Run, get_args, passes_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
@@ -111,7 +112,8 @@ def get_parser():
 def evaluate(model, train_data, val_data, args, tokenizer):
     """A row of the log, in eval mode: nats per token, bits per byte, the share of living pairs.
 
-    Over 256 sequences, spread evenly over the validation data. A stream adds columns of its own.
+    Losses over 256 sequences, spread evenly over the validation data; living pairs among the first
+    512 tokens of one. A stream adds columns of its own, over 64 documents.
     """
     model.eval()
     device = model.W_E.device
@@ -136,11 +138,11 @@ def evaluate(model, train_data, val_data, args, tokenizer):
 def alive_fraction(model, tokens):
     """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
     with torch.compiler.set_stance("force_eager"):
-        alive = sum((alpha_d != 0).sum() for alpha_d in model.relevance_maps(tokens))
-    i = torch.arange(tokens.shape[1], device=tokens.device)
-    w = torch.stack([window(dist.full(tile.s_w)) for tile in model.layers])[:, :, None, None]
-    inside = (softmask(i - i[:, None], w) > 0).sum() * len(tokens)
-    return (alive / inside).item()
+        maps = model.relevance_maps(tokens)
+    counts = [torch.stack(count_alive(alpha_d, window(dist.full(tile.s_w))))
+              for alpha_d, tile in zip(maps, model.layers)]
+    alive, inside = torch.stack(counts).sum((0, 2)).tolist()
+    return alive / inside
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ Small:  python -m experiments.tiles --ckpt out/ckpt.pt
         10 seconds. 64 tiles for psi = 8, and 203 bytes of a text of ours.
 
 windows.png has a point for each tile: w on a logarithmic axis, r, and a histogram of each. A tile
-with w >= w_th, the dotted line, has no positional encoding. The dashed line is the training length.
+with w > w_th, the dotted line, has no positional encoding. The dashed line is the training length.
 The paper says: most windows are local or medium-range, a few exceed the training length, and r is
 often close to 1.
 
@@ -29,10 +29,11 @@ import torch
 
 from experiments.common import pyplot, report, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
-from multiscreen import softmask, window
+from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.choose import asks_for_screen
 from support.cli import Parser, UsageError, cli
+from support.maps import count_alive, inside
 from support.table import beside
 
 TEXT = (
@@ -132,27 +133,16 @@ def show_windows(model, ckpt, path):
 
 # --------------------------------------------------------------------------------------- maps
 
-def inside(T, w):
-    """Which pairs (i, j) of T positions Softmask lets through. (T, T) booleans"""
-    d = torch.arange(T) - torch.arange(T)[:, None]
-    return (softmask(d, torch.tensor(w)) > 0).numpy()
-
-
-def alive(alpha_d, w):
-    """Pr, the share of the pairs inside the window w with a relevance. alpha_d: (T, T)"""
-    return float((alpha_d != 0)[inside(len(alpha_d), w)].mean())
-
-
 @torch.no_grad()
 def get_maps(model, tokens):
     """(maps (N_L, N_H, T, T), rows of MAPS for all tiles, counted from 1). tokens: (1, T)"""
-    maps = torch.cat(model.relevance_maps(tokens)).float().cpu().numpy()
-    rows = []
-    for n, tile in enumerate(model.layers):
-        widths = zip(window(tile.s_w).tolist(), tile.acceptance().tolist())
-        for m, (w, r) in enumerate(widths):
-            rows.append([n + 1, m + 1, w, r, alive(maps[n, m], w)])
-    return maps, rows
+    maps, rows = model.relevance_maps(tokens), []
+    for n, (alpha_d, tile) in enumerate(zip(maps, model.layers), 1):
+        w, r = window(tile.s_w), tile.acceptance()
+        alive, pairs = count_alive(alpha_d, w)
+        for m, cells in enumerate(zip(w.tolist(), r.tolist(), (alive / pairs).tolist()), 1):
+            rows.append([n, m, *cells])
+    return torch.cat(maps).float().cpu().numpy(), rows
 
 
 def short_width(w):
@@ -190,7 +180,7 @@ def draw_maps(plt, maps, rows, columns):
     for ax, alpha_d, (layer, tile, w, r, share) in zip(axes.flat, maps, rows):
         image = colors.cmap(colors.norm(alpha_d))
         image[alpha_d == 0] = 1.0
-        image[~inside(len(alpha_d), w)] = OUTSIDE
+        image[~inside(len(alpha_d), torch.tensor([w]))[0].numpy()] = OUTSIDE
         ax.imshow(image)
         title = f"{layer}, {tile}: Pr {share:.2f}\nw {short_width(w)} r {r:.2f}"
         ax.set_title(title.replace(" 0.", " ."), fontsize=9, pad=2)

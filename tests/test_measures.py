@@ -21,6 +21,7 @@ from experiments import (
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
+from support.maps import count_alive, inside
 from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
@@ -218,12 +219,12 @@ def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(ca
 
 
 def test_live_pairs_are_counted_inside_the_window():
-    assert tiles.inside(3, 1.5).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    assert tiles.inside(3, 2.0).tolist() == tiles.inside(3, 1.5).tolist()
-    assert tiles.inside(4, INF).sum() == 10
-    alpha_d = np.array([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
-    assert tiles.alive(alpha_d, 1.5) == pytest.approx(3 / 5)
-    assert tiles.alive(alpha_d, INF) == pytest.approx(3 / 6)
+    w = torch.tensor([1.5, 2.0, INF])
+    narrow = [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert inside(3, w).tolist() == [narrow, narrow, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
+    alpha_d = torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
+    alive, pairs = count_alive(alpha_d.expand(2, 3, -1, -1), w)
+    assert alive.tolist() == [6, 6, 6] and pairs.tolist() == [10, 10, 12]
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints):
