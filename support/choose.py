@@ -244,7 +244,7 @@ def try_to_compile(model, wanted, batch, T):
     wanted: see --compile; None compiles on a CUDA GPU with Triton, and leaves the model as it is if
     that fails. Raises UsageError if it fails but was asked for.
     """
-    device, screen = model.W_E.device, model.screen
+    device, screen, agreeing = model.W_E.device, model.screen, getattr(model, "agreeing", None)
     if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
         return None
     compile_layers(model)
@@ -262,7 +262,7 @@ def try_to_compile(model, wanted, batch, T):
             layer._compiled_call_impl = None
         for name in OUTSIDE_OF_LAYERS:
             delattr(model, name)
-        model.screen = screen
+        model.screen, model.agreeing = screen, agreeing
         return f"not compiled: torch.compile fails here ({in_one_line(e)})"
 
 

@@ -9,6 +9,7 @@
 import math
 import os
 import platform
+import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -202,7 +203,7 @@ class Run:
             step, drawn = ckpt["step"], ckpt["drawn"]
             data.load(ckpt["data_state"])
             load_moments(model, optimizer, ckpt["optimizer"], self.path)
-            torch.set_rng_state(ckpt["random_state"])  # for your dropout
+            torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
             del ckpt["weights"], ckpt["optimizer"]     # 12 bytes per parameter
         self.about = about_run(args, ckpt, self.start, data, self.fingerprints)
         self.log_text = ckpt["log"] if ckpt else "\t".join(COLUMNS) + "\n"
@@ -346,7 +347,8 @@ def find_checkpoint(args):
         if other:
             raise UsageError(f"{out} holds a run with other equations: "
                              f"{changed_equations(ckpt)}: {WAYS}")
-        for path, lines in edits.items():
+        if edits:
+            path, lines = next(iter(edits.items()))
             raise UsageError(f"{out} holds a run with another {path}: {lines}: {WAYS}, --resume "
                              "continues with the edit")
         if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
@@ -412,7 +414,7 @@ def about_run(args, ckpt, start, data, files):
 
 def flag_lines(args, identity):
     """The lines of flags.txt that say what a run is: its flags and the identity of its model."""
-    flags = {name: value for name, value in vars(args).items() if name not in NOT_RESUMED}
+    flags = {name: value for name, value in flags_of(args).items() if name not in NOT_RESUMED}
     flags["equations"] = identity
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
 
@@ -426,6 +428,8 @@ def write_folder(out, args, ckpt, parameters, about, log):
     (out / "diverged.txt").unlink(missing_ok=True)
     if not ckpt:
         (out / "ckpt.pt").unlink(missing_ok=True)
+        for folder in out.glob("source_until_*"):      # of the run that --force overwrites
+            shutil.rmtree(folder)
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     more = {"parameters": parameters, "init_weights": about["init_weights"],
             "changes": "; ".join(about["changes"]), "versions": versions,
