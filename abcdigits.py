@@ -7,7 +7,7 @@ many times; one, the needle, appears once. The prompt ends with the needle's let
 model must complete the number. The prompts are bit for bit those of the paper's author, Ken M.
 Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 
-Each cell is a row of abcdigits.tsv beside the checkpoint. Given again, the command measures what is
+Each cell is a row of abcdigits.tsv beside the checkpoint. Rerun the command to measure what is
 missing. `python -m experiments.retrieval` draws such tables.
 """
 import random
@@ -176,11 +176,11 @@ def possible_lengths(T_train, tokenizer, get_prompts, own):
     for length in (T_train * 2**n for n in range(6)):
         try:
             get_prompts(tokenizer, length, 0.5, 1, **own)
-        except UsageError:
-            continue
-        lengths.append(length)
+            lengths.append(length)
+        except UsageError as e:
+            reason = e
     if not lengths:
-        raise UsageError(f"no prompt has {length} tokens or fewer: give longer --lengths")
+        raise UsageError(f"no length up to {length} will do: {reason}")
     return lengths
 
 
@@ -196,8 +196,6 @@ def print_grid(rows, T_train, title):
             best[place] = accuracy, row["factor"]
 
     def shown(accuracy, factor):
-        if factor and not accuracy:
-            return "--"
         return f"{accuracy:.1%} x{factor}" if factor else f"{accuracy:.1%}"
 
     lengths, depths = (sorted({*x}) for x in zip(*best))

@@ -11,7 +11,7 @@ training  tokens per second and memory of a step, beside the Transformer
 peers     attention, FlexAttention and other ways to screen, beside the fused kernel
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
 
-Each part writes OUT/PART.tsv row by row. Given again, the command measures what is missing: after a
+Each part writes OUT/PART.tsv row by row. Rerun the command to measure what is missing: after a
 crash, after Ctrl-C, after --minutes. A row that has begun is finished: if a command may take 10
 minutes, give --minutes 8. Times are medians with a cold cache.
 """

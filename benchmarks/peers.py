@@ -15,7 +15,7 @@ ours_ms, theirs_ms, ratio    medians; a ratio above 1 means that ours is faster
 ours_MiB, theirs_MiB         most tensor memory of a step above what it began with
 difference                   largest difference of two logits, of the models that are timed
 
-Given again, the command measures what is missing. Peers without a cache are not timed in decoding.
+Rerun the command to measure what is missing. Peers without a cache are not timed in decoding.
 Two more peers are other models: lucidrains/multiscreen (each update orthogonal to x),
 p1atdev/screening (d_K = d_V = d_E / N_H).
 

@@ -17,7 +17,7 @@ Small:  python -m experiments.latency
         bfloat16, the GPU's FlashAttention, the fused kernel.
 
 The last Multiscreen and the last Transformer are timed at all lengths, the others at the longest.
-Each time is a row of latency.tsv in --out. Given again, the command times what is missing on this
+Each time is a row of latency.tsv in --out. Rerun the command to time what is missing on this
 machine. `python -m experiments.latency_curves` draws such a table.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their

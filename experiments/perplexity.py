@@ -15,8 +15,8 @@ Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         which train.py holds out, without the tables of code pages in encodings/. Train and measure
         with the same Python.
 
-Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Given again,
-the command measures what is missing. `python -m experiments.long_context` draws such tables.
+Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Rerun the
+command to measure what is missing. `python -m experiments.long_context` draws such tables.
 """
 import hashlib
 import itertools

@@ -4,7 +4,7 @@
 #   bash runs/idea.sh mine --model multiscreen:mine     with any flags of train.py
 #   NEEDLES=1 bash runs/idea.sh mine                    retrieval, too: half an hour more a seed
 # It reads text, then measures perplexity to 16 times the training length, into out/idea/NAME-SEED.
-# Given again, it resumes; after another edit it refuses, and you choose another name.
+# Rerun it to resume; after another edit it refuses, and you choose another name.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=${1:?give the idea a name: bash runs/idea.sh NAME [flags of train.py]}

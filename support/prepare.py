@@ -11,7 +11,7 @@ row, .txt with one per file. Or a data set on the Hugging Face hub, which is str
 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
 data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they go to
-data_val_000000.bin beside it. Given again, the command continues at the first missing shard.
+data_val_000000.bin beside it. Rerun the command to continue at the first missing shard.
 SHA256SUMS has a line for each shard: `sha256sum -c` says which have changed. train.py checks only
 sizes and headers.
 """

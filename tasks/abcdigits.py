@@ -58,9 +58,10 @@ class ABCDigitsStream(Stream):
         return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
 
     def losses(self):
-        """The least possible loss, and the least without lookup, in nats per token.
+        """Bounds on the loss with and without lookup, in nats per token.
 
-        Both pay for the letters. The first pays for the numbers of new letters, the second for all.
+        Each letter costs its entropy in both. With lookup only a new letter's number costs; without
+        it every number does.
         """
         p = self.base ** np.arange(26) / np.sum(self.base ** np.arange(26))
         letters = -self.lines * np.sum(p * np.log(p)).item()

@@ -108,11 +108,11 @@ class PasskeyStream(Stream):
         return tokens
 
     def losses(self):
-        """About the least loss while all ends are short, and that without lookup, nats per token.
+        """Estimates of the loss with and without lookup while all ends are short, nats per token.
 
-        Both pay for the place where an end begins, and for new keys; the second for each key. A new
-        one stands once or, after its needle, three times: twice on average. Documents without help
-        count as free, and so does what kind of end comes.
+        The place where an end begins costs in both. With lookup only a new key costs; without it
+        every key does. A new one stands once or, after its needle, three times: twice on average.
+        Documents without help count as free, and so does what kind of end comes.
         """
         place = math.log(NEAR - 5)
         counts = [min(10 * n, MOST + 1) - n for n in (1, 10, 100, 1_000, 10_000)]

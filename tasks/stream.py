@@ -1,4 +1,4 @@
-"""Endless documents of a task that needs lookup. They change as a model learns it."""
+"""What the streams of tasks/ have in common: when lookup shows, and when training ends."""
 import math
 
 import numpy as np
@@ -12,7 +12,7 @@ class Stream(Data):
     """Endless documents, by number, of a task that needs lookup. They change as a model learns it.
 
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
-    losses() are the least possible loss, and the least without lookup, in nats per token.
+    losses() -> bounds on the loss with and without lookup, in nats per token.
     """
 
     def __init__(self, done_after):
