@@ -184,8 +184,8 @@ def notes_of(groups, first, step, by=None):
         if group.reason:
             notes.append(f"{group.label} is not compared: {group.reason}")
         elif group.runs[0] not in first and step is not None and n < of:
-            notes.append(f"{group.label}: " + (f"the change is of {n} of {of} runs, those whose "
-                         "seed both have" if n else "no seed in common, so no change"))
+            what = f"the change is of {n} of its {of} finite losses, those with a partner"
+            notes.append(f"{group.label}: {what if n else 'no seed in common, so no change'}")
         for end in sorted({run.end for run in group.runs} - {""}):
             seeds = [run.seed for run in group.runs if run.end == end]
             notes.append(f"{group.label}, seed {', '.join(seeds)}: {end}")
