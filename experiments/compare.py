@@ -151,6 +151,18 @@ def pairs_of(group, first, step, by=None):
     return len(known & losses), len(losses)
 
 
+def why_no_change(group, first, step):
+    """Why a group without a change has none. first: the runs it is compared with."""
+    if group.reason:
+        return group.reason
+    if step is None:
+        return "no evaluation in common"
+    for runs, reason in ((group.runs, "diverged"), (first, "the first group diverged")):
+        if all(run.end == "diverged" for run in runs):
+            return reason
+    return "no seed in common"
+
+
 def rows_of(groups, first, step, by=None):
     """A row of COLUMNS for each group. first: the runs it is compared with, at equal `by`."""
     rows = []
@@ -185,7 +197,7 @@ def notes_of(groups, first, step, by=None):
             notes.append(f"{group.label} is not compared: {group.reason}")
         elif group.runs[0] not in first and step is not None and n < of:
             what = f"the change is of {n} of its {of} finite losses, those with a partner"
-            notes.append(f"{group.label}: {what if n else 'no seed in common, so no change'}")
+            notes.append(f"{group.label}: {what if n else why_no_change(group, first, step)}")
         for end in sorted({run.end for run in group.runs} - {""}):
             seeds = [run.seed for run in group.runs if run.end == end]
             notes.append(f"{group.label}, seed {', '.join(seeds)}: {end}")
@@ -344,12 +356,7 @@ def draw_changes(plt, groups, rows, step, path):
     ax.axvline(0, color="gray", lw=0.8, zorder=0)
     for y, (group, change) in enumerate(zip(groups, changes)):
         if math.isnan(change):
-            n, of = pairs_of(group, groups[0].runs, step)
-            why = ("diverged" if not of else "no evaluation in common" if step is None else
-                   "the first group diverged" if not any(
-                       x == x for x in losses_of(groups[0].runs, step).values())
-                   else "no seed in common")
-            why = group.reason or why
+            why = why_no_change(group, groups[0].runs, step)
             ax.annotate(why, (0, y), (6, 0), textcoords="offset points", va="center")
     names = [f"{row['run']}, {count_of(row['seeds'], 'seed')}" for row in rows]
     ax.set_yticks(range(len(rows)), names)

@@ -386,6 +386,8 @@ def test_what_a_run_ran_before_an_edit_stays_beside_it(tmp_path, monkeypatch):
     assert (tmp_path / "out/source_until_2/train.py").read_text() == text
     assert (tmp_path / "out/source/train.py").read_text() == text + "\nx = 1\n"
     assert not (tmp_path / "out/source_until_3").exists()
+    fit(tmp_path / "out", "--steps", "2", "--force")
+    assert not (tmp_path / "out/source_until_2").exists()
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "file"])
