@@ -275,7 +275,7 @@ def checked(tokens):
 class LanguageModel(nn.Module):
     """Tokens (B, T) -> logits (B, T, N), whatever its layers are. Baselines share it.
 
-    A subclass has W_E, layers, `embed`, `head`, `logits`, and `screen`, which each layer is given.
+    A subclass has `config`, `W_E`, `layers`, `embed`, `head`, `logits` and `screen`.
     """
     forgets = False        # whether caches may drop keys outside the windows: `screen` ignores them
 

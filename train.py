@@ -229,8 +229,8 @@ def train(args, run):
     step, drawn = run.begin(model, optimizer, train_data, size)
     sequences = args.batch_tokens // args.seq_len
 
-    last = False
-    while not last:
+    last = stopping = False
+    while not last and not stopping:
         began = time.perf_counter()
         lr = set_rate(optimizer, args, step)
         loss, norm = train_step(model, train_data, args, drawn)
@@ -247,8 +247,11 @@ def train(args, run):
                     tokens_per_s=args.batch_tokens / seconds)
         if last or step % args.eval_every == 0:
             run.log(step, **evaluate(model, train_data, val_data, args, tokenizer))
-        if last or step % args.save_every == 0 or run.stopping:
+        stopping = run.told_to_stop()
+        if last or stopping or step % args.save_every == 0:
             run.save(model, optimizer, step, drawn, train_data)
+    if not last:
+        raise run.interrupt(step)
 
     # A sample, where one process holds the model.
     if dist.world() == 1:

@@ -163,7 +163,7 @@ class Run:
     def __init__(self, args):
         self.args, self.out = args, own_folder(args.out)
         self.path = self.out / "ckpt.pt"
-        self.stopping = self.finished = False
+        self.finished = False
         self.saved_at, self.log_text, self.stop = 0, "", []
 
     def __enter__(self):
@@ -204,7 +204,6 @@ class Run:
             data.load(ckpt["data_state"])
             load_moments(model, optimizer, ckpt["optimizer"], self.path)
             torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
-            del ckpt["weights"], ckpt["optimizer"]     # 12 bytes per parameter
         self.about = about_run(args, ckpt, self.start, data, self.fingerprints)
         self.log_text = ckpt["log"] if ckpt else "\t".join(COLUMNS) + "\n"
         if rank() == 0:
@@ -215,11 +214,12 @@ class Run:
         left = "at most" if args.data[0] in STREAMS else "left"
         print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} "
               f"{'max':>8} {'ms':>7} {'tok/s':>8} {left:>8}", flush=True)
+        self.start = self.ckpt = None                  # up to 12 bytes per parameter
         self.stop = self.stack.enter_context(stop_requests())
         return step, drawn
 
     def check(self, step, **values):
-        """Raise UsageError if a value is not finite; learn whether a process was told to stop."""
+        """Raise UsageError if a value is not finite, and keep the reason in diverged.txt."""
         found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
         if found:
             saved = f"{self.path} holds step {self.saved_at}" if self.saved_at else (
@@ -230,7 +230,15 @@ class Run:
                 with replacing(self.out / "diverged.txt") as file:
                     file.write(f"{message}\n".encode())
             raise UsageError(message, code=3)
-        self.stopping = dist.total(len(self.stop)) != [0]
+
+    def told_to_stop(self):
+        """Whether one of the processes was: by Ctrl-C, SIGTERM or SIGHUP."""
+        return dist.total(len(self.stop)) != [0]
+
+    def interrupt(self, step):
+        """What to raise, after saving, where training ends because it was told to."""
+        return KeyboardInterrupt(f"stopped at step {step}, saved {self.path}: the same command"
+                                 f"{', without --force,' * self.args.force} continues")
 
     def log(self, step, **row):
         """Print a line, and add a row to the log. row: numbers by column."""
@@ -258,7 +266,7 @@ class Run:
                 file.write(line)
 
     def save(self, model, optimizer, step, drawn, data):
-        """Write the checkpoint. Raises KeyboardInterrupt if training was told to stop."""
+        """Write the checkpoint."""
         args = self.args
         shards = (dist.local(p.detach()) for p in model.parameters())
         weights_sum, = dist.total(sum(x.abs().sum().item() for x in shards))
@@ -274,9 +282,6 @@ class Run:
         self.saved_at = step
         end = ", the end: it has learned" * data.learned
         print(f"{step:>6}/{args.steps:<6} saved {self.path}{end}", flush=True)
-        if self.stopping and step < args.steps and not data.learned:
-            raise KeyboardInterrupt(f"stopped at step {step}, saved {self.path}: the same command"
-                                    f"{', without --force,' * args.force} continues")
 
 
 class lock:

@@ -149,7 +149,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
              "256", *DEFAULT]
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
-        stop_at(m, step - 1, number)               # seen in the next step
+        stop_at(m, step, number)
         with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: the "
                            "same command continues"):
             fit(tmp_path / "parts", *flags)
