@@ -40,8 +40,8 @@ if ROOT is None and not ADDRESS:
 if ROOT is None:
     ROOT = here / "multiscreen"
     subprocess.run(["git", "clone", "--depth", "1", ADDRESS, ROOT], check=True)
-    packages = ["-r", ROOT / "requirements.txt", "matplotlib"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *packages], check=True)
+    install = [sys.executable, "-m", "pip", "install", "-q", "-e", f"{ROOT}[figures]"]
+    subprocess.run(install, check=True)
 
 # Kernels are compiled here. The tests of part 4 interpret them.
 sys.path.insert(0, str(ROOT))
