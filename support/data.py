@@ -195,22 +195,27 @@ def permute(i, n, key, rounds=4):
 
 
 class Sequences(Data):
-    """Contiguous sequences of T + 1 tokens, cut from token arrays: T inputs, T targets."""
+    """Contiguous sequences of T + 1 tokens: T inputs, T targets.
 
-    def __init__(self, arrays, T, what):
-        self.arrays, self.T = arrays, T
-        self.ends = np.cumsum([max(len(a) - 1, 0) // T for a in arrays])
+    parts: what they are cut from, each the tokens of an array or TokenFile from start to stop.
+    """
+
+    def __init__(self, parts, T, what):
+        self.parts, self.T = parts, T
+        sizes = [stop - start for _, start, stop in parts]
+        self.ends = np.cumsum([max(size - 1, 0) // T for size in sizes])
         if not len(self):
-            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence "
-                             f"of {T} + 1: give more text or a smaller --seq-len")
+            raise UsageError(f"{what}: {sum(sizes)} tokens are fewer than one sequence of {T} + 1: "
+                             "give more text or a smaller --seq-len")
 
     def __len__(self):
         return int(self.ends[-1])
 
     def __getitem__(self, n):
-        a = int(np.searchsorted(self.ends, n, side="right"))
-        start = (n - (int(self.ends[a - 1]) if a else 0)) * self.T
-        return self.arrays[a][start : start + self.T + 1].astype(np.int64)
+        p = int(np.searchsorted(self.ends, n, side="right"))
+        tokens, start, _ = self.parts[p]
+        start += (n - (int(self.ends[p - 1]) if p else 0)) * self.T
+        return tokens[start : start + self.T + 1].astype(np.int64)
 
     def __str__(self):
         return f"{len(self):,} sequences"
@@ -264,17 +269,19 @@ def get_data(args, tokenizer, files):
         print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
               "link, named twice, or beside token files")
 
-    train, val = arrays_of(whole, tokenizer), arrays_of(val, tokenizer)
-    for a in arrays_of(ends, tokenizer):
-        cut = len(a) - max(len(a) // 20, min(T + 1, len(a) // 2))
-        train.append(a[:cut])
-        val.append(a[cut:])
+    train, val = ([(tokens, 0, len(tokens)) for tokens in tokens_of(paths, tokenizer)]
+                  for paths in (whole, val))
+    for tokens in tokens_of(ends, tokenizer):
+        n = len(tokens)
+        cut = n - max(n // 20, min(T + 1, n // 2))
+        train.append((tokens, 0, cut))
+        val.append((tokens, cut, n))
     return (Sequences(train, T, f"{name}, without its held-out part"),
             Sequences(val, T, f"the held-out part of {name}"))
 
 
-def arrays_of(paths, tokenizer):
-    """The tokens of files: one array of all texts, then the token files."""
+def tokens_of(paths, tokenizer):
+    """The tokens of files: one array of all texts, then a TokenFile for each token file."""
     documents = [encode_document(read_text(p), tokenizer) for p in paths if not is_bin(p)]
     joined = [np.concatenate(documents)] if documents else []
     return joined + [read_bin(p, tokenizer.n_vocab) for p in paths if is_bin(p)]

@@ -36,30 +36,27 @@ def encode_document(text, tokenizer):
 
 
 class TokenFile:
-    """Tokens of a file, read when `astype` asks for them; a slice is a TokenFile, too.
+    """The tokens of a file; `tokens[start:stop]` reads them, as an array.
 
     Nothing stays in memory and no file stays open, for there may be thousands.
     """
 
-    def __init__(self, path, header, positions, vocab_size):
-        self.path, self.header, self.positions = path, header, positions
-        self.vocab_size = vocab_size
+    def __init__(self, path, header, vocab_size):
+        self.path, self.header, self.vocab_size = path, header, vocab_size
+        self.n = (path.stat().st_size - header) // 2
 
     def __len__(self):
-        return len(self.positions)
+        return self.n
 
     def __getitem__(self, part):
-        return TokenFile(self.path, self.header, self.positions[part], self.vocab_size)
-
-    def astype(self, dtype):
-        start = self.header + 2 * self.positions.start
-        tokens = np.fromfile(self.path, "<u2", len(self), offset=start)
-        if len(tokens) < len(self):
+        start, stop, _ = part.indices(self.n)
+        tokens = np.fromfile(self.path, "<u2", stop - start, offset=self.header + 2 * start)
+        if len(tokens) < stop - start:
             raise UsageError(f"{self.path} has shrunk since the run began")
         if tokens.max(initial=0) >= self.vocab_size:
             raise UsageError(f"{self.path} has tokens beyond the vocabulary of {self.vocab_size}: "
                              "take the --tokenizer that made it")
-        return tokens.astype(dtype)
+        return tokens
 
 
 def read_bin(path, vocab_size):
@@ -79,11 +76,11 @@ def read_bin(path, vocab_size):
     if header and vocabulary not in (0, vocab_size):
         raise UsageError(f"{path} has a vocabulary of {vocabulary}, not of {vocab_size}: take the "
                          "--tokenizer that made it")
-    tokens = TokenFile(path, header, range((size - header) // 2), vocab_size)
+    tokens = TokenFile(path, header, vocab_size)
 
-    # A look at both ends finds the wrong --tokenizer before a run begins.
-    for end in (tokens[: EDGE // 2], tokens[-EDGE // 2 :]):
-        end.astype(np.int64)
+    # Reading both ends finds the wrong --tokenizer before a run begins.
+    for end in (slice(EDGE // 2), slice(-EDGE // 2, None)):
+        tokens[end]
     return tokens
 
 

@@ -139,6 +139,11 @@ def data_of(*paths, T):
     return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
 
 
+def arrays_of(data):
+    """The tokens that Sequences are cut from, an array for each of its parts."""
+    return [tokens[start:stop] for tokens, start, stop in data.parts]
+
+
 def write(folder, files):
     """Write files, by name: text, bytes, or an array of tokens. Returns the folder."""
     for name, content in files.items():

@@ -22,7 +22,7 @@ from support.data import (
     read_text,
     standard_library,
 )
-from tests.helpers import data_of, write
+from tests.helpers import arrays_of, data_of, write
 
 WHY = "empty, not UTF-8, a dangling link, named twice, or beside token files"
 
@@ -52,8 +52,8 @@ def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
                      "readme.md": "# data", "deep/more.bin": np.arange(50), "meta.pkl": b"\x80",
                      "val.bin": np.arange(100, 150)})
     training, held_out = data_of(tmp_path, T=9)
-    assert [a.astype(int).tolist() for a in training.arrays] == [[*range(50)], [*range(100)]]
-    assert [a.astype(int).tolist() for a in held_out.arrays] == [[*range(100, 150)]]
+    assert [a.astype(int).tolist() for a in arrays_of(training)] == [[*range(50)], [*range(100)]]
+    assert [a.astype(int).tolist() for a in arrays_of(held_out)] == [[*range(100, 150)]]
     lines = [f"{tmp_path}: 3 token files, 400 bytes; held out: val.bin",
              f"skipped input.txt, meta.pkl, prepare.py and 1 more: {WHY}"]
     assert capsys.readouterr().out.splitlines() == lines
@@ -63,9 +63,9 @@ def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path, cap
     files = {f"train/{n:02}.txt": "t" * 50 for n in range(40)}
     write(tmp_path, files | {"val/a.txt": "v" * 30, "val/b.txt": "v" * 30})
     training, held_out = data_of(tmp_path, T=9)
-    assert set(training.arrays[0]) == {ord("t"), 256}
-    assert len(training.arrays[0]) == 40 * 51
-    assert held_out.arrays[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
+    assert set(arrays_of(training)[0]) == {ord("t"), 256}
+    assert len(arrays_of(training)[0]) == 40 * 51
+    assert arrays_of(held_out)[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
     line = f"{tmp_path}: 42 text files, 2,060 bytes; held out: a.txt, b.txt\n"
     assert capsys.readouterr().out == line
 
@@ -104,7 +104,7 @@ def test_documents_are_joined_by_end_of_text_and_whole_ones_are_held_out(tmp_pat
     for n in range(40):
         (tmp_path / f"{n:02}.txt").write_text(chr(65 + n) * 30)
     training, held_out = data_of(tmp_path, T=8)
-    a, b = training.arrays[0].tolist(), held_out.arrays[0].tolist()
+    a, b = arrays_of(training)[0].tolist(), arrays_of(held_out)[0].tolist()
     assert a[:32] == [65] * 30 + [256, 66]
     assert b == [65 + 19] * 30 + [256] + [65 + 39] * 30 + [256]
     assert set(a) & set(b) == {256}
@@ -119,10 +119,10 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
         special_tokens={"<|endoftext|>": 6000})
     args = SimpleNamespace(data=[str(tmp_path / "a.bin"), str(tmp_path / "b.txt")], seq_len=16)
     training, held_out = get_data(args, tokenizer, list(files_of(args.data)))
-    sizes = [(len(a), len(b)) for a, b in zip(training.arrays, held_out.arrays)]
+    sizes = [(len(a), len(b)) for a, b in zip(arrays_of(training), arrays_of(held_out))]
     assert sizes == [(9001 - 450, 450), (4750, 250)]
-    assert training.arrays[1].astype(int).tolist() == list(range(4750))
-    assert held_out.arrays[1].astype(int).tolist() == list(range(4750, 5000))
+    assert arrays_of(training)[1].astype(int).tolist() == list(range(4750))
+    assert arrays_of(held_out)[1].astype(int).tolist() == list(range(4750, 5000))
 
 
 # -------------------------------------------------------------------------------- bad paths
@@ -221,7 +221,7 @@ def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
         (folder / name).symlink_to(tmp_path / name)
     check_fingerprint(old, fingerprint(files_of([folder])))
     for a, b in zip(before, data_of(folder, T=8)):
-        assert [x.tolist() for x in a.arrays] == [x.tolist() for x in b.arrays]
+        assert [x.tolist() for x in arrays_of(a)] == [x.tolist() for x in arrays_of(b)]
 
 
 def test_fingerprints_in_another_order_or_of_another_use_differ(tmp_path):
@@ -251,8 +251,8 @@ def test_permutations_differ_by_seed_and_by_epoch_and_look_random():
 
 
 def test_sequences_cover_the_text_without_replacement():
-    arrays = [np.arange(100, dtype=np.uint16), np.arange(200, 251, dtype=np.uint16)]
-    data = Sequences(arrays, 10, "test")
+    tokens = np.arange(300, dtype=np.uint16)
+    data = Sequences([(tokens, 0, 100), (tokens, 200, 251)], 10, "test")
     assert len(data) == 9 + 5
     drawn = [data.draw(n, seed=4) for n in range(28)]
     for x in drawn:

@@ -24,7 +24,7 @@ from support.data import Sequences, files_of, get_data
 from support.maps import count_alive, inside
 from support.table import write_rows
 from support.tokens import get_tokenizer
-from tests.helpers import INF, draw_tokens, needs_matplotlib, read_table
+from tests.helpers import INF, arrays_of, draw_tokens, needs_matplotlib, read_table
 
 NAN = math.nan
 
@@ -77,7 +77,7 @@ def test_default_documents_are_held_out_from_training():
     training, _ = get_data(train.get_parser().parse_args([]), tokenizer,
                            list(files_of(["stdlib"])))
     assert isinstance(training, Sequences)
-    seen = b"".join(bytes(a.astype(np.uint8)) for a in training.arrays)
+    seen = b"".join(bytes(a.astype(np.uint8)) for a in arrays_of(training))
     segments, _ = perplexity.get_documents(None, tokenizer, 4096, 16)
     assert len(segments) == 16
     assert not any(name.startswith("cp") for name in segments)          # tables of code pages

@@ -45,7 +45,7 @@ def shards(out, part):
 
 def documents(out, part):
     """The tokens of each document of a part, without the end-of-text."""
-    tokens = np.concatenate([read_bin(p, 257).astype(np.int64) for p in shards(out, part)])
+    tokens = np.concatenate([read_bin(p, 257)[:].astype(np.int64) for p in shards(out, part)])
     assert tokens[-1] == 256
     starts = np.flatnonzero(tokens == 256)[:-1] + 1
     return [document[:-1].tolist() for document in np.split(tokens, starts)]

@@ -336,7 +336,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
     with torch.no_grad():
         model.s_F.fill_(-INF)
     text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
-    data = Sequences([text], 300, "test")
+    data = Sequences([(text, 0, 2000)], 300, "test")
     row = train.evaluate(model, data, data, SimpleNamespace(batch_size=3), get_tokenizer("bytes"))
     assert row == {"val_loss": pytest.approx(math.log(257), abs=1e-6),
                    "val_bpb": pytest.approx(math.log2(257), abs=1e-6)}
@@ -345,7 +345,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
 def test_end_of_text_is_no_byte():
     model = small(1, vocab_size=257)
     text = np.array([65, 256] * 50 + [65], dtype=np.uint16)
-    data, args = Sequences([text], 100, ""), SimpleNamespace(batch_size=1)
+    data, args = Sequences([(text, 0, 101)], 100, ""), SimpleNamespace(batch_size=1)
     row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
     assert row["val_bpb"] == pytest.approx(2 * row["val_loss"] / math.log(2))
 
