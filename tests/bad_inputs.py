@@ -150,9 +150,6 @@ COMMANDS = {
     "benchmarks.gpu": ("", ["nothing", "check nothing", "--minutes x", "--out text.txt",
                             "--out /dev/zero", "--nonsense", "check", "layer", "all",
                             "report --out text.txt"]),
-    "benchmarks.plan": ("", ["--psi 0", "--psi x", "--gpus 0", "--gpus 3 --shard 2", "--shard 0",
-                             "--batch-tokens 7", "--batch-size 0", "--seq-len -1", "--model x",
-                             "--nonsense", "--vocab-size 0"]),
     "benchmarks.kernel_compile": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
                                        "--ckpt x"]),
     "playground.__main__": ("--device cpu", [

@@ -50,6 +50,21 @@ def test_no_committed_table_has_changed_unnoticed():
     assert path.read_text() == fill_report.sums(), "give python -m experiments.fill_report"
 
 
+def test_the_table_of_memory_adds_up():
+    lines = re.findall(r"^\| `(.+)` \| (.+) \|$", (ROOT / "docs/scale.md").read_text(), re.M)
+    assert len([words for words, _ in lines if "--gpus" in words]) == 9
+    for words, cells in lines:
+        if "--gpus" in words:
+            P, passes, *sizes = (float(x.replace(",", "")) for x in cells.split(" | "))
+            shard = int((re.findall(r"--shard (\d+)", words) or [1])[0])
+            weights, gradients, moments, _, _, whole, checkpoint = sizes
+            state = 4 * P / 2**30
+            known = [state / shard, state / (shard if passes == 1 else 1), 2 * state / shard]
+            assert [weights, gradients, moments] == pytest.approx(known, abs=0.006)
+            assert whole == pytest.approx(sum(sizes[:5]), abs=0.03)
+            assert checkpoint == pytest.approx(3 * state, abs=0.006)
+
+
 def test_a_command_that_fails_is_told(tmp_path):
     said = fill_report.run("python -m experiments.scaling -h", tmp_path)
     assert said.startswith("usage: scaling.py")
