@@ -6,7 +6,6 @@
 
 check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
 layer     screening of a psi = 48 layer, T = 2^10 .. 2^17, beside its matrix products
-model     a forward pass of psi = 8 .. 48 beside the Transformers, at 2^12 and 2^17 tokens
 training  tokens per second and memory of a step, beside the Transformer
 peers     attention, FlexAttention and other ways to screen, beside the fused kernel
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
@@ -35,7 +34,6 @@ from support.timing import ROOT
 PARTS = {
     "check": (gpu_check.check, (*gpu_check.GRADIENTS, "verdict")),
     "layer": (gpu_times.layer, ("forward_ms", "backward_ms", "products_ms")),
-    "model": (gpu_times.model, ("initial", "trained-like", "transformer", "x")),
     "training": (gpu_times.training, ("ms", "tokens_per_s", "peak_GiB")),
     "peers": (gpu_times.peers, ("forward_ms", "backward_ms", "x_forward", "x_backward")),
     "tests": (gpu_check.tests, ("result",)),

@@ -1,4 +1,4 @@
-"""How fast is the kernel? The parts `layer`, `model`, `training` and `peers` of benchmarks.gpu."""
+"""How fast is the kernel? The parts `layer`, `training` and `peers` of benchmarks.gpu."""
 import math
 from functools import partial
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 import torch
 
 from baselines import recipe
-from baselines.transformer import SIZES, attention_by
+from baselines.transformer import SIZES
 from benchmarks.gpu_check import draw_inputs
 from benchmarks.gpu_peers import BACKENDS, attention, flex_screen
 from benchmarks.measure import training_step
@@ -15,12 +15,12 @@ from multiscreen import screen as dense
 from screening_triton import screen, triton
 from support.choose import compile_layers
 from support.cli import DEVICE
-from support.timing import forward_pass, random_model, set_trained_like, trained_like
+from support.timing import random_model, trained_like
 from support.windowed import screen_windowed
 
 PSI = 48                                               # of the parts `layer` and `peers`
-BESIDE = {48: "1.3B", 32: "353M", 16: "45M", 8: "8M"}  # by psi, the Transformer of this size
-N_L, HEADS, WIDTH = SIZES[BESIDE[PSI]]
+BESIDE = {32: "353M", 16: "45M"}                       # by psi, the Transformer of this size
+N_L, HEADS, WIDTH = SIZES["1.3B"]                      # beside psi = 48
 LENGTHS = [2**n for n in (17, 12, 15, 10, 16, 14, 13, 11)]         # the most important first
 DENSE, SLOW = 2**12, 2**14          # longest T of `screen`, of screen_windowed
 T_TRAIN, SEQUENCES = 4096, {16: 16, 32: 4}             # of a step: their length, how many by psi
@@ -101,35 +101,7 @@ def time_peer(way, T, w):
     return found | {f"x_{ms[:-3]}": layers * found[ms] / fused[ms] for ms in found}
 
 
-# ----------------------------------------------------------------------------- whole models
-
-def model():
-    """Milliseconds of a forward pass: all hidden states at once, then all logits, in chunks.
-
-    One sequence, no cache, with initial and trained-like windows, and the Transformer with the
-    flash backend. x: the Transformer's time over Multiscreen's, initial windows. Targets at
-    T = 131072, psi = 48: 8; at T = 4096: 0.9.
-    """
-    for T, psi, setting in product((LENGTHS[0], LENGTHS[1]), BESIDE, ("compiled", "eager")):
-        yield {"psi": psi, "beside": BESIDE[psi], "T": T, "layers": setting}, partial(
-            time_models, psi, T, setting == "compiled")
-
-
-def time_models(psi, T, compiled):
-    found, tokens = {}, torch.randint(50257, (1, T), device=DEVICE)
-    for name in ("multiscreen", f"transformer:{BESIDE[psi]}"):
-        model = random_model(name, {"psi": psi}, DEVICE)
-        if compiled:
-            compile_layers(model)
-        if name == "multiscreen":
-            found["initial"] = milliseconds(partial(forward_pass, model, tokens))
-            set_trained_like(model)
-            found["trained-like"] = milliseconds(partial(forward_pass, model, tokens))
-        else:
-            model.screen = attention_by(BACKENDS["flash"])
-            found["transformer"] = milliseconds(partial(forward_pass, model, tokens))
-    return found | {"x": found["transformer"] / found["initial"]}
-
+# ------------------------------------------------------------------------- a step of training
 
 def training():
     """A step of training, compiled. Target at psi = 16: as many tokens as the Transformer."""

@@ -1,13 +1,9 @@
-"""benchmarks/ without a GPU: each part at tiny sizes, through Triton's interpreter.
-
-What needs CUDA is replaced: clocks, memory, the compiler.
-"""
+"""benchmarks/ without a GPU: each part at tiny sizes, through Triton's interpreter."""
 from tests import DEVICE
 
 # isort: split
 import os
 import re
-import subprocess
 import sys
 import time
 
@@ -18,7 +14,7 @@ import screening_triton as fused
 from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
 from multiscreen import KeyCache, screen
 from support import choose, timing
-from support.checkpoint import build_model, has_windows
+from support.checkpoint import build_model
 from support.cli import UsageError
 from support.windowed import screen_windowed
 from tests.helpers import INF, ROOT, correlated, draw_tokens, read_table, run, small
@@ -33,52 +29,16 @@ def few_cases(monkeypatch):
     monkeypatch.setattr(choose, "CASES", choose.CASES[4:])
 
 
-@pytest.fixture
-def call(monkeypatch, tmp_path):
-    """call(*flags): benchmarks.gpu at tiny sizes on a CPU; returns the rows of the last part.
-
-    The definition is timed, and the fused kernel checked: interpreted, it is slow.
-    """
-    def two_milliseconds(f):
-        f()
-        return 2.0
-
-    changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
-               "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
-               "milliseconds": two_milliseconds, "compile_layers": lambda model: None,
-               "screen": screen}
-    for name, value in changes.items():
-        monkeypatch.setattr(gpu_times, name, value)
-    monkeypatch.setattr(gpu_check, "CHECKED", [20])
-    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.float16: 4e-3})
-    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
-    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-
-    def run(part, *flags):
-        monkeypatch.setattr(sys, "argv", ["gpu", part, *flags, "--out", str(tmp_path)])
-        gpu.main()
-        return read_table(tmp_path / f"{part}.tsv")
-
-    return run
-
-
-@pytest.fixture
-def checked(tmp_path):
-    """A table that says that the kernel is right."""
-    columns = gpu.PARTS["check"][1]
-    right = dict.fromkeys(columns, 0.0) | {"verdict": "right"}
-    measure.measure_missing(tmp_path / "check.tsv", columns, [
-        ({"T": 20, "v": v}, lambda: right) for v in ("float32", "float16")])
-
-
 # --------------------------------------------------------------------------------- the parts
 
 @interpreted
-def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monkeypatch, tmp_path):
+def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_check, "CHECKED", [20])
+    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.float16: 4e-3})
     with pytest.raises(UsageError, match="or not checked"):
-        call("layer")
-    rows = call("check")
+        gpu.measure_part("layer", tmp_path, end=INF)
+    gpu.measure_part("check", tmp_path, end=INF)
+    rows = read_table(tmp_path / "check.tsv")
     assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
         ("20", v, "right") for v in ("float32", "float16")]
     assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
@@ -87,13 +47,13 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(call, monke
     monkeypatch.setattr(gpu_check, "CHECKED", [40])
     for part in ("check", "layer"):
         with pytest.raises(UsageError, match="the kernel is not right"):
-            call(part)
+            gpu.measure_part(part, tmp_path, end=INF)
     assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-2:]] == [
         "off by more than 0.0001", "off by more than 0.004"]
     assert not (tmp_path / "layer.tsv").exists()
 
 
-def test_other_bits_the_second_time_are_wrong(call, monkeypatch):
+def test_other_bits_the_second_time_are_wrong(monkeypatch):
     noise = iter(range(10))
     monkeypatch.setattr(gpu_check, "screen",
                         lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
@@ -111,42 +71,32 @@ def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
 
 
 @interpreted
-def test_layer_has_a_row_for_each_window_and_length(call, checked):
-    rows = call("layer")
-    assert [(row["windows"], row["T"]) for row in rows] == [
-        ("initial", "40"), ("trained-like", "40"), ("initial", "20"), ("trained-like", "20"),
-        ("one, infinite", "40")]
-    assert {row[x] for row in rows for x in ("forward_ms", "backward_ms", "products_ms")} == {"2"}
-
-
-@interpreted
 @pytest.mark.filterwarnings("ignore")                  # FlexAttention warns without a compiler
-def test_peers_have_a_row_for_each_way_window_and_length(call, checked, capsys):
-    rows = {(row["way"], row["windows"], row["T"]): row for row in call("peers")}
-    settings = ("initial", "trained-like")
-    assert rows.keys() == {
-        *(("attention, flash", "initial", T) for T in ("20", "40")),       # a CPU has no cudnn
-        *((way, s, "20") for way in ("screen, torch.compile", "screen_windowed") for s in settings)}
-    # 2 ms each: ratios are 1, and 24 layers of attention over 2 of screening.
-    assert rows["screen_windowed", "initial", "20"]["x_backward"] == "1"
-    assert rows["attention, flash", "initial", "20"]["x_forward"] == "12"
-    # A CPU has no cuDNN, and FlexAttention no backward pass there.
-    out = capsys.readouterr().out
-    assert "attention, cudnn  initial  20  RuntimeError: " in out
-    assert re.search("FlexAttention  trained-like  40  .*backward", out)
+@pytest.mark.parametrize("part", ["layer", "training", "peers"])
+def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
+    """Only clocks and the compiler need CUDA; the definition is timed."""
+    def two_milliseconds(f):
+        f()
+        return 2.0
 
-
-@interpreted
-def test_model_times_whole_models_eager_and_compiled(call, checked, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(gpu_times, "compile_layers", compiled.append)
-    rows = call("model")
-    assert [(row["T"], row["layers"]) for row in rows] == [
-        ("40", "compiled"), ("40", "eager"), ("20", "compiled"), ("20", "eager")]
-    assert {row[x] for row in rows for x in ("initial", "trained-like", "transformer")} == {"2"}
-    assert {row["x"] for row in rows} == {"1"}
-    assert [has_windows(model) for model in compiled] == [True, False] * 2
-    assert compiled[1].screen is not torch.nn.functional.scaled_dot_product_attention
+    changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
+               "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
+               "milliseconds": two_milliseconds, "compile_layers": lambda model: None,
+               "screen": screen}
+    for name, value in changes.items():
+        monkeypatch.setattr(gpu_times, name, value)
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    make_cells, columns = gpu.PARTS[part]
+    rows = []
+    for what, function in make_cells():
+        if what.get("way") not in ("attention, cudnn", "FlexAttention"):   # forward only on a CPU
+            rows.append(what | function())
+            assert tuple(rows[-1])[-len(columns):] == columns
+    if part == "training":                             # 32 tokens in 2 ms
+        assert [row["tokens_per_s"] for row in rows] == [16000, 16000]
+    if part == "peers":                                # 24 layers of attention over 2 of screening
+        assert {row["x_forward"] for row in rows if "attention" in row["way"]} == {12}
 
 
 def test_a_forward_pass_makes_the_logits_of_all_tokens():
@@ -158,13 +108,6 @@ def test_a_forward_pass_makes_the_logits_of_all_tokens():
     assert len(made) == 3                              # all at once would be 26 GB on a GPU
     with torch.no_grad():
         torch.testing.assert_close(torch.cat(made, 1), logits(model.hidden(tokens)))
-
-
-@interpreted
-def test_training_counts_tokens_per_second(call, checked):
-    ours, theirs = call("training")
-    assert [ours["model"], theirs["model"]] == ["multiscreen", "transformer:1,2,8"]
-    assert ours["tokens_per_s"] == theirs["tokens_per_s"] == "16000"           # 32 in 2 ms
 
 
 def test_a_step_of_training_is_a_step():
@@ -226,32 +169,16 @@ def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
     assert measure.code_and_machine() != before
 
 
-@interpreted
-def test_the_report_has_each_table_and_the_machine(call, checked, tmp_path):
-    call("training")
+def test_the_report_has_each_table_and_what_it_was_measured_on(tmp_path):
+    row = {"ms": 2.0, "tokens_per_s": 16000, "peak_GiB": 0.5}
+    measure.measure_missing(tmp_path / "training.tsv", tuple(row), [({"psi": 2}, lambda: row)])
+    gpu.write_report(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert re.search("Commit [0-9a-f]{7,}, triton [0-9.]+, CUDA ", text)
     assert f"\nCode {measure.code_and_machine()}\n" in text
-    assert "| psi | model | sequences | ms | tokens_per_s | peak_GiB |\n| --- |" in text
-    assert "| 2 | multiscreen | 2 | 2 | 16000 | 0 |\n" in text
-    assert text.count("not measured") == len(gpu.PARTS) - 2
-
-
-def test_each_part_has_a_process_and_one_that_fails_leaves_the_others(monkeypatch, tmp_path):
-    started = []
-
-    def start(command, **options):
-        if command[0] == sys.executable:
-            started.append(command[3])
-        return subprocess.CompletedProcess(command, command[3] == "model", "abc")
-
-    monkeypatch.setattr(gpu, "require_gpu", lambda: None)
-    monkeypatch.setattr(subprocess, "run", start)
-    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
-    with pytest.raises(UsageError, match="model failed"):
-        gpu.main()
-    assert started == ["check", "layer", "model", "training", "peers", "tests"]
-    assert "Commit abc" in (tmp_path / "report.md").read_text()
+    assert "| psi | ms | tokens_per_s | peak_GiB |\n| --- |" in text
+    assert "| 2 | 2 | 16000 | 0.5 |\n" in text
+    assert text.count("not measured") == len(gpu.PARTS) - 1
 
 
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
