@@ -16,7 +16,13 @@ from pathlib import Path
 import torch
 
 from baselines import recipe
-from benchmarks.measure import measure_missing, take_turns, training_step
+from benchmarks.measure import (
+    cached,
+    get_decoder,
+    measure_missing,
+    take_turns,
+    training_step,
+)
 from support.checkpoint import has_windows
 from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device, own_folder
@@ -42,7 +48,7 @@ def measure(args, what, setting, context):
         runs = [training_step(m, recipe(name), BATCH, LENGTH) for m, name in zip(models, names)]
     else:
         tokens, repeats = 1, TOKENS
-        runs = [get_decoder(model, context) for model in models]
+        runs = [get_decoder(cached(m), fill_caches(m, context)) for m in models]
 
     ours, theirs = (tokens / seconds for seconds in take_turns(runs, repeats))
     return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
@@ -57,17 +63,6 @@ def fill_caches(model, context):
                 for d in (d_K, d_V))
         cache.append(k, v, torch.full((c.N_H,), torch.inf))
     return caches
-
-
-def get_decoder(model, context):
-    """A function that decodes one token, as Multiscreen.stream does."""
-    caches, tokens = fill_caches(model, context), torch.zeros(1, 1, dtype=torch.int64)
-
-    @torch.no_grad()
-    def step():
-        return model.logits(model.hidden(tokens, caches)[:, -1]).argmax(-1).item()
-
-    return step
 
 
 def cells(args):

@@ -33,6 +33,31 @@ def training_step(model, recipe, batch, T):
     return step
 
 
+def cached(model):
+    """decode(tokens, caches) -> (logits after the last of the tokens, caches), of our models."""
+    def decode(tokens, caches):
+        caches = caches or model.new_caches()
+        return model.logits(model.hidden(tokens, caches)[:, -1]), caches
+
+    return decode
+
+
+def get_decoder(decode, seen):
+    """A function that decodes one more token after those that `seen` holds, greedily.
+
+    decode(tokens, seen) -> (logits, seen), as of `cached`.
+    """
+    last = torch.zeros(1, 1, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step():
+        nonlocal last, seen
+        z, seen = decode(last, seen)
+        last = z.argmax(-1, keepdim=True)
+
+    return step
+
+
 def take_turns(runs, repeats, warm_up=3):
     """Median seconds of each function. They take turns, so other work slows all alike."""
     times = [[] for _ in runs]
