@@ -41,7 +41,7 @@ from support.choose import (
 )
 from support.cli import Parser, cli, get_device, printable
 from support.data import STREAMS, get_data
-from support.maps import count_alive
+from support.maps import alive_fraction
 from support.run import Run, get_args, passes_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
@@ -133,16 +133,6 @@ def evaluate(model, train_data, val_data, args, tokenizer):
     row |= train_data.extra_columns(model, some)
     model.train()
     return row
-
-
-def alive_fraction(model, tokens):
-    """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
-    with torch.compiler.set_stance("force_eager"):
-        maps = model.relevance_maps(tokens)
-    counts = [torch.stack(count_alive(alpha_d, window(dist.full(tile.s_w))))
-              for alpha_d, tile in zip(maps, model.layers)]
-    alive, inside = torch.stack(counts).sum((0, 2)).tolist()
-    return alive / inside
 
 
 @torch.no_grad()

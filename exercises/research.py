@@ -8,6 +8,7 @@ import torch
 
 import multiscreen as ms
 from abcdigits import exact_matches, generate_by_token_count
+from support.maps import alive_fraction
 from tasks.abcdigits import DONE_AFTER, ABCDigitsStream
 
 T = 128                                                # tokens of a training sequence
@@ -104,11 +105,7 @@ def of_windows(model, x):
     w = torch.cat([ms.window(tile.s_w) for tile in model.layers])
     found = {"median window": w.median().item(), "largest window": w.max().item()}
     if model.screen is ms.screen:
-        i = torch.arange(x.shape[1])
-        d = i[:, None] - i
-        inside = sum(((d >= 0) & (d < w_n)).sum().item() for w_n in w)
-        alive = sum(alpha_d.gt(0).sum().item() for alpha_d in model.relevance_maps(x))
-        found["pairs in the windows that pass Trim, %"] = 100 * alive / inside
+        found["pairs in the windows that pass Trim, %"] = 100 * alive_fraction(model, x)
     return found
 
 

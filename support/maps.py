@@ -1,7 +1,8 @@
 """What relevance maps say: which pairs of a query and a key are inside the window, and alive."""
 import torch
 
-from multiscreen import softmask
+from multiscreen import softmask, window
+from support import distributed as dist
 
 
 def inside(T, w):
@@ -18,3 +19,13 @@ def count_alive(alpha_d, w):
     pairs = inside(alpha_d.shape[-1], w)
     alive = ((alpha_d != 0) & pairs).sum((0, 2, 3))
     return alive, pairs.sum((1, 2)) * len(alpha_d)
+
+
+def alive_fraction(model, tokens):
+    """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
+    with torch.compiler.set_stance("force_eager"):
+        maps = model.relevance_maps(tokens)
+    counts = [torch.stack(count_alive(alpha_d, window(dist.full(tile.s_w))))
+              for alpha_d, tile in zip(maps, model.layers)]
+    alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
+    return alive / pairs

@@ -21,7 +21,7 @@ from experiments import (
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
-from support.maps import count_alive, inside
+from support.maps import alive_fraction, count_alive, inside
 from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests.helpers import INF, arrays_of, draw_tokens, needs_matplotlib, read_table
@@ -240,7 +240,7 @@ def test_relevance_maps_count_what_train_logs(call, checkpoints):
     model, tokenizer, _ = load_checkpoint(path)
     tokens = torch.tensor([tokenizer.encode_ordinary(text)[:20]])
     share = alive / (2 * sum(pairs.values()))
-    assert share == pytest.approx(train.alive_fraction(model, tokens), rel=1e-3)
+    assert share == pytest.approx(alive_fraction(model, tokens), rel=1e-3)
 
 
 @pytest.mark.parametrize("tokens, pieces", [
