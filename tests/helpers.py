@@ -6,6 +6,7 @@ unit vectors in 16 dimensions almost never pass Trim, and a test on them compare
 import math
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch.nn.functional import normalize
 
 import train
+from exercises import checks
+from exercises.checks import random
 from multiscreen import Config, Multiscreen
 from screening_triton import available
 from support.checkpoint import read_checkpoint
@@ -35,27 +37,13 @@ widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just
 acceptances = st.floats(0.02, 1.0)
 
 
-def random(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def draw_tokens(*shape, seed=0, n=50):
     """Integers below n."""
     return torch.randint(n, shape, generator=random(seed))
 
 
-def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
-    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1)."""
-    g = random(seed)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    base = draw(B, H, 1, K)
-    q = normalize(rho * base + (1 - rho) * draw(B, H, T, K), dim=-1)
-    k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
-    v = normalize(draw(B, H, S, V), dim=-1)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+# Similarities spread over (0, 1).
+correlated = partial(checks.correlated, V=64, rho=0.8)
 
 
 # ----------------------------------------------------------------------------------- models
