@@ -8,6 +8,7 @@ import torch
 
 import multiscreen as ms
 from abcdigits import exact_matches, generate_by_token_count
+from exercises.trained import train_steps
 from support.maps import alive_fraction
 from tasks.abcdigits import DONE_AFTER, ABCDigitsStream
 
@@ -19,24 +20,15 @@ MORE = 25                                              # extra steps with traine
 
 def train_variant(name, model, data, steps, lr, seed):
     """The paper's recipe. Returns the loss, gradient norm and milliseconds of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr * getattr(model, "lr_factor", 1),
-                                  betas=(0.9, 0.95), weight_decay=0)
-    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    rows = []
-    for step in range(steps):
-        start = time.perf_counter()
-        numbers = range(8 * step, 8 * step + 8)
-        x = torch.from_numpy(np.stack([data.draw(n, seed) for n in numbers]))
-        loss = model.loss(x[:, :-1], x[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-        optimizer.step()
-        warmup.step()
-        rows.append((loss.item(), torch.stack(norms).norm().item(),
-                     1000 * (time.perf_counter() - start)))
-        if (step + 1) % 50 == 0:
-            print(f"seed {seed}  {name:12s} step {step + 1:4d}   loss {mean_of_last(rows, 0):.4f}",
+    numbers = (range(8 * step, 8 * step + 8) for step in range(steps))
+    batches = (torch.from_numpy(np.stack([data.draw(n, seed) for n in ns])) for ns in numbers)
+    rows, start = [], time.perf_counter()
+    for loss, norm in train_steps(model, batches, lr * getattr(model, "lr_factor", 1)):
+        now = time.perf_counter()
+        rows.append((loss, norm, 1000 * (now - start)))
+        start = now
+        if len(rows) % 50 == 0:
+            print(f"seed {seed}  {name:12s} step {len(rows):4d}   loss {mean_of_last(rows, 0):.4f}",
                   flush=True)
     return rows
 

@@ -8,7 +8,7 @@ import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import check, correlated, enliven, expect, random
 from exercises.test_part2 import SIZES, a_layer, draw_inputs, parts_of, some_tokens
-from exercises.trained import blank, load_into, train_steps, trained_model
+from exercises.trained import blank, load_into, losses_on, trained_model
 
 
 def a_model(**sizes):
@@ -217,8 +217,8 @@ def test_training():
         check(p.grad is not None and p.grad.abs().max() > 0,
               f"no gradient reaches {name}: what no longer depends on it?")
         check(p.grad.isfinite().all(), f"the gradient of {name} is not finite")
-    right = list(train_steps(theirs, text, steps=3))
-    found = list(train_steps(yours, text, steps=200))
+    right = list(losses_on(theirs, text, steps=3))
+    found = list(losses_on(yours, text, steps=200))
     expect(found[:3], right, "the loss of the first three steps", tolerance=1e-3)
     check(found[-1] < 0.7 * found[0], f"after 200 steps the loss is {found[-1]:.2f}, and began at "
           f"{found[0]:.2f}: the model hardly learns")

@@ -40,20 +40,29 @@ def trained_model():
     return model, torch.randint(256, (1, 200), generator=random(2))
 
 
-def train_steps(model, text, steps, T=32, B=4, seed=0):
-    """Train with the paper's recipe on random pieces of `text`. Yields the loss of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
+def train_steps(model, batches, lr=2**-4):
+    """Train with the paper's recipe. Yields the loss and the gradient's norm of each step.
+
+    batches: of tokens (B, T + 1), one for each step.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    g = random(seed)
-    for _ in range(steps):
-        starts = torch.randint(len(text) - T, (B,), generator=g).tolist()
-        x = torch.stack([text[n : n + T + 1] for n in starts])
+    for x in batches:
         loss = model.loss(x[:, :-1], x[:, 1:])
         optimizer.zero_grad()
         loss.backward()
+        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         warmup.step()
-        yield loss.item()
+        yield loss.item(), torch.stack(norms).norm().item()
+
+
+def losses_on(model, text, steps, T=32, B=4, seed=0):
+    """Train on random pieces of `text`. Yields the loss of each step."""
+    g = random(seed)
+    starts = (torch.randint(len(text) - T, (B,), generator=g).tolist() for _ in range(steps))
+    batches = (torch.stack([text[n : n + T + 1] for n in ns]) for ns in starts)
+    yield from (loss for loss, _ in train_steps(model, batches))
 
 
 def main(argv=None):
@@ -77,7 +86,7 @@ def compare_models(argv):
     load_into(yours, theirs)
     print(f"{args.steps} steps on the source of multiscreen.py, from the same weights")
     print(" step  theirs   yours")
-    losses = [train_steps(model, text, args.steps, T=128) for model in (theirs, yours)]
+    losses = [losses_on(model, text, args.steps, T=128) for model in (theirs, yours)]
     for step, (a, b) in enumerate(zip(*losses), 1):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
