@@ -89,15 +89,10 @@ def write_bin(path, tokens, vocab_size=0):
     header = np.zeros(256, "<i4")
     header[:4] = LLM_C, 1, len(tokens), vocab_size
     content = header.tobytes() + tokens.astype("<u2").tobytes()
-    sums = read_sums(path.parent) | {path.name: hashlib.sha256(content).hexdigest()}
-    with replacing(path.with_name(SUMS)) as file:
-        file.writelines(f"{found}  {name}\n".encode() for name, found in sums.items())
+    sums, line = path.with_name(SUMS), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
+    before = sums.read_text() if sums.exists() else ""
+    if line not in before:                             # of a shard that is made again
+        with replacing(sums) as file:
+            file.write(f"{before}{line}".encode())
     with replacing(path) as file:
         file.write(content)
-
-
-def read_sums(folder):
-    """{name of a file: its SHA-256} by the SHA256SUMS of a folder, which may be missing."""
-    path = folder / SUMS
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return {name: found for found, _, name in (line.partition("  ") for line in lines)}

@@ -96,7 +96,7 @@ COMMANDS = {
             "--tokenizer words", "--books -1", "--books 0", "--books x", "--shard-tokens 0",
             f"--shard-tokens {HUGE}", "--held-out -1", "--field nothing", "--nonsense")),
         *(f"--out {x} a.jsonl" for x in ("out", "text.txt", "/dev/zero", "fifo", ".", "", "notes")),
-        "", "--out new", "a.jsonl", "--check",
+        "", "--out new", "a.jsonl",
     ]),
     "experiments.passkey": ("--device cpu --trials 1", [
         *(f"--ckpt {x}" for x in NO_FILES),
