@@ -88,7 +88,6 @@ def main():
         raise UsageError("--psi must be from 1 to 2^10, --contexts from 1 to 2^24")
     get_device("cpu")                                  # as train.py: glibc keeps freed memory
     path = args.out / "cpu.tsv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     measure_missing(path, COLUMNS, cells(args))
     print(f"wrote {path}")

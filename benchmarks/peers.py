@@ -223,7 +223,6 @@ def main():
     args = p.parse_args()
     get_device("cpu")                                  # as train.py: glibc keeps freed memory
     path = args.out / "peers.tsv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     measure_missing(path, COLUMNS, cells(args))
     print(f"wrote {path}")
