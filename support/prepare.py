@@ -134,8 +134,9 @@ def prepare(args):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("data", nargs="*", metavar="DATA", help="files, folders, or a name on the hub")
-    p.add_argument("--out", type=own_folder, help="folder to write to: new, or one to continue")
+    p.add_argument("data", nargs="+", metavar="DATA", help="files, folders, or a name on the hub")
+    p.add_argument("--out", type=own_folder, required=True,
+                   help="folder to write to: new, or one to continue")
     p.add_argument("--tokenizer", default="gpt2", help="gpt2, bytes [gpt2]")
     p.add_argument("--field", default="text", help="field or column of the text [text]")
     p.add_argument("--subset", help="of a data set on the hub [its default]")
@@ -145,8 +146,6 @@ def main(argv=None):
     p.add_argument("--books", type=int, metavar="N",
                    help="texts of more than N tokens, one per file")
     args = p.parse_args(argv)
-    if not args.out or not args.data:
-        raise UsageError("give --out and DATA; -h lists the flags")
     if args.books is not None and args.books < 1:
         raise UsageError(f"--books {args.books}: it must be at least 1")
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
