@@ -48,9 +48,9 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            least = {"d_K": 1, "w_th": 1}.get(name, 0)
-            if not value > least:
-                raise ValueError(f"{name} = {value}: it must be above {least}")
+            bound = {"d_K": 1, "w_th": 1}.get(name, 0)
+            if not value > bound:
+                raise ValueError(f"{name} = {value}: it must be above {bound}")
 
 
 # ---------------------------------------------------------------------- one screening unit
@@ -285,7 +285,7 @@ class LanguageModel(nn.Module):
         All tokens go through a layer together: for long texts see `pieces`.
         """
         x = self.embed(checked(tokens))
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x = layer(x, screen or self.screen, cache)
         return x
 

@@ -140,7 +140,7 @@ def describe(model):
     """Columns of the log: the smallest, median and largest window."""
     if not has_windows(model):
         return {}
-    w = torch.cat([window(dist.full(tile.s_w)) for tile in model.layers])
+    w = torch.cat([window(dist.full(layer.s_w)) for layer in model.layers])
     return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
 
 

@@ -195,6 +195,6 @@ def changed_equations(ckpt):
 
 
 def small_model(name):
-    """A model of that name with four layers of one tile or head, to ask for its classes."""
+    """A model of that name with four small layers, to ask for its classes."""
     with torch.random.fork_rng(devices=[]):
-        return build_model(name, {"N_L": 4, "N_H": 1, "d_E": 2, "vocab_size": 7})
+        return build_model(name, {"N_L": 4, "N_H": 4, "d_E": 64, "vocab_size": 7})

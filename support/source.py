@@ -21,6 +21,9 @@ import multiscreen
 ROOT = Path(multiscreen.__file__).parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+# What an expression without names is made of.
+PURE = (ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
+        ast.expr_context)
 
 
 def path_of(module):
@@ -182,7 +185,7 @@ class Bare(ast.NodeTransformer):
 
     def generic_visit(self, node):
         super().generic_visit(node)
-        if isinstance(getattr(node, "body", None), list) and not isinstance(node, ast.Module):
+        if isinstance(getattr(node, "body", None), list):
             node.body = [x for x in node.body if not is_text(x)] or [ast.Pass()]
         return node
 
@@ -219,8 +222,10 @@ def equations_of(source, classes):
 # ------------------------------------------------------------------------------- what a model is
 
 def classes_of(model):
-    """["path:name"] of the classes of a fresh model, its layers and config, and of its screen."""
+    """["path:name"] of the classes of a fresh model, its modules and config, and of its screen."""
     classes = {type(model), type(model.config), *map(type, model.layers)}
+    classes |= {c for c in map(type, model.modules())
+                if path_of(sys.modules.get(c.__module__)) in TEXT}
     classes |= {f for f in (getattr(model, "screen", None),) if inspect.isfunction(f)}
     return sorted(f"{path_of(sys.modules[c.__module__]) or c.__module__}:{c.__qualname__}"
                   for c in classes)
@@ -238,10 +243,16 @@ def identity(model):
     """
     classes = classes_of(model)
     if name := replaced(classes):
-        print(f"{name} was replaced at run time, or is in no file of this model: its runs are not "
-              "resumed, and none of its rows is reused", file=sys.stderr)
+        say_replaced(name)
         return uuid.uuid4().hex[:12]
     return digest(TEXT, classes)
+
+
+@cache
+def say_replaced(name):
+    """One line, once."""
+    print(f"{name} was replaced at run time, or is in no file of this model: a run goes on only by "
+          "--resume, and no row is reused", file=sys.stderr)
 
 
 def uncompiled(value):
@@ -262,12 +273,14 @@ def state(value, deep=True):
                              for name in ("code", "defaults", "kwdefaults")))
 
 
-def is_same(before, now):
-    """Whether two states are of the same objects."""
+def changed(name, before, now):
+    """The name, or that of its first member, that is not the same object in two states, or None."""
     (a, inside, *rest), (b, members, *others) = before, now
-    return (all(x is y for x, y in zip((a, *rest), (b, *others)))
-            and inside.keys() == members.keys()
-            and all(is_same(inside[name], members[name]) for name in inside))
+    if not all(x is y for x, y in zip((a, *rest), (b, *others))):
+        return name
+    both = inside.keys() & members.keys()
+    return next((f"{name}.{member}" for member in sorted(inside.keys() | members.keys())
+                 if member not in both or changed(member, inside[member], members[member])), None)
 
 
 STATES = {path: {name: state(x) for name, x in vars(module).items() if not name.startswith("__")}
@@ -284,24 +297,58 @@ def replaced(classes):
             continue
         module, states = MODULES[path], STATES[path]
         for used in {name.partition(".")[0], *(x[0] for x in used_in(TEXT[path], name))}:
-            if used in states and not is_same(states[used], state(getattr(module, used, None))):
-                return f"{module.__name__}.{used}"
-        # What was replaced before this module was imported has code that is not in the file.
+            now = state(getattr(module, used, None))
+            if used in states and (which := changed(used, states[used], now)):
+                return f"{module.__name__}.{which}"
+        # What was replaced before this module was imported is not what the file says.
         written = definitions(TEXT[path])
         for each in [x for x in written if x.startswith(f"{name}.")] or [name]:
             owner, _, last = each.rpartition(".")
             value = vars(getattr(module, owner) if owner else module).get(last)
-            if each and not is_of(path, value, written[each]):
+            if each and not is_of(path, each, value, written[each]):
                 return f"{module.__name__}.{each}"
+        for node in written[name] if len(written[name]) == 1 else ():
+            place = getattr(module, name) if isinstance(node, ast.ClassDef) else module
+            for target, constant in constants_of(node):
+                if vars(place).get(target) != constant:
+                    return f"{place.__name__}.{target}"
     return None
 
 
-def is_of(path, value, nodes):
-    """Whether a function is one of those that the file at `path` has; anything else is."""
+def is_of(path, name, value, nodes):
+    """Whether a value may be what the statements `nodes` of the file at `path` give its name."""
     value = uncompiled(value)
-    if any(getattr(node, "decorator_list", None) for node in nodes):
+    plain = all(isinstance(node, FUNCTIONS) and not node.decorator_list for node in nodes)
+    if not plain:
         value = inspect.unwrap(value)
-    return not inspect.isfunction(value) or value.__code__ in codes(path)
+    if not inspect.isfunction(value):
+        return not plain
+    if not plain:
+        return value.__code__ in codes(path)
+    code, args = value.__code__, nodes[-1].args
+    defaults = [*zip(reversed(args.defaults), reversed(value.__defaults__ or ())),
+                *((node, (value.__kwdefaults__ or {}).get(arg.arg))
+                  for arg, node in zip(args.kwonlyargs, args.kw_defaults) if node)]
+    return (code in codes(path) and code.co_qualname == name
+            and all(found == right for node, found in defaults for right in constant(node)))
+
+
+def constants_of(node):
+    """Yield (name, value) of the constants to which a class, or an assignment, sets names once."""
+    set_here = [x.id for x in ast.walk(node) if isinstance(x, ast.Name)
+                and isinstance(x.ctx, ast.Store)]
+    for x in node.body if isinstance(node, ast.ClassDef) else [node]:
+        if isinstance(x, (ast.Assign, ast.AnnAssign)) and x.value:
+            targets = x.targets if isinstance(x, ast.Assign) else [x.target]
+            yield from ((target.id, value) for value in constant(x.value) for target in targets
+                        if isinstance(target, ast.Name) and set_here.count(target.id) == 1)
+
+
+def constant(node):
+    """[the value] of an expression of numbers and strings alone, else []."""
+    if not all(isinstance(x, PURE) for x in ast.walk(node)):
+        return []
+    return [eval(compile(ast.Expression(node), "", "eval"))]
 
 
 @cache
@@ -318,8 +365,10 @@ def codes(path):
 # ------------------------------------------------------------------------------------ what a run is
 
 def source_of(classes, data):
-    """{path: text} of what a run is made of: its model's files, train.py, those of its data."""
+    """{path: text} of what a run is made of: its model's files, those of its data, train.py, and
+    your own that train.py imports."""
     used = {"multiscreen.py", "train.py", *(path for path, _ in reached(TEXT, classes))}
+    used |= {f"{parts[0]}.py" for parts in imports(TEXT["train.py"], "train.py").values()}
     used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__}
     return {path: TEXT[path] for path in sorted(used & TEXT.keys(), key=str)}
 

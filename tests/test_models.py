@@ -4,7 +4,8 @@ import re
 
 from abcdigits import exact_matches, generate_by_token_count
 from experiments import retrieval
-from support.checkpoint import load_checkpoint
+from support.checkpoint import equations, load_checkpoint, read_checkpoint
+from support.source import digest
 from tests.helpers import ROOT, needs_matplotlib
 
 
@@ -12,6 +13,11 @@ def test_the_file_is_the_one_that_is_described():
     said = (ROOT / "models/README.md").read_text()
     found = hashlib.sha256((ROOT / "models/retrieval.pt").read_bytes()).hexdigest()
     assert re.search(r"SHA-256 (\w+)", said)[1] == found
+
+
+def test_its_source_is_that_of_its_equations():
+    ckpt = read_checkpoint(ROOT / "models/retrieval.pt")
+    assert digest(ckpt["source"], ckpt["classes"]) == ckpt["equations"] == equations("multiscreen")
 
 
 def test_it_retrieves_beyond_its_training_length():

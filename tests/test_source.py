@@ -31,7 +31,7 @@ from tests.helpers import ROOT, fit, read_table, run
 
 FILE = "multiscreen.py"
 CLASSES = [f"{FILE}:{name}" for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
-# A blind hash of numbers had missed the first nine.
+# A blind hash of numbers had missed the first eight.
 EDITS = [
     ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
     ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp(1e-6, 0.7)"),
@@ -278,12 +278,37 @@ def test_each_way_to_replace_something_is_seen(monkeypatch, owner, name, value):
     assert [equations(name) for name in names] == before
 
 
-def test_what_was_replaced_before_the_first_look_is_seen(clone):
-    code = ("import multiscreen; multiscreen.trim = lambda s, r: s.relu();"
-            "from support.checkpoint import equations; print(equations('multiscreen'))")
-    done = run("-c", code, cwd=clone.folder)
-    assert "multiscreen.trim was replaced at run time" in done.stderr
-    assert done.stdout.strip() != equations("multiscreen")
+# What a notebook's first cell may do, and the name that the line about it says.
+BEFORE_THE_FIRST_LOOK = [
+    ("multiscreen.trim = lambda s, r: s.relu()", "multiscreen.trim"),
+    ("multiscreen.tanh_norm = torch.tanh", "multiscreen.tanh_norm"),
+    ("multiscreen.tanh_norm = multiscreen.unit", "multiscreen.tanh_norm"),
+    ("multiscreen.unit.__defaults__ = (0.3,)", "multiscreen.unit"),
+    ("multiscreen.unit = functools.partial(multiscreen.unit, eps=0.3)", "multiscreen.unit"),
+    ("baselines.ablations.Compete.rest = 5.0", "Compete.rest"),
+    ("baselines.transformer.Block.rope_scale = (1.0, 8.0)", "Block.rope_scale")]
+FIRST_CELLS = """
+import functools, os, sys, torch
+for line in sys.argv[1:]:
+    if os.fork() == 0:
+        import baselines.ablations, baselines.transformer, multiscreen
+        exec(line)
+        from support.checkpoint import equations
+        for name in ("multiscreen", "multiscreen:compete", "transformer:8M"):
+            print(equations(name), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_was_replaced_before_the_first_look_is_seen():
+    done = run("-c", FIRST_CELLS, *(line for line, _ in BEFORE_THE_FIRST_LOOK))
+    found, said = done.stdout.split(), done.stderr.splitlines()
+    right = [equations(name) for name in ("multiscreen", "multiscreen:compete", "transformer:8M")]
+    assert len(found) == 3 * len(BEFORE_THE_FIRST_LOOK)
+    for n, (line, name) in enumerate(BEFORE_THE_FIRST_LOOK):
+        assert found[3 * n : 3 * n + 3] != right, line
+        assert said[n].startswith(f"{name} was replaced at run time"), line    # one line each
 
 
 def test_unusual_text_is_as_written(clone):
@@ -420,7 +445,10 @@ def test_an_edited_model_measures_its_needles_again(clone, call, capsys, quick_c
     code = ("import abcdigits; from support import choose, cli;"
             "choose.CASES = choose.CASES[1:2]; cli.cli(abcdigits.main)")
     said = run("-c", code, "--ckpt", "models/retrieval.pt", *flags, cwd=clone.folder).stderr
-    assert "retrieval.pt was trained with other equations: `" in said and "replaced in" in said
+    change = "`-    return torch.sigmoid(s_r).clamp_min(1e-06)` " + (
+        "`+    return torch.sigmoid(s_r).clamp_min(0.25)`")
+    assert f"retrieval.pt was trained with other equations: {change}" in said
+    assert "replaced in" in said
     row, = read_table(table)
     assert row["hash"] != first["hash"]
     assert row["hash"].split("-")[0] == first["hash"].split("-")[0]
@@ -461,3 +489,18 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
     assert rows[0] == rows[3]
     assert len({tuple(row.values()) for row in rows}) == 3
     assert model_hash(first).endswith(equations("multiscreen"))
+
+
+def test_a_run_keeps_what_train_py_imports_from_beside_it(monkeypatch):
+    """An optimizer in a file of its own, say."""
+    text = source.TEXT["train.py"]
+    monkeypatch.setitem(source.TEXT, "train.py", f"{text}\nfrom muon import Muon\n")
+    monkeypatch.setitem(source.TEXT, "muon.py", "class Muon:\n    pass\n")
+    assert "muon.py" in source.source_of(CLASSES, [])
+    monkeypatch.setitem(source.TEXT, "train.py", text)
+    assert "muon.py" not in source.source_of(CLASSES, [])
+
+
+def test_a_docstring_of_train_py_is_no_edit():
+    text = source.TEXT["train.py"]
+    assert source.bare_lines(text) == source.bare_lines(text.replace('"""Train', '"""Teach', 1))
