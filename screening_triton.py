@@ -208,32 +208,46 @@ def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
     return c, d * (sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :])
 
 
+# -------------------------------------------------------------------- which blocks a program visits
+
 @jit
-def _program(ORDER, W, R, n, B):
-    """This program's tile h, sequence b and block m of n, and the w, 1/r and reach of h."""
+def _this_program(ORDER, W, R, blocks, B):
+    """The block, tile and sequence b that this program has, and the tile's w, 1/r and reach."""
+    # The widest tile's programs come first, and of a tile those of the first block.
     pid = tl.program_id(0)
-    h = tl.load(ORDER + pid // (B * n)).to(tl.int64)
+    tile = tl.load(ORDER + pid // (B * blocks)).to(tl.int64)
     b = (pid % B).to(tl.int64)
-    m = pid % (B * n) // B
+    block = pid % (B * blocks) // B
 
     # An infinite window reaches 2^30 - 1 back: positions have 32 bits.
-    w = tl.load(W + h).to(tl.float32)
+    w = tl.load(W + tile).to(tl.float32)
     reach = tl.minimum(tl.ceil(w), 1073741824.0).to(tl.int32) - 1
 
     # 1/r is rounded up: then z is exactly 0 at the threshold, s - 1 = -r.
-    r = tl.load(R + h).to(tl.float32)
+    r = tl.load(R + tile).to(tl.float32)
     r_inv = tl.div_rn(1.0, r)
     r_inv = tl.where(r_inv * r - 1 < 0, r_inv * 1.00000012, r_inv)
-    return h, b, m, w, r_inv, reach
+    return block, tile, b, w, r_inv, reach
 
 
 @jit
 def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
-    """The blocks of N rows n in sight of rows x .. x + X - 1: near <= x - n <= far for some pair.
+    """The blocks to visit, (start, stop, inner, skip): those without masks, then those with.
 
-    Rows end at x_end and n_end. Returns first, inner, inner_end, end and the gap inner_end - inner:
-    in blocks that start in [inner, inner_end) every pair is in sight, and no mask is needed. Those
-    at the edges start in [first, inner) and, past the gap, in [inner_end, end).
+    The program holds rows x .. x + X - 1, queries or keys, and visits rows n of the other kind in
+    blocks of N. Rows end at x_end and n_end. A pair is in sight (o) if near <= x - n <= far; here
+    blocks have 4 rows, near = 0 and far = 13:
+
+        n         4    8    12   16   20   24
+        x = 20    ...o|oooo|oooo|oooo|o...
+            21    ....|oooo|oooo|oooo|oo..
+            22    ....|.ooo|oooo|oooo|ooo.
+            23    ....|..oo|oooo|oooo|oooo
+                  first     inner     |    end
+                                      inner_end
+
+    Inner blocks need no masks. static_range(2) writes each kernel's loop twice: for these (EDGE is
+    0), and for all from first to end but these (EDGE is 1): from inner on, it adds skip to n.
     """
     end = tl.minimum(n_end, tl.minimum(x_end, x + X) - near)
     inner = x + X - 1 - far
@@ -244,7 +258,9 @@ def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
     end = tl.maximum(tl.cdiv(tl.maximum(end, 0), N) * N, first)
     inner = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(inner, 0), N) * N, first), end)
     inner_end = tl.minimum(tl.maximum(tl.maximum(inner_end, 0) // N * N, inner), end)
-    return first, inner, inner_end, end, inner_end - inner
+
+    skip = inner_end - inner
+    return (inner, inner_end, inner, 0), (first, end, inner, skip)
 
 
 # ----------------------------------------------------------------------------------- the kernels
@@ -255,37 +271,38 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
              PARTS: tl.constexpr):
     """h for a block of queries. The last blocks, which see the most keys, start first."""
     blocks = tl.cdiv(T, BI)
-    h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
-    t0 = (blocks - 1 - m) * BI
+    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, blocks, B)
+    t0 = (blocks - 1 - block) * BI
 
-    # Where programs share the keys, each sees its own as if there were no others.
+    # Decoding divides the keys among programs. Each sees its share as if there were no other keys.
     share = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
-    start = tl.program_id(1) * share
-    i0 -= start
-    S = tl.minimum(S - start, share)
-    Q += (b * H + h) * T * PARTS * D_K
-    K += b * k_b + h * k_h + start.to(tl.int64) * k_t
-    V += b * v_b + h * v_h + start.to(tl.int64) * v_t
-    OUT += ((tl.program_id(1) * B + b) * T * H + h) * D_V
+    before = tl.program_id(1) * share
+    i0 -= before
+    S = tl.minimum(S - before, share)
+    Q += (b * H + tile) * T * PARTS * D_K
+    K += b * k_b + tile * k_h + before.to(tl.int64) * k_t
+    V += b * v_b + tile * v_h + before.to(tl.int64) * v_t
+    OUT += ((tl.program_id(1) * B + b) * T * H + tile) * D_V
 
     q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
-    first, inner, inner_end, end, gap = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
-    acc = tl.zeros([BI, D_V], tl.float32)
+    passes = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
+    h = tl.zeros([BI, D_V], tl.float32)
 
-    # The inner blocks, which need no masks (EDGE = 0), then those at the edges, past the gap.
+    # The blocks without masks, then those with. _in_sight has a drawing.
     for EDGE in tl.static_range(2):
-        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
-            j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
+        start, stop, inner, skip = passes[EDGE]
+        for n in range(start, stop - skip, BJ):
+            j0 = n + tl.where(n < inner, 0, skip)
             k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
             c, _ = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
             y = z * c
-            acc = _dot(_cast(y * y, v.dtype), v, acc)
+            h = _dot(_cast(y * y, v.dtype), v, h)
 
-    _store(OUT, acc, t0, T, H * D_V, BI, D_V)
+    _store(OUT, h, t0, T, H * D_V, BI, D_V)
 
 
 @jit
@@ -294,29 +311,31 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
                  BJ: tl.constexpr, PARTS: tl.constexpr):
     """dq for a block of queries, and what each query adds to dw and dr."""
     blocks = tl.cdiv(T, BI)
-    h, b, m, w, r_inv, reach = _program(ORDER, W, R, blocks, B)
-    t0 = (blocks - 1 - m) * BI
-    Q += (b * H + h) * T * PARTS * D_K
-    K += b * k_b + h * k_h
-    V += b * v_b + h * v_h
-    DH += (b * T * H + h) * D_V
+    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, blocks, B)
+    t0 = (blocks - 1 - block) * BI
+    Q += (b * H + tile) * T * PARTS * D_K
+    K += b * k_b + tile * k_h
+    V += b * v_b + tile * v_h
+    DH += (b * T * H + tile) * D_V
 
     q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     dh = _load(DH, t0, T, H * D_V, BI, D_V, True)
     i = i0 + t0 + tl.arange(0, BI)
     cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
-    first, inner, inner_end, end, gap = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
+    passes = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     dq = tl.zeros([BI, D_K], tl.float32)
     dw = tl.zeros([BI], tl.float32)
     dr = tl.zeros([BI], tl.float32)
 
     for EDGE in tl.static_range(2):
-        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BJ):
-            j0 = n + tl.where(n < inner, 0, gap) if EDGE else n
+        start, stop, inner, skip = passes[EDGE]
+        for n in range(start, stop - skip, BJ):
+            j0 = n + tl.where(n < inner, 0, skip)
             k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
             c, d_sin = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
+            # The 2 in dy = 2 y (dh . v) waits until all sums are done.
             half_dy = _dot(dh, tl.trans(v), tl.zeros([BI, BJ], tl.float32)) * (z * c)
             half_dz = half_dy * c
             dw += tl.sum(half_dy * z * d_sin, 1)
@@ -324,10 +343,10 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
             for part in tl.static_range(PARTS):
                 dq = _dot(_cast(half_dz, k[0].dtype), k[part], dq)
 
-    _store(DQ + (b * H + h) * T * D_K, dq * (2 * r_inv), t0, T, D_K, BI, D_K)
+    _store(DQ + (b * H + tile) * T * D_K, dq * (2 * r_inv), t0, T, D_K, BI, D_K)
     t = t0 + tl.arange(0, BI)
-    at = (b * H + h) * T + t
-    tl.store(DW + at, dw * (PI / (w * w)), mask=t < T)
+    at = (b * H + tile) * T + t
+    tl.store(DW + at, dw * (PI / (w * w)), mask=t < T)                          # 2 theta / w
     tl.store(DR + at, dr * (2 * r_inv), mask=t < T)
 
 
@@ -336,24 +355,26 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
                   i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
                   BJ: tl.constexpr, PARTS: tl.constexpr):
     """dk and dv for a block of keys. The first blocks, seen by the most queries, start first."""
-    h, b, m, w, r_inv, reach = _program(ORDER, W, R, tl.cdiv(S, BJ), B)
-    j0 = m * BJ
-    Q += (b * H + h) * T * PARTS * D_K
-    K += b * k_b + h * k_h
-    V += b * v_b + h * v_h
-    DH += (b * T * H + h) * D_V
+    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, tl.cdiv(S, BJ), B)
+    j0 = block * BJ
+    Q += (b * H + tile) * T * PARTS * D_K
+    K += b * k_b + tile * k_h
+    V += b * v_b + tile * v_h
+    DH += (b * T * H + tile) * D_V
 
     k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, True)
     v = _load(V, j0, S, v_t, BJ, D_V, True)
     j = j0 + tl.arange(0, BJ)
     cos, sin = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
-    first, inner, inner_end, end, gap = _in_sight(j0 - i0, S - i0, T, -reach, 0, BJ, BI)
+    # Key j is at x = j - i0, counted from the first query, and seen if -reach <= x - t <= 0.
+    passes = _in_sight(j0 - i0, S - i0, T, -reach, 0, BJ, BI)
     dk = tl.zeros([BJ, D_K], tl.float32)
     dv = tl.zeros([BJ, D_V], tl.float32)
 
     for EDGE in tl.static_range(2):
-        for n in range(first if EDGE else inner, end - gap if EDGE else inner_end, BI):
-            t0 = n + tl.where(n < inner, 0, gap) if EDGE else n
+        start, stop, inner, skip = passes[EDGE]
+        for n in range(start, stop - skip, BI):
+            t0 = n + tl.where(n < inner, 0, skip)
             q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, EDGE)
             dh = _load(DH, t0, T, H * D_V, BI, D_V, EDGE)
             z = _trim_root(k, q, r_inv)
@@ -365,8 +386,8 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
             for part in tl.static_range(PARTS):
                 dk = _dot(_cast(half_dy * c, q[0].dtype), q[part], dk)
 
-    _store(DK + (b * H + h) * S * D_K, dk * (2 * r_inv), j0, S, D_K, BJ, D_K)
-    _store(DV + (b * S * H + h) * D_V, dv, j0, S, H * D_V, BJ, D_V)
+    _store(DK + (b * H + tile) * S * D_K, dk * (2 * r_inv), j0, S, D_K, BJ, D_K)
+    _store(DV + (b * S * H + tile) * D_V, dv, j0, S, H * D_V, BJ, D_V)
 
 
 # ---------------------------------------------------------------------------------- from PyTorch
