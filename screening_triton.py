@@ -12,9 +12,9 @@
        alpha_d = y^2,   y = z c,   z = max(1 - (1 - s) / r, 0),   c = cos(theta d),
        theta = pi / (2 w),   d = i - j
 
-   and cos(theta (i - j)) = cos(theta i) cos(theta j) + sin(theta i) sin(theta j), with i and j
-   counted from the block's first key: two multiply-adds per pair. An infinite window is theta = 0,
-   not a special case.
+   and cos(theta (i - j)) = cos(theta i) cos(theta j) + sin(theta i) sin(theta j): two multiply-adds
+   per pair. i and j are counted from a block's first key: then cos(theta j) and sin(theta j) are
+   the same for all blocks. An infinite window is theta = 0, not a special case.
 
 3. Gradients. Let dh = dL/dh. For each pair
 
@@ -23,14 +23,15 @@
        dr   = sum dz (1 - z) / r    dw   = (theta / w) sum dy z d sin(theta d)
 
    One kernel makes dq, dw and dr for a block of queries, the other dk and dv for a block of keys.
+   w also turns q and k (MiPE, Eq. 7): PyTorch takes that part of dL/dw from dq and dk.
 
 4. Precision. With float32 values all products are float32, each made of three tf32 products. With
    16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
    and r may be 1e-6. So float32 q and k are split into parts of v's dtype, q = q0 + q1 + q2 in
    bfloat16 (24 bits) and q = q0 + q1 in float16 (22 bits), and s = q0 k0 + (q0 k1 + q1 k0) +
-   (q0 k2 + q1 k1 + q2 k0), in float16 without the last sum. The part of dL/dw that goes through
-   MiPE is a small difference of large sums: both backward kernels round dz to the same 16 bits and
-   multiply it by all parts of q and k, so the cancellation is preserved.
+   (q0 k2 + q1 k1 + q2 k0), in float16 without the last sum. MiPE's part of dL/dw is a small
+   difference of large sums: both backward kernels round dz to the same 16 bits and multiply it by
+   all parts of q and k, so the cancellation is preserved.
 
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
@@ -38,11 +39,12 @@
 6. Decoding. For up to 16 queries, programs divide the keys among them, and PyTorch adds their sums.
    The cache is neither copied nor split: q and k stay float32.
 
-Names: B, H, T, S as in multiscreen.py. A block is BI queries x BJ keys; t0 and j0 are its first
-query and its first key. The position of query t, counted from the first key, is i = i0 + t.
-reach = ceil(w) - 1 is the largest d inside the window. In memory the parts of q and k are
-(B, H, T, part, K); h, dh and dv are (B, T, H, V), as the projections write and read them. v, and k
-in one part, may have any strides.
+Names: B, H, T, S as in multiscreen.py. Q is a tensor in memory, q a block of its rows in registers.
+A block of pairs is BI queries x BJ keys; t0 and j0 are its first query and its first key. Query t
+has the position i = i0 + t, counted from the first key. reach = ceil(w) - 1 is the largest d inside
+the window. In memory the parts of q and k are (B, H, T, part, K); h, dh and dv are (B, T, H, V), as
+the projections write and read them. v, and k in one part, may have any strides: k_b is that of K
+from one sequence to the next, k_h from tile to tile, k_t from key to key.
 """
 import os
 from types import SimpleNamespace
@@ -56,6 +58,7 @@ try:
     import triton.language as tl
     from triton.language.extra.cuda import libdevice
 
+    # One compiled kernel for all sizes: Triton would make others for 1 and for multiples of 16.
     jit = triton.jit(do_not_specialize=["i0", "B", "H", "T", "S"])
 except ImportError:
     # macOS, Windows: the file can still be imported, and `available` says why it cannot run.
@@ -92,7 +95,7 @@ def unsupported_sizes(d_K, d_V):
 
 @jit
 def _dot(a, b, acc):
-    """acc + a b. The interpreter would multiply the bit patterns of bfloat16."""
+    """acc + a b, float32 in three tf32 products. The interpreter would multiply bfloat16's bits."""
     if INTERPRET:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc, input_precision="tf32x3")
@@ -110,7 +113,7 @@ def _cast(x, dtype: tl.constexpr):
 # ------------------------------------------------------------------------------ blocks in memory
 
 @jit
-def _at(X, first, stride, N: tl.constexpr, D: tl.constexpr):
+def _pointers(X, first, stride, N: tl.constexpr, D: tl.constexpr):
     """Pointers to rows first .. first + N - 1. Offsets have 64 bits: a tensor may pass 2^31."""
     X += tl.cast(first, tl.int64) * stride
     return X + (tl.arange(0, N).to(tl.int64) * stride)[:, None] + tl.arange(0, D)[None, :]
@@ -118,8 +121,8 @@ def _at(X, first, stride, N: tl.constexpr, D: tl.constexpr):
 
 @jit
 def _load(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr):
-    """N rows of a matrix of `end` rows and D columns; zeros past its end."""
-    at = _at(X, first, stride, N, D)
+    """N rows of a matrix of `end` rows and D columns. MASK: zeros past its end."""
+    at = _pointers(X, first, stride, N, D)
     if MASK:
         return tl.load(at, mask=(first + tl.arange(0, N) < end)[:, None], other=0.0)
     return tl.load(at)
@@ -130,28 +133,29 @@ def _load_parts(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, PARTS: 
                 MASK: tl.constexpr):
     """N rows of q or k: a tuple of PARTS blocks, the largest part first."""
     x = ()
-    for n in tl.static_range(PARTS):
-        x += (_load(X + n * D, first, end, stride, N, D, MASK),)
+    for part in tl.static_range(PARTS):
+        x += (_load(X + part * D, first, end, stride, N, D, MASK),)
     return x
 
 
 @jit
 def _store(X, x, first, end, stride, N: tl.constexpr, D: tl.constexpr):
+    """Write N rows, but none past the matrix's end."""
     mask = (first + tl.arange(0, N) < end)[:, None]
-    tl.store(_at(X, first, stride, N, D), _cast(x, X.dtype.element_ty), mask=mask)
+    tl.store(_pointers(X, first, stride, N, D), _cast(x, X.dtype.element_ty), mask=mask)
 
 
 @jit
 def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr):
     """Write N rows of X as PARTS parts, each the rounding of what the earlier parts leave."""
     blocks = tl.cdiv(T, N)
-    tile = tl.program_id(0).to(tl.int64) // blocks                                # b H + h
+    matrix = tl.program_id(0).to(tl.int64) // blocks                              # b H + tile
     t0 = tl.program_id(0) % blocks * N
-    X += tile // H * x_b + tile % H * x_h
-    OUT += tile * T * PARTS * D
+    X += matrix // H * x_b + matrix % H * x_h
+    OUT += matrix * T * PARTS * D
     rest = _load(X, t0, T, x_t, N, D, True).to(tl.float32)
-    for n in tl.static_range(PARTS):
-        _store(OUT + n * D, rest, t0, T, PARTS * D, N, D)
+    for part in tl.static_range(PARTS):
+        _store(OUT + part * D, rest, t0, T, PARTS * D, N, D)
         rest -= _cast(rest, OUT.dtype.element_ty).to(tl.float32)
 
 
@@ -159,10 +163,11 @@ def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS:
 
 @jit
 def _cos_sin(x, w, FAR: tl.constexpr):
-    """cos and sin of theta x = 2 pi x / (4 w), x whole numbers. FAR: x may be many turns.
+    """cos and sin of theta x = 2 pi x / (4 w), x whole numbers.
 
-    Whole turns are removed first. 1 / (4 w) is split, so that x times its first part is exact.
-    The fast cosine is one instruction and, within half a turn, off by at most 2^-20.5.
+    FAR: x may be many turns, as it is where the window is smaller than a block. Then whole turns
+    are removed; 1 / (4 w) is split, so that x times its first part is exact. The fast cosine is one
+    instruction and, within half a turn, off by at most 2^-20.5.
     """
     turn = 0.25 / w
     if FAR:
@@ -178,24 +183,28 @@ def _cos_sin(x, w, FAR: tl.constexpr):
 
 @jit
 def _trim_root(a, b, r_inv):
-    """z (Eqs. 8 and 9) for each row of a and each row of b: the queries and the keys, in parts."""
+    """z = max(1 - (1 - s) / r, 0), the root of Trim (Eqs. 8 and 9).
+
+    a, b: the rows that the program holds and those that it visits, as tuples of parts.
+    """
     # In float32 the product starts at -1 and is s - 1 at no cost. With parts the small terms come
-    # first: they would be lost beside a 1.
-    FROM: tl.constexpr = -1.0 if a[0].dtype == tl.float32 else 0.0
-    s = tl.full([a[0].shape[0], b[0].shape[0]], FROM, tl.float32)
-    for order in tl.static_range(len(a) - 1, -1, -1):
-        for n in tl.static_range(order + 1):
-            s = _dot(a[n], tl.trans(b[order - n]), s)
-    z = s * r_inv + (1 - r_inv * (1 + FROM))
+    # first: they would be lost beside a 1. a[m] b[n] is the smaller the larger m + n is.
+    START: tl.constexpr = -1.0 if a[0].dtype == tl.float32 else 0.0
+    s = tl.full([a[0].shape[0], b[0].shape[0]], START, tl.float32)
+    for m_plus_n in tl.static_range(len(a) - 1, -1, -1):
+        for m in tl.static_range(m_plus_n + 1):
+            s = _dot(a[m], tl.trans(b[m_plus_n - m]), s)
+    z = s * r_inv + (1 - r_inv * (1 + START))
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
 def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
-    """c = cos(theta d) (Eq. 10) for the same pairs, and d sin(theta d).
+    """c = cos(theta d), the root of Softmask (Eq. 10), and d sin(theta d).
 
-    x: the position of each row of a, counted from the first row of b. cos_b, sin_b: of the rows of
-    b, counted alike. Either sign of d will do. EDGE: c is 0 unless near <= d <= far.
+    x: the position of each row of a, counted from the first row of b, so that d is x - n for row n
+    of b. It is -d in _backward_dkv, and both results are even in d. cos_b, sin_b: of theta n.
+    EDGE: c is 0 unless near <= x - n <= far.
     """
     n = tl.arange(0, cos_b.shape[0])
     cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
@@ -393,7 +402,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
 # ---------------------------------------------------------------------------------- from PyTorch
 
 KERNELS = {"forward": _forward, "decode": _forward, "dq": _backward_dq, "dkv": _backward_dkv}
-KEYS = 1024                                            # per program of "decode"
+KEYS_PER_PROGRAM = 1024                                # of "decode"
 
 # (BI, BJ, warps, stages) for compute capability 8, 9, and from 10 on, by kernel and by whether the
 # values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
@@ -411,18 +420,18 @@ BLOCKS = {
 }
 
 
-def config(kernel, exact, d_K, d_V, capability):
-    """(queries in a block, keys in a block, warps, stages). exact: the values are float32.
+def config(kernel, float32, d_K, d_V, capability):
+    """(queries in a block, keys in a block, warps, stages). float32: whether the values are.
 
     Sizes beyond the table take small blocks: correct, but not tuned, and some spill.
     """
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
-    return BLOCKS[kernel, exact][min(capability[0], 10) - 8]
+    return BLOCKS[kernel, float32][min(capability[0], 10) - 8]
 
 
-def parts(kernel, qk, v):
-    """(dtype, number) of the parts that hold q and k of dtype qk, beside values of dtype v."""
+def choose_parts(kernel, qk, v):
+    """(dtype, number) of the parts of q and k, for q and k of dtype qk and values of dtype v."""
     if v == torch.float32 or qk == v:
         return v, 1
     if kernel == "decode":
@@ -430,36 +439,39 @@ def parts(kernel, qk, v):
     return v, 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
 
 
-def rows(x):
-    """x, with the last dimension contiguous."""
+def with_contiguous_rows(x):
+    """x, or a copy of it where its last dimension is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def split(x, dtype, n):
-    """x as a sum of n tensors of that dtype, the largest first. (B, H, T, D) -> (B, H, T, n, D)"""
-    if n == 1:
-        return rows(x.to(dtype)).unsqueeze(3)
-    x = rows(x)
+def split_into_parts(x, dtype, parts):
+    """x as a sum of tensors of that dtype, the largest first: (B, H, T, D) -> (B, H, T, part, D)"""
+    if parts == 1:
+        return with_contiguous_rows(x.to(dtype)).unsqueeze(3)
+    x = with_contiguous_rows(x)
     B, H, T, D = x.shape
-    y = torch.empty(B, H, T, n, D, dtype=dtype, device=x.device)
+    y = torch.empty(B, H, T, parts, D, dtype=dtype, device=x.device)
     if y.numel():
         with torch.cuda.device_of(x):
             grid = (B * H * triton.cdiv(T, 64),)
-            _split[grid](x, y, *x.stride()[:3], H, T, D=D, N=64, PARTS=n)
+            _split[grid](x, y, *x.stride()[:3], H, T, D=D, N=64, PARTS=parts)
     return y
 
 
-def operands(kernel, q, k, v, w, r, order):
-    """The tensors that all kernels read, in their layout."""
-    held = parts(kernel, q.dtype if q.dtype == k.dtype else torch.float32, v.dtype)
-    return split(q, *held).contiguous(), split(k, *held), rows(v), rows(w), rows(r), order
+def kernel_inputs(kernel, q, k, v, w, r, order):
+    """Q, K, V, W, R and ORDER, with which the arguments of every kernel begin."""
+    qk = q.dtype if q.dtype == k.dtype else torch.float32
+    q, k = (split_into_parts(x, *choose_parts(kernel, qk, v.dtype)) for x in (q, k))
+    v, w, r = (with_contiguous_rows(x) for x in (v, w, r))
+    return q.contiguous(), k, v, w, r, order
 
 
 def launch(kernel, inputs, *others, i0, shares=1):
     """Run one program for each block, and share of the keys, of each tile of each sequence."""
     q, k, v = inputs[:3]
-    B, H, T, n, D_K = q.shape
+    B, H, T, parts, D_K = q.shape
     S, D_V = v.shape[2:]
+    # The interpreter takes the blocks of an H100.
     capability = torch.cuda.get_device_capability(v.device) if v.is_cuda else (9, 0)
     BI, BJ, warps, stages = config(kernel, v.dtype == torch.float32, D_K, D_V, capability)
     blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
@@ -467,7 +479,7 @@ def launch(kernel, inputs, *others, i0, shares=1):
         with torch.cuda.device_of(v):
             KERNELS[kernel][programs, shares](
                 *inputs, *others, *k.stride()[:3], *v.stride()[:3], i0, B, H, T, S,
-                D_K=D_K, D_V=D_V, BI=BI, BJ=BJ, PARTS=n, num_warps=warps, num_stages=stages)
+                D_K=D_K, D_V=D_V, BI=BI, BJ=BJ, PARTS=parts, num_warps=warps, num_stages=stages)
 
 
 @torch.library.custom_op("multiscreen::screen", mutates_args=())
@@ -476,17 +488,20 @@ def _screen(q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor, order: Tensor
     if reason := available(q.device):
         raise RuntimeError(reason)
     kernel = "decode" if q.shape[2] <= 16 else "forward"
-    shares = max(triton.cdiv(k.shape[2], KEYS), 1) if kernel == "decode" else 1
-    h = _empty_h(q, k, v, w, r, order, i0).transpose(1, 2)
-    h = h.new_empty(shares, *h.shape, dtype=h.dtype if shares == 1 else torch.float32)
-    launch(kernel, operands(kernel, q, k, v, w, r, order), h, i0=i0, shares=shares)
+    shares = max(triton.cdiv(k.shape[2], KEYS_PER_PROGRAM), 1) if kernel == "decode" else 1
+    # In memory h is (B, T, H, V), once for each share of the keys.
+    B, H, T, _ = q.shape
+    h = v.new_empty(shares, B, T, H, v.shape[3], dtype=v.dtype if shares == 1 else torch.float32)
+    launch(kernel, kernel_inputs(kernel, q, k, v, w, r, order), h, i0=i0, shares=shares)
     h = h[0] if shares == 1 else h.sum(0).to(v.dtype)
     return h.transpose(1, 2)
 
 
 @_screen.register_fake
 def _empty_h(q, k, v, w, r, order, i0):
-    return v.new_empty(*q.transpose(1, 2).shape[:3], v.shape[3]).transpose(1, 2)
+    """What torch.compile asks for: a tensor in the layout of `_screen`'s."""
+    B, H, T, _ = q.shape
+    return v.new_empty(B, T, H, v.shape[3]).transpose(1, 2)
 
 
 @torch.library.custom_op("multiscreen::screen_backward", mutates_args=())
@@ -494,7 +509,7 @@ def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: 
                      order: Tensor, i0: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, _, _ = _empty_gradients(dh, q, k, v, w, r, order, i0)
     dh = dh.to(v.dtype).transpose(1, 2).contiguous()
-    inputs = *operands("dq", q, k, v, w, r, order), dh
+    inputs = *kernel_inputs("dq", q, k, v, w, r, order), dh
     of_queries = torch.empty(2, *q.shape[:3], device=q.device)                    # dw and dr
     launch("dq", inputs, dq, *of_queries, i0=i0)
     launch("dkv", inputs, dk, dv, i0=i0)

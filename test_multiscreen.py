@@ -644,7 +644,7 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
                                                      rho, dtypes):
     """In decoding: few queries near the last of the keys, which the programs share."""
     q, k, v, dh = draw_inputs(seed, B, T, S, dtypes, rho, len(tiles))
-    with mock.patch.object(fused, "KEYS", keys):
+    with mock.patch.object(fused, "KEYS_PER_PROGRAM", keys):
         assert_as_good_as_torch(q, k, v, *torch.tensor(tiles).T, S - T + before, dh, blocks)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from screening_triton import KERNELS, available, config, parts, triton
+from screening_triton import KERNELS, available, choose_parts, config, triton
 from support.cli import Parser, UsageError, cli
 
 # The types of q and k, and of v.
@@ -39,7 +39,7 @@ def compile_kernel(kernel, qk, v, target, blocks):
     from triton.compiler import ASTSource
 
     BI, BJ, warps, stages = blocks
-    of_parts, n = parts(kernel, qk, v)
+    of_parts, n = choose_parts(kernel, qk, v)
     constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
     pointers = dict.fromkeys(("V", "OUT", "DH", "DV"), v)
     pointers |= dict.fromkeys(("Q", "K"), of_parts) | dict.fromkeys(("DQ", "DK"), qk)
