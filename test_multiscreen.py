@@ -746,30 +746,34 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
 
 
 @kernel
-def test_kernel_never_visits_what_lies_outside_the_windows():
-    """NaN in blocks outside the window would spoil all that a program adds up."""
-    q, k, v, dh = draw_inputs(5, 1, 64, 64, (FULL, FULL))
-    w, r = torch.tensor([5.0, 16.5]), torch.tensor([0.5, 0.9])
+@pytest.mark.parametrize("w, end", [((5.0, 16.5), 48), ((33.0, 32.5), 64)])
+def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
+    """NaN in blocks outside the window would spoil all that a program adds up.
 
-    # The queries 32 to 47 see keys from 16 to 47.
+    Where w is 33 or 32.5, the middle one of three blocks needs no masks.
+    """
+    q, k, v, dh = draw_inputs(5, 1, 80, 80, (FULL, FULL))
+    w, r = torch.tensor(w), torch.tensor([0.5, 0.9])
+
+    # The last 16 queries before `end` see keys from 16 to end - 1.
     k2, v2 = k.clone(), v.clone()
     for x in (k2, v2):
         x[:, :, :16] = math.nan
-        x[:, :, 48:] = math.nan
+        x[:, :, end:] = math.nan
     h, dq, _, _, _, _ = through_kernel(q, k2, v2, w, r, 0, dh, (16, 16))
     for x in (h, dq):
-        assert x[:, :, 32:48].isfinite().all()
+        assert x[:, :, end - 16:end].isfinite().all()
         assert x[:, :, :16].isnan().any()
 
-    # The keys 16 to 31 are seen by queries 16 to 47.
+    # The keys 16 to 31 are seen by queries 16 to end - 1.
     q2, dh2 = q.clone(), dh.clone()
     for x in (q2, dh2):
         x[:, :, :16] = math.nan
-        x[:, :, 48:] = math.nan
+        x[:, :, end:] = math.nan
     _, _, dk, dv, _, _ = through_kernel(q2, k, v, w, r, 0, dh2, (16, 16))
     for x in (dk, dv):
         assert x[:, :, 16:32].isfinite().all()
-        assert x[:, :, 48:].isnan().any()
+        assert x[:, :, end:].isnan().any()
 
 
 @kernel
