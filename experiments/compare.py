@@ -50,10 +50,15 @@ MOST_LINES = 20
 
 @dataclass
 class Group:
-    """Runs that differ only in their seed. reason: why its loss is not compared, or ""."""
+    """Runs that differ only in their seed.
+
+    reason: why its loss does not compare, or "". other_steps: it has no evaluation in common with
+    the groups before it.
+    """
     label: str
     runs: list = field(default_factory=list)
     reason: str = ""
+    other_steps: bool = False
 
     @property
     def flags(self):
@@ -131,10 +136,20 @@ def why_not(first, other):
 
 
 def common_step(groups):
-    """The last step after which all compared runs that did not diverge were evaluated, or None."""
-    steps = [set(run.losses) for group in groups if not group.reason for run in group.runs
-             if run.end != "diverged"]
-    return max(set.intersection(*steps), default=None) if steps else None
+    """The last step after which all compared runs that did not diverge were evaluated, or None.
+
+    A group that has none in common with those before it is set apart: `other_steps`.
+    """
+    shared = None
+    for group in groups:
+        steps = [set(run.losses) for run in group.runs if run.end != "diverged"]
+        if group.reason or not steps:
+            continue
+        common = set.intersection(*steps, *[shared] * (shared is not None))
+        group.other_steps = bool(shared) and not common
+        if not group.other_steps:
+            shared = common
+    return max(shared, default=None) if shared else None
 
 
 # ------------------------------------------------------------------------------------------- text
@@ -155,7 +170,7 @@ def why_no_change(group, first, step):
     """Why a group without a change has none. first: the runs it is compared with."""
     if group.reason:
         return group.reason
-    if step is None:
+    if step is None or group.other_steps:
         return "no evaluation in common"
     for runs, reason in ((group.runs, "diverged"), (first, "the first group diverged")):
         if all(run.end == "diverged" for run in runs):
@@ -171,7 +186,7 @@ def rows_of(groups, first, step, by=None):
         losses = losses_of(group.runs, step, by)
         mean, std, _ = mean_and_std(losses.values())
         change, change_std = paired_change(losses, known)
-        if group.reason or group.runs[0] in first or step is None:
+        if group.reason or group.other_steps or group.runs[0] in first or step is None:
             change = change_std = math.nan
         facts = [mean_and_std([run.facts[name] for run in group.runs])[0] for name in
                  ("tokens_per_s", "alive", "w_max", "spikes", "grad")]
@@ -183,7 +198,8 @@ def rows_of(groups, first, step, by=None):
 
 def notes_of(groups, first, step, by=None):
     """Lines about what the table does not show. first: see rows_of."""
-    ends = {max(run.losses) for group in groups if not group.reason for run in group.runs
+    alike = [group for group in groups if not group.reason and not group.other_steps]
+    ends = {max(run.losses) for group in alike for run in group.runs
             if run.losses and run.end != "diverged"}
     notes = []
     if step is None and len(groups) > 1:
@@ -195,6 +211,9 @@ def notes_of(groups, first, step, by=None):
         n, of = pairs_of(group, first, step, by)
         if group.reason:
             notes.append(f"{group.label} is not compared: {group.reason}")
+        elif group.other_steps:
+            notes.append(f"{group.label} is not compared: no evaluation in common; its loss is the "
+                         "last")
         elif group.runs[0] not in first and step is not None and n < of:
             what = f"the change is of {n} of its {of} finite losses, those with a partner"
             notes.append(f"{group.label}: {what if n else why_no_change(group, first, step)}")

@@ -92,9 +92,14 @@ def test_the_last_evaluation_that_all_have_counts(run, said):
     lines = said(run("a", {10: 4.0, 20: 3.0}), run("b", {10: 3.9}, steps=10))
     assert rows_in(lines)["b"][2:5] == ["3.9", "-", "-0.1000"]
     assert any(line.startswith("compared after 10 steps, the last evaluation") for line in lines)
-    lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15))
-    assert rows_in(lines)["d"][2:5] == ["3.9", "-", "-"]
-    assert any(line.startswith("no evaluation in common") for line in lines)
+
+
+def test_a_run_without_an_evaluation_in_common_spoils_nobody_elses_change(run, said):
+    lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15), run("e", {20: 3.5}))
+    rows = rows_in(lines)
+    assert rows["d"][2:5] == ["3.9", "-", "-"]
+    assert rows["e"][4] == "+0.5000"
+    assert "d is not compared: no evaluation in common; its loss is the last" in lines
 
 
 def test_a_loss_that_rose_is_told(run, said):
