@@ -169,6 +169,7 @@ class GatedScreeningTiles(nn.Module):
 
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
     `screening`. Its `screening` calls the `screen` it is given, or there are no relevance maps.
+    s_w, s_r and s_O have one number a tile, (N_H,), also where tiles share it.
     dtype: of the matrix products; None: the parameters' own.
     """
 

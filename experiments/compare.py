@@ -36,7 +36,7 @@ from experiments.common import mean_and_std, paired_change, pyplot, save_figure,
 from experiments.runs import MEASURED, is_of_models, read_runs, runs_parser, table_rows
 from experiments.style import WIDTH, count_of, legend_below, look, paper_name
 from support.cli import UsageError, cli
-from support.source import changed_lines
+from support.source import changed_lines, shown_change
 from support.table import cell_text, keep_rows, print_table
 
 # Lines of flags.txt in which the runs of one group may differ, or that are shown in another way.
@@ -113,7 +113,9 @@ def tell_apart(groups):
         names = [name for name in compared(same[0].flags)
                  if len({group.flags.get(name) for group in same}) > 1]
         for n, group in enumerate(same if len(same) > 1 else []):
-            words = [word_of(name, group.flags.get(name, "")) for name in names] or [str(n + 1)]
+            words = [word_of(name, group.flags.get(name, "")) for name in names]
+            own = group.runs[0].label
+            words = words or [own if own != label else str(n + 1)]
             group.label = ", ".join([label, *filter(None, words)])
 
 
@@ -231,8 +233,12 @@ def notes_of(groups, first, step, by=None):
             first = group.runs[0]
             seeds = [run.seed for run in group.runs if run.source != first.source
                      or run.flags["equations"] != first.flags["equations"]]
+            other = next(run for run in group.runs if run.seed in seeds)
+            lines = [shown_change(first.source.get(path, []), other.source.get(path, []))
+                     for path in sorted({*first.source, *other.source})]
+            change = next((f": {line}" for line in lines if line), "")
             notes.append(f"{group.label}: the source of seed {', '.join(seeds)} is not that of "
-                         f"seed {first.seed}")
+                         f"seed {first.seed}{change}")
     return notes
 
 
@@ -407,9 +413,11 @@ def main():
         groups.sort(key=lambda group: (place_of(group, sets), order(group.flags[by])))
     rows = rows_of(groups, sets[0].runs, step, by)
     known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
+    title = "Validation loss, nats per token"
+    if COLUMNS.index("change") in known:
+        title += f"; change: against {sets[0].label}, by seed" + f" and {by}" * bool(by)
     print_table([COLUMNS[n] for n in known], [[row[n] for n in known] for row in rows],
-                f"Validation loss, nats per token; change: against {sets[0].label}, by seed"
-                + f" and {by}" * bool(by))
+                title)
     for note in notes_of(groups, sets[0].runs, step, by):
         print(note)
 

@@ -85,6 +85,8 @@ def read_folder(path, label="", window=10):
     if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
         if glob.glob(f"{folder}-[0-9]*"):
             raise UsageError(f"{folder} holds no run: do you mean '{folder}-*'?")
+        if "*" in str(path):
+            raise UsageError(f"{path} matches no run")
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
     text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
     flags = dict(line.partition("\t")[::2] for line in text.splitlines())

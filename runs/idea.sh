@@ -4,10 +4,16 @@
 #   bash runs/idea.sh mine --model multiscreen:mine     with any flags of train.py
 #   NEEDLES=1 bash runs/idea.sh mine                    retrieval, too: half an hour more a seed
 # It reads text, then measures perplexity to 16 times the training length, into out/idea/NAME-SEED.
-# Rerun it to resume; after another edit it refuses, and you choose another name.
+# Rerun it to resume. Edit nothing until it ends: each seed reads the code when it starts. After an
+# edit choose another name; the old one is refused.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
-export name=${1:?give the idea a name: bash runs/idea.sh NAME [flags of train.py]}
+export name=$1
+case $name in
+    ""|-*)
+        echo "error: give the idea a name: bash runs/idea.sh NAME [flags of train.py]" >&2
+        exit 1 ;;
+esac
 shift
 
 one_seed() {
@@ -22,6 +28,10 @@ one_seed() {
     for swe in "" --swe; do python abcdigits.py $swe --ckpt $needles/ckpt.pt; done
 }
 export -f one_seed
-printf '%s\n' 0 1 2 | xargs -P "${LANES:-2}" -I SEED bash -c 'one_seed "$@"' idea SEED "$@" || exit
+printf '%s\n' 0 1 2 | xargs -P "${LANES:-2}" -I SEED bash -c 'one_seed "$@"' idea SEED "$@" || {
+    echo "not finished: rerun it to resume; after an edit give it another name" >&2
+    exit 1
+}
 echo "compare it: python -m experiments.compare out/idea/original-* out/idea/*"
-echo "No learning rate was tuned for $name. Try --lr 0.03125 and --lr 0.125 under other names."
+[ "$name" = original ] ||
+    echo "No learning rate was tuned for $name. Try --lr 0.03125 and --lr 0.125 under other names."

@@ -131,15 +131,16 @@ def get_states(model, optimizer):
     """(weights, moments) as whole tensors in process 0's memory, by the names of the parameters.
 
     All processes must take part; the others get nothing. A parameter that has had no gradient has
-    zeros for moments.
+    zeros for the moments that the others have; an optimizer may have none at all.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, moments = get_state_dict(model, optimizer, options=options)
-    for name, W in weights.items():
-        zeros = {"step": torch.zeros(()), "exp_avg": W.new_zeros(W.shape),
-                 "exp_avg_sq": W.new_zeros(W.shape)}
+    known = {key: x for state in moments["state"].values() for key, x in state.items()
+             if torch.is_tensor(x)}
+    for name, W in weights.items() if known else ():
+        zeros = {key: x.new_zeros(W.shape if x.ndim else ()) for key, x in known.items()}
         moments["state"].setdefault(name, zeros)
     return weights, moments
 
@@ -148,6 +149,8 @@ def set_moments(model, optimizer, moments):
     """Give an optimizer the moments that get_states returned. Rates and decays stay its own."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
+    if not moments["state"]:
+        return                                         # plain SGD, say
     own = [{name: x for name, x in group.items() if name != "params"}
            for group in optimizer.param_groups]
     options = StateDictOptions(full_state_dict=True)

@@ -176,6 +176,17 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
     assert losses("parts") == losses("whole")
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_another_optimizer_resumes(tmp_path, monkeypatch, momentum):
+    """SGD without momentum has no moments at all."""
+    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, **_: torch.optim.SGD(
+        groups, lr=lr, momentum=momentum))
+    whole = fit(tmp_path / "whole", "--steps", "6")
+    fit(tmp_path / "parts", "--steps", "3")
+    train.main(["--resume", "--steps", "6", "--out", str(tmp_path / "parts")])
+    assert_same_weights(read_checkpoint(tmp_path / "parts/ckpt.pt"), whole)
+
+
 def test_main_gives_the_signal_handlers_back(tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     fit(tmp_path / "out", "--steps", "1")
