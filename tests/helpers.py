@@ -4,6 +4,7 @@ Tensors come from local generators with a drawn seed. Queries and keys are corre
 unit vectors in 16 dimensions almost never pass Trim, and a test on them compares zeros.
 """
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -117,6 +118,12 @@ def read_table(path):
     """The rows of a TSV file as dicts of strings."""
     head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
     return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def cells_of(capsys):
+    """The printed lines, split where two blanks or more are."""
+    lines = capsys.readouterr().out.splitlines()
+    return [re.split(" {2,}", line.strip()) for line in lines if line]
 
 
 # ------------------------------------------------------------------------------------- data

@@ -1,6 +1,4 @@
 """Tests of the figures of retrieval, and of passkey."""
-import re
-
 import pytest
 
 from abcdigits import CELL
@@ -10,15 +8,9 @@ from support.cli import UsageError
 from support.table import RUN, write_rows
 from support.tokens import get_tokenizer
 from tasks.passkey import FILLER, NEEDLE, QUESTION, TASK
-from tests.helpers import needs_matplotlib, read_table
+from tests.helpers import cells_of, needs_matplotlib, read_table
 
 BYTES = get_tokenizer("bytes")
-
-
-def cells_of(capsys):
-    """The printed lines, split where two blanks or more are."""
-    lines = capsys.readouterr().out.splitlines()
-    return [re.split(" {2,}", line.strip()) for line in lines if line]
 
 
 # --------------------------------------------------------------------------------- retrieval
