@@ -1,10 +1,12 @@
 """Shared by the experiments: tables and figures."""
 import math
+import re
 import statistics
+import sys
 from pathlib import Path
 
 from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
-from support.cli import Parser, UsageError, replacing
+from support.cli import UsageError, replacing
 from support.table import (
     cell_text,
     keep_rows,
@@ -43,12 +45,6 @@ def paired_change(losses, original):
     return mean_and_std(changes)[:2]
 
 
-def with_deviation(row):
-    """A row of latency.tsv with the mean of its times as `ms`, and their `std`; NaN for one."""
-    mean, std, _ = mean_and_std([float(ms) for ms in row["ms"].split()])
-    return row | {"ms": mean, "std": std}
-
-
 def signed(x):
     """A difference as a cell of a table; NaN stays NaN."""
     return x if math.isnan(x) else f"{x:+.4f}"
@@ -72,6 +68,7 @@ def pyplot():
 
 def save_figure(fig, path):
     """Write a figure as PNG, 150 dots per inch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         fig.savefig(file, format="png", dpi=150, bbox_inches="tight")
     print(f"wrote {path}")
@@ -79,29 +76,43 @@ def save_figure(fig, path):
 
 # ------------------------------------------------------------- figures of tables of measurements
 
-def get_figure(description, value):
+def add_tables(p, nargs):
+    """Add what a figure is drawn from, and --out."""
+    p.add_argument("tables", nargs=nargs, metavar="TSV",
+                   help="tables of measurements to draw, also with a label: mine=out/table.tsv")
+    p.add_argument("--out", type=figure_path, help="path of the figure, .png; its rows are beside "
+                   "it as .tsv [beside the first table]")
+
+
+def figure_path(name):
+    """The Path of --out. Raises UsageError if it is not of a PNG."""
+    path = Path(name)
+    if path.suffix != ".png":
+        raise UsageError(f"--out {name}: name a figure, .png")
+    return path
+
+
+def get_figure(args, value, measure=None):
     """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
 
-    value: the column that was measured. Beside ablations the plain Multiscreen is "Original". With
-    --out the rows are kept beside the figure.
+    The rows are those of the tables, or without tables those that measure(args) returns with a
+    path. value: the column that was measured. With --out the rows of tables are kept beside the
+    figure. Beside ablations the plain Multiscreen is "Original".
     """
-    p = Parser(description)
-    p.add_argument("tables", nargs="+", metavar="TSV",
-                   help="tables of measurements, also with a label: mine=out/table.tsv")
-    p.add_argument("--out", type=Path, help="path of the figure, .png; its rows are written beside "
-                   "it as .tsv [beside the first table]")
-    args = p.parse_args()
-    if args.out and args.out.suffix != ".png":
-        raise UsageError(f"--out {args.out}: name a figure, .png")
-    rows = read_tables(args.tables, value)
-    out = args.out or Path(split_label(args.tables[0])[1]).with_suffix(".png")
+    flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
+    if args.tables and flags:
+        raise UsageError(f"tables are drawn, and {flags[0]} is for measuring: leave out one")
+    if args.tables:
+        rows = read_tables(args.tables, value)
+        out = args.out or Path(split_label(args.tables[0])[1]).with_suffix(".png")
+        if args.out:
+            keep_rows(out.with_suffix(".tsv"), rows)
+    else:
+        rows, out = measure(args)
     models = {(row["model"], int(row["parameters"])) for row in rows}
     labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
     if any(variant_of(name) in ABLATIONS for name, _ in models):
         known = {f"multiscreen:{variant}": label for variant, label in ABLATIONS.items()}
         known["multiscreen"] = "Original"
         labels = {(name, n): known.get(name, label) for (name, n), label in labels.items()}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if args.out:
-        keep_rows(out.with_suffix(".tsv"), rows)
     return rows, out, labels

@@ -17,8 +17,15 @@ Small:  python -m experiments.latency
         bfloat16, the GPU's FlashAttention, the fused kernel.
 
 The last Multiscreen and the last Transformer are timed at all lengths, the others at the longest.
-Each time is a row of latency.tsv in --out. Rerun the command to time what is missing on this
-machine. `python -m experiments.latency_curves` draws such a table.
+Each time is a row of latency.tsv beside the figure, latency.png. Existing rows of this machine are
+reused; interrupted work resumes.
+
+    python -m experiments.latency out/latency/latency.tsv
+
+draws the table again and times nothing. The column x_transformer is the time of the Transformer
+beside a Multiscreen, with its fastest backend, over Multiscreen's; x_std is its deviation, by those
+of both times. By size, the n-th Multiscreen stands beside the n-th Transformer. If a table has
+several machines, the last one is drawn. Bars are standard deviations over the passes.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
 logits, in chunks that are thrown away. Both models do the same. The column ms has the time of each
@@ -27,6 +34,7 @@ math keeps T x T scores in memory and is timed up to T = 2^12.
 
 The paper prints no latency in its text; its figures, from an RTX 4090, are images.
 """
+import math
 import statistics
 import time
 import warnings
@@ -37,11 +45,12 @@ from torch.nn.attention import SDPBackend
 
 from baselines import count_parameters
 from baselines.transformer import SIZES, attention_by
-from experiments.common import with_deviation
+from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
+from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
 from support.choose import compile_layers, products_dtype
-from support.cli import Parser, UsageError, cli, get_device, own_folder
-from support.table import RUN, Progress, Table, describe_run, print_table
+from support.cli import Parser, UsageError, cli, get_device
+from support.table import RUN, Progress, Table, beside, describe_run, print_table
 from support.timing import code_hash, forward_pass, random_model, set_trained_like
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -49,12 +58,12 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 CPU_BACKENDS = ("flash", "math")
 SETTINGS = ("initial", "trained-like", "trained-like + SWE")
 KEYS = (*RUN, "setting", "length", "machine", "repeats")
-SHOWN = ("model", "parameters", "setting", "length", "ms", "std")
+COLUMNS = ("model", "parameters", "setting", "length", "ms", "std", "x_transformer", "x_std")
 
 
-def latency_args():
-    """(arguments with the defaults of the device filled in, device)."""
+def get_parser():
     p = Parser(__doc__)
+    add_tables(p, "*")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--psi", type=int, nargs="+",
                        help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
@@ -66,17 +75,17 @@ def latency_args():
     p.add_argument("--repeats", type=int, help="timed passes (paper: 100) [10; CPU: 5]")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile the layers of both models (needs a C++ compiler on a CPU)")
-    p.add_argument("--out", type=own_folder,
-                   help="folder [out/latency, or that of the checkpoint]")
     p.add_shared("--device")
-    args = p.parse_args()
+    return p
+
+
+def fill_in(args):
+    """Give the arguments the defaults of their device. Returns the device."""
     device = get_device(args.device)
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"--device {args.device}: take cpu or cuda")
 
     cuda = device.type == "cuda"
-    trained = args.ckpt is not None
-    args.out = args.out or (Path(args.ckpt).parent if trained else Path("out/latency"))
     args.psi = [*dict.fromkeys(args.psi or ([8, 16, 32, 48] if cuda else [8]))]
     args.transformer = [*dict.fromkeys(args.transformer or (list(SIZES) if cuda else ["8M"]))]
     args.lengths = sorted(set(args.lengths or [2**n for n in range(10, 18 if cuda else 15)]))
@@ -86,7 +95,7 @@ def latency_args():
         raise UsageError("--lengths must be from 1 to 2^24 tokens, and --repeats at least 1")
     if max(args.psi) > 2**10:
         raise UsageError(f"--psi {max(args.psi)}: at most 2^10")
-    return args, device
+    return device
 
 
 def machine_of(args, device):
@@ -168,8 +177,9 @@ def time_passes(model, setting, length, device, repeats):
         return None, (str(e) or "out of memory").splitlines()[0]
 
 
-def main():
-    args, device = latency_args()
+def measure(args):
+    """Time what is missing. Returns (the rows that args ask for, path of their figure)."""
+    device = fill_in(args)
     trained, T_train, settings = "", 2**12, SETTINGS
     attending = random_models([(f"transformer:{size.removeprefix('transformer:')}", None)
                                for size in args.transformer], device)
@@ -178,8 +188,10 @@ def main():
         require_windows(model, args.ckpt, ckpt["model"])
         trained, T_train = f"{weights_hash(ckpt)}-", ckpt["args"]["seq_len"]
         screening, settings = [(model, describe_run(ckpt))], ("trained", "trained + SWE")
+        out = beside(args.ckpt, "latency.png")
     else:
         screening = random_models([("multiscreen", psi) for psi in args.psi], device)
+        out = Path("out/latency/latency.png")
     if args.compile:
         for model, _ in attending + screening:
             compile_layers(model)
@@ -190,7 +202,8 @@ def main():
     timed = [*cells_of(attending, backends, lengths, about),
              *cells_of(screening, settings, lengths, about)]
     cells = [cell for _, cell in timed]
-    table = Table(args.out / "latency.tsv", KEYS, ["ms"], trained + code_hash())
+    out = args.out or out
+    table = Table(out.with_suffix(".tsv"), KEYS, ["ms"], trained + code_hash())
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
     with table.measuring():
@@ -204,10 +217,90 @@ def main():
                 progress.add(length, f"{cell['model']}, {setting}, {length} tokens: "
                              f"{why or f'{statistics.mean(times):.4g} ms'}")
 
-    rows = [with_deviation(row) for row in table.rows_of(cells)]
-    print_table(SHOWN, [[row[name] for name in SHOWN] for row in rows],
-                "One forward pass, batch 1, no cache: all hidden states at once, then all logits "
-                f"in chunks that are thrown away\n{machine}; random tokens; {table.path}")
+    rows = table.rows_of(cells)
+    if not rows:
+        raise UsageError("nothing could be timed, for the reasons above")
+    return rows, out
+
+
+# ----------------------------------------------------------------------------------- figure
+
+def is_transformer(row):
+    return row["model"].startswith("transformer")
+
+
+def latency_rows(rows):
+    """The rows of the last machine, with COLUMNS, numbers as numbers. rows: of latency.tsv"""
+    last, sizes, found = rows[-1], {True: set(), False: set()}, []
+    for row in rows:
+        if (row["machine"], row["repeats"]) == (last["machine"], last["repeats"]):
+            mean, std, _ = mean_and_std([float(ms) for ms in row["ms"].split()])
+            row = row | {"ms": mean, "std": std, "parameters": int(row["parameters"]),
+                         "length": int(row["length"])}
+            sizes[is_transformer(row)].add(row["parameters"])
+            found.append(row)
+    other_size = dict(zip(sorted(sizes[False]), sorted(sizes[True])))
+    for row in found:
+        row |= {"x_transformer": None, "x_std": None}
+        size = None if is_transformer(row) else other_size.get(row["parameters"])
+        peers = [peer for peer in found if is_transformer(peer)
+                 and (peer["parameters"], peer["length"]) == (size, row["length"])]
+        if peers:
+            fastest = min(peers, key=lambda peer: peer["ms"])
+            ratio = fastest["ms"] / row["ms"]
+            relative = [x["std"] / x["ms"] for x in (fastest, row)]
+            row |= {"x_transformer": ratio, "x_std": ratio * math.hypot(*relative)}
+    return found
+
+
+def draw_latency(plt, rows, labels, path):
+    """Latency by size at the longest length, if there are several sizes, and by length.
+
+    rows: of latency_rows
+    """
+    longest = max(row["length"] for row in rows)
+    for row in rows:
+        row["kind"] = paper_name(row["model"])
+        row["label"] = labels[row["model"], str(row["parameters"])]
+    short = {row["label"] for row in rows if row["length"] < longest}
+    panels = []
+    if len(labels) > len({row["kind"] for row in rows}):
+        panels.append(("parameters", f"parameters (millions), at {longest:,} tokens", "kind",
+                       [row for row in rows if row["length"] == longest]))
+    if short or not panels:
+        panels.append(("length", "context (tokens)", "label",
+                       [row for row in rows if row["label"] in short or not panels]))
+    fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 5.2), sharey=True, squeeze=False,
+                             layout="constrained")
+    for ax, (x, xlabel, name, shown) in zip(axes[0], panels):
+        lines = {}
+        for row in shown:
+            lines.setdefault(f"{row[name]}, {row['setting']}", []).append(row)
+        for n, (label, line) in enumerate(lines.items()):
+            line.sort(key=lambda row: row[x])
+            ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
+                        [row["std"] for row in line], ms=5, label=label,
+                        **look(n) | {"ls": "--" if is_transformer(line[0]) else "-"})
+        millions_axis(plt, ax)
+        ax.set(xlabel=xlabel, yscale="log")
+        plain_axis(plt, ax.yaxis)
+        if x == "length":
+            ax.set_xscale("log", base=2)
+            for T in {int(row["seq_len"]) for row in shown if row["seq_len"]}:
+                ax.axvline(T, color="black", ls=":", lw=1.5, label="training length")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3 - len(panels),
+                  frameon=False)
+    axes[0, 0].set_ylabel("latency of one forward pass (ms)")
+    save_figure(fig, path)
+
+
+def main():
+    rows, out, labels = get_figure(get_parser().parse_args(), "ms", measure)
+    rows = latency_rows(rows)
+    print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],
+                f"One forward pass, batch 1, no cache, milliseconds; {rows[0]['machine']}")
+    if plt := pyplot():
+        draw_latency(plt, rows, labels, out)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,27 @@ Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         which train.py holds out, without the tables of code pages in encodings/. Train and measure
         with the same Python.
 
-Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Rerun the
-command to measure what is missing. `python -m experiments.long_context` draws such tables.
+Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Existing rows
+are reused; interrupted work resumes. What was asked for is printed, and drawn in perplexity.png.
+
+    python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
+
+draws such tables and measures nothing. Models that differ only in their seed are one curve: their
+mean, and a band of one standard deviation. Many curves get a panel for each model, beside the
+first curve. The paper prints no numbers for its curves.
 """
 import hashlib
 import itertools
+import math
+import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from experiments.curves import get_curves, positions, print_curves, setting_of
-from experiments.style import paper_name
+from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
+from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import (
     load_for_evaluation,
     model_hash,
@@ -45,10 +54,18 @@ from support.data import (
     visible_files,
 )
 from support.run import absolute
-from support.table import RUN, Progress, Table, beside, describe_run
+from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
 VALUES = ("nats",)
+
+
+# --------------------------------------------------------------------------------- measuring
+
+def positions(L):
+    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
+    powers = [round(2 ** (n / 2)) for n in range(10, 2 * L.bit_length() + 2)]
+    return [p for p in powers if p < L] + [L]
 
 
 def window_means(values, L, share):
@@ -119,34 +136,8 @@ def nats(model, segment):
     return torch.cat(found).cpu().double().numpy()
 
 
-# --------------------------------------------------------------------------------- measuring
-
-def perplexity_args():
-    p = Parser(__doc__)
-    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
-                   "[the standard library's held-out files]")
-    p.add_argument("--length", type=int,
-                   help="L in tokens (paper: 2^17) [32 times the training length]")
-    p.add_argument("--documents", type=int, default=16,
-                   help="at most this many documents (paper: 5747) [16]")
-    p.add_argument("--window", type=float, default=0.3,
-                   help="a position stands for those within this share of it (paper: 0.1) [0.3]")
-    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: a curve for each scaling factor of the positions, "
-                   "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
-    p.add_argument("--swe", action="store_true",
-                   help="one more curve: windows beyond the training length become infinite")
-    p.add_shared("--ckpt", "--device")
-    args = p.parse_args()
-    if args.documents < 1 or args.length is not None and args.length < 1:
-        raise UsageError("--length and --documents must be above 0")
-    if not 0 < args.window < 1:
-        raise UsageError("--window must be between 0 and 1")
-    return args
-
-
-def main():
-    args = perplexity_args()
+def measure(args):
+    """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     if args.rope_scale:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
@@ -181,11 +172,166 @@ def main():
                                  f"{args.ckpt} a trained model?")
             table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
             progress.add(1, f"{setting_of(cell)}, {cell['document']}")
+    return table.rows_of(cells), table.path.with_suffix(".png")
 
-    rows = table.rows_of(cells)
-    labels = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}
-    print_curves(get_curves(rows), labels,
-                 f"Perplexity by tokens of context, {len(documents)} documents; {table.path}")
+
+# ------------------------------------------------------------------------------------ curves
+
+class Curve(NamedTuple):
+    """What one curve shows, as text: the columns of a row except the seed and the document."""
+    model: str
+    parameters: str
+    seq_len: str
+    step: str
+    data: str
+    window: str
+    length: str
+    swe: str
+    factor: str
+
+
+def get_curves(rows):
+    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have."""
+    found = {}
+    for row in rows:
+        curve = Curve(*(row[name] for name in Curve._fields))
+        nats = [float(x) for x in row["nats"].split()]
+        if len(nats) != len(positions(int(curve.length))):
+            raise UsageError(f"{row['document']}: its row has {len(nats)} positions: delete it, "
+                             "and measure again")
+        found.setdefault(curve, {}).setdefault(row["seed"], {})[row["document"]] = nats
+    curves = {}
+    for curve, seeds in found.items():
+        shared = set.intersection(*map(set, seeds.values()))
+        if shared:
+            curves[curve] = {seed: [statistics.mean(x) for x in zip(*(d[name] for name in shared))]
+                             for seed, d in sorted(seeds.items())}
+    return curves
+
+
+def summarize(seeds):
+    """(perplexity, its deviation over the seeds) at each position, of {seed: [nats]}."""
+    return [mean_and_std([math.exp(x) for x in column])[:2] for column in zip(*seeds.values())]
+
+
+def setting_of(row):
+    """What was done to the model before it was measured, in words."""
+    words = ["SWE"] if row["swe"] else []
+    if row["factor"]:
+        words.append(f"RoPE ×{row['factor']}")
+    return " ".join(words) or "as trained"
+
+
+def words_of(curve, curves):
+    """`setting_of` a curve among others, and how it was measured where they differ in that."""
+    words = [setting_of(curve._asdict())]
+    for name in ("data", "window", "length"):
+        if len({getattr(other, name) for other in curves}) > 1:
+            words.append(f"{name} {getattr(curve, name)}")
+    return ", ".join(words)
+
+
+def print_curves(curves, labels):
+    """A row for each curve: perplexity and deviation at powers of two and at a text's end.
+
+    labels: {(model, parameters): label}
+    """
+    shown, rows = set(), []
+    for curve, seeds in curves.items():
+        L, found = int(curve.length), {}
+        for p, (mean, std) in zip(positions(L), summarize(seeds)):
+            if p == L or math.log2(p).is_integer():
+                found[p] = f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
+        shown |= found.keys()
+        rows.append(([labels[curve.model, curve.parameters], words_of(curve, curves), len(seeds)],
+                     found))
+    shown = sorted(shown)
+    print_table(["model", "curve", "seeds", *map(str, shown)],
+                [[*words, *map(found.get, shown)] for words, found in rows],
+                "Perplexity by tokens of context; the paper prints no numbers of its curves")
+
+
+def draw_curves(plt, curves, labels, path):
+    """Perplexity by position: a curve for each model and setting, and a band over its seeds.
+
+    More curves than there are colours get a panel for each model, beside the first curve.
+    """
+    def model_of(curve):
+        return labels[curve.model, curve.parameters]
+
+    panels = {"": [*curves]}
+    if len(curves) > len(COLORS):
+        first, *others = curves
+        panels = {model: [first, *(curve for curve in others if model_of(curve) == model)]
+                  for model in dict.fromkeys(map(model_of, others))}
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(WIDTH, 5.5 if rows == 1 else 2.4 * rows + 1),
+                             sharey=True, squeeze=False, layout="constrained")
+    styles, handles = {}, {}
+    for ax, (title, shown) in zip(axes.flat, panels.items()):
+        for curve in shown:
+            mean, std = zip(*summarize(curves[curve]))
+            words = [words_of(curve, curves), count_of(len(curves[curve]), "seed")]
+            if not title or curve == shown[0]:
+                words = [model_of(curve), *words]
+            if words[1] == "as trained":
+                del words[1]
+            label = ", ".join(words)
+            plot_with_band(ax, positions(int(curve.length)), mean,
+                           std if len(curves[curve]) > 1 else None, label=label,
+                           **styles.setdefault(label, look(len(styles))))
+        for T in sorted({int(curve.seq_len) for curve in shown}):
+            ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
+                       label=f"training length, {T:,} tokens")
+        ax.set_xscale("log", base=2)
+        ax.set(yscale="log", title=title)
+        plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
+        found, names = ax.get_legend_handles_labels()
+        handles |= dict(zip(names, found))
+    for ax in axes.flat[len(panels):]:
+        ax.axis("off")
+    for ax in axes.flat[len(panels) - columns : len(panels)]:
+        ax.set_xlabel("position (tokens of context)")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("perplexity per token")
+    fig.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
+    save_figure(fig, path)
+
+
+def perplexity_args():
+    p = Parser(__doc__)
+    add_tables(p, "*")
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
+                   "[the standard library's held-out files]")
+    p.add_argument("--length", type=int,
+                   help="L in tokens (paper: 2^17) [32 times the training length]")
+    p.add_argument("--documents", type=int, default=16,
+                   help="at most this many documents (paper: 5747) [16]")
+    p.add_argument("--window", type=float, default=0.3,
+                   help="a position stands for those within this share of it (paper: 0.1) [0.3]")
+    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
+                   help="for models with RoPE: a curve for each scaling factor of the positions, "
+                   "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
+    p.add_argument("--swe", action="store_true",
+                   help="one more curve: windows beyond the training length become infinite")
+    p.add_shared("--ckpt", "--device")
+    args = p.parse_args()
+    if args.documents < 1 or args.length is not None and args.length < 1:
+        raise UsageError("--length and --documents must be above 0")
+    if not 0 < args.window < 1:
+        raise UsageError("--window must be between 0 and 1")
+    if args.out and not args.tables:
+        raise UsageError("--out is for tables: the figure of a checkpoint is beside it")
+    return args
+
+
+def main():
+    rows, out, labels = get_figure(perplexity_args(), "nats", measure)
+    curves = get_curves(rows)
+    print_curves(curves, labels)
+    if plt := pyplot():
+        draw_curves(plt, curves, labels, out)
 
 
 if __name__ == "__main__":

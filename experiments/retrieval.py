@@ -19,7 +19,7 @@ import math
 import statistics
 from typing import NamedTuple
 
-from experiments.common import get_figure, mean_and_std, pyplot, save_figure
+from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -30,7 +30,7 @@ from experiments.style import (
     short_number,
     variant_of,
 )
-from support.cli import cli
+from support.cli import Parser, cli
 from support.table import RUN, print_table
 
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
@@ -253,7 +253,9 @@ def draw_by_length(plt, panels, path):
 
 
 def main():
-    rows, out, labels = get_figure(__doc__, "accuracy")
+    p = Parser(__doc__)
+    add_tables(p, "+")
+    rows, out, labels = get_figure(p.parse_args(), "accuracy")
     panels = get_panels(rows, labels)
     print_table(COLUMNS, retrieval_rows(panels), "Needles found, mean over the depths")
     if plt := pyplot():

@@ -70,7 +70,7 @@ variants() {
         run $needles $GRID $FACTORS --ckpt $OUT/rope-$n/ckpt.pt
         each "rope $rest" run $needles $GRID --swe --ckpt $OUT/@-$n/ckpt.pt
     done
-    run $E.long_context --out $REPORT/long_context_ablations.png \
+    run $E.perplexity --out $REPORT/long_context_ablations.png \
         $OUT/{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/perplexity.tsv
     run $E.retrieval --out $REPORT/abcdigits_ablations.png \
         $OUT/{original,rope,nope,no-tanhnorm,no-gate,fixed-r}-{0,1,2}/abcdigits.tsv
@@ -78,7 +78,7 @@ variants() {
 perplexity() {
     each "psi48-0 psi32-0 psi32-1 psi32-2" run $E.perplexity $BOOKS --ckpt $OUT/@/ckpt.pt
     each "1.3B-0 353M-0 353M-1 353M-2" run $E.perplexity $BOOKS $FACTORS --ckpt $OUT/@/ckpt.pt
-    run $E.long_context --out $REPORT/long_context.png \
+    run $E.perplexity --out $REPORT/long_context.png \
         $OUT/{psi48-0,psi32-{0,1,2},1.3B-0,353M-{0,1,2}}/perplexity.tsv
 }
 retrieval() {
@@ -94,7 +94,6 @@ retrieval() {
 }
 latency() {
     each "$MULTISCREENS psi64-0" run $E.latency --repeats 100 --compile --ckpt $OUT/@/ckpt.pt
-    each "$MULTISCREENS psi64-0" run $E.latency_curves $OUT/@/latency.tsv
 }
 maps() {
     for psi in 8 64; do run $E.tiles --ckpt $OUT/psi$psi-0/ckpt.pt; done

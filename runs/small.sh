@@ -52,8 +52,8 @@ text() {
     each "0 1 2" run $E.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 --ckpt $Y-@/ckpt.pt
     run $E.compare --name text_losses --out $REPORT "Transformer=$Y-?" "Multiscreen=$X-?" \
         "Multiscreen, w_th 16=$X-w_th16-?"
-    run $E.long_context {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
-    run $E.long_context $X-w_th16-{0,1,2}/perplexity.tsv --out $REPORT/long_context_w_th16.png
+    run $E.perplexity {$X,$Y}-{0,1,2}/perplexity.tsv --out $REPORT/long_context.png
+    run $E.perplexity $X-w_th16-{0,1,2}/perplexity.tsv --out $REPORT/long_context_w_th16.png
     run $E.tiles --ckpt $X-0/ckpt.pt
 }
 needles() {    # NAME SEED "TRAINING FLAGS" "MEASURING FLAGS": train it to retrieve, then measure it
@@ -103,9 +103,9 @@ ablations() {
         "w/o TanhNorm=$OUT/loss_no-tanhnorm-?" "w/o Gate=$OUT/loss_no-gate-?" \
         "Fixed r = 1=$OUT/loss_fixed-r-?" "Keys compete=$OUT/loss_compete-?" \
         "Softmax=$OUT/loss_softmax-?"
-    run $E.long_context --out $REPORT/long_context_ablations.png "${runs[@]/%//perplexity.tsv}"
+    run $E.perplexity --out $REPORT/long_context_ablations.png "${runs[@]/%//perplexity.tsv}"
     run $E.retrieval --out $REPORT/abcdigits_ablations.png \
         ${X}_{original,rope,nope,no-tanhnorm,no-gate_0.015625,fixed-r}-2{4,5,6}/abcdigits.tsv
 }
-latency() { run $E.latency --out $REPORT && run $E.latency_curves $REPORT/latency.tsv; }
+latency() { run $E.latency --out $REPORT/latency.png; }
 main "$@"

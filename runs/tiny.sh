@@ -24,7 +24,7 @@ passkey() {
 
 perplexity() {
     run $E.perplexity --length 256 --documents 1 --ckpt $OUT/multiscreen/ckpt.pt
-    run $E.long_context $OUT/multiscreen/perplexity.tsv --out $REPORT/long_context.png
+    run $E.perplexity $OUT/multiscreen/perplexity.tsv --out $REPORT/long_context.png
 }
 
 losses() {
@@ -40,8 +40,9 @@ maps() {
 }
 
 latency() {
-    run $E.latency --psi 2 --transformer 1,2,8 --lengths 256 512 --repeats 1 --out $REPORT
-    run $E.latency_curves $REPORT/latency.tsv
+    run $E.latency --psi 2 --transformer 1,2,8 --lengths 256 512 --repeats 1 \
+        --out $REPORT/latency.png
+    run $E.latency $REPORT/latency.tsv
 }
 
 main "$@"

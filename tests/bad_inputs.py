@@ -26,6 +26,8 @@ HUGE, LONG_NAME = 10**30, "x" * 5000
 NO_FILES = ["/dev/zero", "/dev/full", "/dev/urandom", "fifo", "folder", "", ".", "missing",
             LONG_NAME, "text.txt", "half/ckpt.pt"]
 FIRST = [x or "''" for x in NO_FILES]                  # an empty word of its own
+TABLES = [*FIRST, "--nonsense", "wrong.tsv", "binary/a.txt", "empty.txt",
+          "wrong.tsv --out new", "wrong.tsv --out text.txt", "wrong.tsv --out new.png"]
 
 # What each command needs to get as far as the bad input, and the inputs. A blank divides words;
 # NAME=value sets the environment.
@@ -103,7 +105,8 @@ COMMANDS = {
         *(f"--ckpt out/ckpt.pt {x}" for x in ("--lengths 10", f"--lengths {HUGE}", "--depths 3",
                                               "--trials 0", "--digits 3", "--rope-scale 2")),
     ]),
-    "experiments.perplexity": ("--device cpu", [
+    "experiments.perplexity": ("", [
+        *TABLES, "wrong.tsv --device cpu", "--out new.png",
         *(f"--ckpt {x}" for x in NO_FILES),
         *(f"--ckpt out/ckpt.pt --data {x}" for x in NO_FILES[:-2]),
         *(f"--ckpt out/ckpt.pt {x}" for x in (
@@ -125,14 +128,15 @@ COMMANDS = {
             "--tokens 0", "--temperature -1", "--temperature 1e-45", "--temperature nan",
             "--top-k 0", "--seed -1", f"--seed {2**64}", "--tokens ²")),
     ]),
-    "experiments.latency": ("--device cpu --repeats 1", [
+    "experiments.latency": ("", [
+        *TABLES, "wrong.tsv --device cpu",
         *(f"--ckpt {x}" for x in NO_FILES),
-        *(f"--out new {x}" for x in (
+        *(f"--out new.png {x}" for x in (
             "--psi 0", "--psi ²", f"--psi {HUGE}", "--lengths 0", f"--lengths {HUGE}",
             f"--lengths {10**13}", "--repeats 0", "--transformer 3M", "--device meta",
             "--psi 8 --ckpt out/ckpt.pt")),
-        *(f"--psi 2 --transformer 1,2,8 --lengths 8 --out {x}" for x in (
-            "/dev/zero", "text.txt", "fifo")),
+        *(f"--psi 2 --transformer 1,2,8 --lengths 8 --repeats 1 --out {x}" for x in (
+            "/dev/zero", "text.txt", "wrong.png", "folder/x/new.png")),
     ]),
     **{f"experiments.{name}": ("", [
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo",
@@ -140,10 +144,7 @@ COMMANDS = {
     ]) for name in ("scaling", "compare")},
     "experiments.fill_report": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
                                      "--ckpt x"]),
-    **{f"experiments.{name}": ("", [
-        *FIRST, "--nonsense", "wrong.tsv", "binary/a.txt", "", "empty.txt",
-        "wrong.tsv --out new", "wrong.tsv --out text.txt", "wrong.tsv --out new.png",
-    ]) for name in ("retrieval", "long_context", "latency_curves")},
+    "experiments.retrieval": ("", ["", *TABLES]),
     "benchmarks.cpu": ("--out new", [
         *(f"--contexts {x}" for x in (0, -1, "²", 10**13, HUGE)), "--psi 0", "--psi -1",
         "--transformer 3M", "--out text.txt", "--out /dev/zero", "--nonsense"]),

@@ -1,27 +1,12 @@
 """Tests of what times a forward pass, and of its figure."""
-import math
-import re
-
 import torch
 from torch.nn.attention import SDPBackend
 
 import support.timing
-from experiments import (
-    latency,
-    latency_curves,
-)
+from experiments import latency
 from multiscreen import Config, Multiscreen, window
 from support.table import write_rows
 from tests.helpers import INF, needs_matplotlib, read_table
-
-NAN = math.nan
-
-
-def cells_of(capsys):
-    """The printed lines, split where two blanks or more are."""
-    lines = capsys.readouterr().out.splitlines()
-    return [re.split(" {2,}", line.strip()) for line in lines if line]
-
 
 # --------------------------------------------------------------------------------- latency
 
@@ -57,7 +42,7 @@ def test_settings_change_only_the_windows_they_should():
 def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_path, monkeypatch):
     monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)     # no CPU has it
     flags = ["--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,
-             "--device", "cpu", "--out", tmp_path]
+             "--device", "cpu", "--out", tmp_path / "latency.png"]
     call(latency, *flags)
     made = read_table(tmp_path / "latency.tsv")
     settings = ["initial", "trained-like", "trained-like + SWE"]
@@ -108,10 +93,26 @@ def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, 
         timed("transformer:a", "10", "math", "64", "80 120"),
         timed("multiscreen", "90", "initial", "64", "7"),
         timed("multiscreen", "9", "initial", "64", "45 50 55")])
-    call(latency_curves, tmp_path / "t.tsv")
+    call(latency, tmp_path / "t.tsv")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[3:] for line in lines[3:8]] == [
         ["32", "4", "-", "-", "-"], ["64", "400", "-", "-", "-"],
         ["64", "100", "28.284", "-", "-"], ["64", "7", "-", "-", "-"],
         ["64", "50", "5", "2", "0.6"]]               # 2 * hypot(0.28284, 0.1)
     assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+@needs_matplotlib
+def test_each_model_of_a_table_is_a_line_by_length_and_its_sizes_a_line(call, tmp_path,
+                                                                        monkeypatch):
+    found = []
+    monkeypatch.setattr(latency, "save_figure", lambda fig, path: found.append(fig))
+    monkeypatch.setattr(latency, "load_for_evaluation", None)          # a drawing needs no model
+    write_rows(tmp_path / "t.tsv", [timed("multiscreen", size, "initial", length, "5")
+                                    for size in ("20000", "4000") for length in ("64", "32")])
+    call(latency, "t.tsv", "mine=t.tsv")
+    by_size, by_length = ({line.get_label(): [*line.lines[0].get_xdata()]
+                           for line in ax.containers} for ax in found[0].axes)
+    assert by_size == {name: [4000, 20000] for name in ("Multiscreen, initial", "mine, initial")}
+    assert by_length == {f"{name}, {size}, initial": [32, 64] for name in ("Multiscreen", "mine")
+                         for size in ("20K", "4K")}

@@ -1,47 +1,38 @@
 """Tests of what measures a checkpoint, and of what draws its tables."""
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 
 import train
-from experiments import (
-    curves,
-    latency,
-    latency_curves,
-    long_context,
-    passkey,
-    perplexity,
-    retrieval,
-    sample,
-    tiles,
-)
+from experiments import latency, passkey, perplexity, retrieval, sample, tiles
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
 from support.maps import alive_fraction, count_alive, inside
 from support.table import write_rows
 from support.tokens import get_tokenizer
-from tests.helpers import INF, arrays_of, draw_tokens, needs_matplotlib, read_table
-
-NAN = math.nan
-
-
-def cells_of(capsys):
-    """The printed lines, split where two blanks or more are."""
-    lines = capsys.readouterr().out.splitlines()
-    return [re.split(" {2,}", line.strip()) for line in lines if line]
+from tests.helpers import (
+    INF,
+    arrays_of,
+    cells_of,
+    draw_tokens,
+    needs_matplotlib,
+    read_table,
+)
 
 
 @pytest.mark.parametrize("script, flags, message", [
     (latency, ["--lengths", "0"], "at least 1"), (latency, ["--ckpt", "nowhere.pt"], "not exist"),
     (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "above 0"),
     (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
-    (latency_curves, ["nowhere.tsv"], "measure a model first"),
-    (retrieval, ["nowhere.tsv"], "measure a model first"), (long_context, [], "required"),
-    (long_context, ["a.tsv", "--out", "b.tsv"], "name a figure")])
+    (latency, ["nowhere.tsv"], "measure a model first"), (retrieval, [], "required"),
+    (retrieval, ["nowhere.tsv"], "measure a model first"),
+    (perplexity, ["a.tsv", "--out", "b.tsv"], "name a figure"),
+    (perplexity, ["--out", "b.png"], "is for tables"),
+    (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring"),
+    (latency, ["a.tsv", "--device", "cpu"], "--device is for measuring")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, message):
     with pytest.raises(UsageError, match=message) as e:
         call(script, *flags)
@@ -51,8 +42,8 @@ def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, mess
 # ----------------------------------------------------------------------- long-context perplexity
 
 def test_positions_and_their_windows():
-    assert curves.positions(100) == [32, 45, 64, 91, 100]
-    assert curves.positions(3) == [3]
+    assert perplexity.positions(100) == [32, 45, 64, 91, 100]
+    assert perplexity.positions(3) == [3]
     means = perplexity.window_means(np.arange(1.0, 101), 100, 0.1)     # position p has the value p
     assert means[0] == np.mean(range(29, 36))
     assert means[-2:] == [np.mean(range(82, 101)), np.mean(range(90, 101))]
@@ -109,9 +100,9 @@ def test_means_over_documents_then_over_seeds():
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
-    found = curves.get_curves(rows)
+    found = perplexity.get_curves(rows)
     assert [*found.values()] == [{"0": [2.0], "1": [4.0]}, {"0": [7.0]}]
-    (mean, std), = curves.summarize(next(iter(found.values())))
+    (mean, std), = perplexity.summarize(next(iter(found.values())))
     assert mean == pytest.approx((math.e**2 + math.e**4) / 2)
     assert std == pytest.approx((math.e**4 - math.e**2) / math.sqrt(2))
 
@@ -136,7 +127,7 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     capsys.readouterr()
     call(perplexity, *flags, tmp_path / "more")
     assert len(read_table(path.with_name("perplexity.tsv"))) == 12
-    shown = cells_of(capsys)[-4:]
+    shown = cells_of(capsys)[-5:-1]                    # then: no figure, or its path
     assert [line[1] for line in shown] == ["RoPE ×1", "RoPE ×4", "SWE RoPE ×1", "SWE RoPE ×4"]
     nats = [float(row["nats"].split()[0]) for row in rows[4:6]]
     assert float(shown[0][3]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
@@ -154,9 +145,9 @@ def test_two_folders_of_one_name_are_two_corpora(call, checkpoints, tmp_path, ca
     assert [row["data"].split()[0] for row in tables] == ["books", "books"]
     assert tables[0]["data"] != tables[1]["data"]
     capsys.readouterr()
-    call(long_context, path.with_name("perplexity.tsv"), "--out", tmp_path / "f.png")
+    call(perplexity, path.with_name("perplexity.tsv"), "--out", tmp_path / "f.png")
     shown = [line for line in cells_of(capsys) if line[0] == "Multiscreen"]
-    assert [line[1] for line in shown] == [f"as trained, {row['data']}" for row in tables]
+    assert [line[1] for line in shown] == [f"as trained, data {row['data']}" for row in tables]
     for line, row in zip(shown, tables):
         nats = float(row["nats"].split()[-1])
         assert float(line[-1]) == pytest.approx(math.exp(nats), rel=5e-3)
@@ -175,14 +166,16 @@ def test_perplexity_refuses_what_a_model_or_a_text_does_not_have(call, checkpoin
 
 
 @needs_matplotlib
-def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp_path, capsys):
+def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp_path, capsys,
+                                                                       monkeypatch):
     nats = "1 2"
     rows = [document("a", nats, length="40"), document("a", "2 4", length="40", seed="1"),
             document("a", nats, length="40", swe="yes"),
             document("a", nats, length="40", model="transformer:2,2,8", parameters="9999",
                      factor="4", hash="x-2")]
     write_rows(tmp_path / "t.tsv", rows)
-    call(long_context, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
+    monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # a drawing needs no model
+    call(perplexity, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
     assert cells_of(capsys)[1:5] == [
         ["model", "curve", "seeds", "32", "40"],
         ["Multiscreen, 4.6K", "as trained", "2", "5.05 ± 3.3", "31 ± 33"],
@@ -190,6 +183,24 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
         ["Transformer, 10K", "RoPE ×4", "1", "2.72", "7.39"]]
     assert (tmp_path / "figure/f.png").exists()
     assert read_table(tmp_path / "figure/f.tsv") == read_table(tmp_path / "t.tsv")
+
+
+@needs_matplotlib
+def test_more_curves_than_colours_get_a_panel_for_each_model_beside_the_first(call, tmp_path,
+                                                                              monkeypatch):
+    """No list of names: label=table, four settings each."""
+    found = []
+    monkeypatch.setattr(perplexity, "save_figure", lambda fig, path: found.append(fig))
+    write_rows(tmp_path / "t.tsv", [document("a", "1 2", length="40", factor=factor)
+                                    for factor in ("", "1", "2", "4")])
+    call(perplexity, "t.tsv", "mine=t.tsv")
+    legend, = found[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "Multiscreen, 1 seed", "RoPE ×1, 1 seed", "RoPE ×2, 1 seed", "RoPE ×4, 1 seed",
+        "training length, 16 tokens", "as trained, 1 seed"]
+    panels = [ax for ax in found[0].axes if ax.axison]
+    assert [(ax.get_title(), len(ax.lines) - 1) for ax in panels] == [
+        ("Multiscreen", 4), ("mine", 5)]
 
 
 # -------------------------------------------------------------- windows, relevance maps, samples
