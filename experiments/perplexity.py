@@ -51,7 +51,6 @@ from support.data import (
     hash_of,
     read_text,
     standard_library,
-    visible_files,
 )
 from support.run import absolute
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
@@ -91,10 +90,9 @@ def middle(tokens, L):
 
 def corpus_of(data):
     """The name of a corpus, with a hash of its files: two folders may have one name."""
-    paths = [Path(name) for name in data or ()]
-    files = [p for path in paths for p in (visible_files(path) if path.is_dir() else [path])]
-    found = fingerprint((path, "val") for path in files or standard_library()[HELD_OUT])
-    return f"{' '.join(path.name for path in paths) or 'stdlib'} {hash_of(found)[:8]}"
+    files = [path for path, use in files_of(data) if use] if data else standard_library()[HELD_OUT]
+    found = fingerprint((path, "val") for path in files)
+    return f"{' '.join(Path(name).name for name in data or ['stdlib'])} {hash_of(found)[:8]}"
 
 
 def get_documents(data, tokenizer, L, limit):

@@ -4,6 +4,7 @@ A row names the run and the cell that was measured, and has the values and a has
 the equations. Rerun a command to measure what is missing. Rows are appended, so two commands
 may fill one table, and nothing is locked.
 """
+import glob
 import math
 import re
 import sys
@@ -136,15 +137,22 @@ def split_label(word):
     return (label, path) if found and not Path(word).exists() else ("", word)
 
 
+def named_tables(words):
+    """[(label, path)] of words like mine=out/mine-*/table.tsv."""
+    return [(label, found) for label, path in map(split_label, map(str, words))
+            for found in sorted(glob.glob(path)) or [path]]
+
+
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
-    multiscreen=mine. Of a cell that comes twice the last row counts. Notes say what runs of one
-    model differ in.
+    multiscreen=mine. It may be a pattern, mine=out/mine-*/abcdigits.tsv. Runs that began with other
+    weights, or whose flags were changed, are models of their own; a note says where the equations
+    of one model differ. Raises UsageError if two tables have other values for one cell.
     """
-    rows, kinds, columns = {}, {}, None
-    for label, path in map(split_label, map(str, paths)):
+    rows, places, equations, columns = {}, {}, {}, None
+    for label, path in named_tables(paths):
         found, torn = read_file(path, columns)
         if not found:
             raise UsageError(f"{path} has no rows: measure a model first")
@@ -159,17 +167,26 @@ def read_tables(paths, value):
         for row in found:
             check_numbers(row, path, value)
             key = tuple(row[name] for name in columns[:-2])
-            if rows.setdefault(key, row) != row:
-                print(f"{path} has a cell of {row['model']} again, with another {value}: the last "
-                      "one counts", file=sys.stderr)
+            before = places.setdefault(key, path)
+            if before != path and rows[key] != row:
+                raise UsageError(f"{path} and {before} both have {row['model']}, seed "
+                                 f"{row['seed']}: give the runs labels, as in mine={path}")
             rows[key] = row
-            equations = row["hash"].partition("-")[2]
-            kinds.setdefault((row["model"], "equations"), set()).add(equations)
-            kinds.setdefault((row["model"], "--init or --resume"), set()).add(how_trained(row))
-    for (model, what), found in kinds.items():
+            equations.setdefault(row["model"], set()).add(row["hash"].partition("-")[2])
+    for model, found in equations.items():
         if len(found) > 1:
-            print(f"note: the runs of {model} differ in {what}", file=sys.stderr)
-    return list(rows.values())
+            print(f"note: the runs of {model} differ in equations", file=sys.stderr)
+    return [row | {"model": name_by_training(row)} for row in rows.values()]
+
+
+def name_by_training(row):
+    """The name of a row's model; that of a run which did not simply train says so."""
+    words = ["--init"] * bool(row["init_weights"])
+    words += [re.sub(r"from step \d+: ", "", row["changes"])] * bool(row["changes"])
+    if not words:
+        return row["model"]
+    family, variant = re.match("([^:=]*)[:=]?(.*)", row["model"]).groups()
+    return f"{family}={', '.join([variant or family, *words])}"
 
 
 def check_numbers(row, path, value):
@@ -182,11 +199,6 @@ def check_numbers(row, path, value):
             numbers = None
         if numbers is None or name == value and not numbers:
             raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again")
-
-
-def how_trained(row):
-    """Whether a run began with other weights, and what was changed on --resume, at any step."""
-    return bool(row["init_weights"]), re.sub(r"from step \d+: ", "", row["changes"])
 
 
 def keep_rows(path, rows, measured=()):

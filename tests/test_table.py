@@ -77,11 +77,10 @@ def test_two_commands_that_begin_one_table_lose_no_row(tmp_path):
     assert [row["loss"] for row in read_table(path)] == ["1", "2", "4"]
 
 
-def test_of_a_cell_with_two_values_the_last_counts(tmp_path, capsys):
+def test_of_a_cell_with_two_values_in_a_file_the_last_counts(tmp_path):
     rows = [CELL_OF_RUN | {"length": "64", "accuracy": x, "hash": "abc-1"} for x in ("0.5", "0.75")]
     write_rows(tmp_path / "t.tsv", rows)
-    assert read_tables([tmp_path / "t.tsv"], "accuracy") == rows[1:]
-    assert "t.tsv has a cell of multiscreen again" in capsys.readouterr().err
+    assert [row["accuracy"] for row in read_tables([tmp_path / "t.tsv"], "accuracy")] == ["0.75"]
 
 
 def test_ctrl_c_says_what_is_kept(tmp_path):
@@ -157,10 +156,19 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     assert noted(a, add("c", "xyz-2", 1, 128, 2)) == (
         "note: the runs of multiscreen differ in equations\n")
     assert noted(a, f"mine={add('m', 'xyz-2', 1, 128, 2)}") == ""
-    for how in ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"}):
-        assert "differ in --init or --resume" in noted(a, add(str(how), "uvw-1", 1, 64, 2, **how))
-    resumed = [add(f"r{n}", f"{n}-1", n, 64, n, changes=f"from step {n}: --lr 1") for n in (1, 2)]
-    assert noted(*resumed) == ""
+    two = [add("seeds-0", "p-1", 0, 64, 3), add("seeds-1", "q-1", 1, 64, 4)]
+    found = read_tables([a, f"mine={tmp_path}/seeds-*"], "loss")
+    assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
+    with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
+        read_tables([a, two[0]], "loss")
+
+    # What did not simply train is a model of its own, whenever it was changed.
+    hows = ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
+            {"changes": "from step 7: --lr 1"})
+    others = [add(f"h{n}", f"{n}-1", n, 64, n, **how) for n, how in enumerate(hows)]
+    assert [row["model"] for row in read_tables([b, *others], "loss")] == [
+        "multiscreen", "multiscreen=multiscreen, --init",
+        *["multiscreen=multiscreen, --lr 1"] * 2]
     with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
         read_tables([a], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
