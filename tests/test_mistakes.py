@@ -49,6 +49,15 @@ def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
     assert complaint(main) == code
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has such a file")
+def test_an_error_that_does_not_fit_on_the_disk_is_printed():
+    with open("/dev/full", "w") as full:
+        code = "from support.cli import cli, fail; cli(lambda: fail('too small'))"
+        out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                             stderr=full, text=True)
+    assert (out.returncode, out.stdout) == (1, "error: too small\n")
+
+
 def test_ctrl_c_prints_what_was_said_with_it(capsys):
     def main():
         raise KeyboardInterrupt("stopped at step 3")
