@@ -12,7 +12,7 @@ import torch
 import baselines
 from multiscreen import Multiscreen
 from support.choose import get_screen, products_dtype
-from support.cli import UsageError, get_device, rank, replacing, require_file
+from support.cli import UsageError, get_device, is_out_of_memory, rank, replacing, require_file
 from support.distributed import set_moments, world
 from support.source import TEXT, classes_of, equations_of, identity, shown_change
 from support.tokens import get_tokenizer
@@ -103,9 +103,9 @@ def read_checkpoint(path):
                 damaged = archive.testzip() if rank() == 0 else None
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
             missing = KEYS - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
-        except OSError:
-            raise
-        except Exception:
+        except Exception as e:
+            if isinstance(e, OSError) or is_out_of_memory(e):
+                raise
             raise UsageError(f"{path} is truncated, or not a checkpoint of train.py") from None
     if damaged:
         raise UsageError(f"{path} is damaged: the checksum of {damaged} is wrong")
@@ -161,7 +161,9 @@ def load_moments(model, optimizer, moments, path):
     """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
     try:
         set_moments(model, optimizer, moments)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if is_out_of_memory(e):
+            raise
         raise UsageError(f"{path}: its optimizer state does not fit model and optimizer as "
                          f"they are now: --init {path} --out NEW takes the weights alone") from None
 

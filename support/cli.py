@@ -25,7 +25,6 @@ class UsageError(Exception):
         self.code = code
 
 
-OUT_OF_MEMORY = "out of memory: take a smaller --batch-size, --seq-len or model"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # The flags that several scripts have.
@@ -68,13 +67,11 @@ def cli(main):
         fail(e, e.code)
     except OSError as e:
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
-    except (MemoryError, torch.OutOfMemoryError):
-        fail(OUT_OF_MEMORY)
     except FloatingPointError as e:
         fail(e)
-    except RuntimeError as e:
-        if re.search("not enough memory|can't allocate memory", str(e)):
-            fail(OUT_OF_MEMORY)
+    except (MemoryError, RuntimeError) as e:
+        if is_out_of_memory(e):
+            fail("out of memory: take a smaller --batch-size, --seq-len or model")
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")
@@ -82,6 +79,12 @@ def cli(main):
         if not rank():
             print(*e.args or ["stopped"], file=sys.stderr)
         sys.exit(130)
+
+
+def is_out_of_memory(e):
+    """Whether an error is a lack of memory. For that of a CPU torch has only words."""
+    return (isinstance(e, (MemoryError, torch.OutOfMemoryError))
+            or re.search("not enough memory|can't allocate memory", str(e)) is not None)
 
 
 def fail(message, code=1):

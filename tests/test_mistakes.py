@@ -15,6 +15,7 @@ import torch
 import abcdigits
 import train
 from multiscreen import GatedScreeningTiles, Multiscreen
+from support import checkpoint
 from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError, cli
 from tests.helpers import ROOT, SMALL, fit, run
@@ -165,6 +166,22 @@ def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch)
     monkeypatch.chdir(folder)
     assert "take --kernel windowed" in complaint(lambda: train.main([*argv, "--seq-len", "1024"]))
     assert not (folder / "new").exists()
+
+
+def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
+    """Also while a checkpoint is read, or its moments: neither is damaged, or another model's."""
+    def allocate(*inputs, **options):
+        torch.empty(2**55)
+
+    def resume():
+        monkeypatch.chdir(folder)
+        train.main([*SMALL, "--data", "text.txt", "--out", "out", "--resume", "--steps", "3"])
+
+    assert complaint(allocate).startswith("error: out of memory")
+    monkeypatch.setattr(checkpoint, "set_moments", allocate)
+    assert complaint(resume).startswith("error: out of memory")
+    monkeypatch.setattr(torch, "load", allocate)
+    assert complaint(resume).startswith("error: out of memory")
 
 
 # ------------------------------------------------------------------------- bad checkpoints
