@@ -28,7 +28,9 @@ FIXED = ("model", *SIZE_FLAGS, "data", "tokenizer", "digits", "seq_len", "seed")
 
 
 def build_model(name, config, dtype=None):
-    """`baselines.build`; raises UsageError for an impossible name or size."""
+    """`baselines.build`; raises UsageError for an impossible name, size or dtype."""
+    if dtype is not None and not (dtype.is_floating_point and dtype.itemsize > 1):
+        raise UsageError(f"{dtype}: matrix products take torch.bfloat16, float16 or float32")
     try:
         return baselines.build(name, config, dtype)
     except ValueError as e:
@@ -121,7 +123,7 @@ def load_weights(model, weights, path):
         model.load_state_dict(weights)
     except (AttributeError, RuntimeError, TypeError):
         raise UsageError(f"{path}: its weights do not fit the model as built now") from None
-    bad = [name for name, p in weights.items() if not p.isfinite().all()]
+    bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]
     if bad:
         raise UsageError(f"{path}: {', '.join(bad[:3])} holds nan or inf")
 
