@@ -26,7 +26,8 @@ MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
 SCRIPT = Path(__file__).with_name("model.js")
 MARKERS = ("PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")     # in the page, once
-SCREENING = multiscreen.__doc__.split("\n\n")[1]       # what screening is
+# What screening is: read from the file, for python -OO has no docstrings.
+SCREENING = Path(multiscreen.__file__).read_text(encoding="utf-8").split("\n\n")[1]
 MOST_TOKENS = 1000
 
 

@@ -15,7 +15,7 @@ from playground.data import model_data, page_data
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from tests.browser import CHROMIUM, Browser
-from tests.helpers import INF, ROOT, fit, small
+from tests.helpers import INF, ROOT, fit, run, small
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,10 @@ def test_the_text_is_a_prompt_for_a_retrieval_model_only():
     ckpt = {"args": {"data": ["books"], "digits": 2}}
     assert playground.default_text(ckpt, 200) == playground.SCREENING[:200]
     assert playground.SCREENING.startswith("Softmax attention divides")
+
+
+def test_the_page_needs_no_docstrings():
+    assert run("-OO", "-m", "playground", "-h").returncode == 0
 
 
 def test_a_page_is_written_and_written_again(tmp_path, capsys):
