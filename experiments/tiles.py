@@ -33,7 +33,7 @@ from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.choose import asks_for_screen
 from support.cli import Parser, UsageError, cli
-from support.maps import count_alive, inside
+from support.maps import count_alive, inside, require_finite
 from support.table import beside
 
 TEXT = (
@@ -135,9 +135,13 @@ def show_windows(model, ckpt, path):
 
 @torch.no_grad()
 def get_maps(model, tokens):
-    """(maps (N_L, N_H, T, T), rows of MAPS for all tiles, counted from 1). tokens: (1, T)"""
+    """(maps (N_L, N_H, T, T), rows of MAPS for all tiles, counted from 1). tokens: (1, T)
+
+    Raises FloatingPointError for relevances that are not finite: they would count as alive.
+    """
     maps, rows = model.relevance_maps(tokens), []
     for n, (alpha_d, tile) in enumerate(zip(maps, model.layers), 1):
+        require_finite(alpha_d, "relevances")
         w, r = window(tile.s_w), tile.acceptance()
         alive, pairs = count_alive(alpha_d, w)
         for m, cells in enumerate(zip(w.tolist(), r.tolist(), (alive / pairs).tolist()), 1):
@@ -211,7 +215,7 @@ def show_maps(model, tokens, ckpt, path):
         save_figure(draw_maps(plt, maps, rows, N_H), table.with_suffix(".png"))
         some = spread(rows)
         save_figure(draw_maps(plt, maps[some], [rows[n] for n in some], 3),
-                    table.with_name("relevance_maps_of_six.png"))
+                    table.with_name(f"{table.stem}_of_six.png"))
 
 
 def main():

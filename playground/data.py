@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from multiscreen import window
+from support.maps import require_finite
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_G", "W_O")
 
@@ -40,10 +41,13 @@ def model_data(model):
 def page_data(model, text):
     """What the page gets, a dict for JSON. The model's matrices are rounded to 16 bits, in place.
 
-    So PyTorch's numbers, for the last byte of the text, are those of the same weights.
+    So PyTorch's numbers, for the last byte of the text, are those of the same weights. Raises
+    FloatingPointError if logits are not finite: JSON has no nan.
     """
     round_matrices(model)
     tokens = torch.tensor([list(text.encode())], device=model.W_E.device)
+    logits = model(tokens)[0, -1]
+    require_finite(logits, "logits")
     alpha_d = torch.cat([layer[0, :, -1] for layer in model.relevance_maps(tokens)])
     return {"model": model_data(model), "text": text, "last_alpha_d": pack(alpha_d, np.float32),
-            "last_logits": model(tokens)[0, -1].tolist()}
+            "last_logits": logits.tolist()}

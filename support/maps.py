@@ -29,3 +29,10 @@ def alive_fraction(model, tokens):
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
     return alive / pairs
+
+
+def require_finite(numbers, what):
+    """Raise FloatingPointError if some of a model's numbers are nan or inf. what: their name."""
+    if not numbers.isfinite().all():
+        raise FloatingPointError(f"the model's {what} are not finite: has it diverged, or does an "
+                                 "edit divide by 0?")

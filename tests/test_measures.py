@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+import multiscreen
 import train
 from experiments import latency, passkey, perplexity, retrieval, sample, tiles
 from support.checkpoint import load_checkpoint
@@ -222,6 +223,15 @@ def test_windows_of_a_checkpoint(call, checkpoints, name, r):
                     "r_median": r, "r_max": r, "w>w_th": 2, "w>T_train": 4}
 
 
+@needs_matplotlib
+def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call, checkpoints):
+    path = checkpoints["multiscreen"].with_name("mine.pt")
+    checkpoints["multiscreen"].rename(path)
+    call(tiles, "--ckpt", path, "--tokens", 20, "--device", "cpu")
+    assert sorted(p.name for p in path.parent.glob("*.png")) == [
+        "mine_relevance_maps.png", "mine_relevance_maps_of_six.png", "mine_windows.png"]
+
+
 def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(call, checkpoints):
     with pytest.raises(UsageError, match="no screening windows"):
         call(tiles, "--ckpt", checkpoints["transformer:2,2,8"])
@@ -236,6 +246,12 @@ def test_live_pairs_are_counted_inside_the_window():
     alpha_d = torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
     alive, pairs = count_alive(alpha_d.expand(2, 3, -1, -1), w)
     assert alive.tolist() == [6, 6, 6] and pairs.tolist() == [10, 10, 12]
+
+
+def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypatch):
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: s * NAN)
+    with pytest.raises(FloatingPointError, match="relevances are not finite"):
+        call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 20, "--device", "cpu")
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints):

@@ -57,6 +57,12 @@ def test_the_text_is_a_prompt_for_a_retrieval_model_only():
     assert playground.SCREENING.startswith("Softmax attention divides")
 
 
+def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
+    monkeypatch.setattr(multiscreen, "tanh_norm", lambda x: x / 0)
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        page_data(model, "a")
+
+
 def test_the_page_needs_no_docstrings():
     assert run("-OO", "-m", "playground", "-h").returncode == 0
 
