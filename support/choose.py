@@ -80,13 +80,14 @@ def get_screen(model, kernel="auto"):
 def require_memory(model, batch, T):
     """Raise UsageError if one layer's relevances, T x T, exceed the memory of a CPU's machine.
 
-    Only the definition holds them.
+    Only a definition holds them: multiscreen.screen, or an ablation's own.
     """
     device, needed = model.W_E.device, 4 * batch * model.config.N_H * T * T
-    if model.screen is multiscreen.screen and device.type == "cpu" and hasattr(os, "sysconf"):
+    definition = getattr(model, "own_screen", multiscreen.screen)
+    if model.screen is definition and device.type == "cpu" and hasattr(os, "sysconf"):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
-            raise UsageError(f"multiscreen.screen would hold {needed / 2**30:,.0f} GiB of "
+            raise UsageError(f"{definition.__name__} would hold {needed / 2**30:,.0f} GiB of "
                              f"relevances at once, this machine has {there / 2**30:,.0f}: take "
                              "--kernel windowed, or a smaller --batch-size or --seq-len")
 

@@ -161,10 +161,12 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
     assert "\nerror: the model's logits are not finite" in complaint(abcdigits.main)
 
 
-def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch):
-    argv = [*SMALL, "--data", "text.txt", "--out", "new", "--batch-size", str(2**20)]
+@pytest.mark.parametrize("model", ["multiscreen", "multiscreen:softmax"])
+def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch, model):
     monkeypatch.chdir(folder)
-    assert "take --kernel windowed" in complaint(lambda: train.main([*argv, "--seq-len", "1024"]))
+    monkeypatch.setattr(os, "sysconf", lambda name: 64)        # a machine of 64 pages of 64 bytes
+    argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new", "--steps", "1"]
+    assert "take --kernel windowed" in complaint(lambda: train.main(argv))
     assert not (folder / "new").exists()
 
 
