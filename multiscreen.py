@@ -432,6 +432,9 @@ class Multiscreen(LanguageModel):
 
     @torch.no_grad()
     def expand_windows(self, T_train):
-        """Screening-window expansion: windows beyond T_train become infinite, in place."""
+        """Screening-window expansion: windows beyond T_train become infinite, in place.
+
+        Begin new caches: one that was filled before may have dropped keys outside the old windows.
+        """
         for layer in self.layers:
             layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)

@@ -22,6 +22,9 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
 
     It is called once for up to 128 keys, for up to `at_once` pairs B H T S, where a GPU is fastest,
     and for shapes that no model asks for (S != i0 + T).
+
+    The pieces follow from the numbers in w. A trace (torch.jit.trace, make_fx) would keep those of
+    its example, whatever w it is given: trace `screen` instead.
     """
     T, S = q.shape[2], k.shape[2]
     pairs = q.shape[0] * q.shape[1] * T * S
