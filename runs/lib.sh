@@ -1,85 +1,41 @@
-# Shared by the scripts of this folder. Each defines its figures as functions and calls `main`.
-#
-#   bash runs/small.sh                    every figure; finished work is not repeated
-#   bash runs/small.sh scaling lr_sweep   some figures
-#   bash runs/small.sh --print scaling    print the commands, one per line; run nothing
-#   LANES=2 bash runs/small.sh            two commands at a time
-#   OUT=out-edited bash runs/small.sh     in a folder of its own, for an edited model
-#
-# A command that fails does not stop the others: all failures are listed at the end.
-
+# What the scripts share; you can skip it. `run` runs a command, `lanes` those of its input, one a
+# line, LANES at a time. A failure stops no other command and is listed at the end; a run that
+# diverges is a result. Finished work is not repeated, and after Ctrl-C a script resumes.
 cd "$(dirname "$0")/.." || exit 1
-SELF=runs/$(basename "$0")
-OUT=${OUT:-out/$(basename "$0" .sh)}
-LANES=${LANES:-1}
-
-# One thread per process: the numbers do not depend on the number of cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT FAILED
-PRINT= STOP=130 REPORT=$OUT/report E="python -m experiments"
-
-# A command, or with --print its line. Ctrl-C, which is 130, ends this script, too.
-attempt() {
-    if [ "$PRINT" ]; then
-        echo "$*"
-        return
-    fi
-    echo "+ $*"
-    "$@"
-    local code=$?
-    [ $code = 130 ] && exit $STOP
-    return $code
-}
-
-fail() {
-    echo "$*" >>"$FAILED" || exit $STOP
-    return 1
-}
+OUT=${OUT:-out/small}
+# One thread a process: the numbers do not depend on the number of cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT
 
 run() {
-    attempt "$@" || fail "$@"
+    echo "+ $*"
+    "$@"
+    case $? in
+        0 | 3 | 130) ;;    # done, diverged, Ctrl-C
+        *) echo "$*" >>"$FAILED" ;;
+    esac
+}
+export -f run
+
+lanes() {
+    # After Ctrl-C `cat` stays until the last command has saved its checkpoint.
+    xargs -L 1 -P "${LANES:-1}" bash -c 'run "$@"' lane | (trap '' INT; cat)
 }
 
-# Train a run in the folder named by the last word. Divergence is a result, not a failure: exit
-# code 3, but torchrun has its own.
-train() {
-    attempt ${LAUNCH:-python} train.py "$@" || [ $? = 3 ] ||
-        [ "$LAUNCH" -a -e "${!#}/diverged.txt" ] || fail train.py "$@"
-}
-
-# each "0 1 2" COMMAND...: the command once for each word, which replaces @. LANES at a time.
-each() {
-    local word words=$1
-    shift
-    if [ "$PRINT" ]; then
-        for word in $words; do "${@//@/$word}"; done
-        return
+list_failures() {
+    local code=$?
+    if [ -s "$FAILED" ]; then
+        echo "failed:"
+        cat "$FAILED"
+        code=1
     fi
-    # After Ctrl-C `cat` stays until the last of them has saved its checkpoint.
-    printf '%s\0' $words | xargs -0 -I @ -P "$LANES" bash "$SELF" --lane "$@" | (trap '' INT; cat)
-    [ "${PIPESTATUS[1]}" -lt 124 ] || exit $STOP
+    rm -f "$FAILED"
+    exit $code
 }
 
-main() {
-    if [ "$1" = --lane ]; then
-        STOP=255                                       # for xargs: start nothing more
-        "${@:2}"
-        exit 0
-    fi
-    local figure figures=()
-    for figure in "$@"; do
-        case " --print $FIGURES " in
-            *" $figure "*) ;;
-            *) echo "error: $figure is not a figure of $SELF: take $FIGURES" >&2; exit 1 ;;
-        esac
-        if [ "$figure" = --print ]; then PRINT=yes; else figures+=("$figure"); fi
-    done
-    [ ${#figures[@]} -gt 0 ] || figures=($FIGURES)
-    trap 'exit 130' INT
+trap 'exit 130' INT
+# A script that another one runs leaves the list to that one.
+if [ -z "$FAILED" ]; then
     FAILED=$(mktemp) || exit 1
-    trap 'rm -f "$FAILED"' EXIT
-    for figure in "${figures[@]}"; do $figure; done
-    [ ! -s "$FAILED" ] && exit 0
-    echo "failed:"
-    cat "$FAILED"
-    exit 1
-}
+    export FAILED
+    trap list_failures EXIT
+fi

@@ -1,11 +1,11 @@
-"""runs/*.sh: what they print is what train.py and the scripts take; a failure stops no other."""
+"""runs/*.sh: their commands are what train.py and the tools take; a failure stops no other."""
 import fnmatch
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,102 +15,118 @@ from support.run import get_args
 from tests.helpers import ROOT
 
 SCRIPTS = ("tiny", "small", "controls", "paper")
-PYTHON = """#!/bin/sh
-echo "$*" >>"$CALLS"
+# `python` and `torchrun`: each notes what it was given and leaves the files of a run or a table.
+NOTE = """#!/bin/bash
+last="${*: -1}"
+{ printf '%q ' "${0##*/}" "$@"; echo; } >>"$CALLS"
 case "$*" in
     *slow*)
         trap 'sleep 1; echo saved >>"$CALLS"; exit 130' INT
-        echo >"$CALLS.begun"
+        touch "$CALLS.begun"
         for n in $(seq 600); do sleep 0.1; done ;;
     *wrong*) exit 1 ;;
-    *diverges*) mkdir -p o/diverges; touch o/diverges/diverged.txt; exit 3 ;;
+    *diverges*) exit 3 ;;
+    *train.py*) mkdir -p "$last"; touch "$last/ckpt.pt" ;;
+    *--ckpt*)
+        [ "$1" = -m ] && shift
+        name=${1#experiments.}
+        touch "${last%ckpt.pt}${name%.py}.tsv" ;;
 esac
 """
-FIGURES = """
-OUT=o
-FIGURES="first second"
+FIRST = """
 . "$(dirname "$0")/lib.sh"
-first() {
-    each "a wrong b" train --seed @ --out $OUT/@
-    train --out $OUT/diverges
-    run python -m experiments.wrong
-    run $E.draw --out $REPORT
-}
-second() { each "c slow d" run $E.measure --ckpt @; }
-main "$@"
+for seed in a wrong b; do
+    echo python train.py --seed $seed --out o/$seed
+done | lanes
+run python train.py --out o/diverges
+run python -m experiments.wrong "two words"
+run python -m experiments.draw --out o/report
+"""
+SECOND = """
+. "$(dirname "$0")/lib.sh"
+for name in c slow d; do echo python measure.py $name; done | lanes
+run python draw.py
 """
 
 
-def bash(path, *words, **options):
-    return subprocess.run(["bash", str(path), *words], capture_output=True, text=True, **options)
+def environment(folder):
+    """In which `python` and `torchrun` only write down their words: in folder/calls."""
+    (folder / "bin").mkdir()
+    for name in ("python", "torchrun"):
+        (folder / "bin" / name).write_text(NOTE)
+        (folder / "bin" / name).chmod(0o755)
+    return os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OUT": f"{folder}/out",
+                         "CALLS": f"{folder}/calls"}
 
 
-def lines_of(name):
-    found = bash(ROOT / f"runs/{name}.sh", "--print")
-    assert (found.returncode, found.stderr) == (0, "")
-    return found.stdout.splitlines()
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """{script: its commands, each a list of words}"""
+    found = {}
+    for name in SCRIPTS:
+        folder = tmp_path_factory.mktemp(name)
+        command = f"bash runs/{name}.sh"
+        if name == "paper":
+            command += ' | while read -r line; do bash -c "$line" </dev/null || exit; done'
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT,
+                              env=environment(folder), capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), name
+        found[name] = [shlex.split(line) for line in (folder / "calls").read_text().splitlines()]
+    return found
 
 
 @pytest.fixture
 def house(tmp_path):
-    """(a script of two figures, an environment) in which `python` only notes what it was given."""
+    """(a folder for scripts beside runs/lib.sh, an environment, a reader of the calls)"""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/lib.sh").write_text((ROOT / "runs/lib.sh").read_text())
-    script = tmp_path / "runs/mine.sh"
-    script.write_text(FIGURES)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").write_text(PYTHON)
-    (tmp_path / "bin/python").chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    return script, os.environ | {"PATH": path, "CALLS": str(tmp_path / "calls")}
-
-
-@pytest.mark.parametrize("name", [*SCRIPTS, "lib"])
-def test_bash_can_read_a_script(name):
-    assert bash("-n", ROOT / f"runs/{name}.sh").stderr == ""
+    (tmp_path / "runs/first.sh").write_text(FIRST)
+    (tmp_path / "runs/second.sh").write_text(SECOND)
+    calls = tmp_path / "calls"
+    return (tmp_path / "runs", environment(tmp_path),
+            lambda: [line.strip() for line in calls.read_text().splitlines()])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(name, monkeypatch):
+def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(
+        name, commands, monkeypatch):
     folders = {}
-    for line in set(lines_of(name)):
-        launch, found, flags = line.partition(" train.py ")
-        if not found:
+    for words in commands[name]:
+        if "train.py" not in words:
             continue
-        nodes = re.search("--nnodes ([0-9]+)", launch)
-        gpus = 8 * int(nodes[1]) if nodes else 1
+        flags = words[words.index("train.py") + 1:]
+        gpus = 8 * int(words[words.index("--nnodes") + 1]) if words[0] == "torchrun" else 1
         monkeypatch.setattr(distributed, "world", lambda gpus=gpus: gpus)
-        args = train.get_parser().parse_args(flags.split())
-        assert flags.split()[-1] == args.out
-        assert len(set(flags.split()[::2])) == len(flags.split()[::2])
-        get_args(train.get_parser(), flags.split())
-        folders.setdefault(args.out, set()).add(line)
+        args = get_args(train.get_parser(), flags)
+        assert flags[-1] == args.out
+        given = flags[::2]
+        assert name == "tiny" or len(set(given)) == len(given), flags
+        folders.setdefault(args.out, set()).add(tuple(flags))
     assert folders
     assert {out: lines for out, lines in folders.items() if len(lines) > 1} == {}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_what_is_measured_and_drawn_was_made_before(name):
+def test_what_is_measured_and_drawn_was_made_before(name, commands):
     """A checkpoint by a training, a table by a measurement, in the lines above."""
     made = set()
-    for line in lines_of(name):
-        words = line.split()
-        if " train.py " in line:
+    for words in commands[name]:
+        if "train.py" in words:
             made.add(words[-1])
             continue
-        paths = [word.rpartition("=")[2] for word in words]
-        inputs = [path for path in paths if path.startswith(f"out/{name}/")
-                  and not path.startswith(f"out/{name}/report")]
-        for path in inputs:
-            assert fnmatch.filter(made, path.removesuffix("/ckpt.pt")), line
+        tool = words[2] if words[1] == "-m" else words[1]
+        tool = tool.removeprefix("experiments.").removesuffix(".py")
+        for word in words:
+            path = word.rpartition("=")[2]
+            if "/out/" not in path or "/out/report" in path:
+                continue
+            assert fnmatch.filter(made, path.removesuffix("/ckpt.pt")), words
             if path.endswith("/ckpt.pt"):
-                task = re.search(r"(\w+)(\.py)? ", line.partition("python ")[2])[1]
-                task = re.search(r"experiments\.(\w+)", line)[1] if task == "m" else task
-                made.add(path.replace("ckpt.pt", f"{task}.tsv"))
+                made.add(path.replace("ckpt.pt", f"{tool}.tsv"))
 
 
-def test_tiny_covers_every_script():
-    text = "\n".join(lines_of("tiny"))
+def test_tiny_covers_every_tool(commands):
+    text = "\n".join(" ".join(words) for words in commands["tiny"])
     for path in (ROOT / "experiments").glob("*.py"):
         # The report's tables are filled in by tests/test_report.py.
         if "cli(main)" in path.read_text() and path.stem != "fill_report":
@@ -119,8 +135,8 @@ def test_tiny_covers_every_script():
     assert "python abcdigits.py" in text
 
 
-def test_paper_has_the_papers_runs():
-    runs = [line for line in lines_of("paper") if " train.py " in line]
+def test_paper_has_the_papers_runs(commands):
+    runs = [" ".join(words) for words in commands["paper"] if "train.py" in words]
     assert sum("--psi 64 " in line for line in runs) == 1
     assert sum("--psi 8 " in line for line in runs) == 3
     assert sum(":qknorm " in line for line in runs) == 15
@@ -133,54 +149,67 @@ def test_paper_has_the_papers_runs():
         assert (args.batch_tokens, args.warmup, args.seq_len) == (2**22, 4096, 4096)
 
 
+def test_the_lines_that_docs_give_to_slurm_are_those_of_two_and_of_eight_machines():
+    done = subprocess.run(["bash", "runs/paper.sh", "scaling"], cwd=ROOT, capture_output=True,
+                          text=True)
+    nodes = [re.search("--nnodes ([0-9])", line) for line in done.stdout.splitlines()]
+    text = (ROOT / "docs/scale.md").read_text()
+    for first, last, number in re.findall("--array=([0-9]+)-([0-9]+) --nodes=([0-9])", text):
+        assert {found[1] for found in nodes[int(first) - 1 : int(last)]} == {number}
+
+
 @pytest.mark.parametrize("lanes", ["1", "3"])
 def test_a_failure_stops_nothing_and_is_told_at_the_end(house, lanes):
-    script, environment = house
-    found = bash(script, "first", env=environment | {"LANES": lanes})
+    folder, env, calls = house
+    found = subprocess.run(["bash", folder / "first.sh"], env=env | {"LANES": lanes},
+                           capture_output=True, text=True)
     assert found.returncode == 1
-    assert found.stdout.endswith("failed:\ntrain.py --seed wrong --out o/wrong\n"
-                                 "python -m experiments.wrong\n")
-    calls = (script.parent.parent / "calls").read_text().splitlines()
-    assert sorted(calls) == sorted([
-        "train.py --seed a --out o/a", "train.py --seed wrong --out o/wrong",
-        "train.py --seed b --out o/b", "train.py --out o/diverges", "-m experiments.wrong",
-        "-m experiments.draw --out o/report"])
+    assert found.stdout.endswith("failed:\npython train.py --seed wrong --out o/wrong\n"
+                                 "python -m experiments.wrong two words\n")
+    assert sorted(calls()) == sorted([
+        "python train.py --seed a --out o/a", "python train.py --seed wrong --out o/wrong",
+        "python train.py --seed b --out o/b", "python train.py --out o/diverges",
+        r"python -m experiments.wrong two\ words", "python -m experiments.draw --out o/report"])
+
+
+def test_a_script_of_scripts_lists_their_failures_once(house):
+    folder, env, _ = house
+    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/first.sh\n')
+    found = subprocess.run(["bash", folder / "all.sh"], env=env, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stdout.count("failed:") == 1
+    assert found.stdout.endswith("failed:\npython train.py --seed wrong --out o/wrong\n"
+                                 "python -m experiments.wrong two words\n")
 
 
 def test_nothing_failed(house):
-    script, environment = house
-    script.write_text(FIGURES.replace("wrong", "right"))
-    assert bash(script, "first", env=environment).returncode == 0
-
-
-def test_print_runs_nothing_and_a_wrong_figure_is_told(house):
-    script, environment = house
-    found = bash(script, "--print", "second", env=environment)
-    assert found.stdout.splitlines() == [
-        f"python -m experiments.measure --ckpt {word}" for word in ("c", "slow", "d")]
-    assert not (script.parent.parent / "calls").exists()
-    found = bash(script, "third", env=environment)
-    assert found.returncode == 1
-    assert found.stderr == "error: third is not a figure of runs/mine.sh: take first second\n"
+    folder, env, _ = house
+    (folder / "first.sh").write_text(FIRST.replace("wrong", "right"))
+    found = subprocess.run(["bash", folder / "first.sh"], env=env, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "failed" not in found.stdout
 
 
 def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
-    script, environment = house
-    process = subprocess.Popen(["bash", str(script), "second"], env=environment,
-                               start_new_session=True, stdout=subprocess.DEVNULL)
-    calls = script.parent.parent / "calls"
+    folder, env, calls = house
+    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/second.sh\n'
+                                   "run bash runs/first.sh\n")
+    said = folder.parent / "said"
+    # A file, for a pipe would be waited for, too.
+    process = subprocess.Popen(["bash", folder / "all.sh"], env=env, start_new_session=True,
+                               stdout=said.open("w"))
     for _ in range(100):
-        if calls.with_name("calls.begun").exists():
+        if (folder.parent / "calls.begun").exists():
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=30) == 130
-    assert calls.read_text().splitlines() == [
-        "-m experiments.measure --ckpt c", "-m experiments.measure --ckpt slow", "saved"]
+    assert "failed" not in said.read_text()
+    assert calls() == ["python measure.py c", "python measure.py slow", "saved"]
 
 
 def test_a_script_that_cannot_note_failures_fails(house):
-    script, env = house
-    done = bash(script, env=env | {"TMPDIR": "/nonexistent"})
+    folder, env, _ = house
+    done = subprocess.run(["bash", folder / "first.sh"], env=env | {"TMPDIR": "/nonexistent"})
     assert done.returncode == 1
-    assert not Path(env["CALLS"]).exists()
+    assert not (folder.parent / "calls").exists()

@@ -1,0 +1,31 @@
+# What each part of the model adds to retrieval. After abcdigits.sh.
+. "$(dirname "$0")/lib.sh"
+
+for seed in 24 25 26; do
+    for name in rope nope no-tanhnorm fixed-r; do
+        echo python train.py --data abcdigits --digits 2 --steps 4800 --seed $seed --w-th 16 \
+            --lr 0.015625 --layers 4 --model multiscreen:$name --out $OUT/needles_$name-$seed
+    done
+    # The model without a gate has five layers, and three rates.
+    for rate in 0.0078125 0.015625 0.03125; do
+        echo python train.py --data abcdigits --digits 2 --steps 4800 --seed $seed --w-th 16 \
+            --lr $rate --layers 5 --model multiscreen:no-gate --out $OUT/needles_no-gate_$rate-$seed
+    done
+done | lanes
+
+for swe in "" --swe; do
+    for seed in 24 25 26; do
+        for name in nope no-tanhnorm fixed-r no-gate_0.0078125 no-gate_0.015625 no-gate_0.03125; do
+            echo python abcdigits.py $swe --ckpt $OUT/needles_$name-$seed/ckpt.pt
+        done
+        echo python abcdigits.py --rope-scale 1 2 4 ntk2 ntk4 $swe \
+            --ckpt $OUT/needles_rope-$seed/ckpt.pt
+    done | lanes
+done
+
+for rate in 0.0078125 0.015625 0.03125; do
+    run python -m experiments.retrieval --out $OUT/report/no_gate_lr$rate.png \
+        $OUT/needles_no-gate_$rate-2?/abcdigits.tsv
+done
+run python -m experiments.retrieval --out $OUT/report/abcdigits_ablations.png \
+    $OUT/needles_{original,rope,nope,no-tanhnorm,no-gate_0.015625,fixed-r}-{24,25,26}/abcdigits.tsv
