@@ -1,6 +1,6 @@
 """Loss against size under one token budget (section "Scaling Efficiency" and its appendix).
 
-    bash runs/small.sh scaling                       trains the runs and draws them
+    bash runs/scaling.sh                             trains the runs and draws them
     python -m experiments.scaling RUN...             draws runs of your own
     python -m experiments.scaling                    the paper's sizes, built and counted
 
