@@ -249,7 +249,7 @@ def test_live_pairs_are_counted_inside_the_window():
 
 
 def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypatch):
-    monkeypatch.setattr(multiscreen, "trim", lambda s, r: s * NAN)
+    monkeypatch.setattr(multiscreen, "trim", lambda s, r: s * math.nan)
     with pytest.raises(FloatingPointError, match="relevances are not finite"):
         call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 20, "--device", "cpu")
 
