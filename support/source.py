@@ -32,13 +32,15 @@ def path_of(module):
     return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else None
 
 
+def read(path):
+    """The text of a file of ROOT."""
+    return (ROOT / path).read_bytes().decode("utf-8-sig", errors="replace")
+
+
 # Read once: a later edit is not of this run.
 FILES = [*sorted(ROOT.glob("*.py")), *sorted(Path(baselines.__file__).parent.rglob("*.py")),
          ROOT / "support/data.py", *sorted((ROOT / "tasks").glob("*.py"))]
-TEXT = {path.relative_to(ROOT).as_posix(): path.read_bytes().decode("utf-8-sig", errors="replace")
-        for path in FILES}
-MODULES = {path_of(module): module for module in [*sys.modules.values()]
-           if path_of(module) in TEXT}
+TEXT = {path.relative_to(ROOT).as_posix(): read(path) for path in FILES}
 
 
 # ------------------------------------------------------------------- what a text defines and uses
@@ -99,6 +101,26 @@ def imports(text, path):
                 name = ("*", len(found)) if x.name == "*" else x.asname or x.name
                 found[name] = module if x.name == "*" else (*module, x.name)
     return found
+
+
+def imported_by(paths):
+    """{path: text} of the files of ROOT, in any folder, that some import, with themselves."""
+    todo, found = [*paths], {}
+    while todo:
+        path = todo.pop()
+        if path in found or not (ROOT / path).is_file():
+            continue
+        found[path] = TEXT[path] if path in TEXT else read(path)
+        for parts in imports(found[path], path).values():
+            names = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+            todo += [f"{name}{end}" for name in names for end in (".py", "/__init__.py")]
+    return found
+
+
+# A model may be in a folder of your own.
+TEXT |= imported_by(x for x in TEXT if x == "multiscreen.py" or x.startswith("baselines/"))
+MODULES = {path_of(module): module for module in [*sys.modules.values()]
+           if path_of(module) in TEXT}
 
 
 def resolve(source, path, parts):

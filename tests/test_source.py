@@ -325,6 +325,23 @@ def test_unusual_text_is_as_written(clone):
     assert first == again
 
 
+def test_a_file_in_a_folder_of_your_own_counts(clone):
+    """What multiscreen.py imports from it; source/ has it."""
+    (clone.folder / "ideas").mkdir()
+    clone("import math\n", "import math\nfrom ideas.act import C\n")
+    clone("return x * (torch.tanh(norm)", "return C * x * (torch.tanh(norm)")
+    code = ("from support import source; from support.checkpoint import small_model;"
+            "model = small_model('multiscreen'); print(source.identity(model));"
+            "print(*source.source_of(source.classes_of(model), []))")
+    said = []
+    for text in ("C = 1.0", "C = 2.0", "C = 2.0  # a comment"):
+        (clone.folder / "ideas/act.py").write_text(text)
+        said.append(run("-c", code, cwd=clone.folder).stdout.splitlines())
+    (first, files), (second, _), (third, _) = said
+    assert first != second == third
+    assert files == "ideas/act.py multiscreen.py train.py"
+
+
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
     before = equations("multiscreen")
     monkeypatch.setattr(multiscreen, "trim", torch.compile(multiscreen.trim))
