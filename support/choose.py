@@ -32,8 +32,9 @@ def get_screen(model, kernel="auto"):
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
     `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
-    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones. It is made now:
-    choose again after each edit. `model.agreeing` is set, by which a KeyCache may forget.
+    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones; in Triton's
+    interpreter, which is slow, fewer. It is made now: choose again after each edit.
+    `model.agreeing` is set, by which a KeyCache may forget.
 
     An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
     Layers that do not call the screen they are given screen by themselves: nothing is compared.
@@ -49,15 +50,19 @@ def get_screen(model, kernel="auto"):
     exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
         return definition, "screening by multiscreen.screen, the definition", True
-    objections = []
+    objections, cases = [], CASES
+    if kernel == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        cases = [case for case in CASES if case[0] * case[1] < 2**15]
+        print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} "
+              "cases; then a step takes minutes, not milliseconds", flush=True)
     try:
-        exact = [with_gradients(definition, revealing_inputs(*case, model.config, exact_on, True))
-                 for case in CASES]
+        exact = [(case, with_gradients(definition, revealing_inputs(*case, model.config, exact_on,
+                                                                    True))) for case in cases]
     except Exception as e:                             # whatever it is, an edit caused it
         exact = []
         objections.append(f"multiscreen.screen fails in the comparison ({in_one_line(e)}), "
                           "which --kernel definition skips")
-    if not all(x.isfinite().all() for case in exact for x in case):
+    if not all(x.isfinite().all() for _, values in exact for x in values):
         exact = []
         objections.append("multiscreen.screen gives nan or inf in the comparison")
     auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
@@ -155,7 +160,7 @@ def in_one_line(e):
 def objection(kind, model, exact):
     """(the function of that kind, its name, why it must not screen here, or None).
 
-    exact: the definition's values, case by case.
+    exact: pairs of a case and the definition's values.
     """
     f, label, device = screen_windowed, "screen_windowed", model.W_E.device
     if kind == "triton":
@@ -173,7 +178,7 @@ def objection(kind, model, exact):
     if model.dtype not in (None, torch.float32):
         limits[model.dtype] = LIMIT_16
     for dtype, limit in limits.items():
-        for case, wanted in zip(CASES, exact):
+        for case, wanted in exact:
             inputs = revealing_inputs(*case, model.config, device)
             try:
                 found = with_gradients(f, inputs, dtype)

@@ -385,6 +385,21 @@ def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu)
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.skipif(fused.triton is None, reason="there is no interpreter")
+def test_the_interpreter_compares_few_pairs_and_says_that_it_does(monkeypatch, capsys):
+    pairs = []
+
+    def record(q, k, v, w, r, i0=0):
+        pairs.append(q.shape[2] * k.shape[2])
+        return ms.screen(q, k, v, w, r, i0)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(fused, "screen", record)
+    get_screen(of_sizes(), "triton")
+    assert len(pairs) == 4 and max(pairs) < 2**15
+    assert capsys.readouterr().out.startswith("comparing the kernel in Triton's interpreter, in 4")
+
+
 @pytest.mark.parametrize("reason, triton, hip, capability", [
     ("triton is not installed (it is made for Linux: pip install triton)", None, None, (9, 0)),
     ("the kernel needs an NVIDIA GPU of compute capability 8.0 or later", "3", None, (7, 5)),
