@@ -137,7 +137,7 @@ def get_states(model, optimizer):
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, moments = get_state_dict(model, optimizer, options=options)
-    known = {key: x for state in moments["state"].values() for key, x in state.items()
+    known = {key: x for state in moments.get("state", {}).values() for key, x in state.items()
              if torch.is_tensor(x)}
     for name, W in weights.items() if known else ():
         zeros = {key: x.new_zeros(W.shape if x.ndim else ()) for key, x in known.items()}
@@ -149,7 +149,7 @@ def set_moments(model, optimizer, moments):
     """Give an optimizer the moments that get_states returned. Rates and decays stay its own."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-    if not moments["state"]:
+    if not moments.get("state"):
         return                                         # plain SGD, say
     own = [{name: x for name, x in group.items() if name != "params"}
            for group in optimizer.param_groups]
