@@ -2,7 +2,10 @@
 
 h is a plain sum over the keys, so it may be cut anywhere. Each piece is a call of the definition.
 That assumes what support/choose.py checks: no query sees beyond its window. Where keys compete, the
-sum that divides is one more column of h.
+denominator is an extra value column.
+
+A tile's reach is the distance of the farthest key that a query may see: the last integer below w,
+or S - 1 where that is less.
 """
 import math
 from functools import partial
@@ -33,29 +36,34 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= 16:
         return few_queries(q, k, v, w, r, i0, screen, reaches)
-    # Narrow windows take blocks of 16, 32 or 64. Neighbours with the same reach share their calls.
-    reaches = [next((C for C in (16, 32, 64) if reach <= C), reach) for reach in reaches]
-    reaches, sizes = zip(*((reach, len([*some])) for reach, some in groupby(reaches)))
+
+    # Narrow tiles may reach 16, 32 or 64 keys back: neighbours with the same reach share calls.
+    reaches = [next((n for n in (16, 32, 64) if reach <= n), reach) for reach in reaches]
+    groups = [(reach, len([*tiles])) for reach, tiles in groupby(reaches)]
+    sizes = [n for _, n in groups]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    tiles = zip(*(x.to(dtype).split(sizes, 1) for x in (q, k, v)), w.split(sizes), r.split(sizes))
-    h = [in_blocks(*some, i0, screen, reach) for some, reach in zip(tiles, reaches)]
+    tensors = *(x.to(dtype).split(sizes, 1) for x in (q, k, v)), w.split(sizes), r.split(sizes)
+    h = [in_blocks(*tiles, i0, screen, reach) for (reach, _), *tiles in zip(groups, *tensors)]
     return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
 
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
-    """Few queries, as in decoding: tiles that see at most 256 keys back share a call.
+    """Few queries, as in decoding. (B, H, T, V)
 
-    All share one where it has at most 2^14 pairs: a second call would cost more than it spares.
+    Tiles that reach at most 256 keys back share a call, and each other tile has its own. All share
+    one where it has at most 2^14 pairs: a second call would cost more than it spares.
     """
     B, H, T, _ = q.shape
     if max(reaches) <= 256 or B * H * T * max(reaches) <= 2**14:
-        first = max(i0 - max(reaches), 0)
+        first = max(i0 - max(reaches), 0)              # the oldest key that is seen
         return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
-    near = [n for n, reach in enumerate(reaches) if reach <= 256]
-    groups = [[n] for n, reach in enumerate(reaches) if reach > 256] + [near] * bool(near)
+    groups = [[n] for n, reach in enumerate(reaches) if reach > 256]
+    if near := [n for n, reach in enumerate(reaches) if reach <= 256]:
+        groups.append(near)
     h = v.new_empty(B, H, T, v.shape[3])
     for tiles in groups:
-        some = tiles if 1 < len(tiles) < len(w) else slice(tiles[0], tiles[-1] + 1)
+        # The slice of one tile is a view; the list of several copies their keys.
+        some = tiles if len(tiles) > 1 else slice(tiles[0], tiles[0] + 1)
         first = max(i0 - max(reaches[n] for n in tiles), 0)
         h[:, some] = screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
                             i0 - first)
@@ -63,39 +71,86 @@ def few_queries(q, k, v, w, r, i0, screen, reaches):
 
 
 def in_blocks(q, k, v, w, r, i0, screen, reach):
-    """Blocks of C queries, each with the keys p blocks before it, summed. (B, T, H, V)"""
-    def blocks(x, front, N):
-        # (B, H, S, D) after `front` rows of zeros, as (B, N, H, C, D).
-        rows = front, N * C - front - x.shape[2]
-        x = F.pad(x, (0, 0, *rows)) if any(rows) else x
-        return x.unflatten(2, (N, C)).movedim(2, 1)
+    """Many queries, of tiles with one reach: N blocks of C = min(reach, 64) queries. (B, T, H, V)
 
-    def piece(i0, w, r, *inputs):
-        return screen(*(x.flatten(0, 1) for x in inputs), w, r, i0).unflatten(0, (B, -1))
-
-    # N blocks of queries, `start` of keys before them, `last` back to the edge. Narrow: one piece.
-    B, H, T, _ = q.shape
+    Keys are cut into blocks like queries, and zeros fill the blocks: a value of zeros adds nothing.
+    """
+    B, _, T, _ = q.shape
     C = min(reach, 64)
-    N, start, last, first = -(-T // C), -(-i0 // C), -(-reach // C), 0
-    if last < 2:
-        k, v = (torch.cat([blocks(x, a - i0, N) for a in (C, 0)], 3) for x in (k, v))
-        start, last, first = 0, 0, C
-    else:
-        k, v = (blocks(x, -i0 % C, start + N) for x in (k, v))
-    q = blocks(q, 0, N)
-
+    q = cut(q, C, -(-T // C))
+    f = partial(screen_blocks, screen, w, r)
     if torch.is_grad_enabled() and B * T * (reach + C) > PAIRS:
-        piece = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
-    for p in range(min(last, start + N - 1) + 1):
-        # Equal parts, shorter with p: what one part frees, the next can take.
-        at, keys = max(p - start, 0), slice(max(start - p, 0), start + N - p)
-        inputs = q[:, at:], k[:, keys], v[:, keys]
-        m = -(-B * H * (N - at) * C * k.shape[3] // PAIRS)
-        inputs = zip(*(x.chunk(m, 1) if m > 1 else [x] for x in inputs))
-        parts = (piece(first + p * C, w, r, *x) for x in inputs)
-        if p == 0:
-            h = torch.cat(list(parts), 1) if m > 1 else next(parts)
-        for part in parts:                             # none are left for p = 0
-            h[:, at : at + part.shape[1]] += part
-            at += part.shape[1]
+        f = partial(checkpoint, f, use_reentrant=False, preserve_rng_state=False)
+    h = (narrow if reach == C else wide)(f, q, k, v, i0, reach)
     return h.movedim(2, 3).flatten(1, 2)[:, :T]
+
+
+def narrow(f, q, k, v, i0, reach):
+    """h of blocks q (B, N, H, C, K) that reach C keys back: into the block before their own.
+
+    The two blocks of keys lie side by side, 2 C keys, so that a query needs one call.
+    """
+    _, N, _, C, _ = q.shape
+    k, v = (torch.cat([cut(x, C, N, front) for front in (C - i0, -i0)], 3) for x in (k, v))
+    return join(in_calls(f, C, q, k, v))
+
+
+def wide(f, q, k, v, i0, reach):
+    """h of blocks q (B, N, H, C, K) that reach farther: a sum, in which each pass adds one block.
+
+    In a pass each block of queries meets the keys that lie `back` blocks before it. For C = 4,
+    i0 = 6, T = 11, reach = 10 (in use C is 64) the keys 0 .. 16 are cut into these blocks, with
+    zeros for dots. `before` = 2 of them lie before the queries 6 .. 16, which make N = 3 blocks.
+    Below its keys stands the number of the block of queries that meets them:
+
+                    . . 0 1 | 2 3 4 5 | 6 7 8 9 | 10 11 12 13 | 14 15 16 .
+        back = 0                           0           1            2
+        back = 1                 0         1           2
+        back = 2       0         1         2
+        back = 3       1         2
+    """
+    _, N, _, C, _ = q.shape
+    before = -(-i0 // C)
+    k, v = (cut(x, C, before + N, -i0 % C) for x in (k, v))
+    h = join(in_calls(f, 0, q, k[:, before:], v[:, before:]))
+    farthest = min(-(-reach // C), before + N - 1)
+    for back in range(1, farthest + 1):
+        first = max(back - before, 0)                  # the first block of queries that meets one
+        keys = slice(before + first - back, before + N - back)
+        for part in in_calls(f, back * C, q[:, first:], k[:, keys], v[:, keys]):
+            h[:, first : first + part.shape[1]] += part
+            first += part.shape[1]
+    return h
+
+
+def cut(x, C, N, front=0):
+    """(B, H, S, D), after `front` rows of zeros, as N blocks of C rows: (B, N, H, C, D).
+
+    A negative front leaves out rows; zeros fill the last block.
+    """
+    rows = front, N * C - front - x.shape[2]
+    x = F.pad(x, (0, 0, *rows)) if any(rows) else x
+    return x.unflatten(2, (N, C)).movedim(2, 1)
+
+
+def in_calls(f, i0, q, k, v):
+    """Yield f(i0, q, k, v) of as many blocks at a time as have PAIRS pairs, in order.
+
+    In equal shares: what one call frees, the next can take.
+    """
+    B, N, H, C, _ = q.shape
+    n_calls = -(-B * N * H * C * k.shape[3] // PAIRS)
+    for some in zip(*(x.chunk(n_calls, 1) if n_calls > 1 else [x] for x in (q, k, v))):
+        yield f(i0, *some)
+
+
+def screen_blocks(screen, w, r, i0, q, k, v):
+    """`screen` of each block of queries with its keys: (B, n, H, C, V). i0: from its first key."""
+    h = screen(*(x.flatten(0, 1) for x in (q, k, v)), w, r, i0)
+    return h.unflatten(0, (len(q), -1))
+
+
+def join(parts):
+    """Parts (B, n, H, C, V) one after the other. A single one is not copied."""
+    parts = [*parts]
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
