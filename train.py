@@ -32,14 +32,9 @@ from support.checkpoint import (
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_weights,
 )
-from support.choose import (
-    asks_for_screen,
-    get_screen,
-    products_dtype,
-    require_memory,
-    try_to_compile,
-)
-from support.cli import Parser, cli, get_device, printable
+from support.choose import get_screen, require_memory
+from support.cli import Parser, cli, get_device, printable, products_dtype
+from support.compiled import try_to_compile
 from support.data import STREAMS, get_data
 from support.maps import alive_fraction
 from support.run import Run, get_args, passes_of
@@ -192,7 +187,6 @@ def train(args, run):
     if run.start:
         load_weights(model, run.start["weights"], run.path if run.ckpt else args.init)
     if has_windows(model):
-        model.has_maps = asks_for_screen(model)
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
         require_memory(model, args.batch_size, args.seq_len)

@@ -24,8 +24,8 @@ from benchmarks.measure import (
     training_step,
 )
 from support.checkpoint import has_windows
-from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device, own_folder
+from support.compiled import compile_model
 from support.timing import random_model, set_trained_like
 
 COLUMNS = ("multiscreen", "transformer", "ratio")
@@ -40,7 +40,7 @@ def measure(args, what, setting, context):
     models = [random_model(name, sizes, "cpu") for name in names]
     if setting == "compiled":
         for model in models:
-            compile_layers(model)
+            compile_model(model)
     if setting == "trained-like":
         set_trained_like(models[0])
     if what == "train":

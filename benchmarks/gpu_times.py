@@ -13,8 +13,8 @@ from benchmarks.measure import training_step
 from multiscreen import Config, Multiscreen, window
 from multiscreen import screen as dense
 from screening_triton import screen, triton
-from support.choose import compile_layers
 from support.cli import DEVICE
+from support.compiled import compile_model
 from support.timing import random_model, trained_like
 from support.windowed import screen_windowed
 
@@ -113,7 +113,7 @@ def training():
 
 def time_training(name, psi, sequences):
     model = random_model(name, {"psi": psi}, DEVICE)
-    compile_layers(model)
+    compile_model(model)
     torch.cuda.reset_peak_memory_stats()
     ms = milliseconds(training_step(model, recipe(name), sequences, T_TRAIN))
     return {"ms": ms, "tokens_per_s": 1e3 * sequences * T_TRAIN / ms,

@@ -40,8 +40,8 @@ from benchmarks.measure import (
     training_step,
 )
 from multiscreen import Config
-from support.choose import compile_layers
 from support.cli import Parser, UsageError, cli, get_device, own_folder
+from support.compiled import compile_model
 from support.timing import random_model
 
 COLUMNS = ("ours_ms", "theirs_ms", "ratio", "ours_MiB", "theirs_MiB", "difference")
@@ -183,7 +183,7 @@ def measure(args, peer, what, setting, T):
     ours = random_model("multiscreen", {"psi": args.psi, "vocab_size": VOCABULARY}, "cpu")
     ours.load_state_dict(to_ours(theirs.model.named_parameters(), theirs.sign))
     if setting == "compiled":
-        compile_layers(ours)
+        compile_model(ours)
         theirs.model.compile()
 
     if what == "train":

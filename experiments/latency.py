@@ -48,8 +48,8 @@ from baselines.transformer import SIZES, attention_by
 from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
 from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
-from support.choose import compile_layers, products_dtype
-from support.cli import Parser, UsageError, cli, get_device
+from support.cli import Parser, UsageError, cli, get_device, products_dtype
+from support.compiled import compile_model
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 from support.timing import code_hash, forward_pass, random_model, set_trained_like
 
@@ -194,7 +194,7 @@ def measure(args):
         out = Path("out/latency/latency.png")
     if args.compile:
         for model, _ in attending + screening:
-            compile_layers(model)
+            compile_model(model)
 
     machine, lengths = machine_of(args, device), args.lengths
     about = {"machine": machine, "repeats": args.repeats}

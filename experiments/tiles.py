@@ -31,7 +31,6 @@ from experiments.common import pyplot, report, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
 from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
-from support.choose import asks_for_screen
 from support.cli import Parser, UsageError, cli
 from support.maps import count_alive, inside, require_finite
 from support.table import beside
@@ -232,7 +231,7 @@ def main():
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
     show_windows(model, ckpt, args.ckpt)
-    if not asks_for_screen(model):
+    if not model.has_maps:
         print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
         return
     tokens = tokenizer.encode_ordinary(args.text)

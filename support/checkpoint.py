@@ -11,8 +11,16 @@ import torch
 
 import baselines
 from multiscreen import Multiscreen
-from support.choose import get_screen, products_dtype
-from support.cli import UsageError, get_device, is_out_of_memory, rank, replacing, require_file
+from support.choose import get_screen
+from support.cli import (
+    UsageError,
+    get_device,
+    is_out_of_memory,
+    products_dtype,
+    rank,
+    replacing,
+    require_file,
+)
 from support.distributed import set_moments, world
 from support.source import TEXT, classes_of, equations_of, identity, shown_change
 from support.tokens import get_tokenizer

@@ -2,16 +2,12 @@
 import math
 import os
 from functools import partial
-from types import MethodType
 
 import torch
-import torch.fx.experimental._config
-import torch.nn.functional as F
 from torch.nn.functional import normalize
-from torch.utils._triton import has_triton
 
 import multiscreen
-from support.cli import UsageError
+from support.cli import UsageError, error_line
 from support.windowed import screen_windowed
 
 # What is compared, as a model calls `screen`: (queries, keys, windows, acceptance widths).
@@ -21,8 +17,6 @@ CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE
          (1, 2017, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,)), (131, 131, NEARBY, (1e-6,))]
 LIMIT = 5e-4                                           # of the largest value, in float32
 LIMIT_16 = 1e-1                                        # with values of 16 bits
-
-OUTSIDE_OF_LAYERS = ("embed", "head", "logits")        # also compiled
 
 
 @torch.enable_grad()
@@ -34,52 +28,44 @@ def get_screen(model, kernel="auto"):
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones; in Triton's
     interpreter, which is slow, fewer. It is made now: choose again after each edit.
-    `model.agreeing` is set, by which a KeyCache may forget.
+    `model.agreeing` is the one that agrees, or None: with it a KeyCache may forget.
 
     An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
-    Layers that do not call the screen they are given screen by themselves: nothing is compared.
+    Layers that do not call the screen they are given screen by themselves: nothing is compared, and
+    `model.has_maps` is False.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
-    if not asks_for_screen(model):
+    device = model.W_E.device
+    model.agreeing, model.has_maps = None, asks_for_screen(model)
+    if not model.has_maps:
         return model.screen, ("screening by the layers' own code: nothing is compared, and there "
                               "are no relevance maps"), True
     if hasattr(model, "own_screen"):
         return get_own_screen(model, kernel)
-    definition, device = multiscreen.screen, model.W_E.device
-    exact_on = "cpu" if device.type == "mps" else device       # MPS has no float64
     if kernel == "definition":
-        return definition, "screening by multiscreen.screen, the definition", True
-    objections, cases = [], CASES
-    if kernel == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
-        cases = [case for case in CASES if case[0] * case[1] < 2**15]
-        print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} "
-              "cases; then a step takes minutes, not milliseconds", flush=True)
-    try:
-        exact = [(case, with_gradients(definition, revealing_inputs(*case, model.config, exact_on,
-                                                                    True))) for case in cases]
-    except Exception as e:                             # whatever it is, an edit caused it
-        exact = []
-        objections.append(f"multiscreen.screen fails in the comparison ({in_one_line(e)}), "
-                          "which --kernel definition skips")
-    if not all(x.isfinite().all() for _, values in exact for x in values):
-        exact = []
-        objections.append("multiscreen.screen gives nan or inf in the comparison")
-    auto = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
-    kinds = auto if kernel == "auto" else [kernel]
+        return multiscreen.screen, "screening by multiscreen.screen, the definition", True
+    exact, why = exact_values(model, cases_for(kernel, device))
+    objections = [why] if why else []
+    kinds = [kernel]
+    if kernel == "auto":
+        kinds = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
     for kind in kinds if exact else []:
-        f, label, why = objection(kind, model, exact)
+        if why := objection(kind, model, exact):
+            objections.append(why)
+            continue
+        f, label = screen_of(kind)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
-            f, label = while_it_fits(model)
-        model.agreeing = None if why else f
-        if not why and objections:
+            f = while_it_fits(f, model)
+            label = f"multiscreen.screen up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
+        model.agreeing = f
+        if objections:
             return f, f"{'; '.join(objections)}: using {label}", False
-        if not why:
-            return f, f"screening by {label}, which agrees with multiscreen.screen", True
-        objections.append(why)
+        return f, f"screening by {label}, which agrees with multiscreen.screen", True
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
-    return definition, f"{'; '.join(objections)}: using multiscreen.screen, the definition", False
+    return (multiscreen.screen,
+            f"{'; '.join(objections)}: using multiscreen.screen, the definition", False)
 
 
 def require_memory(model, batch, T):
@@ -124,26 +110,17 @@ def get_own_screen(model, kernel):
         if difference(with_gradients(cut, inputs), with_gradients(own, inputs)) > LIMIT:
             return own, f"{line}: in pieces it differs (a changed equation?)", False
     if kernel == "auto" and model.W_E.device.type != "cpu":
-        cut = partial(cut, at_once=pairs_that_fit(model))
+        cut = while_it_fits(cut, model)
     return cut, line, True
 
 
-def while_it_fits(model):
-    """(`screen_windowed`, with the definition for what fits into half of a GPU's memory; its name).
+def while_it_fits(cut, model):
+    """`cut` that calls the definition once for what fits into half of a GPU's memory.
 
-    On a GPU a step with the definition has a third of the launches.
+    On a GPU a step with the definition has a third of the launches. For backward each layer keeps
+    up to eight numbers per pair B H T S.
     """
-    at_once = pairs_that_fit(model)
-    f = partial(screen_windowed, at_once=at_once)
-    return f, f"multiscreen.screen up to B H T T = {at_once:.1e}, then screen_windowed"
-
-
-def pairs_that_fit(model):
-    """The pairs B H T S whose numbers take half of a GPU's memory.
-
-    For backward each layer keeps up to eight numbers per pair.
-    """
-    return memory(model.W_E.device) // (2 * 32 * model.config.N_L)
+    return partial(cut, at_once=memory(model.W_E.device) // (2 * 32 * model.config.N_L))
 
 
 def memory(device):
@@ -153,44 +130,74 @@ def memory(device):
     return torch.mps.recommended_max_memory()
 
 
-def in_one_line(e):
-    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+def cases_for(kernel, device):
+    """The cases to compare: in Triton's interpreter the small ones, after a line that says so."""
+    if kernel != "triton" or device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
+        return CASES
+    cases = [case for case in CASES if case[0] * case[1] < 2**15]
+    print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} cases; "
+          "then a step takes minutes, not milliseconds", flush=True)
+    return cases
+
+
+def exact_values(model, cases):
+    """([(case, the definition's h and gradients in float64)]; why there are none, or None)."""
+    device = model.W_E.device
+    device = "cpu" if device.type == "mps" else device         # MPS has no float64
+    try:
+        exact = [(case, with_gradients(multiscreen.screen,
+                                       revealing_inputs(*case, model.config, device, True)))
+                 for case in cases]
+    except Exception as e:                             # whatever it is, an edit caused it
+        return None, (f"multiscreen.screen fails in the comparison ({error_line(e)}), "
+                      "which --kernel definition skips")
+    if not all(x.isfinite().all() for _, values in exact for x in values):
+        return None, "multiscreen.screen gives nan or inf in the comparison"
+    return exact, None
+
+
+def screen_of(kind):
+    """(the fast function of a kind, its name)."""
+    if kind == "windowed":
+        return screen_windowed, "screen_windowed"
+    # Imported here: it takes a second, and is of no use on a CPU.
+    import screening_triton
+
+    return screening_triton.screen, "screening_triton.screen"
+
+
+def why_no_kernel(model):
+    """Why the fused kernel cannot run with this model, or None."""
+    import screening_triton
+
+    if model.W_E.dtype == torch.float64:
+        return "the kernel takes no float64"
+    return (screening_triton.available(model.W_E.device)
+            or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
 
 
 def objection(kind, model, exact):
-    """(the function of that kind, its name, why it must not screen here, or None).
-
-    exact: pairs of a case and the definition's values.
-    """
-    f, label, device = screen_windowed, "screen_windowed", model.W_E.device
-    if kind == "triton":
-        # Imported here: it takes a second, and is of no use on a CPU.
-        import screening_triton
-
-        f, label = screening_triton.screen, "screening_triton.screen"
-        reason = (screening_triton.available(device)
-                  or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
-        if model.W_E.dtype == torch.float64:
-            reason = "the kernel takes no float64"
-        if reason:
-            return f, label, reason
+    """Why the function of that kind must not screen here, or None. exact: of `exact_values`."""
+    if kind == "triton" and (why := why_no_kernel(model)):
+        return why
+    f, label = screen_of(kind)
     limits = {torch.float32: LIMIT}
     if model.dtype not in (None, torch.float32):
         limits[model.dtype] = LIMIT_16
     for dtype, limit in limits.items():
         for case, wanted in exact:
-            inputs = revealing_inputs(*case, model.config, device)
+            inputs = revealing_inputs(*case, model.config, model.W_E.device)
             try:
                 found = with_gradients(f, inputs, dtype)
             except Exception as e:                     # whatever it is, this one cannot be used
-                return f, label, f"{label} fails here ({in_one_line(e)})"
+                return f"{label} fails here ({error_line(e)})"
             error, r = difference(found, wanted), min(case[3])
             if error > limit * max(0.03 / r, 1):       # an error of s is amplified 2/r times
-                return f, label, (f"multiscreen.screen and {label} differ by {error:.2g} of the "
-                                  f"largest value (a changed equation?)")
+                return (f"multiscreen.screen and {label} differ by {error:.2g} of the largest "
+                        "value (a changed equation?)")
             if rejects_matches(found[0], wanted[0]):
-                return f, label, f"{label} rejects keys that match exactly, with r = {r:g}"
-    return f, label, None
+                return f"{label} rejects keys that match exactly, with r = {r:g}"
+    return None
 
 
 def revealing_inputs(T, S, windows, widths, config, device, double=False):
@@ -234,64 +241,8 @@ def difference(found, exact):
 
 
 def rejects_matches(found, exact):
-    """Whether h is 0 where the definition's is large: for tiny r only exact matches remain."""
-    return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()
+    """Whether h is 0 where the definition's is large: for tiny r only exact matches remain.
 
-
-def products_dtype(device):
-    """The dtype of matrix products there: bfloat16 where the chip multiplies it, or None."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16
-
-
-def try_to_compile(model, wanted, batch, T):
-    """Compile a model in place and try it on `batch` sequences. Returns one line, or None.
-
-    wanted: see --compile; None compiles on a CUDA GPU with Triton, and leaves the model as it is if
-    that fails. Raises UsageError if it fails but was asked for.
+    Limits are wide there. With r = 1e-6 a cosine that is 1.1e-6 too small rejects every key.
     """
-    device, screen, agreeing = model.W_E.device, model.screen, getattr(model, "agreeing", None)
-    if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
-        return None
-    compile_layers(model)
-    try:
-        x = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
-        model.loss(x[:, :-1], x[:, 1:]).backward()
-        model.zero_grad(set_to_none=True)
-        return "compiled by torch.compile"
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as e:                             # whatever it is, it is the compiler's
-        if wanted:
-            raise UsageError(f"--compile: torch.compile fails here ({in_one_line(e)})") from e
-        for layer in model.layers:
-            layer._compiled_call_impl = None
-        for name in OUTSIDE_OF_LAYERS:
-            delattr(model, name)
-        model.screen, model.agreeing = screen, agreeing
-        return f"not compiled: torch.compile fails here ({in_one_line(e)})"
-
-
-def compile_layers(model):
-    """torch.compile layers, embedding and head, in place."""
-    # Windows change with every step: few graphs for all sizes (no new one where two sizes are
-    # equal by chance), and an error instead of silently running eager.
-    torch.fx.experimental._config.use_duck_shape = False
-    torch._dynamo.config.recompile_limit = 64
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    for layer in model.layers:
-        layer.compile(dynamic=True)
-    # A compiled lookup would add its gradient up with atomics: two runs would differ.
-    torch._dynamo.disallow_in_graph(F.embedding)
-    for name in OUTSIDE_OF_LAYERS:
-        # Bound to this model, so that a copy of it has its own.
-        compiled = torch.compile(getattr(type(model), name), dynamic=True)
-        setattr(model, name, MethodType(compiled, model))
-
-    # Not part of a graph: the cache, whose sizes change with every call, and the choice of pieces,
-    # whose number depends on w.
-    multiscreen.KeyCache.append = torch.compiler.disable(multiscreen.KeyCache.append)
-    if getattr(model.screen, "func", model.screen) is screen_windowed:
-        eager = torch.compiler.disable(model.screen)
-        model.agreeing = eager if model.forgets else None
-        model.screen = eager
+    return ((found == 0).all(-1) & (exact.norm(dim=-1) > 0.1)).any()

@@ -124,6 +124,12 @@ def get_device(name):
                          "mps where there is such a GPU") from None
 
 
+def products_dtype(device):
+    """The dtype of matrix products there: bfloat16 where the chip multiplies it, or None."""
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+
+
 def keep_freed_memory():
     """Let glibc keep the memory of freed tensors for the next ones.
 
@@ -139,6 +145,11 @@ def keep_freed_memory():
 def on_one_line(x):
     """As text without tabs and line ends, with ? for what is not UTF-8."""
     return " ".join(str(x).encode(errors="replace").decode().split())
+
+
+def error_line(e):
+    """The kind of an exception and the first line of its message."""
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
 def printable(text):

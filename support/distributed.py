@@ -111,7 +111,7 @@ def average_gradients(model, now):
 def recompute(model):
     """Keep only the layers' inputs, and recompute their activations in backward. In place."""
     def forward(self, *inputs):
-        return checkpoint(MethodType(type(self).forward, self), *inputs, use_reentrant=False)
+        return checkpoint(type(self).forward, self, *inputs, use_reentrant=False)
 
     for layer in model.layers:
         layer.forward = MethodType(forward, layer)     # a copy of the layer has its own

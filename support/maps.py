@@ -23,8 +23,7 @@ def count_alive(alpha_d, w):
 
 def alive_fraction(model, tokens):
     """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
-    with torch.compiler.set_stance("force_eager"):
-        maps = model.relevance_maps(tokens)
+    maps = model.relevance_maps(tokens)
     counts = [torch.stack(count_alive(alpha_d, window(dist.full(tile.s_w))))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from support.checkpoint import build_model, has_windows
-from support.choose import get_screen, products_dtype
+from support.choose import get_screen
+from support.cli import products_dtype
 
 ROOT = Path(__file__).parent.parent
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")

@@ -19,7 +19,7 @@ from support.checkpoint import (
     save_checkpoint,
     scale_rope,
 )
-from support.choose import asks_for_screen, get_screen
+from support.choose import get_screen
 from support.cli import UsageError
 from support.run import get_args
 from support.windowed import screen_windowed
@@ -269,7 +269,7 @@ def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     assert parts["step"] == 4
     assert_same_weights(parts, whole)
     assert has_windows(model) == name.startswith("multiscreen")
-    if has_windows(model) and asks_for_screen(model):
+    if has_windows(model) and model.has_maps:
         maps = model.relevance_maps(draw_tokens(1, 20))
         assert len(maps) == len(model.layers)
         assert all(x.shape[-2:] == (20, 20) and x.isfinite().all() for x in maps)

@@ -81,7 +81,7 @@ def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
 
     changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
                "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
-               "milliseconds": two_milliseconds, "compile_layers": lambda model: None,
+               "milliseconds": two_milliseconds, "compile_model": lambda model: None,
                "screen": screen}
     for name, value in changes.items():
         monkeypatch.setattr(gpu_times, name, value)
@@ -228,7 +228,7 @@ def test_the_kernels_compile_ahead_of_time_without_spills():
 
 def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
     compiled = []
-    monkeypatch.setattr(cpu, "compile_layers", compiled.append)
+    monkeypatch.setattr(cpu, "compile_model", compiled.append)
     for name in ("LENGTH", "STEPS", "TOKENS"):
         monkeypatch.setattr(cpu, name, 3)
     monkeypatch.setattr(sys, "argv", [

@@ -16,7 +16,7 @@ from multiscreen import Config, Multiscreen
 from screening_triton import jit, tl
 from support import choose
 from support.choose import CASES, LIMIT, NEARBY, difference, get_screen, with_gradients
-from support.cli import UsageError
+from support.cli import UsageError, products_dtype
 from support.windowed import screen_windowed
 from tests import DEVICE
 from tests.helpers import CPU, ROOT, SMALL, TEXT, run
@@ -171,9 +171,12 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
         return WRONG[way](right, q, k, v, w, r, i0)
 
     monkeypatch.setattr(choose, "screen_windowed", wrong)
-    screen, line, expected = get_screen(of_sizes(SHORT))
+    model = of_sizes(SHORT)
+    model.agreeing = wrong                             # before an edit
+    screen, line, expected = get_screen(model)
     assert screen is ms.screen
     assert not expected
+    assert model.agreeing is None
     assert re.fullmatch(r"multiscreen.screen and screen_windowed differ by \S+ of the largest "
                         r"value \(a changed equation\?\): using multiscreen.screen, the "
                         r"definition", line)
@@ -447,9 +450,9 @@ def test_without_the_kernel_a_gpu_takes_the_definition_while_it_fits(monkeypatch
 @pytest.mark.parametrize("chip, dtype", [(True, SHORT), (False, None)])
 def test_products_are_bfloat16_only_where_the_chip_multiplies_it(monkeypatch, chip, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: chip)
-    assert choose.products_dtype(torch.device("cuda")) == dtype
-    assert choose.products_dtype(torch.device("mps")) is None
-    assert choose.products_dtype(CPU) is None
+    assert products_dtype(torch.device("cuda")) == dtype
+    assert products_dtype(torch.device("mps")) is None
+    assert products_dtype(CPU) is None
 
 
 def test_without_triton_the_file_can_be_imported_and_says_so():

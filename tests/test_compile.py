@@ -1,13 +1,16 @@
-"""Tests of --compile: the same numbers, and a way back where compiling fails."""
+"""Tests of --compile: the same numbers, no other model, and a way back where compiling fails."""
 import copy
+import inspect
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from support import choose
-from support.choose import OUTSIDE_OF_LAYERS, compile_layers, try_to_compile
+import multiscreen as ms
+from support import compiled
 from support.cli import UsageError
+from support.compiled import compile_model, try_to_compile
 from support.distributed import recompute
 from support.windowed import screen_windowed
 from tests.helpers import draw_tokens, small
@@ -24,34 +27,97 @@ def of_a_step(model, tokens):
     return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
-@pytest.fixture
-def model():
+def make():
     model = small(1, far=True, N_L=2)
     model.screen = screen_windowed
     return model
+
+
+@pytest.fixture
+def model():
+    return make()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The names of the operators of each graph that torch.compile has made, which runs as it is."""
+    made = []
+
+    def backend(graph, inputs):
+        made.append({node.name for node in graph.graph.nodes})
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    return made
 
 
 def fails(*inputs, **options):
     raise RuntimeError("no\ncompiler")
 
 
-def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, monkeypatch):
-    tokens, names = draw_tokens(2, 180), []
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_compiling_a_model_changes_no_other(model, graphs):
+    """No class, no setting of torch, and each has graphs of its own. First: settings would stay."""
+    def state():
+        configs = torch._dynamo.config, torch.fx.experimental._config
+        return ([vars(x).copy() for x in vars(ms).values() if inspect.isclass(x)],
+                [config.save_config() for config in configs])
 
-    def backend(graph, inputs):
-        names.append({node.name for node in graph.graph.nodes})
-        return graph.forward
+    tokens, before = draw_tokens(2, 20), state()
+    compile_model(model)
+    of_a_step(model, tokens)
+    made, other = len(graphs), make()
+    attributes = [*vars(other)]
+    of_a_step(other, tokens)
+    other.generate(tokens, 3)
+    assert len(graphs) == made
+    assert [*vars(other)] == attributes
+    assert state() == before
+    torch.compile(F.embedding, fullgraph=True)(tokens, other.W_E)      # allowed in other graphs
+    for _ in range(2):
+        another = make()
+        compile_model(another)
+        of_a_step(another, tokens)
+    assert len(graphs) == 3 * made + 1
 
-    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+
+def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, graphs):
+    """All layers share their graphs, and the trial has made all graphs of a step."""
+    tokens = draw_tokens(2, 180)
     eager = of_a_step(model, tokens)
     assert try_to_compile(model, True, 2, 179) == "compiled by torch.compile"
-    before = len(names)
-    assert before >= 4                                 # two parts of a layer, embedding, head
-    compiled = of_a_step(model, tokens)
-    assert len(names) == before                        # the trial made all graphs of a step
-    assert not any("embedding" in name for graph in names for name in graph)
-    for name, x in eager.items():
-        torch.testing.assert_close(compiled[name], x, rtol=1e-4, atol=1e-6)
+    assert all(p.grad is None for p in model.parameters())
+    assert len(graphs) == 4                            # three parts of a layer, and the head
+    assert not any("embedding" in name for names in graphs for name in names)
+    for name, x in of_a_step(model, tokens).items():
+        torch.testing.assert_close(x, eager[name], rtol=1e-4, atol=1e-6)
+    assert len(graphs) == 4
+
+
+@pytest.mark.parametrize("screen, parts", [(None, 1), (screen_windowed, 0)])
+def test_a_layer_that_recomputes_is_compiled_where_it_is_one_graph(model, graphs, screen, parts):
+    tokens = draw_tokens(2, 180)
+    model.screen = screen
+    eager = of_a_step(model, tokens)
+    recompute(model)
+    compile_model(model)
+    for name, x in of_a_step(model, tokens).items():
+        torch.testing.assert_close(x, eager[name], rtol=1e-4, atol=1e-6)
+    assert len(graphs) == parts + 1
+
+
+@torch.no_grad()
+def test_decoding_and_relevance_maps_run_eagerly_and_see_the_same(model, graphs):
+    tokens = draw_tokens(2, 150)
+    model.agreeing = screen_windowed                   # so caches forget
+    wanted = model.generate(tokens, 5), *model.relevance_maps(tokens)
+    compile_model(model)
+    model.head()                                       # its graph
+    before = len(graphs)
+    assert model.forgets
+    for a, b in zip((model.generate(tokens, 5), *model.relevance_maps(tokens)), wanted):
+        torch.testing.assert_close(a, b)
+    assert len(graphs) == before
 
 
 @pytest.mark.parametrize("kind, wanted, triton, tried", [
@@ -59,16 +125,31 @@ def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, monkeypatch):
     ("mps", None, True, False)])
 def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, wanted, triton,
                                                       tried):
-    monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
-    monkeypatch.setattr(choose, "has_triton", lambda: triton)
+    """Here the last backward fails, when the head has its gradient."""
+    def compile_to_fail(f, **options):
+        def run(*inputs):
+            y = f(*inputs)
+            if y.requires_grad and y.ndim == 3:
+                y.register_hook(fails)
+            return y
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_to_fail)
+    monkeypatch.setattr(compiled, "has_triton", lambda: triton)
     tokens = draw_tokens(2, 180)
     eager = of_a_step(model, tokens)
+    model.zero_grad()
+    model.agreeing = screen_windowed
+    modules = [model, *model.layers]
     with Pretended(kind):
-        line = try_to_compile(model.to(kind), wanted, 2, 179)
+        model.to(kind)
+        before = [vars(module).copy() for module in modules]
+        line = try_to_compile(model, wanted, 2, 179)
         said = "not compiled: torch.compile fails here (RuntimeError: no)"
         assert line == (said if tried else None)
-        assert model.screen is screen_windowed
-        assert not vars(model).keys() & {*OUTSIDE_OF_LAYERS}
+        assert [vars(module) for module in modules] == before
+        assert model.forgets
+        assert all(p.grad is None for p in model.parameters())
         for name, x in of_a_step(model, tokens.to(kind)).items():
             assert torch.equal(x, eager[name].to(kind))
 
@@ -80,14 +161,20 @@ def test_what_was_asked_for_and_fails_is_an_error(model, monkeypatch):
         try_to_compile(model, True, 2, 30)
 
 
-def test_a_copy_of_a_compiled_or_recomputed_model_has_its_own_weights(model, monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend="eager"))
-    for change in (compile_layers, recompute):
-        changed = copy.deepcopy(model)
+@pytest.mark.parametrize("changes", [
+    [compile_model], [recompute], [recompute, compile_model]], ids=["compiled", "recomputed", "2"])
+def test_a_copy_of_a_compiled_or_recomputed_model_computes_with_its_own_weights(graphs, changes):
+    changed, other, tokens = make(), make(), draw_tokens(2, 150)
+    original = of_a_step(changed, tokens)
+    with torch.no_grad():
+        for W in other.parameters():
+            W.mul_(1.5)
+    wanted, text = of_a_step(other, tokens), other.generate(tokens, 5)
+    for change in changes:
         change(changed)
-        other, tokens = copy.deepcopy(changed), draw_tokens(2, 20)
-        with torch.no_grad():
-            for W in other.parameters():
-                W.zero_()
-        assert not other(tokens).any()
-        assert changed(tokens).any()
+    copied = copy.deepcopy(changed)
+    copied.load_state_dict(other.state_dict())
+    for model, numbers in ((copied, wanted), (changed, original)):
+        for name, x in of_a_step(model, tokens).items():
+            torch.testing.assert_close(x, numbers[name], rtol=1e-4, atol=1e-6)
+    assert torch.equal(copied.generate(tokens, 5), text)

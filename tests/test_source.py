@@ -345,7 +345,7 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
     before = equations("multiscreen")
     monkeypatch.setattr(multiscreen, "trim", torch.compile(multiscreen.trim))
-    for _ in range(2):                                 # as two models do
+    for _ in range(2):                                 # disabled twice
         monkeypatch.setattr(multiscreen.KeyCache, "append",
                             torch.compiler.disable(multiscreen.KeyCache.append))
     assert equations("multiscreen") == before
