@@ -182,6 +182,22 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
                         r"definition", line)
 
 
+def test_what_rounds_too_coarsely_to_find_exact_matches_does_not_screen(monkeypatch):
+    """As products with few bits: each s is 1.1e-6 too small, within all limits of the difference.
+
+    But a tile whose r has reached its least, 1e-6, would see no key any more.
+    """
+    def coarse(q, *others, right=screen_windowed):
+        return right(q * (1 - 1.1e-6), *others)
+
+    monkeypatch.setattr(choose, "screen_windowed", coarse)
+    screen, line, expected = get_screen(of_sizes())
+    assert screen is ms.screen
+    assert not expected
+    assert line == ("screen_windowed rejects keys that match exactly, with r = 1e-06: using "
+                    "multiscreen.screen, the definition")
+
+
 def fails(*inputs):
     raise RuntimeError("no such\nthing")
 
