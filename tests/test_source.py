@@ -244,6 +244,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
+    source.say_replaced.cache_clear()                  # one line a process
     before = equations("multiscreen")
     assert not capsys.readouterr().err
     owner, f = REPLACED[name]
@@ -256,6 +257,7 @@ def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
 
 
 def test_a_layer_from_elsewhere_makes_a_model_unique(monkeypatch, capsys):
+    source.say_replaced.cache_clear()
     monkeypatch.setitem(ablations.TILES, "mine", Mine)
     assert equations("multiscreen:mine") != equations("multiscreen:mine")
     assert "Mine was replaced at run time, or is in no file" in capsys.readouterr().err
