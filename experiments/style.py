@@ -64,7 +64,8 @@ def paper_name(model):
     family, _, variant = model.partition(":")
     if family == "multiscreen":
         return f"Multiscreen, {ABLATIONS.get(variant, variant)}" if variant else "Multiscreen"
-    return "Transformer + QKNorm" if variant.endswith(":qknorm") else "Transformer"
+    kind = variant.partition(":")[2]                   # after the size
+    return {"": "Transformer", "qknorm": "Transformer + QKNorm"}.get(kind, f"Transformer, {kind}")
 
 
 def label_models(models):
