@@ -65,7 +65,10 @@ def window(s_w):
 
 
 def acceptance(s_r):
-    """Eq. 4 too, acceptance width: r = sigmoid(s_r), at least what float32 resolves near s = 1."""
+    """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-6.
+
+    That is what float32 resolves near s = 1.
+    """
     return torch.sigmoid(s_r).clamp_min(1e-6)
 
 
@@ -84,8 +87,8 @@ def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
     Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
-    Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by
-    0.03 rad at i = 2^17.
+    Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by about
+    0.01 rad at i = 2^17.
     """
     w_near = double(w).clamp(max=w_th)
     gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
@@ -149,6 +152,7 @@ def tanh_norm(x, eps=1e-6):
 
     For |x| < eps it returns x, the limit. The Jacobian at 0 is the identity.
     """
+    # sqrt has an infinite slope at 0: replace small lengths before it, then take the limit, 1.
     square = x.square().sum(-1, keepdim=True)
     small = square < eps**2
     norm = square.masked_fill(small, 1.0).sqrt()
@@ -167,9 +171,10 @@ def product(axes, x, W, dtype=None):
 class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
+    Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
     `screening`. Its `screening` calls the `screen` it is given, or there are no relevance maps.
-    s_w, s_r and s_O have one number a tile, (N_H,), also where tiles share it.
+    s_w, s_r and s_O are (N_H,); a variant whose tiles share a number stores N_H copies.
     dtype: of the matrix products; None: the parameters' own.
     """
 
@@ -215,11 +220,15 @@ class GatedScreeningTiles(nn.Module):
         return product("bte,ehd->bhtd", x, W, self.dtype)
 
     def screening(self, x, screen, cache=None):
-        """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)"""
+        """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
+
+        start: the position of x's first token; first: of the oldest key that is kept.
+        """
         w, r = window(self.s_w), self.acceptance()
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
+        # q and k share their positions: one call turns both.
         q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
@@ -240,7 +249,7 @@ class GatedScreeningTiles(nn.Module):
 class KeyCache:
     """The keys and values of one layer that a later query may see: encoded, oldest first.
 
-    forgets: whether what lies outside every window is dropped when the buffer is full.
+    forgets: whether keys outside every window are dropped when the buffer is full.
     """
 
     def __init__(self, forgets=False):
@@ -254,6 +263,7 @@ class KeyCache:
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2]:
+            # Keep what a later query can see, or all. Room for 1,023 more tokens spares copies.
             kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
             self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + 1023))
             self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + 1023))
@@ -278,7 +288,8 @@ class LanguageModel(nn.Module):
 
     A subclass has `config`, `W_E`, `layers`, `embed`, `head`, `logits` and `screen`.
     """
-    forgets = False        # whether caches may drop keys outside the windows: `screen` ignores them
+    # Whether caches may drop keys outside every window: only if `screen` gives them weight 0.
+    forgets = False
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
@@ -301,7 +312,8 @@ class LanguageModel(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 are ignored. Beyond 2^25 logits backward recomputes them; torch.func fails.
+        Targets of -100 are ignored. More than 2^25 logits are made in chunks, and made again in
+        backward; torch.func cannot differentiate that.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
@@ -326,7 +338,8 @@ class LanguageModel(nn.Module):
     def pieces(self, tokens):
         """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
 
-        That takes less memory: of 2^12 tokens, or of 2^26 pairs where each query sees every key.
+        That takes less memory. A piece has at most 2^12 tokens; if the caches keep every key, also
+        at most 2^26 query-key pairs, over all tiles.
         """
         B, T = tokens.shape
         size = 2**12
@@ -396,6 +409,8 @@ class Multiscreen(LanguageModel):
 
     @property
     def forgets(self):
+        """Whether caches may drop keys: if the screen in use agrees with the definition, which
+        gives a key outside the window exactly 0."""
         return self.chosen is not None and self.chosen is self.agreeing
 
     def embed(self, tokens):
@@ -420,6 +435,7 @@ class Multiscreen(LanguageModel):
 
         Found by passing the identity matrix as values.
         """
+        # A faster screen that agrees has the definition's maps. Any other function has its own.
         maps, definition = [], screen if self.forgets else self.screen
 
         def record(q, k, v, w, r, i0=0):

@@ -255,8 +255,9 @@ def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
                   first     inner     |    end
                                       inner_end
 
-    Inner blocks need no masks. static_range(2) writes each kernel's loop twice: for these (EDGE is
-    0), and for all from first to end but these (EDGE is 1): from inner on, it adds skip to n.
+    static_range(2) writes each kernel's loop twice. Pass 0 (EDGE is 0) visits inner .. inner_end,
+    without masks. Pass 1 visits first .. inner and inner_end .. end, with masks: its counter n runs
+    over the first part, and from n = inner on the block is n + skip.
     """
     end = tl.minimum(n_end, tl.minimum(x_end, x + X) - near)
     inner = x + X - 1 - far
@@ -299,7 +300,7 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
     passes = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     h = tl.zeros([BI, D_V], tl.float32)
 
-    # The blocks without masks, then those with. _in_sight has a drawing.
+    # Pass 0 (EDGE 0): inner blocks. Pass 1 (EDGE 1): the others; j0 jumps over the inner ones.
     for EDGE in tl.static_range(2):
         start, stop, inner, skip = passes[EDGE]
         for n in range(start, stop - skip, BJ):

@@ -5,7 +5,7 @@
     python train.py --resume --steps 1240            continue the run in out/, for longer
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
-Rerun a command to resume it; of a finished run it says so.
+Rerun a command to resume it; once the run is finished, the command says so.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
@@ -24,7 +24,7 @@ from baselines import count_parameters
 from baselines.ablations import TILES
 from baselines.transformer import BLOCKS, SIZES
 from multiscreen import window
-from support import distributed as dist
+from support import distributed as dist  # without torchrun it does nothing
 from support.checkpoint import (
     SIZE_FLAGS,
     build_model,
@@ -162,7 +162,7 @@ def train_step(model, data, args, drawn):
         loss.backward()
         losses.append(loss.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
-    # The one synchronisation with a GPU.
+    # One transfer from the GPU, which waits for it.
     *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
     loss, = dist.total(sum(losses) / dist.world())
     return loss, norm
@@ -181,8 +181,9 @@ def train(args, run):
     dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
-    sizes = {size: getattr(args, name) for name, size in SIZE_FLAGS.items()
+    sizes = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()
              if getattr(args, name) is not None} | {"vocab_size": tokenizer.n_vocab}
+    # run.start: the checkpoint to take weights from, of this run or of --init, or None.
     model = build_model(args.model, run.start["config"] if run.start else sizes, dtype).to(device)
     if run.start:
         load_weights(model, run.start["weights"], run.path if run.ckpt else args.init)
@@ -194,9 +195,10 @@ def train(args, run):
         dist.recompute(model)
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
         print(line)
-    size, rest = count_parameters(model)
+    # Counted before `distribute`, after which a process may hold a part only.
+    parameters, non_embedding = count_parameters(model)
     dist.distribute(model, args.shard, device)
-    print(f"{args.model}, {size:,} parameters ({rest:,} non-embedding), "
+    print(f"{args.model}, {parameters:,} parameters ({non_embedding:,} non-embedding), "
           f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
           f"{'bfloat16' if dtype else 'float32'}")
 
@@ -210,7 +212,7 @@ def train(args, run):
     # A new run, or where it was.
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
-    step, drawn = run.begin(model, optimizer, train_data, size)
+    step, drawn = run.begin(model, optimizer, train_data, parameters)
     sequences = args.batch_tokens // args.seq_len
 
     last = stopping = False
@@ -219,7 +221,7 @@ def train(args, run):
         lr = set_rate(optimizer, args, step)
         loss, norm = train_step(model, train_data, args, drawn)
         step, drawn = step + 1, drawn + sequences
-        run.check(step, loss=loss, grad_norm=norm)     # before anything changes
+        run.check(step, loss=loss, grad_norm=norm)     # before a weight changes
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         train_data.observe(loss, sequences)
@@ -234,6 +236,7 @@ def train(args, run):
         stopping = run.told_to_stop()
         if last or stopping or step % args.save_every == 0:
             run.save(model, optimizer, step, drawn, train_data)
+    # Told to stop: what was done is saved, and the exit code is 130.
     if not last:
         raise run.interrupt(step)
 

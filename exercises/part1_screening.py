@@ -40,7 +40,7 @@ def mipe_angle(i, w, w_th):
     gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,). Returns
     (H, T), in radians.
 
-    Any number of whole turns may be left out. At i = 2^17 float32 is off by 0.03 rad: multiply in
+    Any number of whole turns may be left out. At i = 2^17 float32 is 0.01 rad off: multiply in
     float64, and return w's dtype. The gradient of w is finite everywhere, and 0 for w >= w_th.
     """
     raise NotImplementedError("Exercise 1.4: Eqs. 6 and 7, MiPE's angle")

@@ -85,10 +85,17 @@ def require_memory(model, batch, T):
 
 @torch.no_grad()
 def asks_for_screen(model):
-    """Whether each layer calls the screen that it is given, as relevance maps need."""
-    calls = []
+    """Whether each layer calls the screen that it is given, as relevance maps need.
+
+    Raises UsageError for windows or acceptance widths that are not a number for each tile.
+    """
+    calls, H = [], model.config.N_H
 
     def record(q, k, v, w, r, i0=0):
+        for name, x in {"windows w": w, "acceptance widths r": r}.items():
+            if x.shape != (H,):
+                raise UsageError(f"a layer's {name} have shape {tuple(x.shape)}; expected ({H},), "
+                                 "a number for each tile: repeat what tiles share")
         calls.append(q)
         return torch.zeros_like(v)
 

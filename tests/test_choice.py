@@ -475,3 +475,17 @@ def test_without_triton_the_file_can_be_imported_and_says_so():
     code = ("import sys; sys.modules['triton'] = None; import screening_triton; "
             "print(screening_triton.available())")
     assert run("-c", code).stdout.startswith("triton is not installed")
+
+
+class OneWindow(ms.GatedScreeningTiles):
+    """A layer whose tiles share a parameter of one number."""
+
+    def initialize(self):
+        super().initialize()
+        self.s_w = torch.nn.Parameter(self.s_w.data.mean(0, keepdim=True))
+
+
+def test_windows_that_are_not_a_number_for_each_tile_are_refused():
+    model = Multiscreen(Config(psi=4, vocab_size=7), tiles=OneWindow)
+    with pytest.raises(UsageError, match=r"windows w have shape \(1,\); expected \(4,\)"):
+        choose.get_screen(model)
