@@ -18,7 +18,8 @@ SCRIPTS = ("tiny", "small", "controls", "paper")
 # `python` and `torchrun`: each notes what it was given and leaves the files of a run or a table.
 NOTE = """#!/bin/bash
 last="${*: -1}"
-{ printf '%q ' "${0##*/}" "$@"; echo; } >>"$CALLS"
+line=$(printf '%q ' "${0##*/}" "$@")
+echo "$line" >>"$CALLS"                # in one piece, since lanes write at once
 case "$*" in
     *slow*)
         trap 'sleep 1; echo saved >>"$CALLS"; exit 130' INT
