@@ -21,6 +21,7 @@ from support.cli import Parser, UsageError, cli
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# A cell of the table. factor: of --rope-scale; swe: whether windows are expanded.
 CELL = ("length", "depth", "factor", "swe", "trials")
 
 
@@ -29,10 +30,11 @@ CELL = ("length", "depth", "factor", "swe", "trials")
 def make_prompts(depth, n_digits, n_trials, fill):
     """n_trials prompts, each ending with its answer. fill(rng, weights, lines, needle): more lines.
 
-    One random.Random(123) serves all trials. A trial draws 26 different numbers and deals
-    the letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter
-    once and those that `fill` adds, shuffled. The needle's line goes in after the fraction `depth`
-    of the lines, and once more at the end, where its last n_digits characters are the answer.
+    One random.Random(123) serves all trials. A trial draws 26 different numbers and deals the
+    letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter once
+    and those that `fill` adds, by their numbers 0 to 25, shuffled. The needle's line goes in after
+    the fraction `depth` of the lines, and once more at the end, where its last n_digits characters
+    are the answer.
     """
     if not 0 <= depth <= 1:
         raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
@@ -90,6 +92,7 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     device = next(model.parameters()).device
     right = [False] * len(prompts)
     rows = [tokenizer.encode_ordinary(p) for p in prompts]
+    # Sorted by length: prompts of equal length are at its head.
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     while order:
         T = len(rows[order[0]])
@@ -127,6 +130,7 @@ def get_parser(doc):
 def measure(args, name, loaded, get_prompts, **own):
     """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
 
+    own: the task's own columns and arguments of get_prompts, here digits.
     loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **own) gives
     (prompts, answers), or raises UsageError for a length that is too short.
     """
@@ -137,7 +141,7 @@ def measure(args, name, loaded, get_prompts, **own):
         trials = 1000 if args.device.startswith("cuda") else 10
     lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, own)
 
-    # What cannot be done is refused before any work.
+    # What cannot be done is refused before any work: one prompt a depth shows it.
     if max(lengths) > 2**24:
         raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:

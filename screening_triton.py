@@ -29,9 +29,9 @@
    16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
    and r may be 1e-6. So float32 q and k are split into parts of v's dtype, q = q0 + q1 + q2 in
    bfloat16 (24 bits) and q = q0 + q1 in float16 (22 bits), and s = q0 k0 + (q0 k1 + q1 k0) +
-   (q0 k2 + q1 k1 + q2 k0), in float16 without the last sum. MiPE's part of dL/dw is a small
-   difference of large sums: both backward kernels round dz to the same 16 bits and multiply it by
-   all parts of q and k, so the cancellation is preserved.
+   (q0 k2 + q1 k1 + q2 k0); the last bracket is bfloat16's only. MiPE's part of dL/dw is a small
+   difference of large sums. They cancel only if both backward kernels use the same dz: both round
+   it to the same 16 bits, and multiply it by all parts of q and k.
 
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
@@ -166,8 +166,8 @@ def _cos_sin(x, w, FAR: tl.constexpr):
     """cos and sin of theta x = 2 pi x / (4 w), x whole numbers.
 
     FAR: x may be many turns, as it is where the window is smaller than a block. Then whole turns
-    are removed; 1 / (4 w) is split, so that x times its first part is exact. The fast cosine is one
-    instruction and, within half a turn, off by at most 2^-20.5.
+    are removed; 1 / (4 w) is split: coarse has 8 bits, so x * coarse is exact. The fast cosine is
+    one instruction and, within half a turn, off by at most 2^-20.5.
     """
     turn = 0.25 / w
     if FAR:
@@ -187,8 +187,9 @@ def _trim_root(a, b, r_inv):
 
     a, b: the rows that the program holds and those that it visits, as tuples of parts.
     """
-    # In float32 the product starts at -1 and is s - 1 at no cost. With parts the small terms come
-    # first: they would be lost beside a 1. a[m] b[n] is the smaller the larger m + n is.
+    # z = 1 + r_inv (s - 1). In float32 the product starts at -1 and is s - 1 at no cost. With
+    # parts the small terms come first, since they would be lost beside a 1: of three parts (0, 2),
+    # (1, 1), (2, 0), then (0, 1), (1, 0), then (0, 0).
     START: tl.constexpr = -1.0 if a[0].dtype == tl.float32 else 0.0
     s = tl.full([a[0].shape[0], b[0].shape[0]], START, tl.float32)
     for m_plus_n in tl.static_range(len(a) - 1, -1, -1):
@@ -207,6 +208,7 @@ def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
     EDGE: c is 0 unless near <= x - n <= far.
     """
     n = tl.arange(0, cos_b.shape[0])
+    # Without masks all pairs lie within a window, so theta x is small.
     cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
     c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
     if EDGE:
@@ -221,8 +223,8 @@ def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
 
 @jit
 def _this_program(ORDER, W, R, blocks, B):
-    """The block, tile and sequence b that this program has, and the tile's w, 1/r and reach."""
-    # The widest tile's programs come first, and of a tile those of the first block.
+    """The block, tile and sequence b of this program, and the tile's w, 1/r and reach."""
+    # The program's number runs over sequences fastest, then blocks, then tiles, the widest first.
     pid = tl.program_id(0)
     tile = tl.load(ORDER + pid // (B * blocks)).to(tl.int64)
     b = (pid % B).to(tl.int64)
@@ -232,7 +234,7 @@ def _this_program(ORDER, W, R, blocks, B):
     w = tl.load(W + tile).to(tl.float32)
     reach = tl.minimum(tl.ceil(w), 1073741824.0).to(tl.int32) - 1
 
-    # 1/r is rounded up: then z is exactly 0 at the threshold, s - 1 = -r.
+    # 1/r is rounded up, to the next float32: then z is exactly 0 at the threshold, s - 1 = -r.
     r = tl.load(R + tile).to(tl.float32)
     r_inv = tl.div_rn(1.0, r)
     r_inv = tl.where(r_inv * r - 1 < 0, r_inv * 1.00000012, r_inv)
@@ -284,7 +286,8 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
     block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, blocks, B)
     t0 = (blocks - 1 - block) * BI
 
-    # Decoding divides the keys among programs. Each sees its share as if there were no other keys.
+    # Decoding divides the keys among programs: program_id(1) is the share, OUT's first axis. K, V,
+    # i0 and S move to where it begins, as if there were no other keys.
     share = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
     before = tl.program_id(1) * share
     i0 -= before
@@ -364,7 +367,10 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
 def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t,
                   i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
                   BJ: tl.constexpr, PARTS: tl.constexpr):
-    """dk and dv for a block of keys. The first blocks, seen by the most queries, start first."""
+    """dk and dv for a block of keys. The first blocks, seen by the most queries, start first.
+
+    Roles swap: the program holds keys and visits queries, so z, c and y are (keys, queries).
+    """
     block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, tl.cdiv(S, BJ), B)
     j0 = block * BJ
     Q += (b * H + tile) * T * PARTS * D_K
@@ -437,7 +443,8 @@ def choose_parts(kernel, qk, v):
         return v, 1
     if kernel == "decode":
         return torch.float32, 1
-    return v, 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
+    number = 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
+    return v, number
 
 
 def with_contiguous_rows(x):
@@ -460,7 +467,10 @@ def split_into_parts(x, dtype, parts):
 
 
 def kernel_inputs(kernel, q, k, v, w, r, order):
-    """Q, K, V, W, R and ORDER, with which the arguments of every kernel begin."""
+    """Q, K, V, W, R and ORDER, with which the arguments of every kernel begin.
+
+    Kernels take k and v at any strides, q as one block.
+    """
     qk = q.dtype if q.dtype == k.dtype else torch.float32
     q, k = (split_into_parts(x, *choose_parts(kernel, qk, v.dtype)) for x in (q, k))
     v, w, r = (with_contiguous_rows(x) for x in (v, w, r))
@@ -468,7 +478,10 @@ def kernel_inputs(kernel, q, k, v, w, r, order):
 
 
 def launch(kernel, inputs, *others, i0, shares=1):
-    """Run one program for each block, and share of the keys, of each tile of each sequence."""
+    """Run one program for each block, and share of the keys, of each tile of each sequence.
+
+    inputs: of `kernel_inputs`; others: the tensors that the kernel takes after ORDER.
+    """
     q, k, v = inputs[:3]
     B, H, T, parts, D_K = q.shape
     S, D_V = v.shape[2:]

@@ -1,7 +1,10 @@
 """The proof, in the order of the equations: hand-worked points, properties, a float64 reference.
 
-The equations of one screening unit, the model, and the fused kernel against the definition. The
-reference is tests/reference.py.
+The equations of one screening unit, the model, and the fused kernel against the definition: two
+sittings, the second begins with the kernel. The reference is tests/reference.py.
+
+correlated(seed, B, H, T, S) draws unit q, k and v that often pass Trim; widths and acceptances draw
+w in [1, inf] and r.
 """
 from tests import DEVICE
 
