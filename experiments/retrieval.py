@@ -26,6 +26,7 @@ from experiments.style import (
     count_of,
     legend_below,
     look,
+    paper_name,
     plot_with_band,
     short_number,
     variant_of,
@@ -129,7 +130,9 @@ def get_panels(rows, labels):
         words = [f"{digits} digits"] * (len({other[4] for other in groups}) > 1)
         words += [f"step {step}"] * bool(step)
         row = 0 if model.startswith("transformer") else 2 if swe else 1
-        title = label if lengths else short_number(int(parameters))
+        kind = paper_name(model).partition(", ")[2]    # "local"
+        title = ", ".join(filter(None, [kind, short_number(int(parameters))]))
+        title = label if lengths else title
         panels.append(Panel(", ".join([label, *words]), ", ".join([title, *words]), row,
                             variant_of(model), int(parameters), int(T_train), get_cells(found)))
 

@@ -13,15 +13,24 @@ for swe in "" --swe; do
     done | lanes
 done
 
-for seed in ${SEEDS:-24 25 26}; do
-    echo python train.py --data abcdigits --digits 2 --steps 4800 --seed $seed \
-        --model transformer:${SIZE:-4,4,96} --lr 0.001953125 $TRAIN \
+# The two strongest Transformers, each at its rate: runs/controls.sh tunes them on other seeds.
+for seed in ${SEEDS:-24 25 26 27 28 29 30 31}; do
+    echo python train.py --data abcdigits --digits 2 --steps 8000 --seed $seed \
+        --model transformer:${SIZE:-4,4,96}:local --lr 0.0009765625 $TRAIN \
+        --out $OUT/needles_local-$seed
+    echo python train.py --data abcdigits --digits 2 --steps 8000 --seed $seed \
+        --model transformer:${SIZE:-4,4,96} --lr 0.00048828125 $TRAIN \
         --out $OUT/needles_transformer-$seed
 done | lanes
-for seed in ${SEEDS:-24 25 26}; do
-    echo python abcdigits.py --lengths 256 512 1024 2048 --trials 20 --rope-scale 1 2 4 ntk2 ntk4 \
-        $MEASURE --ckpt $OUT/needles_transformer-$seed/ckpt.pt
+for seed in ${SEEDS:-24 25 26 27 28 29 30 31}; do
+    echo python abcdigits.py --lengths 256 512 1024 2048 4096 8192 $MEASURE \
+        --ckpt $OUT/needles_local-$seed/ckpt.pt
+    echo python abcdigits.py --lengths 256 512 1024 2048 $MEASURE \
+        --rope-scale 1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32 \
+        --ckpt $OUT/needles_transformer-$seed/ckpt.pt
+    echo python abcdigits.py --lengths 4096 8192 $MEASURE --rope-scale ntk8 ntk16 ntk32 \
+        --ckpt $OUT/needles_transformer-$seed/ckpt.pt
 done | lanes
 
 run python -m experiments.retrieval --out $OUT/report/abcdigits.png \
-    $OUT/needles_original-*/abcdigits.tsv $OUT/needles_transformer-*/abcdigits.tsv
+    $OUT/needles_{original,local,transformer}-*/abcdigits.tsv

@@ -1,9 +1,8 @@
 # What a sceptic asks of the report, by days of two cores: LANES=2 bash runs/controls.sh tuning
 #   tuning    which small Transformer is the strongest at length, and at which rate? seeds 20, 21
-#   beyond    the two chosen kinds at their rates, on seeds on which nothing was tuned
 #   corners   is it softmax, or is it RoPE? both in one architecture; then r = 1, then NoPE
 #   passkey   seeds on which nothing was tuned
-# Without a name all four, in this order.
+# Without a name all three, in this order.
 OUT=${OUT:-out/controls}
 . "$(dirname "$0")/lib.sh"
 scales="1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32"
@@ -28,19 +27,6 @@ tuning() {
                 --rope-scale $scales --ckpt $OUT/tune_rope_$rate-$seed/ckpt.pt
         done | lanes
     done
-}
-
-beyond() {
-    for seed in 24 25 26 27 28 29 30 31; do
-        echo python train.py --data abcdigits --digits 2 --steps 8000 \
-            --model transformer:4,4,96:local --lr 0.0009765625 --seed $seed --out $OUT/t-local-$seed
-        echo python train.py --data abcdigits --digits 2 --steps 8000 \
-            --model transformer:4,4,96 --lr 0.00048828125 --seed $seed --out $OUT/t-rope-$seed
-    done | lanes
-    for seed in 24 25 26 27 28 29 30 31; do
-        echo python abcdigits.py --ckpt $OUT/t-local-$seed/ckpt.pt
-        echo python abcdigits.py --rope-scale $scales --ckpt $OUT/t-rope-$seed/ckpt.pt
-    done | lanes
 }
 
 corners() {
@@ -78,6 +64,6 @@ passkey() {
     done
 }
 
-for part in ${*:-tuning beyond corners passkey}; do
+for part in ${*:-tuning corners passkey}; do
     $part
 done
