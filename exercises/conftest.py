@@ -33,6 +33,7 @@ class Points:
     def __init__(self, config):
         self.grades = config.getoption("--grades")
         self.rows = {}                                 # test -> (part, exercise, passed)
+        self.unreadable = set()                        # messages of syntax errors
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -45,7 +46,11 @@ class Points:
                 report.longrepr = f"still to do: {error}"
             elif isinstance(error, SyntaxError):
                 where = f"{Path(error.filename or '').name}, line {error.lineno}"
-                report.longrepr = f"{where}: {error.msg}: {(error.text or '').strip()}"
+                message = f"{where}: {error.msg}: {(error.text or '').strip()}"
+                report.longrepr = message
+                if message in self.unreadable:         # each test meets it: print it once
+                    report.outcome, report.longrepr = "skipped", (str(item.path), 0, message)
+                self.unreadable.add(message)
         if report.when == "call" or report.failed:
             self.rows[item.nodeid] = part_of(item), item.name.removeprefix("test_"), report.passed
 
