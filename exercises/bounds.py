@@ -10,7 +10,8 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
     w = min(float(w), 2**30)
     first, end = i - math.ceil(w) + 1, min(last + 1, S)
     return {
-        "w is rounded down: the first key is at i - ceil(w) + 1": (i - math.floor(w) + 1, end),
+        "w is rounded down, or to the nearest: the first key is at i - ceil(w) + 1":
+            (i - math.floor(w) + 1, end),
         "one key too few at the window's edge: the first key is at i - ceil(w) + 1":
             (first + 1, end),
         "one key too many at the window's edge: the first key is at i - ceil(w) + 1":
@@ -28,6 +29,8 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "keys are cut at T: there are S of them": (first, min(last + 1, T)),
         "i0 is ignored in bounds: query t is at position i0 + t":
             (first - i0, min(last - i0 + 1, S)),
+        "the sign of i0: query t is at position i0 + t":
+            (first - 2 * i0, min(last - 2 * i0 + 1, S)),
         "i0 is ignored in the first key: query t is at position i0 + t": (first - i0, end),
         "i0 is ignored in the end: query t is at position i0 + t":
             (first, min(last - i0 + 1, S)),

@@ -21,8 +21,9 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     """
     dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
+    one = " one number: is a sum missing?" if right.ndim == 0 else f" {tuple(right.shape)}"
     check(found.shape == right.shape,
-          f"{what} has the shape {tuple(found.shape)}; it should be {tuple(right.shape)}")
+          f"{what} has the shape {tuple(found.shape)}; it should be{one}")
     cut = len(dtypes) == 2 and torch.promote_types(*dtypes) != dtypes[0]
     if near(found, right, max(tolerance, 1e-5)) and cut:
         raise Wrong(f"{what} is {dtypes[0]}; it should be {dtypes[1]}: .float(), or a new tensor "
@@ -71,13 +72,18 @@ def gradient(f, *inputs, dh=None):
 
 
 def expect_gradients(f, right, inputs, names, mistakes=(), tolerance=1e-5):
-    """Compare the gradients of f with those of `right`, at ordinary points. mistakes: as above."""
+    """Compare the gradients of f with those of `right`, at ordinary points.
+
+    mistakes: (a function with wrong gradients, its cause).
+    """
     dh = torch.randn(right(*inputs).shape, generator=random(9)).to(inputs[0])
     wanted = gradient(right, *inputs, dh=dh)
-    for name, found, exact in zip(names.split(), gradient(f, *inputs, dh=dh), wanted):
-        zero = (torch.zeros_like(exact), f"no gradient arrives at {name}: is it detached, or "
+    wrong = [(gradient(g, *inputs, dh=dh), cause) for g, cause in mistakes]
+    for n, (name, found) in enumerate(zip(names.split(), gradient(f, *inputs, dh=dh))):
+        zero = (torch.zeros_like(wanted[n]), f"no gradient arrives at {name}: is it detached, or "
                 "turned into a number on the way?")
-        expect(found, exact, f"the gradient of {name}", [zero, *mistakes], tolerance)
+        expect(found, wanted[n], f"the gradient of {name}",
+               [zero, *((gradients[n], cause) for gradients, cause in wrong)], tolerance)
 
 
 def random(seed):

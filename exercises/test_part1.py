@@ -19,12 +19,17 @@ INF = math.inf
 
 def test_window():
     s_w = torch.tensor([0.0, math.log(3), -INF, 4.0, INF])
-    expect(mine.window(s_w), [2, 4, 1, 1 + math.exp(4), INF], "window([0, log 3, -inf, 4, inf])",
+    found, right = mine.window(s_w), torch.tensor([2, 4, 1, 1 + math.exp(4), INF])
+    no_inf = torch.where(s_w < INF, right, found) if found.shape == s_w.shape else found
+    expect(found, right, "window([0, log 3, -inf, 4, inf])",
            [(s_w.exp(), "w lacks the + 1: the smallest window is 1"),
             (2**s_w + 1, "e^s_w, not 2^s_w"),
             (torch.where(s_w == INF, INF, (-s_w).exp() + 1), "e^s_w, not e^-s_w"),
             (s_w.exp() - 1, "the 1 is added, not subtracted"),
-            (s_w.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it finite"),
+            (no_inf, "s_w = inf must give w = inf: a clamp makes it finite"),
+            (s_w + 1, "e^s_w: the exponential is missing"),
+            (s_w.exp().clamp(min=1), "the 1 is added, it is no lower limit"),
+            (s_w.clamp(min=0).exp() + 1, "s_w may be negative: then w is between 1 and 2"),
             (torch.where(s_w.isinf(), INF, s_w.exp() + 1), "only +inf gives w = inf: isinf is true "
              "of -inf, too"),
             ((s_w + 1).exp(), "the 1 is added to the exponential, not to s_w"),
@@ -52,6 +57,9 @@ def test_acceptance():
              "the sign of s_r is the other way: a larger s_r accepts more"),
             (torch.full((4,), 1e-6), "1e-6 is a lower limit: clamp(min=1e-6), not max"),
             (torch.tanh(s_r).clamp_min(1e-6), "r is the sigmoid of s_r, not its tanh"),
+            (torch.sigmoid(2 * s_r), "sigmoid(s) is (tanh(s/2) + 1)/2"),
+            (1 + (-s_r).exp(), "brackets: 1/(1 + e^-s_r)"),
+            (torch.sigmoid(s_r.clamp(min=1e-6)), "1e-6 is the lower limit of r, not of s_r"),
             (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
     expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
            "10^4 acceptance([-9, -12])",
@@ -78,6 +86,7 @@ def test_unit():
              "not the sum of sizes"),
             (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
              "not the largest number"),
+            (x / 1e-6, "eps is the smallest length, not the largest: clamp(min=eps), not max"),
             (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted first: "
              "divide by the length only")])
     small = torch.tensor([[0.0, 1e-4]])
@@ -102,34 +111,45 @@ def test_unit():
     expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)",
            [(x / x.norm(dim=n, keepdim=True), f"the length is taken along axis {n}: it is the last "
              "one's") for n in range(3)], tolerance=1e-9)
-    expect_gradients(mine.unit, ms.unit, [x], "x", [(
-        gradient(lambda y: y / x.norm(dim=-1, keepdim=True), x,
-                 dh=torch.randn(x.shape, generator=random(9)).to(x))[0],
-        "the length is detached: it changes with x, too")])
+    expect_gradients(mine.unit, ms.unit, [x], "x", [
+        (lambda y: y / x.norm(dim=-1, keepdim=True), "the length is detached: it changes with x, "
+         "too")])
 
 
 def test_mipe_angle():
     i, w = torch.tensor([0, 1, 3]), torch.tensor([2.0, 128.0], dtype=torch.float64)
     gamma = (torch.cos(math.pi * w / 256) + 1) / 2
-    right = math.pi * i * (gamma / w)[:, None]
+
+    def with_gamma(gamma):
+        return math.pi * i * (gamma / w)[:, None]
+
+    right = with_gamma(gamma)
     causes = [(right / math.pi, "the angle lacks pi"),
               (2 * right, "the angle is doubled: does gamma lack its 1/2?"),
               (right * w[:, None], "the angle is not divided by w"),
-              (math.pi * i / w[:, None], "gamma is missing: the angle must fade out towards w_th"),
+              (with_gamma(1), "gamma is missing: the angle must fade out towards w_th"),
+              (with_gamma(1), "gamma depends on w / w_th, not on w_th / w"),
+              (with_gamma(0), "nothing turns for w < w_th: a clamp of w is w.clamp(max=w_th)"),
+              (with_gamma((torch.sin(math.pi * w / 256) + 1) / 2), "gamma has a cosine, not a "
+               "sine"),
+              (with_gamma(torch.cos(math.pi * w / 256 + 1) / 2), "brackets: the 1 of gamma is "
+               "outside the cosine"),
+              (with_gamma(torch.cos(math.pi * w / 512)), "gamma is (cos(pi w / w_th) + 1)/2: a "
+               "cosine of half the angle lacks its square"),
+              (math.pi * (i // w[:, None]) * gamma[:, None], "i / w is a fraction: / and not //"),
               (i * gamma[:, None], "the angle lacks pi / w"),
               (right * w[:, None] / 256, "the angle is divided by w_th: it is divided by w"),
               (right + math.pi / 2 * i / w[:, None], "brackets: gamma is 0.5 * (cos(..) + 1)"),
               (right * gamma[:, None], "gamma counts once"),
-              (math.pi * i * ((torch.cos(w / 256) + 1) / 2 / w)[:, None], "pi lacks in gamma"),
+              (with_gamma((torch.cos(w / 256) + 1) / 2), "pi lacks in gamma"),
               (torch.remainder(right, math.pi), "a whole turn is 2 pi: leave out nothing less"),
               (-right, "the sign: the angle grows with the position"),
               (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
                "add nothing to i"),
-              (math.pi * i * ((1 - gamma) / w)[:, None], "gamma falls from 1 at w = 0 to 0 at "
-               "w_th: this one rises"),
-              (math.pi * i * ((torch.cos(math.pi * w / 512) + 1) / 2 / w)[:, None],
+              (with_gamma(1 - gamma), "gamma falls from 1 at w = 0 to 0 at w_th: this one rises"),
+              (with_gamma((torch.cos(math.pi * w / 512) + 1) / 2),
                "gamma is (cos(pi w / w_th) + 1)/2: this one is not 0 at w_th"),
-              (math.pi * i * ((1 - w / 256) / w)[:, None], "gamma is a cosine, not a line"),
+              (with_gamma(1 - w / 256), "gamma is a cosine, not a line"),
               (i * 10_000 ** (-w / 256)[:, None], "this is RoPE's angle: MiPE's is "
                "pi i gamma(w)/w")]
     found = mine.mipe_angle(i, w, 256.0)
@@ -157,8 +177,9 @@ def test_mipe_angle():
     check((torch.sin(found / 2).abs() < 1e-6).all(),
           "MiPE still turns at w >= w_th: the angle must be 0 there, for w = inf too")
     slope, = gradient(lambda w: mine.mipe_angle(i, w, 64.0), wide)
-    check(not slope.isnan().any(), "the window parameter's gradient is NaN at w >= w_th: "
-          "torch.where does not stop a NaN in backward (0 times NaN). Clamp w before the formula")
+    where = ", ".join(f"{x:g}" for x in wide[slope.isnan()])
+    check(not where, f"the gradient of w is NaN at w = {where} (w_th = 64): torch.where does not "
+          "stop a NaN in backward (0 times NaN). Clamp w before the formula")
     check((slope.abs() < 1e-6).all(), "the gradient of w is not 0 at w >= w_th")
 
     i, w = torch.tensor([2**17 + 1]), torch.tensor([2.0039062])
@@ -188,6 +209,8 @@ def test_mipe():
              "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2"),
+            (torch.tensor([0.0, -7, 0, 0, 1, 0, 0, 5]).view(1, 1, 1, 8),
+             "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
             (x, "the two turned numbers come in each other's place"),
             (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
@@ -195,6 +218,7 @@ def test_mipe():
             (ms.mipe(x, quarter * math.pi / 180), "the angle is in radians"),
             (ms.mipe(x, quarter / 2), "turned half as far: the angle is given, use it as it is"),
             ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "x_0 was overwritten before x_1 used it: keep both"),
+            ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "the second number is x_0 sin + x_1 cos"),
             ([[[[1, 1, 0, 5, 0, 7, 0, 0]]]], "sine and cosine were added: multiply")])
     x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
     angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)

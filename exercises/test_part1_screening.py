@@ -31,8 +31,13 @@ def test_trim():
             (1 - ((1 - s) / r).clamp(max=1).square(), "square the whole: (1 - ..)^2"),
             (((s - r) / (1 - r)).relu().square(),
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
-            (torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: relevance "
-             "is 0 at the threshold and 1 at s = 1"),
+            *((torch.where(s > 1 - r, x, 0.0), "a similarity that passes is also rescaled: "
+               "relevance is 0 at the threshold and 1 at s = 1") for x in (s, s.square(), 1.0)),
+            ((r - 1 + s).relu().square() / r, "the square is of the whole: divide by r before it"),
+            (z.relu().square() * s, "Trim takes the place of s: nothing is multiplied by it"),
+            ((1 - (1 - s).square() / r).relu().square(), "only the result is squared, not 1 - s"),
+            (torch.maximum(z, r).square(), "the max is with 0"),
+            (2 * z.relu(), "a square is z z, not 2 z"),
             ((2 * s - 1).relu().square(), "r is ignored: is there a constant in its place?"),
             ((1 - (1 - s) / (2 * r)).relu().square(), "the width is r, not 2 r"),
             ((1 - (1 - s.abs()) / r).relu().square(), "|s| was taken: opposite vectors are not "
@@ -89,6 +94,8 @@ def test_softmask():
             (1 + d / w, "the mask falls as a cosine, not as a line"),
             (torch.exp(d / w), "the mask falls as a cosine, not as an exponential"),
             (right.square(), "squared once too often: (cos + 1)/2 is already a square"),
+            (2 * right.square(), "squared once too often: (cos + 1)/2 is already a square"),
+            (0.5 * (torch.cos(180 * (d / w)) + 1), "the cosine takes radians: pi, not 180"),
             (right.sqrt(), "this is the cosine of pi d/(2 w): Softmask is its square"),
             (ms.softmask(d, w / 2), "the window ends at w, not at w/2"),
             (ms.softmask(d, w - 1), "the window ends at w, not at w - 1")], at=d)
@@ -103,7 +110,9 @@ def test_softmask():
     check((far == 0).all(), "beyond the window the cosine rises again: every distance above w must "
           "get exactly 0")
     infinite = mine.softmask(torch.tensor([-10**6, -1, 0, 1]), torch.tensor(INF))
-    expect(infinite, [1, 1, 1, 0], "softmask(w = inf) at d = {}", at=[-10**6, -1, 0, 1])
+    expect(infinite, [1, 1, 1, 0], "softmask(w = inf) at d = {}",
+           [([1, 1, 1, 1], "w = inf opens all the past: a later key, d > 0, still gets 0")],
+           at=[-10**6, -1, 0, 1])
     d = torch.arange(-300, 100)
     for w in (1.0, 3.5, 7.0, 256.0, 1e9):
         w = torch.tensor(w)
@@ -147,6 +156,8 @@ def wrong_relevances(q, k, w, r):
         (q @ k.mT * m, "Trim is missing: alpha is Trim of s"),
         (m, "Trim is missing: alpha is Trim of s"),
         (every + m, "Trim and Softmask are multiplied, not added"),
+        *((q @ k.mT * (every > 0) * x, "a similarity that passes is also rescaled: alpha is Trim "
+           "of s") for x in (m, m > 0)),
         (ms.trim(q @ k.mT * m, r[:, None, None]), "Trim takes s alone: Softmask multiplies alpha"),
         (every * m.square(), "Softmask counts once"),
         (every.square() * m, "squared once too often: Trim has the square"),
@@ -183,7 +194,9 @@ def test_relevance():
     expect(found, exact, "the relevance of 9 queries and 9 keys in each of 2 x 3 tiles,",
            [(relevance_with(q.float(), k.float(), w, r), "cut to float32 on the way: keep float64"),
             *wrong_relevances(q, k, w, r)], tolerance=1e-9)
-    expect_gradients(mine.relevance, ms.relevance, [q, k, w, r], "q k w r")
+    expect_gradients(mine.relevance, ms.relevance, [q, k, w, r], "q k w r", [
+        (lambda q, k, w, r: ms.relevance(ms.unit(q), ms.unit(k), w, r), "q and k have unit length "
+         "already: only multiply them")])
     changed = k.clone()
     changed[:, :, 3] = q[:, :, 5]
     others = [j for j in range(9) if j != 3]
@@ -218,7 +231,12 @@ def test_screen():
             (ms.tanh_norm(torch.tensor([[[[1, 0], [0.5, 1]]]])),
              "TanhNorm comes later, in Eq. 14: return the plain sum"),
             ([[[[1, 0], [0.25, 1]]]], "alpha^d is squared once too often: Trim squares it already"),
-            ([[[[0.5, 0], [0.25, 0.5]]]], "the mean over the keys: Eq. 12 is their sum"),
+            *(([[x]], "the mean over the keys: Eq. 12 is their sum")
+              for x in ([[0.5, 0], [0.25, 0.5]], [[1, 0], [0.25, 0.5]])),
+            ([[[[1, 0], [1, 1]]]], "alpha^d is the weight of a value: make no 0 or 1 of it"),
+            (torch.eye(2).view(1, 1, 2, 2), "alpha^d @ v is a matrix product, not *"),
+            (torch.tensor([[[[1, 0], [0.5, 1]]]]).softmax(-1), "this is a softmax: nothing may "
+             "compete"),
             (ms.unit(torch.tensor([[[[1, 0], [0.5, 1]]]])), "h has no fixed length: return the "
              "plain sum"),
             ([[[[1, 0.5], [0, 1]]]], "alpha^d is transposed: a row is a query"),
@@ -234,13 +252,15 @@ def test_screen():
     total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
     expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
            [(ms.screen(q, k, v, w, r), "i0 is not passed on to `relevance`"),
+            (ms.screen(q, k, v, w, r, 4), "i0 counts once: pass it on as it is"),
             (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
             (ms.screen(q, k[:, :, :7], v[:, :, :7], w, r, 2), "keys from T on are left out: there "
              "are S of them"),
             (exact / total, "the weights were divided by their sum: nothing may compete")])
     expect_gradients(lambda *x: mine.screen(*x, 2), lambda *x: ms.screen(*x, 2), [q, k, v, w, r],
-                     "q k v w r", tolerance=1e-8)
+                     "q k v w r", [(lambda q, k, v, w, r: ms.screen(q, k, ms.unit(v), w, r, 2),
+                                    "v has unit length already: only multiply it")], 1e-8)
 
     q, k, v = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
     w, r = torch.tensor([INF]), torch.tensor([0.1])
@@ -284,8 +304,12 @@ def test_tanh_norm():
     right = x / length * torch.tanh(length)
     rms = length / 2**0.5
     expect(mine.tanh_norm(x), right, "tanh_norm([[3, 4], [0.3, 0.4]])",
-           [(torch.tanh(x), "tanh of each number changes the direction: take it of the length"),
+           [*((wrong, "tanh of each number changes the direction: take it of the length")
+              for wrong in (torch.tanh(x), torch.tanh(x) / length, torch.tanh(x / length))),
             (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
+            (x * length * torch.tanh(length), "multiplied by the length: divide by it"),
+            (x * torch.tanh(length) / length.clamp_min(1), "the length below the fraction is cut "
+             "at 1: short vectors have one, too"),
             (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
             (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own"),
             (x * torch.tanh(x.norm(dim=-1)) / x.norm(dim=-1), "keepdim=True is missing: a row's "
@@ -302,12 +326,13 @@ def test_tanh_norm():
     x = torch.randn(2, 3, 4, 5, generator=random(7), dtype=torch.float64)
     axes = [(tanh_norm_along(x, n), f"the length is taken along axis {n}: take the last")
             for n in range(3)]
+    axes.append((ms.tanh_norm(x.flatten(1)).view_as(x), "the vectors of a sequence share one "
+                 "length: each has its own"))
     expect(mine.tanh_norm(x), ms.tanh_norm(x), "tanh_norm of random vectors (2, 3, 4, 5)", axes)
     length = x.norm(dim=-1, keepdim=True)
-    detached, = gradient(lambda x: x * torch.tanh(length) / length, x,
-                         dh=torch.randn(x.shape, generator=random(9)).to(x))
-    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x",
-                     [(detached, "the length is detached: it changes with x, too")])
+    expect_gradients(mine.tanh_norm, ms.tanh_norm, [x], "x", [
+        (lambda x: x * torch.tanh(length) / length, "the length is detached: it changes with x, "
+         "too")])
     zero = torch.zeros(4, dtype=torch.float64)
     check((mine.tanh_norm(zero) == 0).all(), "tanh_norm(0) is not 0. Is it 0/0? For |x| < eps "
           "return x")

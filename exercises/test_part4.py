@@ -19,7 +19,7 @@ INF = math.inf
 BI, BJ = launch.BI, launch.BJ
 
 # T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; no window.
-CASES = [(BI + 1, 47, 0, 1.9), (50, 79, 20, 22.0), (37, 95, 23, 24.5), (90, 41, 5, 6.0),
+CASES = [(BI + 1, 47, 0, 1.4), (50, 79, 20, 22.0), (37, 95, 23, 24.25), (90, 41, 5, 6.0),
          (45, 61, 11, INF)]
 
 
@@ -117,6 +117,7 @@ def wrong_relevances(q, k, w, r, i0):
         ((1 - (1 - s.abs()) / r).relu() ** 2 * m, "|s| was taken: opposites are not similar"),
         (s.relu() ** 2 * m, "r is ignored: z = max(1 - (1 - s)/r, 0)"),
         ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
+        ((1 - (1 - s) / r**2).relu() ** 2 * m, "divided by r twice"),
         ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
          "w and r were swapped"),
         ((s - r).relu() ** 2 * m, "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
@@ -164,7 +165,10 @@ def wrong_blocks(T, S, i0, w, n):
     for t0, cause in ((0, "each program takes the first block: t0 = program_id(0) * BI"),
                       (n * BJ, "t0 = program_id(0) * BI: a block has BI queries, and BJ keys")):
         causes[cause] = first - n * BI + t0, min(i0 + min(t0 + BI, T), S)
-    return {cause: between(*keys) for cause, keys in causes.items()}
+    causes["the step of the loop is BJ: range(lo, hi, BJ)"] = first // BJ * BJ, end + BJ - 1
+    found = {cause: between(*keys) for cause, keys in causes.items()}
+    found["the step of the loop is BJ, not BI"] = {*sorted(between(first, end))[:: BI // BJ]}
+    return found
 
 
 def check_blocks(visited):
@@ -194,7 +198,7 @@ def keys(blocks):
 
 
 def test_bounds_kernel():
-    cases = [*CASES, (64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.5), (33, 33, 0, 9.0),
+    cases = [*CASES, (64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.25), (33, 33, 0, 9.0),
              (40, 20, 0, 9.0), (40, 20, 1, INF), (32, 100, 68, 16.0), (32, 100, 68, 300.0),
              (32, 20, 2**21, INF)]
     visited = {}
@@ -245,6 +249,7 @@ def test_forward_kernel():
                   for alpha, cause in wrong_relevances(q, k, w, r, i0)),
                 (alpha_d * last @ v, "only the last block counts: add up, h += .."),
                 (right + 1, "h begins at 0: add up from tl.zeros"),
+                (right / S, "the mean over the keys: Eq. 12 is their sum"),
                 ((1 - (1 - q[:BI].repeat(3, 1)[:T] @ k.T) / r).relu() ** 2 * m @ v,
                  "each block takes the rows of q of the first: t0 = program_id(0) * BI"),
                 (alpha_d[:, :T] @ v[:T], "keys from T on are left out: there are S of them"),
@@ -296,6 +301,7 @@ def test_dq_kernel():
                 (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
                 (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
                  "each block takes the first block's rows of dh: t0 = program_id(0) * BI"),
+                (2 * z * m @ k / r, "dh . v is missing: dz = 2 z m (dh . v)"),
                 (right * r, "1/r is missing: dz/ds = 1/r"),
                 (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
                 (right * r / w, "divided by w: dz/ds = 1/r"),

@@ -151,7 +151,7 @@ def angle_that_ends_late(i, w, w_th):
     return ms.mipe_angle(i, w.clamp(max=w_th - 1), w_th)
 
 
-@mutant("mipe_angle", "gradient is NaN at w >= w_th")
+@mutant("mipe_angle", "the gradient of w is NaN at w = inf (w_th = 64)")
 def angle_with_a_bare_where(i, w, w_th):
     x = w.double()
     cosine = (torch.cos(math.pi * x / w_th) + 1) / 2
@@ -866,6 +866,8 @@ def gradients_within(bounds):
 mistakes("gradients", {
     "w is rounded down":
         gradients_within(lambda i, last, w, S: (i - math.floor(w) + 1, min(last + 1, S))),
+    "or to the nearest":
+        gradients_within(lambda i, last, w, S: (i - round(w) + 1, min(last + 1, S))),
     "one key too few":
         gradients_within(lambda i, last, w, S: (i - math.ceil(w) + 2, min(last + 1, S))),
     "the end is one past":

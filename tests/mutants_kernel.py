@@ -138,6 +138,7 @@ MISTAKES = [
      ("load_rows(K_, j0, S, BJ, K)\n    s",
       "tl.load(K_ + (j0 + tl.arange(0, BJ))[:, None] * K + tl.arange(0, K)[None, :])\n    s")),
     ("bounds_kernel", "w_rounded_down", "w is rounded down", (CEIL, "tl.load(W)")),
+    ("bounds_kernel", "w_rounded", "or to the nearest", (CEIL, "tl.floor(tl.load(W) + 0.5)")),
     ("bounds_kernel", "inf_as_an_integer", "inf became an integer",
      ("tl.minimum(tl.ceil(tl.load(W)), 1073741824.0)", "tl.ceil(tl.load(W))")),
     *[("bounds_kernel", f"inf_as_{label}", "cut to a number that is too small",
