@@ -12,7 +12,7 @@ import multiscreen
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
 from support.cli import UsageError
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run
 
 TEACH = ROOT / "exercises/teach"
 COURSE = (ROOT / "exercises/README.md").read_text()
@@ -118,17 +118,54 @@ def test_the_course_shows_the_minutes_and_the_difficulty():
             assert f"| {exercise} | `{name}` | {minutes} | {difficulty} |" in COURSE
 
 
-def test_the_hand_out_leaves_out_what_is_for_teachers(tmp_path):
+# ------------------------------------------------------------------------------- the hand-out
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """The hand-out, unpacked."""
     if not (ROOT / ".git").exists():
         pytest.skip("no git repository")
-    command, = re.findall(r"^git archive --prefix=course/.*$", COURSE, re.M)
-    subprocess.run(command.replace("course.zip", str(tmp_path / "course.tar")), shell=True,
-                   check=True, cwd=ROOT)
-    names = subprocess.run(["tar", "tf", tmp_path / "course.tar"], capture_output=True,
-                           text=True).stdout.split()
-    assert "course/exercises/part1_screening.py" in names
-    hidden = ("solutions/", "teach/", "mutants", "test_exercises", "test_teach")
+    folder = tmp_path_factory.mktemp("hand-out")
+    out = run("-m", "exercises.handout", "--out", folder / "course.zip")
+    assert (out.returncode, out.stderr) == (0, "")
+    shutil.unpack_archive(folder / "course.zip", folder)
+    return folder / "course"
+
+
+def test_the_hand_out_leaves_out_what_is_for_teachers(course):
+    names = {path.relative_to(course).as_posix() for path in course.rglob("*")}
+    assert {"multiscreen.py", "exercises/part1_screening.py", "tests/reference.py"} <= names
+    hidden = ("solutions", "teach", "handout", "mutants", "test_exercises", "test_notebook")
     assert [name for name in names if any(word in name for word in hidden)] == []
+    for path in course.rglob("*.md"):
+        text = path.read_text()
+        assert "teach/" not in text and "solutions/" not in text, path
+    assert "For teachers" not in (course / "exercises/README.md").read_text()
+    assert "Part 5" in (course / "exercises/README.md").read_text()
+
+
+def dead_links(folder):
+    """(Markdown file, link) of each relative link to nothing."""
+    for path in folder.rglob("*.md"):
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            file = link.partition("#")[0]
+            if "://" not in link and not (path.parent / file).exists():
+                yield path.relative_to(folder).as_posix(), link
+
+
+def test_no_link_in_the_hand_out_is_dead(course):
+    assert [*dead_links(course)] == []
+    (course / "new.md").write_text("[a page](exercises/teach/README.md)")
+    assert [*dead_links(course)] == [("new.md", "exercises/teach/README.md")]
+    (course / "new.md").unlink()
+
+
+def test_the_tests_run_in_the_hand_out_and_the_stubs_fail(course):
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises", "-k", "part1",
+              cwd=course, env=os.environ | {"EXERCISES": "", "PYTHONPATH": str(course)})
+    assert out.returncode == 1
+    assert out.stdout.count("still to do: Exercise 1.") == 10
+    assert "part 1: 0 of 10\n" in out.stdout
 
 
 # -------------------------------------------------------------------------------- on paper

@@ -1,0 +1,67 @@
+"""Make the hand-out: the course as students get it.
+
+    python -m exercises.handout                    writes course.zip, with a folder course/
+    python -m exercises.handout --out week1.zip
+
+It holds the files of the last commit, and leaves out what is for teachers: solutions, known
+mistakes, the tests that grade them, exercises/teach/, the section "For teachers", and the
+paragraphs of Markdown files that name one of these. multiscreen.py stays: it is the subject.
+"""
+import io
+import re
+import subprocess
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+from support.cli import Parser, UsageError, cli
+
+ROOT = Path(__file__).parent.parent
+LEFT_OUT = ("exercises/teach", "exercises/solutions", "exercises/handout.py", "tests/mutants*.py",
+            "tests/test_exercises.py", "tests/test_teach.py", "tests/test_notebook.py", ".ci")
+FOR_TEACHERS = "\n# For teachers\n"                    # the last section of exercises/README.md
+
+
+def is_for_teachers(name):
+    """Whether a file, or a folder above it, is in LEFT_OUT."""
+    return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in LEFT_OUT)
+
+
+def for_students(text):
+    """A Markdown file without the section and the paragraphs that are for teachers."""
+    paragraphs = re.split(r"\n{2,}", text.partition(FOR_TEACHERS)[0].rstrip())
+    named = re.compile(r"exercises/(teach|solutions|handout)|tests/(mutants|test_exerc|test_teach)")
+    return "\n\n".join(x for x in paragraphs if not named.search(x)) + "\n"
+
+
+def committed_files():
+    """Yield (name, content, mode) of the files of the last commit."""
+    done = subprocess.run(["git", "archive", "--format=tar", "HEAD"], cwd=ROOT,
+                          capture_output=True)
+    if done.returncode:
+        raise UsageError("the hand-out is made of the last commit, and this is no clone: git says "
+                         f"{done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        for member in archive:
+            if member.isfile():
+                yield member.name, archive.extractfile(member).read(), member.mode
+
+
+def main(argv=None):
+    p = Parser(__doc__)
+    p.add_argument("--out", type=Path, default=Path("course.zip"), help="[course.zip]")
+    out = p.parse_args(argv).out
+    files = [x for x in committed_files() if not is_for_teachers(x[0])]
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content, mode in files:
+            if name.endswith(".md"):
+                content = for_students(content.decode()).encode()
+            entry = zipfile.ZipInfo(f"course/{name}")
+            entry.external_attr = mode << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    print(f"{out}: {len(files)} files of the last commit")
+
+
+if __name__ == "__main__":
+    cli(main)
