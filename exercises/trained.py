@@ -40,29 +40,20 @@ def trained_model():
     return model, torch.randint(256, (1, 200), generator=random(2))
 
 
-def train_steps(model, batches, lr=2**-4):
-    """Train with the paper's recipe. Yields the loss and the gradient's norm of each step.
-
-    batches: of tokens (B, T + 1), one for each step.
-    """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0)
+def losses_on(model, text, steps, T=32, B=4, seed=0):
+    """Train on random pieces of `text` with the paper's recipe. Yields the loss of each step."""
+    g = random(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
-    for x in batches:
+    for _ in range(steps):
+        starts = torch.randint(len(text) - T, (B,), generator=g).tolist()
+        x = torch.stack([text[n : n + T + 1] for n in starts])
         loss = model.loss(x[:, :-1], x[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         warmup.step()
-        yield loss.item(), torch.stack(norms).norm().item()
-
-
-def losses_on(model, text, steps, T=32, B=4, seed=0):
-    """Train on random pieces of `text`. Yields the loss of each step."""
-    g = random(seed)
-    starts = (torch.randint(len(text) - T, (B,), generator=g).tolist() for _ in range(steps))
-    batches = (torch.stack([text[n : n + T + 1] for n in ns]) for ns in starts)
-    yield from (loss for loss, _ in train_steps(model, batches))
+        yield loss.item()
 
 
 def main(argv=None):

@@ -160,10 +160,7 @@ COMMANDS = {
                                               "--out text.txt/x")),
         "--ckpt transformer/ckpt.pt --out new.html",
     ]),
-    "exercises.part5_research": ("--data text.txt", [
-        "nothing", "", *(f"nope --lr {x}" for x in ("nan", "-1", "inf", "x", "0")),
-        *(f"nope --seeds {x}" for x in (-1, 2**64, "²", "1 1")), "nope --steps 0",
-        "nope --steps -1", "nope --data missing", "nope --data empty.txt", "nope --nonsense"]),
+    "exercises.handout": ("", ["--nonsense", "--out folder", "--out missing/course.zip"]),
 }
 
 # (an entry of a checkpoint, what stands there instead: GONE for nothing). A checkpoint that was

@@ -7,10 +7,14 @@ import shutil
 import subprocess
 
 import pytest
+import torch
 
 import multiscreen
+from baselines import ablations
+from exercises.checks import correlated
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
+from support.checkpoint import build_model
 from support.cli import UsageError
 from tests.helpers import ROOT, run
 
@@ -166,6 +170,30 @@ def test_the_tests_run_in_the_hand_out_and_the_stubs_fail(course):
     assert out.returncode == 1
     assert out.stdout.count("still to do: Exercise 1.") == 10
     assert "part 1: 0 of 10\n" in out.stdout
+
+
+# ------------------------------------------------------------------------------------- part 5
+
+def test_the_variants_of_part_5_are_models():
+    names = re.findall(r"^\| .* \| `(multiscreen:[\w-]+)` \|", COURSE, re.M)
+    assert len(names) == 5
+    for name in names:
+        model = build_model(name, {"psi": 2, "vocab_size": 20})
+        assert model(torch.arange(5)[None]).shape == (1, 5, 20)
+
+
+def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
+    guide = (ROOT / "docs/variants.md").read_text()
+    code = guide.partition("```python\n")[2].partition("\n\nTILES")[0]
+    names = dict(vars(ablations))
+    exec(code, names)
+    q, k, v = correlated(0, 1, 1, 12, 12)
+    v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
+    w, r = torch.tensor([6.0]).double(), torch.tensor([0.1]).double()
+    alpha_d = names["Sigmoid"].own_screen(q, k, v, w, r)[0, 0]
+    inside = multiscreen.softmask(torch.arange(12) - torch.arange(12)[:, None], w) > 0
+    assert (multiscreen.relevance(q, k, w, r)[0, 0][inside] == 0).any()   # Trim rejects some
+    assert torch.equal(alpha_d > 0, inside)
 
 
 # -------------------------------------------------------------------------------- on paper
