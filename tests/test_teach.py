@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import multiscreen
+import train
 from baselines import ablations
 from exercises.checks import correlated
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
 from support.checkpoint import build_model
 from support.cli import UsageError
+from support.run import get_args
 from tests.helpers import ROOT, run
 
 TEACH = ROOT / "exercises/teach"
@@ -180,6 +182,9 @@ def test_the_variants_of_part_5_are_models():
     for name in names:
         model = build_model(name, {"psi": 2, "vocab_size": 20})
         assert model(torch.arange(5)[None]).shape == (1, 5, 20)
+    flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
+    # After those that idea.sh gives.
+    assert get_args(train.get_parser(), ["--psi", "6", *flags.split()]).lr == 2**-7
 
 
 def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
