@@ -4,11 +4,10 @@
     python -m exercises.handout --out week1.zip
 
 It holds the files of the last commit, and leaves out what is for teachers: solutions, known
-mistakes, the tests that grade them, exercises/teach/, the section "For teachers", and the
-paragraphs of Markdown files that name one of these. multiscreen.py stays: it is the subject.
+mistakes, the tests that grade them, exercises/teach/, and the section "For teachers" of
+exercises/README.md. multiscreen.py stays: it is the subject.
 """
 import io
-import re
 import subprocess
 import tarfile
 import zipfile
@@ -20,19 +19,12 @@ from support.cli import Parser, UsageError, cli
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = ("exercises/teach", "exercises/solutions", "exercises/handout.py", "tests/mutants*.py",
             "tests/test_exercises.py", "tests/test_teach.py", "tests/test_notebook.py", ".ci")
-FOR_TEACHERS = "\n# For teachers\n"                    # the last section of exercises/README.md
+COURSE, FOR_TEACHERS = "exercises/README.md", b"\n# For teachers\n"    # its last section
 
 
 def is_for_teachers(name):
     """Whether a file, or a folder above it, is in LEFT_OUT."""
     return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in LEFT_OUT)
-
-
-def for_students(text):
-    """A Markdown file without the section and the paragraphs that are for teachers."""
-    paragraphs = re.split(r"\n{2,}", text.partition(FOR_TEACHERS)[0].rstrip())
-    named = re.compile(r"exercises/(teach|solutions|handout)|tests/(mutants|test_exerc|test_teach)")
-    return "\n\n".join(x for x in paragraphs if not named.search(x)) + "\n"
 
 
 def committed_files():
@@ -55,8 +47,8 @@ def main(argv=None):
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in files:
-            if name.endswith(".md"):
-                content = for_students(content.decode()).encode()
+            if name == COURSE:
+                content = content.partition(FOR_TEACHERS)[0]
             entry = zipfile.ZipInfo(f"course/{name}")
             entry.external_attr = mode << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
