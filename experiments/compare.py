@@ -227,19 +227,25 @@ def notes_of(groups, first, step, by=None):
             if not group.reason and run.loss_at() > run.facts["best"] + 0.05:
                 notes.append(f"{group.label}, seed {run.seed}: best {run.facts['best']:.5g} after "
                              f"{run.facts['best_step']:g} steps")
-        sources = {run.flags["equations"] for run in group.runs}
-        texts = [run.source for run in group.runs if run.source]
-        if len(sources) > 1 or any(text != texts[0] for text in texts):
-            first = group.runs[0]
-            seeds = [run.seed for run in group.runs if run.source != first.source
-                     or run.flags["equations"] != first.flags["equations"]]
-            other = next(run for run in group.runs if run.seed in seeds)
-            lines = [shown_change(first.source.get(path, []), other.source.get(path, []))
-                     for path in sorted({*first.source, *other.source})]
-            change = next((f": {line}" for line in lines if line), "")
-            notes.append(f"{group.label}: the source of seed {', '.join(seeds)} is not that of "
-                         f"seed {first.seed}{change}")
+        if note := other_sources(group):
+            notes.append(note)
     return notes
+
+
+def other_sources(group):
+    """A line if some runs of a group have another source than its first run, or ""."""
+    one = group.runs[0]
+    others = [run for run in group.runs if run.flags["equations"] != one.flags["equations"]
+              or one.source and run.source and run.source != one.source]
+    if not others:
+        return ""
+    seeds, change = ", ".join(run.seed for run in others), ""
+    before, after = one.source, others[0].source
+    if before and after:
+        changes = [shown_change(before.get(path, []), after.get(path, []))
+                   for path in sorted({*before, *after})]
+        change = next((f": {line}" for line in changes if line), "")
+    return f"{group.label}: the source of seed {seeds} is not that of seed {one.seed}{change}"
 
 
 def differences(first, other, by=None):
