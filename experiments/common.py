@@ -10,7 +10,7 @@ from support.cli import UsageError, replacing
 from support.table import (
     cell_text,
     keep_rows,
-    named_tables,
+    named_paths,
     print_table,
     read_file,
     read_tables,
@@ -104,7 +104,7 @@ def get_figure(args, value, measure=None):
         raise UsageError(f"tables are drawn, and {flags[0]} is for measuring: leave out one")
     if args.tables:
         rows = read_tables(args.tables, value)
-        out = args.out or Path(named_tables(args.tables)[0][1]).with_suffix(".png")
+        out = args.out or Path(named_paths(args.tables)[0][1]).with_suffix(".png")
         if args.out:
             keep_rows(out.with_suffix(".tsv"), rows)
     else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, own_folder
 from support.source import bare_lines, parts_of
-from support.table import read_file, split_label
+from support.table import named_paths, read_file
 
 # Lines of flags.txt without which a run is not comparable.
 NEEDED = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -65,15 +65,13 @@ def runs_parser(description, nargs="+"):
 def read_runs(words, window=10):
     """The Runs that the words of a command line name, each once. window: see count_spikes."""
     runs, seen = [], set()
-    for word in words:
-        label, path = split_label(word)
-        for each in sorted(glob.glob(path)) or [path]:
-            place = Path(each).resolve()
-            if place in seen:
-                continue
-            seen.add(place)
-            is_table = each.endswith(".tsv")
-            runs += read_table(each, label) if is_table else [read_folder(each, label, window)]
+    for label, path in named_paths(words):
+        place = Path(path).resolve()
+        if place in seen:
+            continue
+        seen.add(place)
+        is_table = path.endswith(".tsv")
+        runs += read_table(path, label) if is_table else [read_folder(path, label, window)]
     return runs
 
 

@@ -137,8 +137,8 @@ def split_label(word):
     return (label, path) if found and not Path(word).exists() else ("", word)
 
 
-def named_tables(words):
-    """[(label, path)] of words like mine=out/mine-*/table.tsv."""
+def named_paths(words):
+    """[(label, path)] of words like mine=out/mine-*, which may be patterns."""
     return [(label, found) for label, path in map(split_label, map(str, words))
             for found in sorted(glob.glob(path)) or [path]]
 
@@ -152,7 +152,7 @@ def read_tables(paths, value):
     of one model differ. Raises UsageError if two tables have other values for one cell.
     """
     rows, places, equations, columns = {}, {}, {}, None
-    for label, path in named_tables(paths):
+    for label, path in named_paths(paths):
         found, torn = read_file(path, columns)
         if not found:
             raise UsageError(f"{path} has no rows: measure a model first")
