@@ -88,26 +88,32 @@ def middle(tokens, L):
     return np.array(tokens[start : start + L + 1], dtype=np.uint16)
 
 
-def corpus_of(data):
+def files_in(data):
+    """(the files of a corpus, those of them that are documents). data: paths, or None.
+
+    None is what train.py holds out of the standard library; its tables of code pages are no
+    documents.
+    """
+    if data:
+        files = [path for path, use in files_of(data) if use]
+        return files, files
+    held_out = standard_library()[HELD_OUT]
+    return held_out, [path for path in held_out if path.parent.name != "encodings"]
+
+
+def corpus_of(data, files):
     """The name of a corpus, with a hash of its files: two folders may have one name."""
-    files = [path for path, use in files_of(data) if use] if data else standard_library()[HELD_OUT]
     found = fingerprint((path, "val") for path in files)
     return f"{' '.join(Path(name).name for name in data or ['stdlib'])} {hash_of(found)[:8]}"
 
 
-def get_documents(data, tokenizer, L, limit):
+def get_documents(files, tokenizer, L, limit):
     """({name and hash: segment of L + 1 tokens}, at most `limit`; how many were too short).
 
-    data: paths, one document per file, or None for the files of the standard library that train.py
-    holds out, without the tables of code pages. Raises UsageError if all are too short.
+    files: one document each. Raises UsageError if all are too short.
     """
-    if data:
-        paths = (path for path, use in files_of(data) if use)
-    else:
-        held_out = standard_library()[HELD_OUT]
-        paths = (path for path in held_out if path.parent.name != "encodings")
     segments, short, longest = {}, 0, 0
-    for path in paths:
+    for path in files:
         tokens = tokenizer.encode_ordinary(read_text(path))
         longest = max(longest, len(tokens))
         segment = middle(tokens, L)
@@ -142,14 +148,15 @@ def measure(args):
     if args.swe:
         require_windows(model, args.ckpt, ckpt["model"])
     L = args.length or 32 * ckpt["args"]["seq_len"]
-    documents, short = get_documents(args.data, tokenizer, L, args.documents)
+    files, texts = files_in(args.data)
+    documents, short = get_documents(texts, tokenizer, L, args.documents)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
         print("note: the model was trained on 19 twentieths of --data: expect a higher perplexity "
               "on texts it has not seen")
     print(f"{len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
           "short", flush=True)
 
-    data = corpus_of(args.data)
+    data = corpus_of(args.data, files)
     # SWE comes last: windows stay expanded.
     run = describe_run(ckpt) | {"data": data, "window": args.window, "length": L}
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])

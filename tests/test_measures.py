@@ -54,14 +54,15 @@ def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
     for name, n in (("a", 5), ("b", 8), ("c", 9), ("d", 20)):
         (tmp_path / name).write_text(name * n)
     tokenizer = get_tokenizer("bytes")
-    segments, short = perplexity.get_documents([tmp_path], tokenizer, 8, 5)
+    _, texts = perplexity.files_in([tmp_path])
+    segments, short = perplexity.get_documents(texts, tokenizer, 8, 5)
     assert [tokenizer.decode(s.tolist()) for s in segments.values()] == ["c" * 9, "d" * 9]
     assert [name.split()[0] for name in segments] == ["c", "d"]
     assert short == 2
-    assert len(perplexity.get_documents([tmp_path], tokenizer, 8, 1)[0]) == 1
+    assert len(perplexity.get_documents(texts, tokenizer, 8, 1)[0]) == 1
     assert perplexity.middle(list(range(10)), 3).tolist() == [3, 4, 5, 6]
     with pytest.raises(UsageError, match="longer than 20 tokens, the longest has 20"):
-        perplexity.get_documents([tmp_path], tokenizer, 20, 5)
+        perplexity.get_documents(texts, tokenizer, 20, 5)
 
 
 def test_default_documents_are_held_out_from_training():
@@ -70,7 +71,8 @@ def test_default_documents_are_held_out_from_training():
                            list(files_of(["stdlib"])))
     assert isinstance(training, Sequences)
     seen = b"".join(bytes(a.astype(np.uint8)) for a in arrays_of(training))
-    segments, _ = perplexity.get_documents(None, tokenizer, 4096, 16)
+    _, texts = perplexity.files_in(None)
+    segments, _ = perplexity.get_documents(texts, tokenizer, 4096, 16)
     assert len(segments) == 16
     assert not any(name.startswith("cp") for name in segments)          # tables of code pages
     assert not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments.values())
