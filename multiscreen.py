@@ -48,9 +48,9 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            bound = {"d_K": 1, "w_th": 1}.get(name, 0)
-            if not value > bound:
-                raise ValueError(f"{name} = {value}: it must be above {bound}")
+            lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
+            if not value > lowest:
+                raise ValueError(f"{name} = {value}: it must be above {lowest}")
 
 
 # ---------------------------------------------------------------------- one screening unit
@@ -320,16 +320,16 @@ class LanguageModel(nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
-        x, y, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
-        size = max(2**25 // self.config.vocab_size, 1)
-        if len(y) <= size:
-            nats = self.nats(x, y, head)
+        x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
+        chunk = max(2**25 // self.config.vocab_size, 1)
+        if len(t) <= chunk:
+            nats = self.nats(x, t, head)
         else:
-            nats = torch.cat([checkpoint(self.nats, *chunk, head, use_reentrant=False)
-                              for chunk in zip(x.split(size), y.split(size))])
+            nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False)
+                              for x_part, t_part in zip(x.split(chunk), t.split(chunk))])
         if reduction == "none":
             return nats.view(targets.shape)
-        return nats.sum() / (y != -100).sum().clamp_min(1)
+        return nats.sum() / (t != -100).sum().clamp_min(1)
 
     def new_caches(self):
         """An empty KeyCache for each layer."""
@@ -342,10 +342,10 @@ class LanguageModel(nn.Module):
         at most 2^26 query-key pairs, over all tiles.
         """
         B, T = tokens.shape
-        size = 2**12
+        length = 2**12
         if not self.forgets:
-            size = min(size, max(2**26 // (B * T * self.config.N_H), 1))
-        return tokens.split(size, 1)
+            length = min(length, max(2**26 // (B * T * self.config.N_H), 1))
+        return tokens.split(length, 1)
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -358,16 +358,16 @@ class LanguageModel(nn.Module):
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k {top_k}: at least 1")
         caches, head = self.new_caches(), self.head()
-        for step in range(n):
+        for _ in range(n):
             for piece in self.pieces(checked(tokens)):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
-            if step == 0 and not z.isfinite().all():
+            if not z.isfinite().all():
                 raise FloatingPointError("the model's logits are not finite: has it diverged, or "
                                          "does an edit divide by 0?")
             if top_k is not None:
-                lowest = z.topk(min(top_k, z.shape[-1])).values[:, -1:]    # of those that stay
-                z = z.masked_fill(z < lowest, -torch.inf)
+                k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the last that stays
+                z = z.masked_fill(z < k_th, -torch.inf)
             if temperature == 0:
                 tokens = z.argmax(-1, keepdim=True)
             else:

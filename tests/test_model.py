@@ -164,6 +164,17 @@ def test_logits_that_are_not_finite_are_no_text():
             model.generate(draw_tokens(1, 5), 2, **options)
 
 
+def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
+    model, logits = small(1), ms.Multiscreen.logits
+    monkeypatch.setattr(ms.Multiscreen, "logits", lambda self, x, head: logits(self, x, head) if
+                        len(seen) < 3 else torch.full((1, 257), math.nan))
+    seen, text = [], model.stream(draw_tokens(1, 5), 9)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        while True:
+            seen.append(next(text))
+    assert len(seen) == 3
+
+
 def test_a_model_follows_a_replaced_screen_until_one_is_chosen(monkeypatch):
     model, tokens = small(1, far=True), draw_tokens(1, 50)
     before = model(tokens)
