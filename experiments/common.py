@@ -45,6 +45,13 @@ def paired_change(losses, original):
     return mean_and_std(changes)[:2]
 
 
+def percent(share):
+    """A share as a cell of a table, halves up; None and NaN stay."""
+    if share is None or math.isnan(share):
+        return share
+    return f"{math.floor(1000 * share + 0.5 + 1e-9) / 10:.1f}%"
+
+
 def signed(x):
     """A difference as a cell of a table; NaN stays NaN."""
     return x if math.isnan(x) else f"{x:+.4f}"

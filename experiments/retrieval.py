@@ -5,6 +5,7 @@ retrieval of "Architectural Ablations".
 
     python -m experiments.retrieval out/abcdigits.tsv out-t/abcdigits.tsv --out out/figure.png
 
+prints each seed's share at each length and how many seeds find 95 % or more, then the means. It
 draws the tables of abcdigits.py, also as curves in figure_by_length.png, or those of `python -m
 experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes. Models that
 differ only in their seed share a panel: it shows their mean. Where there are ablations, the columns
@@ -19,7 +20,14 @@ import math
 import statistics
 from typing import NamedTuple
 
-from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
+from experiments.common import (
+    add_tables,
+    get_figure,
+    mean_and_std,
+    percent,
+    pyplot,
+    save_figure,
+)
 from experiments.style import (
     ABLATIONS,
     WIDTH,
@@ -148,6 +156,29 @@ def name_of(panel):
     return panel.label + " + SWE" * (panel.row == 2)
 
 
+def at_least_95(by_seed):
+    """"6 of 8": how many seeds find 95 % or more. by_seed: {seed: share}"""
+    return f"{sum(share >= 0.95 for share in by_seed.values())} of {len(by_seed)}"
+
+
+def seed_rows(panels, lengths):
+    """A row for each model and seed: its mean over the depths at each length.
+
+    Several seeds of a model get one more row: how many find 95 % or more.
+    """
+    rows = []
+    for panel in panels:
+        found = mean_by_length(panel.cells)
+        seeds = {seed for by_seed in found.values() for seed in by_seed}
+        for seed in sorted(seeds, key=lambda seed: (len(seed), seed)):
+            shares = [found.get(length, {}).get(seed) for length in lengths]
+            rows.append([name_of(panel), seed, *map(percent, shares)])
+        if len(seeds) > 1:
+            rows.append([name_of(panel), "95 %", *(at_least_95(found[length]) if length in found
+                                                   else None for length in lengths)])
+    return rows
+
+
 def retrieval_rows(panels):
     """A row of COLUMNS for each model and length: the mean over the depths, std over the seeds.
 
@@ -161,9 +192,8 @@ def retrieval_rows(panels):
             prompts = [n for cell in column for seed, n in cell.prompts.items() if seed in by_seed]
             least, most = min(prompts), max(prompts)
             rows.append([name_of(panel), length, length / panel.T_train, len(by_seed),
-                         most if least == most else f"{least}-{most}", f"{mean:.1%}",
-                         f"{std:.1%}" if len(by_seed) > 1 else None,
-                         f"{min(cell.mean for cell in column):.1%}"])
+                         most if least == most else f"{least}-{most}", percent(mean),
+                         percent(std), percent(min(cell.mean for cell in column))])
     return rows
 
 
@@ -208,9 +238,9 @@ def draw_cells(ax, cells, T_train):
     for (n, d), cell in cells.items():
         text = f"{100 * cell.mean:.1f}".removesuffix(".0") if cell.mean else "--"
         if cell.mean and cell.factor:
-            text += f"\n×{cell.factor}"
+            text += f"\n{cell.factor if cell.factor.startswith('ntk') else '×' + cell.factor}"
         ax.text(lengths.index(n), depths.index(d), text, ha="center", va="center",
-                fontsize=8 if len(lengths) < 7 else 7,
+                fontsize=6 if cell.factor else 8 if len(lengths) < 7 else 7,
                 color="black" if cell.mean > 0.45 else "white")
 
     # Black on white stands out from every colour.
@@ -260,6 +290,9 @@ def main():
     add_tables(p, "+")
     rows, out, labels = get_figure(p.parse_args(), "accuracy")
     panels = get_panels(rows, labels)
+    lengths = sorted({length for panel in panels for length, _ in panel.cells})
+    print_table(["model", "seed", *map(str, lengths)], seed_rows(panels, lengths),
+                "Needles found by seed and length; 95 %: the seeds that find 95 % or more")
     print_table(COLUMNS, retrieval_rows(panels), "Needles found, mean over the depths")
     if plt := pyplot():
         digits = {row.get("digits") for row in rows} - {None}

@@ -171,6 +171,34 @@ def at_best_rates(rows):
     return [*best.values()]
 
 
+def at_parabolas(rows):
+    """For each model its loss at the best of all rates, if losses lie on a parabola in log(rate).
+
+    The parabola goes through the best rate and its neighbours, also of each seed. A model of fewer
+    than three rates keeps its best row.
+    """
+    found = []
+    for best in at_best_rates(rows):
+        rates = [row for row in rows if (row["model"], row["total"]) ==
+                 (best["model"], best["total"]) and not math.isnan(row["val_loss"])]
+        if len(rates) > 2:
+            first = min(max(rates.index(best) - 1, 0), len(rates) - 3)
+            three = rates[first : first + 3]
+            lr = [row["lr"] for row in three]
+            losses = {seed: lowest(lr, [row["losses"].get(seed, math.nan) for row in three])
+                      for seed in best["losses"]}
+            best = best | {"losses": losses,
+                           "val_loss": lowest(lr, [row["val_loss"] for row in three])}
+        found.append(best)
+    return found
+
+
+def lowest(rates, losses):
+    """The least loss of the parabola through three; if it opens down, the least of the three."""
+    a, b, c = np.polyfit(np.log(rates), losses, 2)
+    return min(losses) if a <= 0 else float(c - b * b / (4 * a))
+
+
 def set_residuals(rows, unfitted):
     """Fill in the column residual of one row for each model."""
     for family in FAMILIES:
@@ -321,6 +349,9 @@ def main():
                 "loss\n(-: no loss that both families reached, or a line that does not fall)")
     print_table(BETWEEN, between_rows(best), "Without a line, at the best rates: sizes at an equal "
                 "loss, one measured, one between two that were")
+    if (curved := at_parabolas(rows)) != best:
+        print_table(BETWEEN, between_rows(curved), "The same, with each model's loss at the "
+                    "minimum of a parabola through three rates")
     if plt := pyplot():
         draw_scaling(plt, best, args.unfitted, args.out / "scaling.png")
 

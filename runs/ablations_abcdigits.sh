@@ -2,7 +2,7 @@
 . "$(dirname "$0")/lib.sh"
 
 for seed in 24 25 26; do
-    for name in rope nope no-tanhnorm fixed-r; do
+    for name in rope softmax-rope nope no-tanhnorm fixed-r; do
         echo python train.py --data abcdigits --digits 2 --steps 4800 --seed $seed --w-th 16 \
             --lr 0.015625 --layers 4 --model multiscreen:$name --out $OUT/needles_$name-$seed
     done
@@ -18,8 +18,16 @@ for swe in "" --swe; do
         for name in nope no-tanhnorm fixed-r no-gate_0.0078125 no-gate_0.015625 no-gate_0.03125; do
             echo python abcdigits.py $swe --ckpt $OUT/needles_$name-$seed/ckpt.pt
         done
-        echo python abcdigits.py --rope-scale 1 2 4 ntk2 ntk4 $swe \
-            --ckpt $OUT/needles_rope-$seed/ckpt.pt
+    done | lanes
+done
+# RoPE at the best of nine scalings, and with expanded windows at none.
+for name in rope softmax-rope; do
+    for seed in 24 25 26; do
+        echo python abcdigits.py --rope-scale 1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32 \
+            --ckpt $OUT/needles_$name-$seed/ckpt.pt
+    done | lanes
+    for seed in 24 25 26; do
+        echo python abcdigits.py --swe --ckpt $OUT/needles_$name-$seed/ckpt.pt
     done | lanes
 done
 
@@ -28,4 +36,5 @@ for rate in 0.0078125 0.015625 0.03125; do
         $OUT/needles_no-gate_$rate-2?/abcdigits.tsv
 done
 run python -m experiments.retrieval --out $OUT/report/abcdigits_ablations.png \
-    $OUT/needles_{original,rope,nope,no-tanhnorm,no-gate_0.015625,fixed-r}-{24,25,26}/abcdigits.tsv
+    $OUT/needles_{original,rope,softmax-rope,nope,no-tanhnorm,no-gate_0.015625}-{24,25,26}/abcdigits.tsv \
+    $OUT/needles_fixed-r-{24,25,26}/abcdigits.tsv

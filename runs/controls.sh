@@ -1,8 +1,7 @@
 # What a sceptic asks of the report, by days of two cores: LANES=2 bash runs/controls.sh tuning
 #   tuning    which small Transformer is the strongest at length, and at which rate? seeds 20, 21
-#   corners   is it softmax, or is it RoPE? both in one architecture; then r = 1, then NoPE
 #   passkey   seeds on which nothing was tuned
-# Without a name all three, in this order.
+# Without a name both, in this order.
 OUT=${OUT:-out/controls}
 . "$(dirname "$0")/lib.sh"
 scales="1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32"
@@ -29,28 +28,6 @@ tuning() {
     done
 }
 
-corners() {
-    for name in rope softmax-rope fixed-r nope; do
-        for seed in 24 25 26; do
-            echo python train.py --data abcdigits --digits 2 --w-th 16 --lr 0.015625 --layers 4 \
-                --steps 4800 --model multiscreen:$name --seed $seed --out $OUT/$name-$seed
-        done
-    done | lanes
-    for seed in 24 25 26; do
-        for name in rope softmax-rope; do
-            echo python abcdigits.py --rope-scale $scales --ckpt $OUT/$name-$seed/ckpt.pt
-        done
-        for name in fixed-r nope; do
-            echo python abcdigits.py --ckpt $OUT/$name-$seed/ckpt.pt
-        done
-    done | lanes
-    for name in rope softmax-rope fixed-r nope; do
-        for seed in 24 25 26; do
-            echo python abcdigits.py --swe --ckpt $OUT/$name-$seed/ckpt.pt
-        done
-    done | lanes
-}
-
 passkey() {
     for seed in 3 4 5; do
         echo python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000 --w-th 8192 \
@@ -64,6 +41,6 @@ passkey() {
     done
 }
 
-for part in ${*:-tuning corners passkey}; do
+for part in ${*:-tuning passkey}; do
     $part
 done

@@ -180,6 +180,16 @@ def test_a_size_is_fitted_at_its_best_rate_by_the_mean_over_the_seeds(run):
     assert best[2]["residual"] > 0.1
 
 
+def test_a_parabola_through_three_rates_has_the_least_loss(run):
+    """(log2(lr) + 5)^2 / 10 + 3 at 2^-6, 2^-4 and 2^-2 has its minimum, 3, between two rates."""
+    folders = [run(f"a{n}", (n + 5) ** 2 / 10 + 3, lr=str(2.0**n)) for n in (-6, -4, -2)]
+    folders += [run("b", 3.5, psi="3", parameters="20486")]
+    rows = scaling.at_parabolas(scaling.model_rows(runs.read_runs(map(str, folders))))
+    assert [row["val_loss"] for row in rows] == pytest.approx([3.0, 3.5])
+    assert rows[0]["losses"] == pytest.approx({"0": 3.0})
+    assert scaling.lowest([1, 2, 4], [1.0, 3.0, 2.0]) == 1.0
+
+
 # ------------------------------------------------------------------------------------ figures
 
 def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):

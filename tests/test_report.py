@@ -37,6 +37,21 @@ def test_each_table_is_what_its_command_prints_now(run_here):
     assert found == TEXT, "give python -m experiments.fill_report"
 
 
+def test_the_tables_of_the_readme_are_those_of_the_report():
+    text = fill_report.README.read_text()
+    emptied = fill_report.FILLED.sub(lambda table: table[0].partition("\n")[0] + "\n", text)
+    assert text.count("\n") > emptied.count("\n") + 12
+    assert fill_report.filled_readme(emptied) == text, "give python -m experiments.fill_report"
+
+
+def test_the_tally_is_that_of_the_verdicts():
+    said = list(fill_report.verdicts().values())
+    assert len(said) == 22
+    for word in ("shown", "partly", "contradicted", "not testable here", "a GPU's claim"):
+        count = sum(verdict.startswith(word) for verdict in said)
+        assert not count or re.search(rf"\b{count} (are |is ){word}", TEXT), (word, count)
+
+
 def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
     assert TEXT.count("```\n") == 2 * len(fill_report.BLOCK.findall(TEXT))
     folder = fill_report.REPORT.parent

@@ -51,10 +51,22 @@ def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
     assert [row["accuracy"] for row in read_table(path.with_name("passkey.tsv"))] == ["0", "0"]
     capsys.readouterr()
     call(retrieval, path.with_name("passkey.tsv"))
-    row = capsys.readouterr().out.splitlines()[3].split()
+    row = means(capsys)[0]
     assert row == ["Multiscreen", "420", "26.25", "1", "2", "0.0%", "-", "0.0%"]
     assert path.with_name("passkey.png").exists()
     assert not path.with_name("passkey_by_length.png").exists()
+
+
+def tables(capsys):
+    """The cells of the two tables that were printed: by seed, and the means."""
+    lines = cells_of(capsys)
+    titles = [n for n, line in enumerate(lines) if line[0].startswith("Needles found")]
+    return lines[titles[0] + 2 : titles[1]], lines[titles[1] + 2 :]
+
+
+def means(capsys):
+    """The rows of the means."""
+    return tables(capsys)[1]
 
 
 def cell(accuracy="1", **values):
@@ -74,7 +86,11 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
             cell(**values), cell("0.25", length="32", **values),
             cell(accuracy, length="32", depth="0.5", **values)])
     call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
-    assert cells_of(capsys)[2:4] == [
+    by_seed, means = tables(capsys)
+    assert by_seed[:3] == [["Multiscreen + SWE", "0", "100.0%", "50.0%"],
+                           ["Multiscreen + SWE", "1", "100.0%", "25.0%"],
+                           ["Multiscreen + SWE", "95 %", "2 of 2", "0 of 2"]]
+    assert means[:2] == [
         ["Multiscreen + SWE", "16", "1", "2", "4", "100.0%", "0.0%", "100.0%"],
         ["Multiscreen + SWE", "32", "2", "2", "4", "37.5%", "17.7%", "25.0%"]]
     assert (tmp_path / "f_by_length.png").exists()
@@ -120,10 +136,10 @@ def test_a_table_can_have_a_label(call, tmp_path, capsys):
     write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
     write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
     call(retrieval, "a.tsv", "mine=b.tsv", "--out", "o/f.png")
-    shown = {line[0]: line[5] for line in cells_of(capsys)[2:4]}
+    shown = {line[0]: line[5] for line in means(capsys)[:2]}
     assert shown == {"Multiscreen": "100.0%", "mine": "50.0%"}
     call(retrieval, "o/f.tsv", "--out", "o/g.png")
-    assert {line[0] for line in cells_of(capsys)[2:4]} == {*shown}
+    assert {line[0] for line in means(capsys)[:2]} == {*shown}
 
 
 @needs_matplotlib
