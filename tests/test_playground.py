@@ -468,7 +468,9 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "R=89, is the needle. The model answers “89”, the first letter" in answer
     assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
     assert weigh()[0] == "89"
-    assert f"softmax(s / 0.10)) says “89” with weight {weigh()[1]:.3f}," in softmax
+    assert "this tile's similarities at a temperature set on this page" in softmax
+    assert "softmax(s / 0.10); not the attention of a trained model) says “89” with weight " \
+        f"{weigh()[1]:.3f}," in softmax
     assert button == "Delete the needle"
     real.point("#delete", click=True)
     answer, screening, softmax, button = says()
