@@ -244,6 +244,7 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     assert off == [True, 0]
     page.evaluate("setText('')")
     assert page.evaluate("model.tokens") == [10]
+    assert read() == "Computed 1 letter"
 
 
 def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
@@ -378,6 +379,43 @@ def test_the_page_begins_with_the_needle_and_maps_choose_another_tile(page, seen
     page.press("ArrowRight")
     assert page.evaluate("[state.tile, document.activeElement === $('maps').children[1]]") == [
         1, True]
+
+
+def test_a_page_counts_its_tiles_that_accept_nothing(page):
+    """Such as r = 0 makes of any tile: no similarity is above 1."""
+    closed = page.evaluate("[...document.querySelectorAll('.alive')].map((e) => e.textContent)"
+                           ".filter((text) => text === 'Pr 0').length")
+    page.evaluate("""(() => {
+        model.tiles[1].r = 1e-9;
+        model.tiles[2].r = 1;
+        setText("A");
+        setText(DATA.text); })()""")
+    said = page.evaluate("$('nothing').textContent")
+    assert said.startswith(f"{closed + 1} of 6 tiles accept nothing in this text, Pr 0: ")
+    page.evaluate("model.tiles.forEach((tile) => { tile.r = 1; });"
+                  "setText('A'); setText(DATA.text)")
+    assert page.evaluate("$('nothing').textContent") == ""
+
+
+def test_a_text_without_a_question_has_no_needle_in_its_legend(browser, model, tmp_path):
+    """Screening and softmax are compared there, too, and one letter is not "1 letters"."""
+    path = tmp_path / "text.html"
+    make_page(path, model, "Some text")
+    browser.events.clear()
+    browser.look(1400, 1000, "light")
+    browser.open(path)
+    seen = "[...document.querySelectorAll('.of-needle')].filter((e) => e.offsetParent).length"
+    assert browser.evaluate(seen) == 0
+    assert browser.evaluate("$('delete').disabled")
+    assert browser.evaluate("$('softmax-says').getBoundingClientRect().height > 0")
+    browser.evaluate("setText(DATA.text + '!')")
+    assert not browser.evaluate("$('delete').disabled")
+    browser.evaluate("model.tiles.forEach((tile) => { tile.r = 1e-9; }); setText('A')")
+    assert "the only letter has relevance 0" in browser.evaluate("$('screening-says').textContent")
+    assert "accepts 1 of 1 key. " in browser.evaluate("$('reading').textContent")
+    browser.evaluate("setText('A=12\\nA=')")
+    assert browser.evaluate(seen) == 2
+    assert complaints(browser.events, path) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
