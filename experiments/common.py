@@ -74,10 +74,11 @@ def pyplot():
 
 
 def save_figure(fig, path):
-    """Write a figure as PNG, 150 dots per inch."""
+    """Write a figure as PNG, 150 dots per inch, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         fig.savefig(file, format="png", dpi=150, bbox_inches="tight")
+    pyplot().close(fig)
     print(f"wrote {path}")
 
 
