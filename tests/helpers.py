@@ -28,7 +28,6 @@ from support.tokens import get_tokenizer
 
 ROOT = Path(__file__).parent.parent
 INF = math.inf
-CPU = torch.device("cpu")
 needs_kernel = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
