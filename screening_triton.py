@@ -23,15 +23,19 @@
        dr   = sum dz (1 - z) / r    dw   = (theta / w) sum dy z d sin(theta d)
 
    One kernel makes dq, dw and dr for a block of queries, the other dk and dv for a block of keys.
-   w also turns q and k (MiPE, Eq. 7): PyTorch takes that part of dL/dw from dq and dk.
+   w also turns q and k (MiPE, Eq. 7): PyTorch's autograd makes that part of dL/dw from dq and dk.
 
 4. Precision. With float32 values all products are float32, each made of three tf32 products. With
    16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
-   and r may be 1e-6. So float32 q and k are split into parts of v's dtype, q = q0 + q1 + q2 in
-   bfloat16 (24 bits) and q = q0 + q1 in float16 (22 bits), and s = q0 k0 + (q0 k1 + q1 k0) +
-   (q0 k2 + q1 k1 + q2 k0); the last bracket is bfloat16's only. MiPE's part of dL/dw is a small
-   difference of large sums. They cancel only if both backward kernels use the same dz: both round
-   it to the same 16 bits, and multiply it by all parts of q and k.
+   and r may be 1e-6. So float32 q and k are split into parts of v's dtype:
+
+       bfloat16, 24 bits:  q = q0 + q1 + q2    s = q0 k0 + (q0 k1 + q1 k0)
+                                                         + (q0 k2 + q1 k1 + q2 k0)
+       float16, 22 bits:   q = q0 + q1         s = q0 k0 + (q0 k1 + q1 k0)
+
+   MiPE's part of dL/dw is a small difference of large sums. They cancel only if both backward
+   kernels use the same dz: both round it to the same 16 bits, and multiply it by all parts of q
+   and k.
 
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
@@ -39,12 +43,17 @@
 6. Decoding. For up to 16 queries, programs divide the keys among them, and PyTorch adds their sums.
    The cache is neither copied nor split: q and k stay float32.
 
-Names: B, H, T, S as in multiscreen.py. Q is a tensor in memory, q a block of its rows in registers.
-A block of pairs is BI queries x BJ keys; t0 and j0 are its first query and its first key. Query t
-has the position i = i0 + t, counted from the first key. reach = ceil(w) - 1 is the largest d inside
-the window. In memory the parts of q and k are (B, H, T, part, K); h, dh and dv are (B, T, H, V), as
-the projections write and read them. v, and k in one part, may have any strides: k_b is that of K
-from one sequence to the next, k_h from tile to tile, k_t from key to key.
+Names
+B, H, T, S           as in multiscreen.py; D_K and D_V are K and V there
+Q, q                 a tensor in memory; a block of its rows in registers
+BI x BJ              queries x keys of a block of pairs; t0, j0: its first query, its first key
+i = i0 + t           position of query t, counted from the first key
+reach = ceil(w) - 1  the largest d inside the window
+ORDER                the tiles, the widest window first
+k_b, k_h, k_t        strides of K: from one sequence to the next, from tile to tile, key to key
+
+In memory the parts of q and k are (B, H, T, part, D_K); h, dh and dv are (B, T, H, D_V), as the
+projections write and read them. v, and k in one part, may have any strides.
 """
 import os
 from types import SimpleNamespace
@@ -63,8 +72,11 @@ try:
 except ImportError:
     # macOS, Windows: the file can still be imported, and `available` says why it cannot run.
     triton = None
-    tl = SimpleNamespace(constexpr=lambda x: x)
-    jit = tl.constexpr
+
+    def jit(x):
+        return x
+
+    tl = SimpleNamespace(constexpr=jit)
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 PI = tl.constexpr(3.14159265358979324)
@@ -88,14 +100,15 @@ def available(device="cuda"):
 
 def unsupported_sizes(d_K, d_V):
     """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
-    for size in (d_K, d_V):
-        if size < 16 or size & (size - 1):
-            return f"keys or values have {size} dimensions: the kernel takes powers of two >= 16"
+    for dims in (d_K, d_V):
+        if dims < 16 or dims & (dims - 1):
+            return f"keys or values have {dims} dimensions: the kernel takes powers of two >= 16"
 
 
 @jit
 def _dot(a, b, acc):
-    """acc + a b, float32 in three tf32 products. The interpreter would multiply bfloat16's bits."""
+    """acc + a b. Products of float32 are three of tf32."""
+    # The interpreter has bfloat16 as 16-bit integers, and would multiply those.
     if INTERPRET:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc, input_precision="tf32x3")
@@ -103,7 +116,9 @@ def _dot(a, b, acc):
 
 @jit
 def _cast(x, dtype: tl.constexpr):
-    """x, rounded to nearest, ties to even. The interpreter would truncate to bfloat16."""
+    """x, rounded to nearest, ties to even."""
+    # The interpreter would cut off the last 16 bits. So half of their range is added first, or a
+    # little less, that ties go to even; then they are cleared.
     if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -131,7 +146,7 @@ def _load(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, MASK: tl.cons
 @jit
 def _load_parts(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
                 MASK: tl.constexpr):
-    """N rows of q or k: a tuple of PARTS blocks, the largest part first."""
+    """N rows of q or k: a tuple of PARTS blocks, the largest part first. A row has them all."""
     x = ()
     for part in tl.static_range(PARTS):
         x += (_load(X + part * D, first, end, stride, N, D, MASK),)
@@ -148,9 +163,9 @@ def _store(X, x, first, end, stride, N: tl.constexpr, D: tl.constexpr):
 @jit
 def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr):
     """Write N rows of X as PARTS parts, each the rounding of what the earlier parts leave."""
-    blocks = tl.cdiv(T, N)
-    matrix = tl.program_id(0).to(tl.int64) // blocks                              # b H + tile
-    t0 = tl.program_id(0) % blocks * N
+    n_blocks = tl.cdiv(T, N)
+    matrix = tl.program_id(0).to(tl.int64) // n_blocks                            # b H + tile
+    t0 = tl.program_id(0) % n_blocks * N
     X += matrix // H * x_b + matrix % H * x_h
     OUT += matrix * T * PARTS * D
     rest = _load(X, t0, T, x_t, N, D, True).to(tl.float32)
@@ -162,79 +177,84 @@ def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS:
 # ---------------------------------------------------------------------------- one block of pairs
 
 @jit
-def _cos_sin(x, w, FAR: tl.constexpr):
-    """cos and sin of theta x = 2 pi x / (4 w), x whole numbers.
+def _cos_sin(x, w, REDUCE: tl.constexpr):
+    """cos and sin of theta x, x whole numbers. theta is a quarter of a turn over w.
 
-    FAR: x may be many turns, as it is where the window is smaller than a block. Then whole turns
-    are removed; 1 / (4 w) is split: coarse has 8 bits, so x * coarse is exact. The fast cosine is
-    one instruction and, within half a turn, off by at most 2^-20.5.
+    REDUCE: remove whole turns first. Where the window is smaller than a block there may be many.
     """
-    turn = 0.25 / w
-    if FAR:
-        coarse = turn.to(tl.bfloat16).to(tl.float32)
+    rate = 0.25 / w                                    # turns, for x = 1
+    if REDUCE:
+        # The rate is split: coarse has 8 bits, so x * coarse is exact, and what is left is small.
+        coarse = rate.to(tl.bfloat16).to(tl.float32)
         turns = x * coarse
-        angle = 2 * PI * (turns - tl.floor(turns + 0.5) + x * (turn - coarse))
+        angle = 2 * PI * (turns - tl.floor(turns + 0.5) + x * (rate - coarse))
     else:
-        angle = x * (2 * PI * turn)
+        angle = x * (2 * PI * rate)
+
+    # The fast cosine is one instruction and, within half a turn, off by at most 2^-20.5.
     if INTERPRET:
         return tl.cos(angle), tl.sin(angle)
     return libdevice.fast_cosf(angle), libdevice.fast_sinf(angle)
 
 
 @jit
-def _trim_root(a, b, r_inv):
+def _trim_root(held, visited, r_inv):
     """z = max(1 - (1 - s) / r, 0), the root of Trim (Eqs. 8 and 9).
 
-    a, b: the rows that the program holds and those that it visits, as tuples of parts.
+    held, visited: the rows that the program holds and those that it visits, as tuples of parts.
     """
-    # z = 1 + r_inv (s - 1). In float32 the product starts at -1 and is s - 1 at no cost. With
-    # parts the small terms come first, since they would be lost beside a 1: of three parts (0, 2),
-    # (1, 1), (2, 0), then (0, 1), (1, 0), then (0, 0).
-    START: tl.constexpr = -1.0 if a[0].dtype == tl.float32 else 0.0
-    s = tl.full([a[0].shape[0], b[0].shape[0]], START, tl.float32)
-    for m_plus_n in tl.static_range(len(a) - 1, -1, -1):
+    # z = 1 + r_inv (s - 1). In float32 the sum begins at -1, so that it ends as s - 1 at no cost.
+    # With parts it begins at 0, since small terms would be lost beside a 1.
+    BEGIN: tl.constexpr = -1.0 if held[0].dtype == tl.float32 else 0.0
+    s_plus_begin = tl.full([held[0].shape[0], visited[0].shape[0]], BEGIN, tl.float32)
+
+    # The products (m, n) of parts, the smallest first. Of three parts these are (0, 2), (1, 1),
+    # (2, 0), then (0, 1), (1, 0), then (0, 0).
+    for m_plus_n in tl.static_range(len(held) - 1, -1, -1):
         for m in tl.static_range(m_plus_n + 1):
-            s = _dot(a[m], tl.trans(b[m_plus_n - m]), s)
-    z = s * r_inv + (1 - r_inv * (1 + START))
+            s_plus_begin = _dot(held[m], tl.trans(visited[m_plus_n - m]), s_plus_begin)
+
+    z = s_plus_begin * r_inv + (1 - r_inv * (1 + BEGIN))
+    # NaN stays NaN: a model that has diverged must not look as if it had found nothing.
     return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
-def _softmask_root(x, cos_b, sin_b, w, near, far, EDGE: tl.constexpr):
-    """c = cos(theta d), the root of Softmask (Eq. 10), and d sin(theta d).
+def _softmask_root(x, cos_n, sin_n, w, low, high, EDGE: tl.constexpr):
+    """c = cos(theta d), the root of Softmask (Eq. 10), and d sin(theta d), where d = x - n.
 
-    x: the position of each row of a, counted from the first row of b, so that d is x - n for row n
-    of b. It is -d in _backward_dkv, and both results are even in d. cos_b, sin_b: of theta n.
-    EDGE: c is 0 unless near <= x - n <= far.
+    x: the positions of the rows held, counted from the first row visited; n: the number of a row
+    visited. In _backward_dkv x - n is -d: both results are even in d. cos_n, sin_n: of theta n.
+    EDGE: the block may have pairs outside the window; c is 0 unless low <= x - n <= high.
     """
-    n = tl.arange(0, cos_b.shape[0])
-    # Without masks all pairs lie within a window, so theta x is small.
-    cos_a, sin_a = _cos_sin(x.to(tl.float32), w, EDGE)
-    c = cos_a[:, None] * cos_b[None, :] + sin_a[:, None] * sin_b[None, :]
+    n = tl.arange(0, cos_n.shape[0])
+    # Without EDGE all pairs lie within a window, so theta x is small.
+    cos_x, sin_x = _cos_sin(x.to(tl.float32), w, EDGE)
+    c = cos_x[:, None] * cos_n[None, :] + sin_x[:, None] * sin_n[None, :]
     if EDGE:
-        c = tl.where(x[:, None] - n[None, :] >= near, c, 0.0)
-        c = tl.where(x[:, None] - n[None, :] <= far, c, 0.0)
+        c = tl.where(x[:, None] - n[None, :] >= low, c, 0.0)
+        c = tl.where(x[:, None] - n[None, :] <= high, c, 0.0)
     # Subtracting floats is cheaper than converting integers.
     d = x.to(tl.float32)[:, None] - n.to(tl.float32)[None, :]
-    return c, d * (sin_a[:, None] * cos_b[None, :] - cos_a[:, None] * sin_b[None, :])
+    return c, d * (sin_x[:, None] * cos_n[None, :] - cos_x[:, None] * sin_n[None, :])
 
 
 # -------------------------------------------------------------------- which blocks a program visits
 
 @jit
-def _this_program(ORDER, W, R, blocks, B):
+def _this_program(ORDER, W, R, n_blocks, B):
     """The block, tile and sequence b of this program, and the tile's w, 1/r and reach."""
     # The program's number runs over sequences fastest, then blocks, then tiles, the widest first.
     pid = tl.program_id(0)
-    tile = tl.load(ORDER + pid // (B * blocks)).to(tl.int64)
+    tile = tl.load(ORDER + pid // (B * n_blocks)).to(tl.int64)
     b = (pid % B).to(tl.int64)
-    block = pid % (B * blocks) // B
+    block = pid % (B * n_blocks) // B
 
     # An infinite window reaches 2^30 - 1 back: positions have 32 bits.
     w = tl.load(W + tile).to(tl.float32)
     reach = tl.minimum(tl.ceil(w), 1073741824.0).to(tl.int32) - 1
 
-    # 1/r is rounded up, to the next float32: then z is exactly 0 at the threshold, s - 1 = -r.
+    # 1/r is rounded up, by a factor 1 + 2^-23: then z is exactly 0 at the threshold, s - 1 = -r.
     r = tl.load(R + tile).to(tl.float32)
     r_inv = tl.div_rn(1.0, r)
     r_inv = tl.where(r_inv * r - 1 < 0, r_inv * 1.00000012, r_inv)
@@ -242,12 +262,12 @@ def _this_program(ORDER, W, R, blocks, B):
 
 
 @jit
-def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
-    """The blocks to visit, (start, stop, inner, skip): those without masks, then those with.
+def _in_sight(x, x_end, n_end, low, high, X: tl.constexpr, N: tl.constexpr):
+    """The blocks to visit, in two passes of (start, stop, inner, skip).
 
     The program holds rows x .. x + X - 1, queries or keys, and visits rows n of the other kind in
-    blocks of N. Rows end at x_end and n_end. A pair is in sight (o) if near <= x - n <= far; here
-    blocks have 4 rows, near = 0 and far = 13:
+    blocks of N. Rows end at x_end and n_end. A pair is in sight (o) if low <= x - n <= high; here
+    blocks have 4 rows, low = 0 and high = 13:
 
         n         4    8    12   16   20   24
         x = 20    ...o|oooo|oooo|oooo|o...
@@ -257,16 +277,18 @@ def _in_sight(x, x_end, n_end, near, far, X: tl.constexpr, N: tl.constexpr):
                   first     inner     |    end
                                       inner_end
 
-    static_range(2) writes each kernel's loop twice. Pass 0 (EDGE is 0) visits inner .. inner_end,
-    without masks. Pass 1 visits first .. inner and inner_end .. end, with masks: its counter n runs
-    over the first part, and from n = inner on the block is n + skip.
+    Pass 0 visits the inner blocks, inner .. inner_end, where all pairs are in sight: it needs no
+    masks. Pass 1 visits the others, with masks. Its count runs from start to stop - skip without a
+    gap: below `inner` the block begins at the count, from there on at count + skip. In the drawing
+    skip is 8, and the counts 4, 8, 12 are the blocks 4, 8, 20. EDGE is the number of the pass:
+    static_range(2) writes each kernel's loop twice.
     """
-    end = tl.minimum(n_end, tl.minimum(x_end, x + X) - near)
-    inner = x + X - 1 - far
-    inner_end = tl.minimum(n_end, x - near + 1)
+    end = tl.minimum(n_end, tl.minimum(x_end, x + X) - low)
+    inner = x + X - 1 - high
+    inner_end = tl.minimum(n_end, x - low + 1)
 
-    # From rows to whole blocks.
-    first = tl.maximum(x - far, 0) // N * N
+    # From rows to whole blocks: 0 <= first <= inner <= inner_end <= end.
+    first = tl.maximum(x - high, 0) // N * N
     end = tl.maximum(tl.cdiv(tl.maximum(end, 0), N) * N, first)
     inner = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(inner, 0), N) * N, first), end)
     inner_end = tl.minimum(tl.maximum(tl.maximum(inner_end, 0) // N * N, inner), end)
@@ -282,16 +304,19 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
              D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
              PARTS: tl.constexpr):
     """h for a block of queries. The last blocks, which see the most keys, start first."""
-    blocks = tl.cdiv(T, BI)
-    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, blocks, B)
-    t0 = (blocks - 1 - block) * BI
+    n_blocks = tl.cdiv(T, BI)
+    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, n_blocks, B)
+    t0 = (n_blocks - 1 - block) * BI
 
-    # Decoding divides the keys among programs: program_id(1) is the share, OUT's first axis. K, V,
-    # i0 and S move to where it begins, as if there were no other keys.
-    share = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
-    before = tl.program_id(1) * share
+    # Decoding divides the keys among programs: this one has the share number program_id(1), which
+    # is also OUT's first axis. It counts from the first key of its share: K, V, i0 and S move
+    # there. Otherwise there is one share, and `before` is 0.
+    keys_each = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
+    before = tl.program_id(1) * keys_each
     i0 -= before
-    S = tl.minimum(S - before, share)
+    S = tl.minimum(S - before, keys_each)
+
+    # From the tensors to this sequence and tile, and to the share.
     Q += (b * H + tile) * T * PARTS * D_K
     K += b * k_b + tile * k_h + before.to(tl.int64) * k_t
     V += b * v_b + tile * v_h + before.to(tl.int64) * v_t
@@ -299,19 +324,19 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
 
     q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     i = i0 + t0 + tl.arange(0, BI)
-    cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
+    cos_n, sin_n = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
     passes = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     h = tl.zeros([BI, D_V], tl.float32)
 
-    # Pass 0 (EDGE 0): inner blocks. Pass 1 (EDGE 1): the others; j0 jumps over the inner ones.
+    # EDGE 0: the inner blocks, without masks. EDGE 1: the others; j0 jumps over the inner ones.
     for EDGE in tl.static_range(2):
         start, stop, inner, skip = passes[EDGE]
-        for n in range(start, stop - skip, BJ):
-            j0 = n + tl.where(n < inner, 0, skip)
+        for count in range(start, stop - skip, BJ):
+            j0 = count + tl.where(count < inner, 0, skip)
             k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
-            c, _ = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
+            c, _ = _softmask_root(i - j0, cos_n, sin_n, w, 0, reach, EDGE)
             y = z * c
             h = _dot(_cast(y * y, v.dtype), v, h)
 
@@ -323,9 +348,9 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
                  i0, B, H, T, S, D_K: tl.constexpr, D_V: tl.constexpr, BI: tl.constexpr,
                  BJ: tl.constexpr, PARTS: tl.constexpr):
     """dq for a block of queries, and what each query adds to dw and dr."""
-    blocks = tl.cdiv(T, BI)
-    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, blocks, B)
-    t0 = (blocks - 1 - block) * BI
+    n_blocks = tl.cdiv(T, BI)
+    block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, n_blocks, B)
+    t0 = (n_blocks - 1 - block) * BI
     Q += (b * H + tile) * T * PARTS * D_K
     K += b * k_b + tile * k_h
     V += b * v_b + tile * v_h
@@ -334,7 +359,7 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
     q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, True)
     dh = _load(DH, t0, T, H * D_V, BI, D_V, True)
     i = i0 + t0 + tl.arange(0, BI)
-    cos, sin = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
+    cos_n, sin_n = _cos_sin(tl.arange(0, BJ).to(tl.float32), w, True)
     passes = _in_sight(i0 + t0, i0 + T, S, 0, reach, BI, BJ)
     dq = tl.zeros([BI, D_K], tl.float32)
     dw = tl.zeros([BI], tl.float32)
@@ -342,12 +367,12 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
 
     for EDGE in tl.static_range(2):
         start, stop, inner, skip = passes[EDGE]
-        for n in range(start, stop - skip, BJ):
-            j0 = n + tl.where(n < inner, 0, skip)
+        for count in range(start, stop - skip, BJ):
+            j0 = count + tl.where(count < inner, 0, skip)
             k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, EDGE)
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
-            c, d_sin = _softmask_root(i - j0, cos, sin, w, 0, reach, EDGE)
+            c, d_sin = _softmask_root(i - j0, cos_n, sin_n, w, 0, reach, EDGE)
             # The 2 in dy = 2 y (dh . v) waits until all sums are done.
             half_dy = _dot(dh, tl.trans(v), tl.zeros([BI, BJ], tl.float32)) * (z * c)
             half_dz = half_dy * c
@@ -381,7 +406,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
     k = _load_parts(K, j0, S, k_t, BJ, D_K, PARTS, True)
     v = _load(V, j0, S, v_t, BJ, D_V, True)
     j = j0 + tl.arange(0, BJ)
-    cos, sin = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
+    cos_n, sin_n = _cos_sin(tl.arange(0, BI).to(tl.float32), w, True)
     # Key j is at x = j - i0, counted from the first query, and seen if -reach <= x - t <= 0.
     passes = _in_sight(j0 - i0, S - i0, T, -reach, 0, BJ, BI)
     dk = tl.zeros([BJ, D_K], tl.float32)
@@ -389,12 +414,12 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
 
     for EDGE in tl.static_range(2):
         start, stop, inner, skip = passes[EDGE]
-        for n in range(start, stop - skip, BI):
-            t0 = n + tl.where(n < inner, 0, skip)
+        for count in range(start, stop - skip, BI):
+            t0 = count + tl.where(count < inner, 0, skip)
             q = _load_parts(Q, t0, T, PARTS * D_K, BI, D_K, PARTS, EDGE)
             dh = _load(DH, t0, T, H * D_V, BI, D_V, EDGE)
             z = _trim_root(k, q, r_inv)
-            c, _ = _softmask_root(j - (i0 + t0), cos, sin, w, -reach, 0, EDGE)
+            c, _ = _softmask_root(j - (i0 + t0), cos_n, sin_n, w, -reach, 0, EDGE)
             y = z * c
             # In this order: the other one spills in float32.
             dv = _dot(_cast(y * y, v.dtype), dh, dv)
@@ -415,7 +440,7 @@ KEYS_PER_PROGRAM = 1024                                # of "decode"
 # values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
 # do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in its tensor memory:
 # one program takes all of it, and spills. Chosen by benchmarks/kernel_compile.py.
-BLOCKS = {
+BLOCK_SIZES = {
     ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 2, 2)),
     ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 32, 2, 1)),
     ("decode", False): 3 * ((16, 32, 1, 2),),
@@ -427,24 +452,25 @@ BLOCKS = {
 }
 
 
-def config(kernel, float32, d_K, d_V, capability):
-    """(queries in a block, keys in a block, warps, stages). float32: whether the values are.
+def block_sizes(kernel, float32, d_K, d_V, capability):
+    """(BI, BJ, warps, stages). float32: whether the values are.
 
-    Sizes beyond the table take small blocks: correct, but not tuned, and some spill.
+    Keys and values of more dimensions than the paper's take small blocks: correct, but not tuned,
+    and some spill.
     """
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
-    return BLOCKS[kernel, float32][min(capability[0], 10) - 8]
+    return BLOCK_SIZES[kernel, float32][min(capability[0], 10) - 8]
 
 
-def choose_parts(kernel, qk, v):
-    """(dtype, number) of the parts of q and k, for q and k of dtype qk and values of dtype v."""
-    if v == torch.float32 or qk == v:
-        return v, 1
+def choose_parts(kernel, qk_dtype, v_dtype):
+    """(dtype, number) of the parts of q and k, for q, k and values of these dtypes."""
+    if v_dtype == torch.float32 or qk_dtype == v_dtype:
+        return v_dtype, 1
     if kernel == "decode":
         return torch.float32, 1
-    number = 3 if (qk, v) == (torch.float32, torch.bfloat16) else 2
-    return v, number
+    number = 3 if (qk_dtype, v_dtype) == (torch.float32, torch.bfloat16) else 2
+    return v_dtype, number
 
 
 def with_contiguous_rows(x):
@@ -471,8 +497,9 @@ def kernel_inputs(kernel, q, k, v, w, r, order):
 
     Kernels take k and v at any strides, q as one block.
     """
-    qk = q.dtype if q.dtype == k.dtype else torch.float32
-    q, k = (split_into_parts(x, *choose_parts(kernel, qk, v.dtype)) for x in (q, k))
+    qk_dtype = q.dtype if q.dtype == k.dtype else torch.float32
+    dtype, parts = choose_parts(kernel, qk_dtype, v.dtype)
+    q, k = split_into_parts(q, dtype, parts), split_into_parts(k, dtype, parts)
     v, w, r = (with_contiguous_rows(x) for x in (v, w, r))
     return q.contiguous(), k, v, w, r, order
 
@@ -487,9 +514,9 @@ def launch(kernel, inputs, *others, i0, shares=1):
     S, D_V = v.shape[2:]
     # The interpreter takes the blocks of an H100.
     capability = torch.cuda.get_device_capability(v.device) if v.is_cuda else (9, 0)
-    BI, BJ, warps, stages = config(kernel, v.dtype == torch.float32, D_K, D_V, capability)
-    blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
-    if programs := B * H * blocks:
+    BI, BJ, warps, stages = block_sizes(kernel, v.dtype == torch.float32, D_K, D_V, capability)
+    n_blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
+    if programs := B * H * n_blocks:                   # none, if a tensor is empty
         with torch.cuda.device_of(v):
             KERNELS[kernel][programs, shares](
                 *inputs, *others, *k.stride()[:3], *v.stride()[:3], i0, B, H, T, S,
@@ -524,10 +551,11 @@ def _screen_backward(dh: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: 
     dq, dk, dv, _, _ = _empty_gradients(dh, q, k, v, w, r, order, i0)
     dh = dh.to(v.dtype).transpose(1, 2).contiguous()
     inputs = *kernel_inputs("dq", q, k, v, w, r, order), dh
-    of_queries = torch.empty(2, *q.shape[:3], device=q.device)                    # dw and dr
-    launch("dq", inputs, dq, *of_queries, i0=i0)
+    # What each query adds to dw and dr, (B, H, T).
+    dw_terms, dr_terms = torch.empty(2, *q.shape[:3], device=q.device)
+    launch("dq", inputs, dq, dw_terms, dr_terms, i0=i0)
     launch("dkv", inputs, dk, dv, i0=i0)
-    dw, dr = (x.sum((0, 2)).to(y.dtype) for x, y in zip(of_queries, (w, r)))
+    dw, dr = dw_terms.sum((0, 2)).to(w.dtype), dr_terms.sum((0, 2)).to(r.dtype)
     return dq, dk, dv, dw, dr
 
 
@@ -566,7 +594,7 @@ _screen_backward.register_autograd(_refuse_second_derivatives)
 def screen(q, k, v, w, r, i0=0):
     """`multiscreen.screen` (Eq. 12): same arguments, same numbers, differentiable once.
 
-    float32, float16 or bfloat16; K and V are powers of two >= 16. Nothing is broadcast: a
+    float32, float16 or bfloat16; D_K and D_V are powers of two >= 16. Nothing is broadcast: a
     ValueError names the shape that does not fit.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -574,9 +602,9 @@ def screen(q, k, v, w, r, i0=0):
             raise TypeError(f"{name} is {x.dtype}: the kernel takes float32, float16 and bfloat16")
     if reason := unsupported_sizes(q.shape[-1], v.shape[-1]):
         raise ValueError(reason)
-    B, H, _, K = q.shape
-    S, V = k.shape[2], v.shape[3]
-    wanted = (("k", k, (B, H, S, K)), ("v", v, (B, H, S, V)), ("w", w, (H,)), ("r", r, (H,)))
+    B, H, _, D_K = q.shape
+    S, D_V = k.shape[2], v.shape[3]
+    wanted = (("k", k, (B, H, S, D_K)), ("v", v, (B, H, S, D_V)), ("w", w, (H,)), ("r", r, (H,)))
     for name, x, shape in wanted:
         if x.shape != shape:
             raise ValueError(f"{name} has the shape {tuple(x.shape)}; "

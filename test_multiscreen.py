@@ -539,7 +539,7 @@ def use_blocks(blocks):
     if not blocks:
         return nullcontext()
     warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
-    return mock.patch.object(fused, "config", lambda *args: (*blocks, *warps_and_stages))
+    return mock.patch.object(fused, "block_sizes", lambda *args: (*blocks, *warps_and_stages))
 
 
 def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):

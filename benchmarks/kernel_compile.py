@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 
-from screening_triton import KERNELS, available, choose_parts, config, triton
+from screening_triton import KERNELS, available, block_sizes, choose_parts, triton
 from support.cli import Parser, UsageError, cli
 
 # The types of q and k, and of v.
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
           (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 86, 89, 90, 100, 120)
 SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
@@ -44,7 +44,7 @@ def compile_kernel(kernel, qk, v, target, blocks):
     pointers = dict.fromkeys(("V", "OUT", "DH", "DV"), v)
     pointers |= dict.fromkeys(("Q", "K"), of_parts) | dict.fromkeys(("DQ", "DK"), qk)
     pointers |= dict.fromkeys(("W", "R", "DW", "DR"), torch.float32)
-    types = {name: f"*{SHORT[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
+    types = {name: f"*{NAMES[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
 
     # Pointers and strides are multiples of 16, as they are at run time: loads are vectorised.
     signature, aligned = {}, {}
@@ -95,14 +95,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         for kernel, (qk, v), target in itertools.product(KERNELS, DTYPES, TARGETS):
-            blocks = BI, BJ, warps, stages = config(
+            blocks = BI, BJ, warps, stages = block_sizes(
                 kernel, v == torch.float32, 16, 64, divmod(target, 10))
             binary = compile_kernel(kernel, qk, v, target, blocks)
             registers, code = disassemble(binary, folder)
             spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in code)
             shared = binary.metadata.shared
             interior, edge = (n * 32 * warps / (BI * BJ) for n in longest_loops(code))
-            print(kernel, SHORT[qk], SHORT[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
+            print(kernel, NAMES[qk], NAMES[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
                   registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}", sep="\t", flush=True)
             bad += spills > 0 or shared > SHARED
     if bad:
