@@ -25,10 +25,13 @@ from screening_triton import available
 from support.checkpoint import read_checkpoint
 from support.data import files_of, get_data
 from support.tokens import get_tokenizer
+from tests import DEVICE
 
 ROOT = Path(__file__).parent.parent
 INF = math.inf
-needs_kernel = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
+# The kernel, natively on a GPU and else interpreted; the interpreter, where there is a GPU, too.
+needs_kernel = pytest.mark.skipif(available(DEVICE) is not None, reason=str(available(DEVICE)))
+needs_interpreter = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
 seeds = st.integers(0, 2**31 - 1)
@@ -48,14 +51,14 @@ correlated = partial(checks.correlated, V=64, rho=0.8)
 
 # ----------------------------------------------------------------------------------- models
 
-def small(seed=0, far=False, vocab_size=50, **sizes):
-    """A small model; with `far` its parameters are far from their initial values.
+def small(seed=0, moved=False, vocab_size=50, **sizes):
+    """A small model; with `moved` its parameters are far from their initial values.
 
     Then windows are from 1.1 to inf, r from .05 to .95, and many pairs pass Trim.
     """
     torch.manual_seed(seed)
     model = Multiscreen(Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes)))
-    if far:
+    if moved:
         move_away(model, random(seed))
     return model
 

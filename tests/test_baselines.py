@@ -37,13 +37,13 @@ pytestmark = pytest.mark.usefixtures("quick_choice")
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
-def tiny_model(name, far=False, **sizes):
-    """A small model in float64; with `far`, its parameters are far from their initial values."""
+def tiny_model(name, moved=False, **sizes):
+    """A small model in float64; with `moved`, its parameters are far from their initial values."""
     torch.manual_seed(0)
     model, g = build_model(name, TINY | sizes).double(), random(0)
-    if far and has_windows(model):
+    if moved and has_windows(model):
         move_away(model, g)
-    elif far:
+    elif moved:
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=p.dtype))
@@ -80,7 +80,7 @@ def transformers(size="2,3,24"):
 @pytest.mark.parametrize("name", transformers())
 @torch.no_grad()
 def test_transformer_is_a_llama_or_one_with_one_thing_changed(name):
-    model, x = tiny_model(name, far=True), draw_tokens(1, 90)
+    model, x = tiny_model(name, moved=True), draw_tokens(1, 90)
     p = dict(model.named_parameters())
     exact = reference_transformer(p, model.config, x[0], (name + ":").split(":")[2])
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
@@ -92,7 +92,7 @@ def test_transformer_is_a_llama_or_one_with_one_thing_changed(name):
 @torch.no_grad()
 def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
     name = f"transformer:2,3,24:{variant}".rstrip(":")
-    model, x = tiny_model(name, far=True), draw_tokens(1, 30)
+    model, x = tiny_model(name, moved=True), draw_tokens(1, 30)
     p = dict(model.named_parameters())
     exact = reference_transformer(p, model.config, x[0], variant, scale)
     scale_rope(model, scale)
@@ -106,7 +106,7 @@ def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
     *transformers(), *(f"multiscreen:{name}" for name in ablations.TILES)])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
-    model, x = tiny_model(name, far=True), draw_tokens(2, 90)
+    model, x = tiny_model(name, moved=True), draw_tokens(2, 90)
     caches = model.new_caches()
     chunks = torch.cat([model(piece, caches) for piece in x.split(17, 1)], 1)
     torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
@@ -117,7 +117,7 @@ def test_cached_chunks_and_decoding_equal_one_pass(name):
 
 
 def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
-    model, x = tiny_model("transformer:2,3,24", far=True).float(), draw_tokens(1, 60)
+    model, x = tiny_model("transformer:2,3,24", moved=True).float(), draw_tokens(1, 60)
     full = model(x)
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         model.screen = attention_by(backend)
@@ -141,7 +141,7 @@ def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
 
 @pytest.mark.parametrize("variant", ["", *ABLATIONS])
 def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
-    model = tiny_model(f"multiscreen:{variant}".rstrip(":"), far=True)
+    model = tiny_model(f"multiscreen:{variant}".rstrip(":"), moved=True)
     x = draw_tokens(1, 50)
     p = {name: value.detach() for name, value in model.named_parameters()}
     exact = reference_logits(p, model.config, x[0], variant)
@@ -157,7 +157,7 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
 
 @pytest.mark.parametrize("r", [0.5, 1e-4])
 def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r):
-    model = tiny_model("multiscreen:softmax", far=True).float()
+    model = tiny_model("multiscreen:softmax", moved=True).float()
     x, layer = draw_tokens(1, 400), model.layers[0]
     with torch.no_grad():
         for tile in model.layers:
@@ -180,7 +180,7 @@ def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r)
 @torch.no_grad()
 @pytest.mark.parametrize("scale", ["8", "ntk8"])
 def test_the_positions_of_the_rope_ablation_can_be_scaled(scale):
-    model, x = tiny_model("multiscreen:rope", far=True), draw_tokens(1, 50)
+    model, x = tiny_model("multiscreen:rope", moved=True), draw_tokens(1, 50)
     scale_rope(model, scale)
     exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", scale)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)

@@ -19,12 +19,10 @@ from support.choose import CASES, LIMIT, NEARBY, difference, get_screen, with_gr
 from support.cli import UsageError, products_dtype
 from support.windowed import screen_windowed
 from tests import DEVICE
-from tests.helpers import ROOT, SMALL, TEXT, run
+from tests.helpers import ROOT, SMALL, TEXT, needs_kernel, run
 
-CPU, SHORT = torch.device("cpu"), torch.bfloat16
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
 revealing_inputs = choose.revealing_inputs
-why_not = fused.available(DEVICE)
-kernel = pytest.mark.skipif(why_not is not None, reason=str(why_not))
 
 
 def of_sizes(dtype=None, **sizes):
@@ -151,7 +149,7 @@ WRONG = {
     "nan": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) * math.nan,
     "later queries": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) * (1.01 if i0 else 1),
     "16-bit values": lambda f, q, k, v, w, r, i0:
-        f(q, k, v, w, r, i0) * (1.2 if v.dtype == SHORT else 1),
+        f(q, k, v, w, r, i0) * (1.2 if v.dtype == BF16 else 1),
     "infinite windows": lambda f, q, k, v, w, r, i0:
         scaled(f(q, k, v, w.clamp(max=1e4), r, i0), 1 + w.isinf() * 0.001),
     "windows of 300": lambda f, q, k, v, w, r, i0:
@@ -169,7 +167,7 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
         return WRONG[way](right, q, k, v, w, r, i0)
 
     monkeypatch.setattr(choose, "screen_windowed", wrong)
-    model = of_sizes(SHORT)
+    model = of_sizes(BF16)
     model.agreeing = wrong                             # before an edit
     screen, line, expected = get_screen(model)
     assert screen is ms.screen
@@ -267,7 +265,7 @@ def test_pieces_are_far_below_the_limit():
     ("auto", screen_windowed), ("windowed", screen_windowed), ("definition", ms.screen)])
 def test_each_name_of_a_kernel_is_obeyed_for_all_sizes(monkeypatch, name, screen):
     monkeypatch.setattr(choose, "CASES", CASES[:2])
-    for sizes in ({}, {"d_K": 7, "d_V": 5, "N_H": 3, "dtype": SHORT}):
+    for sizes in ({}, {"d_K": 7, "d_V": 5, "N_H": 3, "dtype": BF16}):
         found, _, expected = get_screen(of_sizes(**sizes), name)
         assert found is screen
         assert expected
@@ -315,16 +313,16 @@ def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on
     assert line.endswith("the model's own: in pieces it differs (a changed equation?)")
 
 
-@kernel
+@needs_kernel
 def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, as_on_a_gpu):
-    assert get_screen(as_on_a_gpu(SHORT))[0] is fused.screen
+    assert get_screen(as_on_a_gpu(BF16))[0] is fused.screen
     monkeypatch.setattr(ms, "trim", lambda s, r: (1 - (1 - s) / r).relu())
-    screen, line, _ = get_screen(as_on_a_gpu(SHORT))
+    screen, line, _ = get_screen(as_on_a_gpu(BF16))
     assert screen.func is screen_windowed
     assert re.fullmatch(r"multiscreen.screen and screening_triton.screen differ by \S+ of the "
                         r"largest value \(a changed equation\?\): " + IN_ITS_PLACE, line)
     with pytest.raises(UsageError, match="--kernel triton: .*screening_triton.screen differ"):
-        get_screen(as_on_a_gpu(SHORT), "triton")
+        get_screen(as_on_a_gpu(BF16), "triton")
 
 
 if fused.triton is not None:
@@ -344,9 +342,9 @@ if fused.triton is not None:
         return tl.dot(a1, b1, acc, input_precision="ieee")
 
 
-@kernel
+@needs_kernel
 @pytest.mark.parametrize("T, S, widths, dtype", [
-    (20, 40, CASES[0][3], torch.float32), (20, 40, CASES[0][3], SHORT),
+    (20, 40, CASES[0][3], torch.float32), (20, 40, CASES[0][3], BF16),
     (64, 64, (1e-6,), torch.float32)])
 def test_the_kernel_is_five_times_below_the_limit(monkeypatch, T, S, widths, dtype):
     """With every window and acceptance width, and products of float32 as a GPU makes them.
@@ -365,7 +363,7 @@ def test_the_kernel_is_five_times_below_the_limit(monkeypatch, T, S, widths, dty
     assert not choose.rejects_matches(found[0], wanted[0])
 
 
-@kernel
+@needs_kernel
 def test_sizes_that_the_kernel_does_not_take_make_way_for_another(as_on_a_gpu):
     odd = as_on_a_gpu(d_K=24)
     assert get_screen(odd)[0].func is screen_windowed
@@ -441,7 +439,7 @@ def test_without_the_kernel_a_gpu_takes_the_definition_while_it_fits(monkeypatch
         assert 16 * 4 * T**2 < sum(kept.values()) < 32 * 4 * T**2
 
 
-@pytest.mark.parametrize("chip, dtype", [(True, SHORT), (False, None)])
+@pytest.mark.parametrize("chip, dtype", [(True, BF16), (False, None)])
 def test_products_are_bfloat16_only_where_the_chip_multiplies_it(monkeypatch, chip, dtype):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: chip)
     assert products_dtype(torch.device("cuda")) == dtype

@@ -28,7 +28,7 @@ def of_a_step(model, tokens):
 
 
 def make():
-    model = small(1, far=True, N_L=2)
+    model = small(1, moved=True, N_L=2)
     model.screen = screen_windowed
     return model
 

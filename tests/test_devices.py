@@ -10,7 +10,7 @@ from experiments import perplexity, sample
 from multiscreen import Multiscreen
 from support import checkpoint, choose, cli
 from support.run import get_args
-from tests.helpers import SMALL, TEXT, assert_same_weights, needs_kernel, read_table
+from tests.helpers import SMALL, TEXT, assert_same_weights, needs_interpreter, read_table
 from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
 GENERATE = Multiscreen.generate
@@ -123,7 +123,7 @@ def agrees(kind, model, exact):
     return None
 
 
-@needs_kernel
+@needs_interpreter
 @pytest.mark.parametrize("module, name, stand_in, said, launches", [
     (choose, "objection", agrees, "screening by screening_triton.screen", 1900),
     (screening_triton, "available", lambda device: "no Triton",
@@ -159,7 +159,7 @@ def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, n
     assert waited_then - waited == 1
 
 
-@needs_kernel
+@needs_interpreter
 def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
     """The fused kernel, bfloat16 and pinned memory are what it takes by itself."""
     monkeypatch.setattr(choose, "CASES", [(17, 17, choose.NEARBY, choose.WIDE)])

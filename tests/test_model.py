@@ -48,7 +48,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
     x, y = tokens[:, :-1], tokens[:, 1:]
     right = Multiscreen.logits
     for vocab_size in (50, 2**25 // 7):                # of the chunks: one, of 7 tokens
-        model = small(1, far=True)
+        model = small(1, moved=True)
         model.config.vocab_size = vocab_size
         before = model.loss(x, y).item()
         monkeypatch.setattr(Multiscreen, "logits", lambda self, *args: 0.5 * right(self, *args))
@@ -98,7 +98,7 @@ def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
 
 
 def test_functional_gradients_and_export_work_with_the_default():
-    model = small(1, far=True).eval()
+    model = small(1, moved=True).eval()
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
 
@@ -133,7 +133,7 @@ def test_tokens_of_another_shape_are_refused(shape):
 @torch.no_grad()
 def test_a_long_prompt_goes_through_in_pieces():
     """Of 2^26 pairs B H T S at most, where each query sees every key; else of 4,096 tokens."""
-    model, sizes = small(1, far=True), []
+    model, sizes = small(1, moved=True), []
     tokens = draw_tokens(1, 9000)
     B, T, H = 1, 9000, model.config.N_H
     pieces = model.pieces(tokens)
@@ -176,7 +176,7 @@ def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
 
 
 def test_a_model_follows_a_replaced_screen_until_one_is_chosen(monkeypatch):
-    model, tokens = small(1, far=True), draw_tokens(1, 50)
+    model, tokens = small(1, moved=True), draw_tokens(1, 50)
     before = model(tokens)
     monkeypatch.setattr(ms, "screen", lambda q, k, v, w, r, i0=0: v)
     assert not torch.equal(model(tokens), before)
@@ -200,7 +200,7 @@ def test_the_cache_has_every_key_in_the_windows_and_stays_bounded():
 @pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
 @torch.no_grad()
 def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
-    model = small(2, far=True, N_L=2)
+    model = small(2, moved=True, N_L=2)
     for tile in model.layers:
         tile.s_w.fill_(math.log(8.0))                                      # windows of 9
     model.screen, _, _ = get_screen(model, kernel)
@@ -219,7 +219,7 @@ def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
         alpha_d = ms.relevance(q, k, w, r, i0)
         return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
 
-    model, tokens = small(1, far=True), draw_tokens(2, 60)
+    model, tokens = small(1, moved=True), draw_tokens(2, 60)
     before = model.relevance_maps(tokens)
     for chosen in (screen_windowed, compete):          # both follow the edit
         monkeypatch.setattr(ms, "screen", compete)

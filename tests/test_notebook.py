@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from multiscreen import screen
-from tests.helpers import ROOT, needs_kernel, needs_matplotlib, run
+from tests.helpers import ROOT, needs_interpreter, needs_matplotlib, run
 from tests.pretended import Pretended
 
 SCRIPT, NOTEBOOK = ROOT / "exercises/notebook.py", ROOT / "exercises/notebook.ipynb"
@@ -46,7 +46,7 @@ def test_the_notebook_runs_and_finds_the_needle():
     assert "There is no GPU here" in out.stdout
 
 
-@needs_kernel
+@needs_interpreter
 def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(monkeypatch, capsys):
     """On a pretended one, where they are interpreted."""
     monkeypatch.setenv("EXERCISES", "reference")

@@ -44,7 +44,7 @@ def to_theirs(weights, which):
 
 @pytest.mark.parametrize("which", range(3))
 def test_weights_of_each_peer_become_ours(which):
-    weights = small(far=True, N_H=2, N_L=3, d_K=4, d_V=5).state_dict()
+    weights = small(moved=True, N_H=2, N_L=3, d_K=4, d_V=5).state_dict()
     theirs = to_theirs(weights, which)
     for found in (theirs, {f"multiscreen.{name}": x for name, x in theirs.items()}):
         ours = peers.to_ours(found.items(), LAYOUTS[which][0])
@@ -58,7 +58,7 @@ class Reference(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        p = small(far=True, **vars(config)).state_dict()
+        p = small(moved=True, **vars(config)).state_dict()
         self.p = torch.nn.ParameterDict({name.replace(".", "/"): x for name, x in p.items()})
 
     def by_name(self):

@@ -21,7 +21,7 @@ from tests.helpers import INF, ROOT, fit, run, small
 @pytest.fixture(scope="module")
 def model():
     """Six tiles far from their initial values; one window has no edge."""
-    return small(4, far=True, vocab_size=257, N_L=2)
+    return small(4, moved=True, vocab_size=257, N_L=2)
 
 
 def prompt(n_tokens, digits=2):

@@ -344,7 +344,7 @@ def test_a_checkpoint_is_whole_at_any_time(tmp_path, monkeypatch):
 
 def test_evaluation_counts_nats_and_bits_per_byte():
     """With uniform logits each token, one byte, costs ln 257 nats."""
-    model = small(1, far=True, vocab_size=257)
+    model = small(1, moved=True, vocab_size=257)
     with torch.no_grad():
         model.s_F.fill_(-INF)
     text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
@@ -363,7 +363,7 @@ def test_end_of_text_is_no_byte():
 
 
 def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
-    model, tokens = small(1, far=True), draw_tokens(2, 300)
+    model, tokens = small(1, moved=True), draw_tokens(2, 300)
     alive = inside = 0
     for tile, maps in zip(model.layers, model.relevance_maps(tokens)):
         for n, w in enumerate(tile.s_w.exp() + 1):
