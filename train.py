@@ -105,34 +105,40 @@ def get_parser():
 
 @torch.no_grad()
 def evaluate(model, train_data, val_data, args, tokenizer):
-    """A row of the log, in eval mode: nats per token, bits per byte, the share of living pairs.
+    """A row of the log, in eval mode: nats per token, bits per byte, the share of alive pairs.
 
-    Losses over 256 sequences, spread evenly over the validation data; living pairs among the first
-    512 tokens of one. A stream adds columns of its own, over 64 documents.
+    Losses over 256 sequences, spread evenly over the validation data; alive pairs among the first
+    512 tokens of one. A task adds columns of its own, over 64 documents.
     """
     model.eval()
     device = model.W_E.device
-    nats = tokens = length = 0
+    nats = n_tokens = n_bytes = 0
     for x, count in dist.batches(val_data, val_data.spread(256), args.batch_size):
+        # The first `count` sequences count. Others keep a process busy that has too few.
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].cpu().double().sum().item()
         targets = x[:count, 1:].flatten().tolist()
-        tokens += len(targets)
-        length += len(tokenizer.decode_bytes([t for t in targets if t != tokenizer.eot_token]))
-    nats, tokens, length = dist.total(nats, tokens, length)
-    row = {"val_loss": nats / tokens, "val_bpb": nats / math.log(2) / max(length, 1)}
+        text = [t for t in targets if t != tokenizer.eot_token]
+        n_tokens += len(targets)
+        n_bytes += len(tokenizer.decode_bytes(text))
+    nats, n_tokens, n_bytes = dist.total(nats, n_tokens, n_bytes)
+    row = {"val_loss": nats / n_tokens, "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
+
+    # A Transformer has no relevance maps, nor have layers that do not call their `screen`.
     if getattr(model, "has_maps", False):
-        x = torch.from_numpy(val_data[0][None, :-1][:, :512]).to(device)
-        row["alive"] = alive_fraction(model, x)
-    some = dist.batches(val_data, val_data.spread(64), args.batch_size)
-    row |= train_data.extra_columns(model, some)
+        tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
+        row["alive"] = alive_fraction(model, tokens)
+
+    # The task's state, such as how much help it still gives, is that of the training data.
+    documents = dist.batches(val_data, val_data.spread(64), args.batch_size)
+    row |= train_data.extra_columns(model, documents)
     model.train()
     return row
 
 
 @torch.no_grad()
 def describe(model):
-    """Columns of the log: the smallest, median and largest window."""
+    """More columns of the log: the smallest, median and largest window of a model that has some."""
     if not has_windows(model):
         return {}
     w = torch.cat([window(dist.full(layer.s_w)) for layer in model.layers])
@@ -142,7 +148,7 @@ def describe(model):
 # -------------------------------------------------------------------------------- training
 
 def set_rate(optimizer, args, step):
-    """The learning rate of a step, from 0: a linear warm-up, then constant. Returns it."""
+    """Set the learning rate of step 0, 1, ..: a linear warm-up, then constant. Returns it."""
     lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -154,15 +160,19 @@ def train_step(model, data, args, drawn):
 
     drawn: how many sequences all processes have drawn before.
     """
-    losses, n_passes = [], passes_of(args)
+    n_passes = passes_of(args)
+    losses = []
     for n in range(n_passes):
-        x = dist.draw(data, drawn + n * args.batch_size * dist.world(), args, model.W_E.device)
+        first = drawn + n * args.batch_size * dist.world()
+        x = dist.draw(data, first, args, model.W_E.device)
+        # Processes average their gradients in the last pass only: before, each adds up its own.
         dist.average_gradients(model, n == n_passes - 1)
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
         loss.backward()
         losses.append(loss.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
-    # One transfer from the GPU, which waits for it.
+
+    # All numbers in one transfer: each makes the CPU wait for the GPU.
     *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
     loss, = dist.total(sum(losses) / dist.world())
     return loss, norm
@@ -175,18 +185,26 @@ def train(args, run):
         train_data, val_data = get_stream(args, tokenizer)
     else:
         train_data, val_data = get_data(args, tokenizer, run.files)
+    print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
+          f"{args.batch_tokens:,} tokens")
 
-    # The model, freshly initialised or with the weights of a checkpoint.
+    # The model's sizes are those of the flags that are given.
+    flags = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()}
+    sizes = {field: size for field, size in flags.items() if size is not None}
+    sizes["vocab_size"] = tokenizer.n_vocab
+
+    # The model, new or with the sizes and weights of a checkpoint: of this run, or of --init.
     device = get_device(dist.own_device(args.device))
     dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
     dtype = dtypes[args.dtype]
     torch.manual_seed(args.seed)
-    sizes = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()
-             if getattr(args, name) is not None} | {"vocab_size": tokenizer.n_vocab}
-    # run.start: the checkpoint to take weights from, of this run or of --init, or None.
-    model = build_model(args.model, run.start["config"] if run.start else sizes, dtype).to(device)
-    if run.start:
-        load_weights(model, run.start["weights"], run.path if run.ckpt else args.init)
+    if run.initial:
+        sizes = run.initial["config"]
+    model = build_model(args.model, sizes, dtype).to(device)
+    if run.initial:
+        load_weights(model, run.initial["weights"], run.path if run.ckpt else args.init)
+
+    # What screens, and what makes it smaller or faster. Each says in a line what it does.
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
@@ -195,11 +213,12 @@ def train(args, run):
         dist.recompute(model)
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
         print(line)
+
     # Counted before `distribute`, after which a process may hold a part only.
     parameters, non_embedding = count_parameters(model)
     dist.distribute(model, args.shard, device)
-    print(f"{args.model}, {parameters:,} parameters ({non_embedding:,} non-embedding), "
-          f"{device}{f' in {dist.world()} processes' if dist.world() > 1 else ''}, "
+    where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
+    print(f"{args.model}, {parameters:,} parameters ({non_embedding:,} non-embedding), {where}, "
           f"{'bfloat16' if dtype else 'float32'}")
 
     # The optimizer. Weight decay is for matrices only.
@@ -209,22 +228,20 @@ def train(args, run):
               {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
 
-    # A new run, or where it was.
-    print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
-          f"{args.batch_tokens:,} tokens")
+    # A new run, or where it was: steps done, sequences drawn.
     step, drawn = run.begin(model, optimizer, train_data, parameters)
-    sequences = args.batch_tokens // args.seq_len
+    per_step = args.batch_tokens // args.seq_len       # sequences
 
     last = stopping = False
     while not last and not stopping:
         began = time.perf_counter()
         lr = set_rate(optimizer, args, step)
         loss, norm = train_step(model, train_data, args, drawn)
-        step, drawn = step + 1, drawn + sequences
+        step, drawn = step + 1, drawn + per_step
         run.check(step, loss=loss, grad_norm=norm)     # before a weight changes
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        train_data.observe(loss, sequences)
+        train_data.observe(loss, per_step)             # a task gets harder as it is learned
         last = step == args.steps or train_data.learned
         seconds = time.perf_counter() - began
 
@@ -242,10 +259,10 @@ def train(args, run):
 
     # A sample, where one process holds the model.
     if dist.world() == 1:
-        begin = torch.from_numpy(val_data[0][None, :32]).to(device)
+        prompt = torch.from_numpy(val_data[0][:32])[None].to(device)
         generator = torch.Generator(device).manual_seed(0)
-        more = model.eval().generate(begin, 256, temperature=0.7, generator=generator)
-        text = tokenizer.decode(torch.cat([begin, more], 1)[0].tolist())
+        answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
+        text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
         print(f"a sample, after its first 32 tokens:\n{printable(text)}")
     print(f"next: {next_command(args, run.path)}")
 

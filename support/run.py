@@ -155,9 +155,10 @@ def flags_of(args):
 class Run:
     """`with Run(args) as run`: the folder --out, locked. Process 0 alone writes into it.
 
-    ckpt: the checkpoint that this command continues, or None; start: that, or the one of --init,
-    or None; files: what `files_of` finds. finished: whether there is nothing left to do. Raises
-    UsageError if the folder is in use, or holds a run with other flags, equations or data.
+    ckpt: the checkpoint that this command continues, or None; initial: the one whose weights it
+    takes, that or the one of --init, or None; files: what `files_of` finds. finished: whether there
+    is nothing left to do. Raises UsageError if the folder is in use, or holds a run with other
+    flags, equations or data.
     """
 
     def __init__(self, args):
@@ -179,9 +180,9 @@ class Run:
                 print(f"{self.out} is already finished, at step {step}: {end}")
                 self.finished = True
             else:
-                self.start = self.ckpt
+                self.initial = self.ckpt
                 if args.init is not None and not self.ckpt:
-                    self.start = read_checkpoint(args.init)
+                    self.initial = read_checkpoint(args.init)
                 self.files = list(files_of(args.data))
                 self.fingerprints = fingerprint(self.files)
                 if self.ckpt:
@@ -204,17 +205,17 @@ class Run:
             data.load(ckpt["data_state"])
             load_moments(model, optimizer, ckpt["optimizer"], self.path)
             torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
-        self.about = about_run(args, ckpt, self.start, data, self.fingerprints)
+        self.about = about_run(args, ckpt, self.initial, data, self.fingerprints)
         self.log_text = ckpt["log"] if ckpt else "\t".join(COLUMNS) + "\n"
         if rank() == 0:
             write_folder(self.out, args, ckpt, parameters, self.about, self.log_text)
         self.saved_at, self.first, self.began = step, step, time.perf_counter()
-        if self.start:
+        if self.initial:
             print(f"continuing at step {step}" if ckpt else f"weights from {args.init}")
         left = "at most" if args.data[0] in STREAMS else "left"
         print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} "
               f"{'max':>8} {'ms':>7} {'tok/s':>8} {left:>8}", flush=True)
-        self.start = self.ckpt = None                  # up to 12 bytes per parameter
+        self.initial = self.ckpt = None                # up to 12 bytes per parameter
         self.stop = self.stack.enter_context(stop_requests())
         return step, drawn
 
@@ -387,17 +388,17 @@ def edits_since(ckpt):
     return {path: lines for path, lines in found.items() if lines}
 
 
-def about_run(args, ckpt, start, data, files):
+def about_run(args, ckpt, initial, data, files):
     """What a checkpoint says of a run besides its state, after a line if something was changed.
 
-    ckpt: the checkpoint that it continues, or None; start: that, or the one of --init, or None;
+    ckpt: the checkpoint that it continues, or None; initial: that, or the one of --init, or None;
     files: the fingerprint of its data. Changes: of flags, of equations and other source, and of
     functions at run time.
     """
     classes = classes_of(small_model(args.model))
     about = {"equations": equations(args.model), "classes": classes,
              "source": source_of(classes, data), "files": files,
-             "init_weights": weights_hash(start) if start and not ckpt else "", "changes": [],
+             "init_weights": weights_hash(initial) if initial and not ckpt else "", "changes": [],
              "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}}
     changes = []
     if ckpt:
@@ -406,8 +407,8 @@ def about_run(args, ckpt, start, data, files):
                    for name, value in flags_of(args).items()
                    if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
         changes += [f"{path} changed" for path in edits_since(ckpt)]
-    if start and start["equations"] != about["equations"]:
-        changes.append(f"equations {about['equations']}, before {start['equations']}")
+    if initial and initial["equations"] != about["equations"]:
+        changes.append(f"equations {about['equations']}, before {initial['equations']}")
     if name := replaced(classes):
         changes.append(f"{name} replaced at run time")
     if changes:
