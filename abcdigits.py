@@ -28,11 +28,11 @@ CELL = ("length", "depth", "factor", "swe", "trials")
 # --------------------------------------------------------------------------------- prompts
 
 def make_prompts(depth, n_digits, n_trials, fill):
-    """n_trials prompts, each ending with its answer. fill(rng, weights, lines, needle): more lines.
+    """n_trials prompts, each ending with its answer. Letters are numbers 0 to 25.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and deals the
     letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter once
-    and those that `fill` adds, by their numbers 0 to 25, shuffled. The needle's line goes in after
+    and those that fill(rng, weights, lines, needle) adds, shuffled. The needle's line goes in after
     the fraction `depth` of the lines, and once more at the end, where its last n_digits characters
     are the answer.
     """
@@ -67,7 +67,7 @@ def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
 
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
-    """The same by tokens: lines are added while the sum of count_tokens(line) is below n_tokens."""
+    """n_trials prompts to which lines are added until their count_tokens(line) sum to n_tokens."""
     def fill(rng, weights, lines, needle):
         counts = [count_tokens(line) for line in lines]
         total = sum(counts) + counts[needle]
@@ -92,7 +92,7 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     device = next(model.parameters()).device
     right = [False] * len(prompts)
     rows = [tokenizer.encode_ordinary(p) for p in prompts]
-    # Sorted by length: prompts of equal length are at its head.
+    # The prompts that are left, shortest first: those as long as the first one go together.
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     while order:
         T = len(rows[order[0]])
@@ -127,32 +127,33 @@ def get_parser(doc):
     return p
 
 
-def measure(args, name, loaded, get_prompts, **own):
+def measure(args, name, loaded, get_prompts, **task_flags):
     """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
 
-    own: the task's own columns and arguments of get_prompts, here digits.
-    loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **own) gives
-    (prompts, answers), or raises UsageError for a length that is too short.
+    loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **task_flags)
+    gives (prompts, answers), or raises UsageError for a length that is too short. task_flags: those
+    of this task alone, here digits; they are columns, too.
     """
     model, tokenizer, ckpt = loaded
     T_train = ckpt["args"]["seq_len"]
     trials = args.trials
     if trials is None:
         trials = 1000 if args.device.startswith("cuda") else 10
-    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, own)
+    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
 
-    # What cannot be done is refused before any work: one prompt a depth shows it.
+    # What cannot be done is refused before any work: one prompt of each depth shows it.
     if max(lengths) > 2**24:
         raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:
-        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **own)
+        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **task_flags)
     for factor in args.rope_scale:
         scale_rope(model, factor)
 
-    run = describe_run(ckpt) | own | {"swe": args.swe, "trials": trials}
+    # Each cell is a row of the table, if it is not there yet. None: no --rope-scale.
+    run = describe_run(ckpt) | task_flags | {"swe": args.swe, "trials": trials}
     cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
              for depth in args.depths for factor in args.rope_scale or [None]]
-    table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *own, *CELL), ["accuracy"],
+    table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *task_flags, *CELL), ["accuracy"],
                   model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
@@ -161,25 +162,28 @@ def measure(args, name, loaded, get_prompts, **own):
             length, depth, factor = cell["length"], cell["depth"], cell["factor"]
             if factor:
                 scale_rope(model, factor)
-            prompts, answers = get_prompts(tokenizer, length, depth, trials, **own)
+            prompts, answers = get_prompts(tokenizer, length, depth, trials, **task_flags)
             accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
             table.add(cell, accuracy=accuracy)
-            words = f"length {length:>7} depth {depth:g}{f' x{factor}' if factor else ''}"
-            progress.add(length, f"{words}: {accuracy:6.1%}")
+            scaled = f" x{factor}" if factor else ""
+            progress.add(length, f"length {length:>7} depth {depth:g}{scaled}: {accuracy:6.1%}")
 
-    words = [name, *(f"{x} {what}" for what, x in own.items()), *["expanded windows"] * args.swe]
-    title = (f"{', '.join(words)}, {trials} trials in a cell: accuracy by depth and length, in "
-             f"tokens ([{T_train}]: the training length)"
-             f"{', x the best RoPE scaling, ntk: of theta' * bool(args.rope_scale)}; {table.path}")
-    print_grid(table.rows_of(cells), T_train, title)
+    what = [name, *(f"{value} {flag}" for flag, value in task_flags.items())]
+    if args.swe:
+        what.append("expanded windows")
+    title = (f"{', '.join(what)}, {trials} trials in a cell: accuracy by depth and length, in "
+             f"tokens ([{T_train}]: the training length)")
+    if args.rope_scale:
+        title += ", x the best RoPE scaling, ntk: of theta"
+    print_grid(table.rows_of(cells), T_train, f"{title}; {table.path}")
 
 
-def possible_lengths(T_train, tokenizer, get_prompts, own):
+def possible_lengths(T_train, tokenizer, get_prompts, task_flags):
     """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
     lengths = []
     for length in (T_train * 2**n for n in range(6)):
         try:
-            get_prompts(tokenizer, length, 0.5, 1, **own)
+            get_prompts(tokenizer, length, 0.5, 1, **task_flags)
             lengths.append(length)
         except UsageError as e:
             reason = e
@@ -202,14 +206,15 @@ def print_grid(rows, T_train, title):
     def shown(accuracy, factor):
         return f"{accuracy:.1%} x{factor}" if factor else f"{accuracy:.1%}"
 
-    lengths, depths = (sorted({*x}) for x in zip(*best))
+    lengths = sorted({length for length, _ in best})
+    depths = sorted({depth for _, depth in best})
     columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]
     lines = [[depth, *(shown(*best[n, depth]) for n in lengths)] for depth in depths]
     means = [statistics.mean(best[n, depth][0] for depth in depths) for n in lengths]
     print_table(columns, [*lines, ["mean", *(f"{x:.1%}" for x in means)]], title)
 
 
-def get_prompts(tokenizer, length, depth, trials, digits):
+def abcdigits_prompts(tokenizer, length, depth, trials, digits):
     """(prompts, answers) of about `length` tokens."""
     def count_tokens(text):
         return len(tokenizer.encode_ordinary(text))
@@ -227,7 +232,7 @@ def main():
     if ckpt["args"]["data"] != ["abcdigits"]:
         print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
     digits = ckpt["args"]["digits"] if args.digits is None else args.digits
-    measure(args, "abcdigits", (model, tokenizer, ckpt), get_prompts, digits=digits)
+    measure(args, "abcdigits", (model, tokenizer, ckpt), abcdigits_prompts, digits=digits)
 
 
 if __name__ == "__main__":
