@@ -259,6 +259,7 @@ class KeyCache:
 
     def append(self, k, v, w):
         """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position."""
+        # n: how many keys the buffer holds. It may have room for more.
         T, n = k.shape[2], self.end - self.first
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
@@ -320,6 +321,7 @@ class LanguageModel(nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
+        # chunk: a number of tokens. `checkpoint` keeps none of their logits for backward.
         x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
         chunk = max(2**25 // self.config.vocab_size, 1)
         if len(t) <= chunk:
@@ -359,6 +361,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"top_k {top_k}: at least 1")
         caches, head = self.new_caches(), self.head()
         for _ in range(n):
+            # The prompt goes through in pieces, then one token a step: the caches have the rest.
             for piece in self.pieces(checked(tokens)):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
