@@ -13,7 +13,13 @@ import torch
 import multiscreen as ms
 from exercises.adapters import mine
 from exercises.checks import random
-from support.checkpoint import load_checkpoint, require_windows
+from support.checkpoint import (
+    build_model,
+    load_checkpoint,
+    load_weights,
+    read_checkpoint,
+    require_windows,
+)
 from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +42,9 @@ def blank(config):
 
 def trained_model():
     """(the repository's trained model, tokens)."""
-    model, _, _ = load_checkpoint(TRAINED)
+    ckpt = read_checkpoint(TRAINED)
+    model = build_model(ckpt["model"], ckpt["config"])
+    load_weights(model, ckpt["weights"], TRAINED)
     return model, torch.randint(256, (1, 200), generator=random(2))
 
 
