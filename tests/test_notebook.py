@@ -1,7 +1,10 @@
-"""The notebook of the course: what its .py says, without outputs, and it runs."""
+"""The notebook of the course: it runs, and keeps the outputs that it prints."""
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,53 +13,63 @@ from multiscreen import screen
 from tests.helpers import ROOT, needs_interpreter, needs_matplotlib, run
 from tests.pretended import Pretended
 
-SCRIPT, NOTEBOOK = ROOT / "exercises/notebook.py", ROOT / "exercises/notebook.ipynb"
+NOTEBOOK = ROOT / "exercises/notebook.ipynb"
+CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+CODE = ["".join(cell["source"]) for cell in CELLS]
 
 
-def cells_of(notebook):
-    """(kind, text) of each cell."""
-    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+def printed(cell):
+    """The text that a cell has kept."""
+    return "".join("".join(x["text"]) for x in cell["outputs"] if x["output_type"] == "stream")
 
 
-def test_the_notebook_is_what_jupytext_makes_of_its_script():
-    jupytext = pytest.importorskip("jupytext", reason="makes notebooks: pip install jupytext")
-    made = jupytext.read(SCRIPT)
-    notebook = json.loads(NOTEBOOK.read_text())
-    assert cells_of(notebook) == cells_of(made), (
-        "make it again: jupytext --to ipynb --update exercises/notebook.py")
-    assert notebook["metadata"]["kernelspec"] == made["metadata"]["kernelspec"]
-
-
-def test_the_notebook_holds_no_outputs():
-    code = [x for x in json.loads(NOTEBOOK.read_text())["cells"] if x["cell_type"] == "code"]
-    assert len(code) > 5
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
-
-
-@needs_matplotlib
-def test_the_notebook_runs_and_finds_the_needle():
-    """As a script, without a GPU."""
-    env = os.environ | {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": ""}
-    out = run(SCRIPT, env=env)
-    assert (out.returncode, out.stderr) == (0, "")
-    assert "60 degrees: similarity  0.50, relevance 0\n" in out.stdout
-    assert "10 equal keys: screening 0.36, softmax 0.10" in out.stdout
-    assert "with the needle: accepted R=[8] " in out.stdout
-    assert "the answer is 89\nwithout the needle: accepted nothing;" in out.stdout
-    assert "There is no GPU here" in out.stdout
+def figures(cell):
+    """The number of figures that a cell has kept."""
+    return sum("image/png" in x.get("data", ()) for x in cell["outputs"])
 
 
 @needs_interpreter
-def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(monkeypatch, capsys):
-    """On a pretended one, where they are interpreted."""
-    monkeypatch.setenv("EXERCISES", "reference")
+@needs_matplotlib
+def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
+    """As a script, without a GPU."""
+    script = tmp_path / "notebook.py"
+    script.write_text("\n".join(CODE))
+    env = os.environ | {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
+    out = run(script, env=env)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert out.stdout == "".join(map(printed, CELLS)), (
+        "run all cells of exercises/notebook.ipynb without a GPU, and save")
+    assert "60 degrees: similarity  0.50, relevance 0\n" in out.stdout
+    assert "with the needle: accepted R=[8] " in out.stdout
+    assert "the answer is 89\nwithout the needle: accepted nothing;" in out.stdout
+    assert "still to do: Exercise 4.1" in out.stdout
+
+
+def test_the_notebook_shows_its_figures_and_stays_small():
+    assert [figures(cell) for cell in CELLS] == [text.count("plt.show()") for text in CODE]
+    assert NOTEBOOK.stat().st_size < 250_000
+
+
+def of_last_cell(root):
+    """The names of the last cell in a repository, on a small problem. It runs on a GPU."""
+    text = CODE[-1].replace("run_on_gpu()", "run_on_gpu(T=70, w=20.0)")
+    exec(text, {"os": os, "torch": torch, "screen": screen, "ROOT": root})
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A pretended one, where kernels are interpreted."""
+    monkeypatch.setenv("EXERCISES", "")
     monkeypatch.setattr("triton.testing.do_bench", lambda f: 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
-    cell = SCRIPT.read_text().rpartition("# %%\n")[2]
-    cell = cell.replace("run_on_gpu()", "run_on_gpu(T=70, w=20.0)")
     with Pretended("cuda") as gpu:
-        exec(cell, {"os": os, "torch": torch, "screen": screen})
+        yield gpu
+
+
+@needs_interpreter
+def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(gpu, capsys):
+    of_last_cell(ROOT)
     assert (gpu.launches["forward_kernel"], gpu.launches["dq_kernel"]) == (1, 1)
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith("w = 20, kernels of exercises.solutions.part4_kernel")
@@ -65,7 +78,31 @@ def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(mon
     assert 0 < dq < 1e-4
 
 
+@needs_interpreter
+def test_without_solutions_its_last_cell_takes_the_students_kernels(gpu, tmp_path, capsys):
+    of_last_cell(tmp_path)
+    assert capsys.readouterr().out == "still to do: exercises 4.4 and 4.5\n"
+
+
+# ------------------------------------------------------------------------ on a hosted machine
+
 def test_without_the_repository_it_says_what_to_do(tmp_path):
-    out = run(SCRIPT, cwd=tmp_path)
+    out = run("-c", CODE[0], cwd=tmp_path)
     assert out.returncode == 1
-    assert "set ADDRESS to the repository's address" in out.stderr
+    assert "upload course.zip, or set ADDRESS to the repository's address" in out.stderr
+
+
+def test_it_unpacks_the_hand_out_once(tmp_path, monkeypatch):
+    (tmp_path / "made/course").mkdir(parents=True)
+    (tmp_path / "made/course/multiscreen.py").write_text("")
+    shutil.make_archive(tmp_path / "course", "zip", tmp_path / "made")
+    installed = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: installed.append(command))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.chdir(tmp_path)
+    exec(CODE[0], {})
+    (tmp_path / "course/multiscreen.py").write_text("edited")
+    exec(CODE[0], {})
+    assert (tmp_path / "course/multiscreen.py").read_text() == "edited"
+    assert len(installed) == 1
