@@ -1,1 +1,1 @@
-"""For teachers: the autograder, answers, a rubric, a problem set. Not in the hand-out."""
+"""For teachers: the autograder, answers, a problem set. Not in the hand-out."""
