@@ -193,6 +193,8 @@ mistakes("softmask", {
     "no if and no float(w)": lambda d, w: (d <= 0).float() if w == math.inf else ms.softmask(d, w),
     "is torch.float32; it should be": lambda d, w: ms.softmask(d, w).float(),
     "round nothing": lambda d, w: ms.softmask(d, w.ceil()),
+    "write math.pi * (d / w)":
+        lambda d, w: 0.5 * (torch.cos(math.pi * d / w) + 1) * (ms.softmask(d, w) > 0),
     "-inf is for softmax":
         lambda d, w: torch.where((-w < d) & (d <= 0), ms.softmask(d, w), -math.inf),
     "there is no mask": lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1),
