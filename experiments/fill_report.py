@@ -2,13 +2,11 @@
 
     python -m experiments.fill_report
 
-A code block of the report is what the command above it prints.
-
-A comment above each block holds its command, `<!-- python -m experiments... -->`, or the path of a
-table that is shown as it is. The commands run in a copy of the report's tables, so the figures and
-tables of the report stay as they are. SHA256SUMS gets a line for each table: `sha256sum -c` reads
-it. README's two tables are filled from the report's tables; its verdicts are the report's, up to a
-colon.
+A code block of the report is what the command above it prints. A comment above each block holds
+its command, `<!-- python -m experiments... -->`, or the path of a table that is shown as it is. The
+commands run in a copy of the report's tables, so the figures and tables of the report stay as they
+are. SHA256SUMS gets a line for each table: `sha256sum -c` reads it. README's two tables are filled
+from what the report then prints; its verdicts are the report's, up to a colon.
 """
 import hashlib
 import os
@@ -19,12 +17,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments.common import mean_and_std, percent
-from experiments.latency import is_transformer, latency_rows
-from experiments.perplexity import get_curves, positions, setting_of, summarize
-from experiments.retrieval import at_least_95, get_cells, mean_by_length
-from experiments.runs import read_table
-from experiments.scaling import at_best_rates, between_rows, model_rows
 from support.cli import Parser, UsageError, cli, replacing
 from support.table import as_columns, read_rows
 
@@ -65,14 +57,100 @@ def filled(text, run):
 # ------------------------------------------------------------------------------------ README
 
 FILLED = re.compile(r"<!-- filled in by python -m experiments\.fill_report: (\w+) -->\n(?:\|.*\n)*")
-# The rows of README's first table: name, table of the report, model, whether windows are expanded.
-FOUND = [("Multiscreen", "abcdigits", "multiscreen", False),
-         ("Multiscreen + SWE", "abcdigits", "multiscreen", True),
-         ("Multiscreen, no positions", "abcdigits_ablations", "multiscreen:nope", False),
-         ("Softmax", "competition", "multiscreen:softmax", False),
-         ("Softmax + SWE", "competition", "multiscreen:softmax", True),
-         ("Transformer, local", "abcdigits", "transformer:4,4,96:local", False),
-         ("Transformer, RoPE", "abcdigits", "transformer:4,4,96", False)]
+# The rows of README's first table: their name, a table of the report, the name there.
+FOUND = [("Multiscreen", "abcdigits", "Multiscreen"),
+         ("Multiscreen + SWE", "abcdigits", "Multiscreen + SWE"),
+         ("Multiscreen, no positions", "abcdigits_ablations", "MiPE → NoPE"),
+         ("Softmax", "competition", "Softmax"),
+         ("Softmax + SWE", "competition", "Softmax + SWE"),
+         ("Transformer, local", "abcdigits", "Transformer, local"),
+         ("Transformer, RoPE", "abcdigits", "Transformer")]
+
+
+def tables_of(report):
+    """{name of a table of the report: its lines, each a list of cells}"""
+    found = {}
+    for block in BLOCK.finditer(report):
+        name = re.search(r"([^/]+)\.tsv", block[1])[1]
+        found[name] = [re.split(" {2,}", line.strip()) for line in block[0].splitlines()]
+    return found
+
+
+def rows_of(lines, *first):
+    """The rows whose first cells are these, each as {column: cell}."""
+    rows, columns = [], []
+    for cells in lines:
+        if cells[0] in ("model", "run", "size", "rates"):
+            columns = cells
+        elif tuple(cells[: len(first)]) == first:
+            rows.append(dict(zip(columns, cells)))
+    return rows
+
+
+def shares(lines, name, *lengths):
+    """The share of the answers that a model finds at each length, a mean over its seeds."""
+    means = {row["length"]: row["mean"] for row in rows_of(lines, name) if "mean" in row}
+    return [means.get(length, "-").replace(".0%", "%").replace("%", " %") for length in lengths]
+
+
+def answers(report):
+    """README's first table: the answers found by each kind of model."""
+    tables, rows = tables_of(report), []
+    for name, table, label in FOUND:
+        lines = tables[table]
+        enough = rows_of(lines, label, "95 %")[0]["8192"]
+        rows.append([name, *shares(lines, label, "256", "2048", "8192", "32768"), enough])
+    columns = ["answers found, by bytes of context", "256", "2,048", "8,192", "32,768",
+               "seeds with 95 % or more at 8,192"]
+    return markdown(columns, ["---", *["--:"] * 5], *rows)
+
+
+def claims(report):
+    """README's second table: a claim, a number or two of each family, the report's verdict."""
+    tables = tables_of(report)
+    found, keys = tables["abcdigits"], tables["passkey"]
+    flat, rising = (rows_of(tables["long_context"], *words)[0] for words in
+                    (("Multiscreen, 0.93M",), ("Transformer, 1.2M", "RoPE ×1")))
+    latency = [{row["length"]: float(row["ms"]) for row in rows_of(tables["latency"], *words)}
+               for words in (("multiscreen", "934146", "initial"),
+                             ("transformer:8M", "1213312", "flash"))]
+    # The first rows are those of the best rates, without a line; two of them are shown.
+    saved = [row for row in rows_of(tables["scaling"], "total") if "at_loss" in row][1:5:3]
+    rows = [
+        ["15", "beyond the training length a Transformer degrades: at 32 times",
+         *shares(found, "Multiscreen", "8192"),
+         f"RoPE {shares(found, 'Transformer', '8192')[0]}, "
+         f"local {shares(found, 'Transformer, local', '8192')[0]}"],
+        ["16", "expanded windows (`--swe`) help small models: at 32 and 128 times",
+         ", ".join(shares(found, "Multiscreen + SWE", "8192", "32768")), "has no windows"],
+        ["17", "passkey, a number in English text, with `--swe`: at 16 times",
+         *shares(keys, "Multiscreen + SWE", "8192"), *shares(keys, "Transformer", "8192")],
+        ["11", "stable perplexity far beyond the training length: at 256 and 8,192 bytes",
+         *(f"{row['256'].split()[0]}, {row['8192'].split()[0]}" for row in (flat, rising))],
+        ["5", "trains at large rates: loss at the best rate and at 1",
+         *(losses(tables["lr_sweep"], name) for name in ("Multiscreen", "Transformer"))],
+        ["1", "needs about 30 % fewer parameters at equal loss: two pairs, in thousands",
+         *(", ".join(f"{float(row[column]) / 1000:.0f}" for row in saved)
+           for column in ("N_multiscreen", "N_transformer"))],
+        ["18", "lower latency: ms at 1,024 and 16,384 tokens on a CPU",
+         *(f"{ms['1024']:.0f}, {ms['16384']:,.0f}" for ms in latency)],
+    ]
+    said = verdicts(report)
+    return markdown(["#", "claim of the paper", "Multiscreen", "Transformer", "verdict"],
+                    ["--:", *["---"] * 4],
+                    *([*row, re.match("[^:;]*", said[row[0]])[0]] for row in rows))
+
+
+def losses(lines, name):
+    """The least loss over the learning rates, and that at 1."""
+    found = {row["run"].partition(", lr ")[2]: float(row["val_loss"])
+             for row in rows_of(lines) if row.get("val_loss") and row["run"].startswith(f"{name},")}
+    return f"{min(found.values()):.2f}, {found['1.0']:.2f}"
+
+
+def verdicts(report):
+    """{number of a claim: the report's verdict}"""
+    return dict(re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", report, re.M))
 
 
 def markdown(*lines):
@@ -80,104 +158,13 @@ def markdown(*lines):
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def found(table, model, swe=False):
-    """{length: {seed: share of the answers found}} of a model in a table of the report."""
-    rows = read_rows(REPORT.with_name(f"{table}.tsv"))
-    return mean_by_length(get_cells([row for row in rows if row["model"] == model
-                                     and bool(row["swe"]) == swe]))
+def filled_readme(text, report):
+    """README with its two tables. report: the text of the report, with its tables."""
+    def fill(table):
+        comment = table[0].splitlines(keepends=True)[0]
+        return comment + {"answers": answers, "claims": claims}[table[1]](report)
 
-
-def shares(by_length, *lengths):
-    """The mean over the seeds at each length, and "-" where there is none."""
-    means = [percent(mean_and_std(by_length[n].values())[0]) if n in by_length else "-"
-             for n in lengths]
-    return [mean.replace(".0%", "%").replace("%", " %") for mean in means]
-
-
-def answers():
-    """README's first table: the answers found by each kind of model."""
-    rows = []
-    for name, table, model, swe in FOUND:
-        by_length = found(table, model, swe)
-        rows.append([name, *shares(by_length, 256, 2048, 8192, 32768),
-                     at_least_95(by_length[8192])])
-    columns = ["answers found, by bytes of context", "256", "2,048", "8,192", "32,768",
-               "seeds with 95 % or more at 8,192"]
-    return markdown(columns, ["---", *["--:"] * 5], *rows)
-
-
-def claims():
-    """README's second table: a claim, a number or two of each family, the report's verdict."""
-    ours, expanded = (found("abcdigits", "multiscreen", swe) for swe in (False, True))
-    local, rope = (found("abcdigits", f"transformer:4,4,96{kind}") for kind in (":local", ""))
-    keys = found("passkey", "multiscreen", True), found("passkey", "transformer:4,4,96")
-    flat, rising = (perplexities(name, how) for name, how in
-                    (("multiscreen", "as trained"), ("transformer", "RoPE ×1")))
-    rate_m, rate_t = (losses_by_rate(name) for name in ("Multiscreen", "Transformer"))
-    saved = [row for row in between_rows(at_best_rates(model_rows(read_table(
-        REPORT.with_name("scaling.tsv"))))) if row[0] == "total"]
-    time_m, time_t = milliseconds()
-    rows = [
-        ["15", "beyond the training length a Transformer degrades: at 32 times",
-         " ".join(shares(ours, 8192)),
-         f"RoPE {shares(rope, 8192)[0]}, local {shares(local, 8192)[0]}"],
-        ["16", "expanded windows (`--swe`) help small models: at 32 and 128 times",
-         ", ".join(shares(expanded, 8192, 32768)), "has no windows"],
-        ["17", "passkey, a number in English text, with `--swe`: at 16 times",
-         *(shares(by_length, 8192)[0] for by_length in keys)],
-        ["11", "stable perplexity far beyond the training length: at 256 and 8,192 bytes",
-         f"{flat[256]:.3g}, {flat[8192]:.3g}", f"{rising[256]:.3g}, {rising[8192]:.3g}"],
-        ["5", "trains at large rates: loss at the best rate and at 1",
-         *(f"{min(rates.values()):.2f}, {rates[1]:.2f}" for rates in (rate_m, rate_t))],
-        ["1", "needs about 30 % fewer parameters at equal loss: two pairs, in thousands",
-         *(f"{saved[1][n] / 1000:.0f}, {saved[4][n] / 1000:.0f}" for n in (2, 3))],
-        ["18", "lower latency: ms at 1,024 and 16,384 tokens on a CPU",
-         *(f"{ms[1024]:.0f}, {ms[16384]:,.0f}" for ms in (time_m, time_t))],
-    ]
-    said = verdicts()
-    return markdown(["#", "claim of the paper", "Multiscreen", "Transformer", "verdict"],
-                    ["--:", *["---"] * 4],
-                    *([*row, re.match("[^:;]*", said[row[0]])[0]] for row in rows))
-
-
-def verdicts():
-    """{number of a claim: the report's verdict}"""
-    rows = re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", REPORT.read_text(encoding="utf-8"), re.M)
-    return dict(rows)
-
-
-def perplexities(model, how):
-    """{tokens of context: perplexity} of the report's long texts."""
-    curves = get_curves(read_rows(REPORT.with_name("long_context.tsv")))
-    for curve, seeds in curves.items():
-        if curve.model.startswith(model) and setting_of(curve._asdict()) == how:
-            return dict(zip(positions(int(curve.length)), (x for x, _ in summarize(seeds))))
-
-
-def losses_by_rate(name):
-    """{learning rate: mean loss of the runs that did not diverge}"""
-    rates = {}
-    for run in read_table(REPORT.with_name("lr_sweep.tsv")):
-        if run.label == name:
-            rates.setdefault(float(run.flags["lr"]), []).append(run.loss_at())
-    return {rate: mean_and_std(losses)[0] for rate, losses in rates.items()}
-
-
-def milliseconds():
-    """{tokens: ms} of Multiscreen with initial windows, and of the Transformer's faster setting."""
-    ours, theirs = {}, {}
-    for row in latency_rows(read_rows(REPORT.with_name("latency.tsv"))):
-        if is_transformer(row):
-            theirs[row["length"]] = min(row["ms"], theirs.get(row["length"], row["ms"]))
-        elif row["setting"] == "initial":
-            ours[row["length"]] = row["ms"]
-    return ours, theirs
-
-
-def filled_readme(text):
-    """README with its two tables."""
-    tables = {"answers": answers, "claims": claims}
-    return FILLED.sub(lambda table: table[0].partition("\n")[0] + "\n" + tables[table[1]](), text)
+    return FILLED.sub(fill, text)
 
 
 def sums():
@@ -191,7 +178,7 @@ def main():
     Parser(__doc__).parse_args()
     text = filled(REPORT.read_text(encoding="utf-8"), run)
     files = {REPORT: text, REPORT.with_name("SHA256SUMS"): sums()}
-    files[README] = filled_readme(README.read_text(encoding="utf-8"))
+    files[README] = filled_readme(README.read_text(encoding="utf-8"), text)
     for path, content in files.items():
         with replacing(path) as file:
             file.write(content.encode())

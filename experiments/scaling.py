@@ -272,7 +272,7 @@ def between_rows(rows):
                             for n, family in zip(sizes, found))
                 savings.append(1 - n_m / n_t)
             std = mean_and_std(savings)[1]
-            table.append([key, loss, N_m, N_t, percent(1 - N_m / N_t), percent(std)])
+            table.append([key, loss, round(N_m), round(N_t), percent(1 - N_m / N_t), percent(std)])
     return table
 
 
