@@ -213,9 +213,9 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     # At 4.0 the Transformer has 100 * 16^(1/4) = 200 parameters; at 3.1 it has 100 * 16^(1.4/2).
     at_4, at_31 = table[:2]
     assert at_4[:2] == ["total", 4.0]
-    assert at_4[2:4] == pytest.approx([100, 200])
+    assert at_4[2:4] == [100, 200]
     assert at_4[4:] == ["50%", "0%"]
-    assert at_31[1:4] == pytest.approx([3.1, 400, 100 * 16**0.7])
+    assert at_31[1:4] == pytest.approx([3.1, 400, round(100 * 16**0.7)])
     assert at_31[4] == f"{1 - 4 / 16**0.7:.0%}"
     assert math.isnan(at_31[5])                        # the second seed does not reach 3.1
     assert [line[0] for line in table] == ["total"] * 2 + ["non_embedding"] * 2
