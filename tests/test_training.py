@@ -67,15 +67,16 @@ def test_the_checkpoint_serves(tmp_path):
     assert train.load_checkpoint is load_checkpoint
 
 
-def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
+@pytest.mark.parametrize("page, said", [
+    ("README.md", r"12\n"),                            # the number of the letter asked for
+    ("docs/results.md", r"screening by screen_windowed, which agrees with multiscreen.screen.*"
+                        r"torch.Size\(\[4, 32\]\)\n")])
+def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys, page, said):
     """That a model follows an edit is tested in test_choice.py."""
-    code, = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
+    code, = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
     monkeypatch.chdir(ROOT)
     exec(code, {})
-    said = capsys.readouterr().out
-    assert said.startswith("screening by screen_windowed, which agrees with multiscreen.screen")
-    assert "torch.Size([4, 32])" in said
-    assert "\n12\n" in said                            # the number of the letter asked for
+    assert re.fullmatch(said, capsys.readouterr().out, re.S)
 
 
 def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
