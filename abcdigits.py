@@ -30,7 +30,7 @@ CELL = ("length", "depth", "factor", "swe", "trials")
 def make_prompts(depth, n_digits, n_trials, fill):
     """n_trials prompts, each ending with its answer. Letters are numbers 0 to 25.
 
-    One random.Random(123) serves all trials. A trial draws 26 different numbers and deals the
+    One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
     letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter once
     and those that fill(rng, weights, lines, needle) adds, shuffled. The needle's line goes in after
     the fraction `depth` of the lines, and once more at the end, where its last n_digits characters
@@ -92,7 +92,7 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     device = next(model.parameters()).device
     right = [False] * len(prompts)
     rows = [tokenizer.encode_ordinary(p) for p in prompts]
-    # The prompts that are left, shortest first: those as long as the first one go together.
+    # The remaining prompts, shortest first: those as long as the first one go together.
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     while order:
         T = len(rows[order[0]])
@@ -141,7 +141,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
         trials = 1000 if args.device.startswith("cuda") else 10
     lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
 
-    # What cannot be done is refused before any work: one prompt of each depth shows it.
+    # Make one prompt for each depth: what cannot be done is refused before any work.
     if max(lengths) > 2**24:
         raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
     for depth in args.depths:
@@ -149,7 +149,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     for factor in args.rope_scale:
         scale_rope(model, factor)
 
-    # Each cell is a row of the table, if it is not there yet. None: no --rope-scale.
+    # Each cell that the table lacks becomes a row. None: no --rope-scale.
     run = describe_run(ckpt) | task_flags | {"swe": args.swe, "trials": trials}
     cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
              for depth in args.depths for factor in args.rope_scale or [None]]

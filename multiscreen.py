@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless given. Length has no maximum."""
+    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless given. No maximum length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -67,7 +67,7 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-6.
 
-    That is what float32 resolves near s = 1.
+    float32 resolves about that much near s = 1.
     """
     return torch.sigmoid(s_r).clamp_min(1e-6)
 
@@ -79,7 +79,7 @@ def unit(x, eps=1e-6):
 
 
 def double(x):
-    """x in float64, on the CPU where the device has none (Apple's)."""
+    """x in float64, on the CPU if the device has no float64 (Apple's)."""
     return (x.cpu() if x.is_mps else x).double()
 
 
@@ -116,7 +116,7 @@ def softmask(d, w):
     """Eq. (10), Softmask: m = (cos(pi d / w) + 1)/2 where -w < d <= 0, else 0.
 
     d: (T, S) = j - i, key minus query position; w: broadcastable. Returns values in [0, 1].
-    Exactly 0 in the future (d > 0) and at distance w and beyond; 1 in all the past for w = inf.
+    Exactly 0 in the future (d > 0) and at distance w and beyond; for w = inf, 1 in all the past.
     """
     inside = (-w < d) & (d <= 0)
     return torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
@@ -173,7 +173,7 @@ class GatedScreeningTiles(nn.Module):
 
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
-    `screening`. Its `screening` calls the `screen` it is given, or there are no relevance maps.
+    `screening`. If its `screening` ignores the `screen` it is given, there are no relevance maps.
     s_w, s_r and s_O are (N_H,); a variant whose tiles share a number stores N_H copies.
     dtype: of the matrix products; None: the parameters' own.
     """
@@ -184,7 +184,7 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Matrices: normal, with the deviation in front.
+        """The paper's table of initial values. Matrices are normal, times their deviation.
 
         Windows w begin between 2 and w_th + 1, equally spaced in log(w - 1); r begins at 1/2.
         """
@@ -222,13 +222,13 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        start: the position of x's first token; first: of the oldest key that is kept.
+        start: the position of x's first token; first: that of the oldest key kept.
         """
         w, r = window(self.s_w), self.acceptance()
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
-        # q and k share their positions: one call turns both.
+        # q and k share their positions: one call rotates both.
         q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
@@ -264,7 +264,7 @@ class KeyCache:
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2]:
-            # Keep what a later query can see, or all. Room for 1,023 more tokens spares copies.
+            # Keep what a later query can see, or all. Room for 1,023 more tokens saves copies.
             kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
             self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + 1023))
             self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + 1023))
@@ -285,7 +285,7 @@ def checked(tokens):
 
 
 class LanguageModel(nn.Module):
-    """Tokens (B, T) -> logits (B, T, N), whatever its layers are. Baselines share it.
+    """Tokens (B, T) -> logits (B, T, N), with layers of any kind. The baselines share it.
 
     A subclass has `config`, `W_E`, `layers`, `embed`, `head`, `logits` and `screen`.
     """
@@ -313,7 +313,7 @@ class LanguageModel(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 are ignored. More than 2^25 logits are made in chunks, and made again in
+        Targets of -100 are ignored. More than 2^25 logits are computed in chunks, and again in
         backward; torch.func cannot differentiate that.
         """
         if reduction not in ("mean", "none"):
@@ -340,8 +340,8 @@ class LanguageModel(nn.Module):
     def pieces(self, tokens):
         """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
 
-        That takes less memory. A piece has at most 2^12 tokens; if the caches keep every key, also
-        at most 2^26 query-key pairs, over all tiles.
+        This saves memory. A piece has at most 2^12 tokens and, if the caches keep every key, at
+        most 2^26 query-key pairs over all tiles.
         """
         B, T = tokens.shape
         length = 2**12
@@ -353,7 +353,7 @@ class LanguageModel(nn.Module):
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
         """Yield the next n tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
 
-        Greedy for temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
+        Greedy at temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
         """
         if not (temperature == 0 or temperature >= 1e-4):
             raise ValueError(f"temperature {temperature}: 0, or at least 1e-4")
@@ -403,7 +403,7 @@ class Multiscreen(LanguageModel):
 
     @property
     def screen(self):
-        """What screens: the function that was assigned, or `screen` as it stands now."""
+        """The function that screens: the one assigned, or `screen` as it stands now."""
         return self.chosen or screen
 
     @screen.setter
@@ -412,7 +412,7 @@ class Multiscreen(LanguageModel):
 
     @property
     def forgets(self):
-        """Whether caches may drop keys: if the screen in use agrees with the definition, which
+        """Whether caches may drop keys: yes if the screen in use agrees with the definition, which
         gives a key outside the window exactly 0."""
         return self.chosen is not None and self.chosen is self.agreeing
 
@@ -453,7 +453,7 @@ class Multiscreen(LanguageModel):
     def expand_windows(self, T_train):
         """Screening-window expansion: windows beyond T_train become infinite, in place.
 
-        Begin new caches: one that was filled before may have dropped keys outside the old windows.
+        Start new caches: an old one may have dropped keys outside the old windows.
         """
         for layer in self.layers:
             layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)

@@ -67,10 +67,10 @@ try:
     import triton.language as tl
     from triton.language.extra.cuda import libdevice
 
-    # One compiled kernel for all sizes: Triton would make others for 1 and for multiples of 16.
+    # One compiled kernel for all sizes: Triton would compile others for 1 and for multiples of 16.
     jit = triton.jit(do_not_specialize=["i0", "B", "H", "T", "S"])
 except ImportError:
-    # macOS, Windows: the file can still be imported, and `available` says why it cannot run.
+    # On macOS and Windows the file can still be imported; `available` says why it cannot run.
     triton = None
 
     def jit(x):
@@ -102,13 +102,13 @@ def unsupported_sizes(d_K, d_V):
     """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
     for dims in (d_K, d_V):
         if dims < 16 or dims & (dims - 1):
-            return f"keys or values have {dims} dimensions: the kernel takes powers of two >= 16"
+            return f"keys or values have {dims} dimensions; the kernel needs powers of two >= 16"
 
 
 @jit
 def _dot(a, b, acc):
     """acc + a b. Products of float32 are three of tf32."""
-    # The interpreter has bfloat16 as 16-bit integers, and would multiply those.
+    # The interpreter stores bfloat16 as 16-bit integers, and would multiply those.
     if INTERPRET:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     return tl.dot(a, b, acc, input_precision="tf32x3")
@@ -117,8 +117,8 @@ def _dot(a, b, acc):
 @jit
 def _cast(x, dtype: tl.constexpr):
     """x, rounded to nearest, ties to even."""
-    # The interpreter would cut off the last 16 bits. So half of their range is added first, or a
-    # little less, that ties go to even; then they are cleared.
+    # The interpreter would cut off the last 16 bits. So add half of their range first, or slightly
+    # less so that ties go to even, then clear them.
     if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
@@ -146,7 +146,7 @@ def _load(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, MASK: tl.cons
 @jit
 def _load_parts(X, first, end, stride, N: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
                 MASK: tl.constexpr):
-    """N rows of q or k: a tuple of PARTS blocks, the largest part first. A row has them all."""
+    """N rows of q or k: a tuple of PARTS blocks, the largest part first. A row holds all parts."""
     x = ()
     for part in tl.static_range(PARTS):
         x += (_load(X + part * D, first, end, stride, N, D, MASK),)
@@ -178,9 +178,9 @@ def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS:
 
 @jit
 def _cos_sin(x, w, REDUCE: tl.constexpr):
-    """cos and sin of theta x, x whole numbers. theta is a quarter of a turn over w.
+    """cos and sin of theta x, for whole numbers x. theta is a quarter of a turn over w.
 
-    REDUCE: remove whole turns first. Where the window is smaller than a block there may be many.
+    REDUCE: remove whole turns first. If the window is smaller than a block there may be many.
     """
     rate = 0.25 / w                                    # turns, for x = 1
     if REDUCE:
@@ -308,9 +308,9 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
     block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, n_blocks, B)
     t0 = (n_blocks - 1 - block) * BI
 
-    # Decoding divides the keys among programs: this one has the share number program_id(1), which
-    # is also OUT's first axis. It counts from the first key of its share: K, V, i0 and S move
-    # there. Otherwise there is one share, and `before` is 0.
+    # Decoding divides the keys among programs: this one has share program_id(1), its index in OUT's
+    # first axis. It counts from the first key of its share: K, V, i0 and S move there. Otherwise
+    # there is one share, and `before` is 0.
     keys_each = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
     before = tl.program_id(1) * keys_each
     i0 -= before
@@ -493,7 +493,7 @@ def split_into_parts(x, dtype, parts):
 
 
 def kernel_inputs(kernel, q, k, v, w, r, order):
-    """Q, K, V, W, R and ORDER, with which the arguments of every kernel begin.
+    """Q, K, V, W, R and ORDER, the first arguments of every kernel.
 
     Kernels take k and v at any strides, q as one block.
     """
@@ -512,7 +512,7 @@ def launch(kernel, inputs, *others, i0, shares=1):
     q, k, v = inputs[:3]
     B, H, T, parts, D_K = q.shape
     S, D_V = v.shape[2:]
-    # The interpreter takes the blocks of an H100.
+    # The interpreter uses the blocks of an H100.
     capability = torch.cuda.get_device_capability(v.device) if v.is_cuda else (9, 0)
     BI, BJ, warps, stages = block_sizes(kernel, v.dtype == torch.float32, D_K, D_V, capability)
     n_blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
@@ -540,7 +540,7 @@ def _screen(q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor, order: Tensor
 
 @_screen.register_fake
 def _empty_h(q, k, v, w, r, order, i0):
-    """What torch.compile asks for: a tensor in the layout of `_screen`'s."""
+    """For torch.compile: an empty tensor in the layout of `_screen`'s."""
     B, H, T, _ = q.shape
     return v.new_empty(B, T, H, v.shape[3]).transpose(1, 2)
 
@@ -577,14 +577,14 @@ def _gradients(ctx, dh):
 
 def _refuse_second_derivatives(ctx, *gradients):
     raise NotImplementedError("screening_triton.screen is differentiable once: for second "
-                              "derivatives take multiscreen.screen")
+                              "derivatives use multiscreen.screen")
 
 
 def refuse_forward_mode(*tensors):
     """PyTorch would silently drop their tangents: the derivative would be 0."""
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("screening_triton.screen is differentiable once, in reverse "
-                                  "mode: for forward mode take multiscreen.screen")
+                                  "mode: for forward mode use multiscreen.screen")
 
 
 _screen.register_autograd(_gradients, setup_context=_save)
@@ -607,7 +607,7 @@ def screen(q, k, v, w, r, i0=0):
     wanted = (("k", k, (B, H, S, D_K)), ("v", v, (B, H, S, D_V)), ("w", w, (H,)), ("r", r, (H,)))
     for name, x, shape in wanted:
         if x.shape != shape:
-            raise ValueError(f"{name} has the shape {tuple(x.shape)}; "
-                             f"with q {tuple(q.shape)} it must be {shape}")
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; "
+                             f"with q of shape {tuple(q.shape)}, expected {shape}")
     refuse_forward_mode(q, k, v, w, r)
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)

@@ -1,7 +1,7 @@
 """The proof, in the order of the equations: hand-worked points, properties, a float64 reference.
 
-The equations of one screening unit, the model, and the fused kernel against the definition: two
-sittings, the second begins with the kernel. The reference is tests/reference.py.
+The equations of one screening unit, the model, then the fused kernel against the definition: read
+it in two sittings, the second for the kernel. The reference is tests/reference.py.
 
 Shared by many, from tests/helpers.py: correlated(seed, B, H, T, S) draws unit q, k and v that often
 pass Trim; widths and acceptances draw w in [1, inf] and r; small(seed) is a small model, and with
@@ -127,7 +127,7 @@ def test_mipe_angle_by_hand():
 @guards("Eqs. (6) and (7), MiPE's angle")
 @given(i=st.integers(0, 2**20), w=st.floats(1.0, 300.0))
 def test_mipe_angle_is_right_far_out(i, w):
-    """In float32 it would be 0.01 rad off at 2^17; numpy's longdouble has more digits."""
+    """float32 would be off by 0.01 rad at 2^17; numpy's longdouble has more digits."""
     w = float(np.float32(w))
     pi = np.longdouble("3.14159265358979323846264338327950288")
     gamma = (np.cos(pi * np.longdouble(w) / 256) + 1) / 2 if w < 256 else np.longdouble(0)
@@ -302,7 +302,7 @@ def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
        screen=st.sampled_from([ms.screen, screen_windowed]), data=st.data())
 def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
-    """A change at j changes nothing before j, and nothing from j + w on: not by one bit."""
+    """A change at j changes no bit before j, and none from j + w on."""
     q, k, v = correlated(seed, 1, 1, T, T, dtype=dtype)
     w, r = torch.tensor([w]), torch.tensor([0.9])
     j = data.draw(st.integers(0, T - 1))
@@ -580,8 +580,8 @@ def through_torch(q, k, v, w, r, i0, dh):
 def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
     """The kernel's error is at most twice that of PyTorch on operands of v's dtype, + 2e-6.
 
-    Errors are against float64. PyTorch's 16-bit results may happen to be nearer than one rounding
-    of the largest value: then that rounding counts.
+    Errors are against float64. If PyTorch's 16-bit results happen to be nearer than one rounding of
+    the largest value, that rounding counts instead.
     """
     q64, k64, v64, w64, r64 = (x.double() for x in (q, k, v, w, r))
     exact = through_torch(q64, k64, v64, w64, r64, i0, dh)
@@ -688,7 +688,7 @@ def test_kernel_reads_a_cache_where_it_lies():
 @needs_kernel
 @pytest.mark.parametrize("i0", [0, 1, 7, 14])
 def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
-    """The window's edge at some offsets from blocks of 16; a pair just outside would be seen.
+    """The window's edge at some offsets from blocks of 16: a pair just outside would show.
 
     At 0, 1 and 14 the bounds of w = 31.1 or 30.1 lie on the edge of a block, or one beside it.
     """
@@ -736,9 +736,9 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
        dtypes=st.sampled_from([(FP32, FP32), (FP32, BF16)]))
 @example(seed=0, T=40, j=20, w=16.0, blocks=(16, 16), dtypes=(FP32, FP32))
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dtypes):
-    """A key reaches the queries j to j + w - 1 alone, and a query's gradient only the keys it sees.
+    """A key reaches only the queries j to j + w - 1, a query's gradient only the keys it sees.
 
-    Not one bit elsewhere changes.
+    No other bit changes.
     """
     q, k, v, dh = draw_inputs(seed, 1, T, T, dtypes, 0.8, H=1)
     w, r = torch.tensor([w]), torch.tensor([0.9])
@@ -773,9 +773,9 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
 @needs_kernel
 @pytest.mark.parametrize("w, end", [((5.0, 16.5), 48), ((33.0, 32.5), 64)])
 def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
-    """NaN in blocks outside the window would spoil all that a program adds up.
+    """NaN in blocks outside the window would spoil a program's sums.
 
-    Where w is 33 or 32.5, the middle one of three blocks needs no masks.
+    If w is 33 or 32.5, the middle one of three blocks needs no masks.
     """
     q, k, v, dh = draw_inputs(5, 1, 80, 80, (FP32, FP32))
     w, r = torch.tensor(w), torch.tensor([0.5, 0.9])
@@ -936,5 +936,5 @@ def test_kernel_names_what_it_does_not_take():
     fits = {"q": q, "k": k, "v": v, "w": w, "r": r}
     wrong = (("k", k[:, :1]), ("k", k[:, :, :3]), ("v", v[:, :, :3]), ("w", w[:1]), ("r", r[0]))
     for name, part in wrong:
-        with pytest.raises(ValueError, match="has the shape"):
+        with pytest.raises(ValueError, match="has shape"):
             fused.screen(**fits | {name: part})

@@ -96,7 +96,7 @@ def get_parser():
     flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
-                       help="continue from OUT/ckpt.pt, with its flags unless they are given")
+                       help="continue from OUT/ckpt.pt, with its flags unless given anew")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 
@@ -114,7 +114,7 @@ def evaluate(model, train_data, val_data, args, tokenizer):
     device = model.W_E.device
     nats = n_tokens = n_bytes = 0
     for x, count in dist.batches(val_data, val_data.spread(256), args.batch_size):
-        # The first `count` sequences count. Others keep a process busy that has too few.
+        # The first `count` sequences count. The rest keep a process busy that has too few.
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].cpu().double().sum().item()
         targets = x[:count, 1:].flatten().tolist()
@@ -124,7 +124,7 @@ def evaluate(model, train_data, val_data, args, tokenizer):
     nats, n_tokens, n_bytes = dist.total(nats, n_tokens, n_bytes)
     row = {"val_loss": nats / n_tokens, "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
 
-    # A Transformer has no relevance maps, nor have layers that do not call their `screen`.
+    # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     if getattr(model, "has_maps", False):
         tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
         row["alive"] = alive_fraction(model, tokens)
@@ -165,14 +165,14 @@ def train_step(model, data, args, drawn):
     for n in range(n_passes):
         first = drawn + n * args.batch_size * dist.world()
         x = dist.draw(data, first, args, model.W_E.device)
-        # Processes average their gradients in the last pass only: before, each adds up its own.
+        # Processes average their gradients in the last pass; until then each adds up its own.
         dist.average_gradients(model, n == n_passes - 1)
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
         loss.backward()
         losses.append(loss.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
 
-    # All numbers in one transfer: each makes the CPU wait for the GPU.
+    # One transfer for all numbers, since each makes the CPU wait for the GPU.
     *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
     loss, = dist.total(sum(losses) / dist.world())
     return loss, norm
@@ -188,7 +188,7 @@ def train(args, run):
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # The model's sizes are those of the flags that are given.
+    # The flags that are given set the model's sizes.
     flags = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()}
     sizes = {field: size for field, size in flags.items() if size is not None}
     sizes["vocab_size"] = tokenizer.n_vocab
@@ -204,7 +204,7 @@ def train(args, run):
     if run.initial:
         load_weights(model, run.initial["weights"], run.path if run.ckpt else args.init)
 
-    # What screens, and what makes it smaller or faster. Each says in a line what it does.
+    # What screens, and what saves memory or time.
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
@@ -214,7 +214,7 @@ def train(args, run):
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
         print(line)
 
-    # Counted before `distribute`, after which a process may hold a part only.
+    # Count before `distribute`: after it a process may hold only a part.
     parameters, non_embedding = count_parameters(model)
     dist.distribute(model, args.shard, device)
     where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
@@ -228,7 +228,7 @@ def train(args, run):
               {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
 
-    # A new run, or where it was: steps done, sequences drawn.
+    # Where the run stands, new or resumed: steps done, sequences drawn.
     step, drawn = run.begin(model, optimizer, train_data, parameters)
     per_step = args.batch_tokens // args.seq_len       # sequences
 
@@ -253,7 +253,7 @@ def train(args, run):
         stopping = run.told_to_stop()
         if last or stopping or step % args.save_every == 0:
             run.save(model, optimizer, step, drawn, train_data)
-    # Told to stop: what was done is saved, and the exit code is 130.
+    # Told to stop: all work is saved, and the exit code is 130.
     if not last:
         raise run.interrupt(step)
 
