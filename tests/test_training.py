@@ -71,10 +71,10 @@ def test_the_checkpoint_serves(tmp_path):
     ("README.md", r"12\n"),                            # the number of the letter asked for
     ("docs/results.md", r"screening by screen_windowed, which agrees with multiscreen.screen.*"
                         r"torch.Size\(\[4, 32\]\)\n")])
-def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys, page, said):
+def test_the_code_for_a_program_of_your_own_runs(tmp_path, monkeypatch, capsys, page, said):
     """That a model follows an edit is tested in test_choice.py."""
     code, = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)                        # from any folder
     exec(code, {})
     assert re.fullmatch(said, capsys.readouterr().out, re.S)
 
