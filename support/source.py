@@ -21,9 +21,10 @@ import multiscreen
 ROOT = Path(multiscreen.__file__).parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # What an expression without names is made of.
-PURE = (ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
-        ast.expr_context)
+PURE = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator,
+        ast.unaryop, ast.expr_context)
 
 
 def path_of(module):
@@ -87,19 +88,18 @@ def is_text(node):
 
 @cache
 def imports(text, path):
-    """{name: the dotted path, a tuple, that it stands for}; ("*", n) for `import *`."""
-    found = {}
+    """[(name, the dotted path, a tuple, that it stands for)]; "*" is all names of a module."""
+    found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for x in node.names:
                 parts = tuple(x.name.split("."))
-                found[x.asname or parts[0]] = parts if x.asname else parts[:1]
+                found.append((x.asname or parts[0], parts if x.asname else parts[:1]))
         elif isinstance(node, ast.ImportFrom):
             folder = Path(path).parts[: -node.level] if node.level else ()
             module = (*folder, *(node.module or "").split(".")) if node.module else folder
             for x in node.names:
-                name = ("*", len(found)) if x.name == "*" else x.asname or x.name
-                found[name] = module if x.name == "*" else (*module, x.name)
+                found.append((x.asname or x.name, module if x.name == "*" else (*module, x.name)))
     return found
 
 
@@ -111,7 +111,7 @@ def imported_by(paths):
         if path in found or not (ROOT / path).is_file():
             continue
         found[path] = TEXT[path] if path in TEXT else read(path)
-        for parts in imports(found[path], path).values():
+        for _, parts in imports(found[path], path):
             names = ["/".join(parts[: n + 1]) for n in range(len(parts))]
             todo += [f"{name}{end}" for name in names for end in (".py", "/__init__.py")]
     return found
@@ -123,31 +123,36 @@ MODULES = {path_of(module): module for module in [*sys.modules.values()]
            if path_of(module) in TEXT}
 
 
-def resolve(source, path, parts):
-    """(path, name) of the definition that the dotted name `parts` means in a file, or None."""
-    text = source[path]
-    if parts[0] in definitions(text):
-        method = ".".join(parts[:2])
-        return path, method if method in definitions(text) else parts[0]
-    named = imports(text, path)
-    full = (*named.get(parts[0], ()), *parts[1:])
-    for n in range(len(full), 0, -1):
-        file = "/".join(full[:n])
-        for there in (f"{file}.py", f"{file}/__init__.py"):
-            if there in source:
-                return resolve(source, there, full[n:]) if full[n:] else None
-    for key, module in named.items():
-        there = "/".join(module) + ".py"
-        if key[0] == "*" and there in source and parts[0] in definitions(source[there]):
-            return resolve(source, there, parts)
-    return None
+def definition_of(text, parts):
+    """The definition that the dotted name `parts` means in a text, a method or what is before it.
+
+    None if the text does not define it.
+    """
+    names = ".".join(parts[:2]), parts[0]
+    return next((name for name in names if name in definitions(text)), None)
+
+
+def imported_as(source, path, parts):
+    """[(path, parts)] of what the dotted name `parts` may mean in the files that a file imports.
+
+    A module that is used as a value, in `f = mine`, means all that it defines.
+    """
+    found = []
+    for name, module in imports(source[path], path):
+        full = (*module, *parts[name != "*" :]) if name in ("*", parts[0]) else ()
+        files = [(f"{'/'.join(full[:n])}{end}", full[n:]) for n in range(len(full), 0, -1)
+                 for end in (".py", "/__init__.py")]
+        for there, rest in [(there, rest) for there, rest in files if there in source][:1]:
+            found += [(there, rest)] if rest else [(there, (x,)) for x in definitions(source[there])
+                                                   if "." not in x]
+    return found
 
 
 def of_scope(node):
-    """Yield what is in a function, without what is in functions and classes inside it."""
+    """Yield what is in a function, without what is in scopes inside it."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        if not isinstance(child, (*FUNCTIONS, *COMPREHENSIONS, ast.ClassDef, ast.Lambda)):
             yield from of_scope(child)
 
 
@@ -170,6 +175,7 @@ def names_in(node):
                 own.add(x.id)
             elif isinstance(x, (*FUNCTIONS, ast.ClassDef)):
                 own.add(x.name)
+        own -= {name for x in of_scope(node) if isinstance(x, ast.Global) for name in x.names}
         outside = [*node.args.defaults, *filter(None, node.args.kw_defaults),
                    *getattr(node, "decorator_list", [])]
         body = node.body if isinstance(node.body, list) else [node.body]
@@ -188,14 +194,20 @@ def used_in(text, name):
 
 def reached(source, classes):
     """[(path, name)] of the definitions that classes, as of `classes_of`, reach with themselves."""
-    todo, found = [tuple(x.split(":")) for x in classes], set()
+    todo, seen, found = [], set(), set()
+    for path, name in (x.split(":") for x in classes):
+        todo.append((path, tuple(name.split("."))))
     while todo:
-        path, name = todo.pop()
-        if (path, name) in found or name not in definitions(source.get(path, "")):
+        path, parts = todo.pop()
+        if (path, parts) in seen or path not in source:
             continue
-        found.add((path, name))
-        todo += [(path, ""), *filter(None, (resolve(source, path, x)
-                                            for x in used_in(source[path], name)))]
+        seen.add((path, parts))
+        # A name may be defined here, imported, or both: `try: .. except ImportError: ..`.
+        todo += imported_as(source, path, parts)
+        name = definition_of(source[path], parts)
+        if name is not None:
+            found.add((path, name))
+            todo += [(path, x) for x in [("",), *used_in(source[path], name)]]
     return sorted(found)
 
 
@@ -230,9 +242,9 @@ def parts_of(source, classes):
     parts, foreign = {}, {}
     for path, name in reached(source, classes):
         parts.setdefault(path, []).extend(bare_lines(source[path], name))
-        for used, *_ in used_in(source[path], name):
-            if full := imports(source[path], path).get(used):
-                foreign.setdefault(path, set()).add(f"{used} is {'.'.join(full)}")
+        used = {x[0] for x in used_in(source[path], name)}
+        foreign.setdefault(path, set()).update(f"{x} is {'.'.join(full)}" for x, full in
+                                               imports(source[path], path) if x in used)
     return {path: [*sorted(foreign.get(path, ())), *lines] for path, lines in parts.items()}
 
 
@@ -390,7 +402,7 @@ def source_of(classes, data):
     """{path: text} of what a run is made of: its model's files, those of its data, train.py, and
     your own that train.py imports."""
     used = {"multiscreen.py", "train.py", *(path for path, _ in reached(TEXT, classes))}
-    used |= {f"{parts[0]}.py" for parts in imports(TEXT["train.py"], "train.py").values()}
+    used |= {f"{parts[0]}.py" for _, parts in imports(TEXT["train.py"], "train.py")}
     used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__}
     return {path: TEXT[path] for path in sorted(used & TEXT.keys(), key=str)}
 

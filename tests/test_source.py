@@ -195,6 +195,20 @@ def test_a_function_is_found_however_it_is_imported(imports, local, use):
     assert source.digest(before, classes) == source.digest(quiet, classes)
 
 
+@pytest.mark.parametrize("imports, local, use", [
+    ("try:\n    from mine import f\nexcept ImportError:\n    f = abs", "pass", "f"),
+    ("f = abs", "from mine import f", "f"), ("from deep import *", "pass", "f"),
+    ("import mine", "m = mine", "m.f"), ("import mine", "pass", "getattr(mine, 'f')"),
+    ("from mine import f", "x = [f for f in (1, 2)]", "f"),
+    ("from mine import f", "global f; f = f", "f")])
+def test_a_function_is_found_whatever_else_its_name_may_mean(imports, local, use):
+    text = VARIANT.format(imports=imports, local=local, use=use, more="")
+    found = [source.digest({"ablations.py": text, "deep.py": "from mine import f", "mine.py": mine},
+                           ["ablations.py:Mine"])
+             for mine in (MINE, MINE.replace("+ 1", "+ 2"))]
+    assert found[0] != found[1]
+
+
 @pytest.mark.parametrize("old, new", [
     ("silu as act", "gelu as act"), ('"p": 2', '"p": 3'), ("power = 2", "power = 3"),
     ("{more}", "CONSTANTS['p'] = 3"), ("{more}", "CONSTANTS.update(p=3)"),
