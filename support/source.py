@@ -2,8 +2,10 @@
 
 A model is known by `identity(model)`, a hash of the definitions that it reaches by base classes and
 names, in multiscreen.py, baselines/ and your own files beside them. Comments, docstrings, error
-messages and other variants do not count. What was replaced at run time has no text here; then the
-identity is unique, so that nothing is resumed or reused.
+messages and other variants do not count. A number or a string that a file computes when it is
+imported, from an environment variable say, counts by its value; what a function reads from
+elsewhere does not. What was replaced at run time has no text here; then the identity is unique, so
+that nothing is resumed or reused.
 """
 import ast
 import copy
@@ -265,9 +267,10 @@ def classes_of(model):
                   for c in classes)
 
 
-def digest(source, classes):
-    """Twelve digits that change with the equations of a source."""
-    return hashlib.sha256("\n".join(equations_of(source, classes)).encode()).hexdigest()[:12]
+def digest(source, classes, more=()):
+    """Twelve digits that change with the equations of a source, and with more lines."""
+    lines = [*equations_of(source, classes), *more]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def identity(model):
@@ -279,7 +282,26 @@ def identity(model):
     if name := replaced(classes):
         say_replaced(name)
         return uuid.uuid4().hex[:12]
-    return digest(TEXT, classes)
+    return digest(TEXT, classes, computed(classes))
+
+
+def computed(classes):
+    """Lines of the numbers and strings of reached files that a call, or a lookup, has computed."""
+    found = []
+    for path, name in reached(TEXT, classes):
+        for node in definitions(TEXT[path])[name]:
+            is_class = isinstance(node, ast.ClassDef)
+            place = getattr(MODULES.get(path), name, None) if is_class else MODULES.get(path)
+            for statement in node.body if is_class else [node]:
+                inside = [*ast.walk(statement)]
+                if isinstance(statement, (*FUNCTIONS, ast.ClassDef)) or place is None or not any(
+                        isinstance(x, (ast.Call, ast.Subscript)) for x in inside):
+                    continue
+                values = {x.id: vars(place).get(x.id) for x in inside
+                          if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+                found += [f"{path} {name} {x} {value!r}" for x, value in values.items()
+                          if isinstance(value, (int, float, str))]
+    return found
 
 
 @cache

@@ -2,6 +2,7 @@
 import ast
 import functools
 import hashlib
+import os
 import random
 import shutil
 import sys
@@ -356,6 +357,20 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
     (first, files), (second, _), (third, _) = said
     assert first != second == third
     assert files == "ideas/act.py multiscreen.py train.py"
+
+
+def test_a_value_that_no_text_has_counts(clone):
+    """Of an environment variable; and what is put into a dict at run time."""
+    clone("import math\n", "import math\nimport os\nP = float(os.environ.get('POWER', 1))\n"
+          "class Mine:\n    p = float(os.environ.get('MINE', 1))\nC = {'c': 1.0}\n")
+    clone("return x * (torch.tanh(norm)", "return C['c'] * P * Mine.p * x * (torch.tanh(norm)")
+    code = ("import multiscreen; from support.checkpoint import equations;"
+            "print(equations('multiscreen')); multiscreen.C['c'] = 2.0; equations('multiscreen')")
+    done = [run("-c", code, cwd=clone.folder, env=os.environ | more)
+            for more in ({}, {"POWER": "1"}, {"POWER": "2"}, {"MINE": "2"})]
+    plain, same, power, mine = [x.stdout for x in done]
+    assert plain == same and len({plain, power, mine}) == 3
+    assert all(x.stderr.startswith("multiscreen.C was replaced at run time") for x in done)
 
 
 def test_a_compiled_function_is_the_one_it_was(monkeypatch):
