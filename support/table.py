@@ -149,9 +149,10 @@ def read_tables(paths, value):
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
     multiscreen=mine. It may be a pattern, mine=out/mine-*/abcdigits.tsv. Runs that began with other
     weights, or whose flags were changed, are models of their own; a note says where the equations
-    of one model differ. Raises UsageError if two tables have other values for one cell.
+    of one model differ. Raises UsageError if two runs, by their weights, would be one in a figure,
+    or if two tables have other values for one cell.
     """
-    rows, places, equations, columns = {}, {}, {}, None
+    rows, places, runs, equations, columns = {}, {}, {}, {}, None
     for label, path in named_paths(paths):
         found, torn = read_file(path, columns)
         if not found:
@@ -167,12 +168,15 @@ def read_tables(paths, value):
         for row in found:
             check_numbers(row, path, value)
             key = tuple(row[name] for name in columns[:-2])
-            before = places.setdefault(key, path)
-            if before != path and rows[key] != row:
+            weights, _, of_model = row["hash"].partition("-")
+            before, same = runs.setdefault(key[: len(RUN)], (path, weights))
+            if same == weights:
+                before = places.setdefault(key, path)
+            if same != weights or before != path and rows[key] != row:
                 raise UsageError(f"{path} and {before} both have {row['model']}, seed "
                                  f"{row['seed']}: give the runs labels, as in mine={path}")
             rows[key] = row
-            equations.setdefault(row["model"], set()).add(row["hash"].partition("-")[2])
+            equations.setdefault(row["model"], set()).add(of_model)
     for model, found in equations.items():
         if len(found) > 1:
             print(f"note: the runs of {model} differ in equations", file=sys.stderr)

@@ -161,6 +161,9 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
     with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
         read_tables([a, two[0]], "loss")
+    # A run at another rate, say, is another run, even where other cells of it were measured.
+    with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
+        read_tables([a, add("rate", "rate-1", 0, 128, 2)], "loss")
 
     # What did not simply train is a model of its own, whenever it was changed.
     hows = ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
