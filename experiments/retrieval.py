@@ -119,8 +119,9 @@ class Panel(NamedTuple):
 def get_panels(rows, labels):
     """The Panels of rows, small models first, ablations in the paper's order.
 
-    Labels have the digits where they differ, and the step where one seed has several: seeds end at
-    different steps. An original stands beside its ablations at their lengths only.
+    Labels have the digits where they differ, the training length where one model has several, and
+    the step where one seed has several: seeds end at different steps. An original stands beside its
+    ablations at their lengths only.
     """
     lengths = {row["length"] for row in rows if variant_of(row["model"]) in ABLATIONS}
     steps, groups = {}, {}
@@ -136,6 +137,8 @@ def get_panels(rows, labels):
         model, parameters, T_train, swe, digits, step = key
         label = labels[model, parameters]
         words = [f"{digits} digits"] * (len({other[4] for other in groups}) > 1)
+        lengths_of = {other[2] for other in groups if other[:2] == key[:2]}
+        words += [f"trained at {T_train}"] * (len(lengths_of) > 1)
         words += [f"step {step}"] * bool(step)
         row = 0 if model.startswith("transformer") else 2 if swe else 1
         kind = paper_name(model).partition(", ")[2]    # "local"
@@ -191,9 +194,10 @@ def retrieval_rows(panels):
             column = [cell for (n, _), cell in panel.cells.items() if n == length]
             prompts = [n for cell in column for seed, n in cell.prompts.items() if seed in by_seed]
             least, most = min(prompts), max(prompts)
+            worst = min(statistics.mean(cell.shares[seed] for seed in by_seed) for cell in column)
             rows.append([name_of(panel), length, length / panel.T_train, len(by_seed),
                          most if least == most else f"{least}-{most}", percent(mean),
-                         percent(std), percent(min(cell.mean for cell in column))])
+                         percent(std), percent(worst)])
     return rows
 
 

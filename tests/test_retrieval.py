@@ -101,6 +101,13 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
         call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
 
 
+@needs_matplotlib
+def test_a_seed_with_fewer_depths_does_not_count(call, tmp_path, capsys):
+    write_rows(tmp_path / "t.tsv", [cell(), cell(depth="0.5"), cell("0", seed="1")])
+    call(retrieval, tmp_path / "t.tsv")
+    assert means(capsys)[0] == ["Multiscreen", "16", "1", "1", "4", "100.0%", "-", "100.0%"]
+
+
 def panels_of(call, tmp_path, monkeypatch, rows):
     """The panels of a figure as (row, title, number of cells)."""
     found = []
@@ -148,6 +155,9 @@ def test_what_differs_is_said(call, tmp_path, monkeypatch):
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
         ("Multiscreen", "4.6K, 2 digits, step 9", 1), ("Multiscreen", "4.6K, 2 digits, step 10", 1),
         ("Multiscreen", "4.6K, 6 digits, step 9", 1)]
+    rows = [cell(), cell(seq_len="32", hash="1-")]
+    assert panels_of(call, tmp_path, monkeypatch, rows) == [
+        ("Multiscreen", "4.6K, trained at 16", 1), ("Multiscreen", "4.6K, trained at 32", 1)]
     rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds end when they have learned
     assert panels_of(call, tmp_path, monkeypatch, rows) == [("Multiscreen", "4.6K", 1)]
     assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
