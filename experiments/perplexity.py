@@ -28,6 +28,7 @@ import hashlib
 import itertools
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,8 +197,11 @@ class Curve(NamedTuple):
 
 
 def get_curves(rows):
-    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have."""
-    found = {}
+    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have.
+
+    A line says so where curves of the same data have other documents.
+    """
+    found, documents = {}, {}
     for row in rows:
         curve = Curve(*(row[name] for name in Curve._fields))
         nats = [float(x) for x in row["nats"].split()]
@@ -208,9 +212,15 @@ def get_curves(rows):
     curves = {}
     for curve, seeds in found.items():
         shared = set.intersection(*map(set, seeds.values()))
+        documents.setdefault((curve.data, curve.length), []).append(shared)
         if shared:
             curves[curve] = {seed: [statistics.mean(x) for x in zip(*(d[name] for name in shared))]
                              for seed, d in sorted(seeds.items())}
+    for (data, length), of_curves in documents.items():
+        if any(shared != of_curves[0] for shared in of_curves):
+            least, most = min(map(len, of_curves)), max(map(len, of_curves))
+            print(f"note: the curves of {data}, length {length}, are of {least} to {most} "
+                  "documents, not all of the same", file=sys.stderr)
     return curves
 
 

@@ -98,13 +98,16 @@ def document(name, nats, **values):
     return row | values
 
 
-def test_means_over_documents_then_over_seeds():
+def test_means_over_documents_then_over_seeds(capsys):
     """Only the documents that all seeds have: a and b. Seeds at 2 and 4 nats."""
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
     found = perplexity.get_curves(rows)
     assert [*found.values()] == [{"0": [2.0], "1": [4.0]}, {"0": [7.0]}]
+    assert capsys.readouterr().err == ("note: the curves of books, length 32, are of 1 to 2 "
+                                       "documents, not all of the same\n")
+    assert perplexity.get_curves(rows[:5]) and not capsys.readouterr().err
     (mean, std), = perplexity.summarize(next(iter(found.values())))
     assert mean == pytest.approx((math.e**2 + math.e**4) / 2)
     assert std == pytest.approx((math.e**4 - math.e**2) / math.sqrt(2))
