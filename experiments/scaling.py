@@ -194,9 +194,12 @@ def at_parabolas(rows):
 
 
 def lowest(rates, losses):
-    """The least loss of the parabola through three; if it opens down, the least of the three."""
-    a, b, c = np.polyfit(np.log(rates), losses, 2)
-    return min(losses) if a <= 0 else float(c - b * b / (4 * a))
+    """The least loss of the parabola through three, between them; if it opens down, their least."""
+    x = np.log(rates)
+    a, b, c = np.polyfit(x, losses, 2)
+    if a <= 0:
+        return min(losses)
+    return float(np.polyval((a, b, c), np.clip(-b / (2 * a), x.min(), x.max())))
 
 
 def set_residuals(rows, unfitted):

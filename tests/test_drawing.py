@@ -177,6 +177,8 @@ def test_a_parabola_through_three_rates_has_the_least_loss(run):
     assert [row["val_loss"] for row in rows] == pytest.approx([3.0, 3.5])
     assert rows[0]["losses"] == pytest.approx({"0": 3.0})
     assert scaling.lowest([1, 2, 4], [1.0, 3.0, 2.0]) == 1.0
+    # A curve that still falls, almost a line, has its vertex at 2^50 and a loss of -10.
+    assert scaling.lowest([1, 2, 4], [3.0, 2.5, 2.01]) == pytest.approx(2.01)
 
 
 # ------------------------------------------------------------------------------------ figures
