@@ -41,7 +41,7 @@ from support.table import cell_text, keep_rows, print_table
 
 # Lines of flags.txt in which the runs of one group may differ, or that are shown in another way.
 NOT_COMPARED = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations",
-                "classes", "corpus")
+                "classes", "corpus", "source")
 SHARED = ("corpus", "data", "digits", "tokenizer", "seq_len")      # else losses do not compare
 COLUMNS = ["run", "seeds", "parameters", "val_loss", "std", "change", "change_std", "tokens_per_s",
            "alive", "w_max", "spikes", "grad"]
@@ -80,11 +80,12 @@ def make_groups(runs, by=None):
             first = group.runs[0]
             if compared(run.flags, by) != compared(first.flags, by):
                 continue
-            alike = run.source == first.source and run.named_by == first.named_by == "folder"
+            one_source = run.flags.get("source") == first.flags.get("source")
+            alike = one_source and run.named_by == first.named_by == "folder"
             new = run.seed not in [other.seed for other in group.runs]
             same = label == group.label and run.named_by != "folder"
             if by and run.named_by != "label":
-                same = label == group.label and run.source == first.source
+                same = label == group.label and one_source
             if same or alike and new:
                 group.runs.append(run)
                 break
@@ -232,11 +233,19 @@ def notes_of(groups, first, step, by=None):
     return notes
 
 
+def what_differs(one, run):
+    """"equations" or "source", by their hashes, if two runs have others, or ""."""
+    for name in ("equations", "source"):
+        before, now = one.flags.get(name), run.flags.get(name)
+        if before and now and before != now:           # older tables have no hash of the source
+            return name
+    return ""
+
+
 def other_sources(group):
     """A line if some runs of a group have another source than its first run, or ""."""
     one = group.runs[0]
-    others = [run for run in group.runs if run.flags["equations"] != one.flags["equations"]
-              or one.source and run.source and run.source != one.source]
+    others = [run for run in group.runs if what_differs(one, run)]
     if not others:
         return ""
     seeds, change = ", ".join(run.seed for run in others), ""
@@ -257,9 +266,9 @@ def differences(first, other, by=None):
             lines.append(f"  {name} {a or '-'} | {b or '-'}")
     a, b = first.runs[0].source, other.runs[0].source
     if not a or not b:
-        equal = [first.flags[name] == other.flags[name] for name in ("model", "equations")]
-        if equal == [True, False]:
-            lines.append("  other equations; a table has no source: name the folders")
+        what = what_differs(first.runs[0], other.runs[0])
+        if what and first.flags["model"] == other.flags["model"]:
+            lines.append(f"  other {what}; a table has no source: name the folders")
         return lines
     paths = sorted({*a} | {*b})
     if not {*first.flags["classes"].split()} & {*other.flags["classes"].split()}:

@@ -4,6 +4,7 @@ A table of runs has a row a run: its name, its flags, what was measured. A figur
 when the folders are gone.
 """
 import glob
+import hashlib
 import math
 import re
 import statistics
@@ -26,11 +27,12 @@ FACTS = MEASURED[3:]
 
 @dataclass
 class Run:
-    """flags: text by name; losses: {step: validation loss}; facts: of FACTS, or NaN.
+    """flags: text by name, and "source", a hash of the source; losses: {step: validation loss};
+    facts: of FACTS, or NaN.
 
     end: "", "diverged", or where a run is that goes on or has learned.
     curve: arrays step, loss, gradient norm, or None.
-    source: {path: lines}, or None where only the hash of the equations is known.
+    source: {path: lines}, or None where only its hash is known.
     """
     label: str
     named_by: str                                      # "label", "seed": name-SEED, or "folder"
@@ -110,10 +112,13 @@ def read_folder(path, label="", window=10):
              "tokens_per_s": statistics.median(speeds), "alive": last("alive")[0],
              "w_max": last("w_max")[0], "spikes": count_spikes(loss, window),
              "grad": float(np.median(late)) if len(late) else math.nan}
+    source = read_source(folder / "source", flags["classes"].split())
+    if source:
+        flags["source"] = hashlib.sha256(repr(source).encode()).hexdigest()[:12]
     name, seed = folder.resolve().name, f"-{flags['seed']}"
     named_by = "label" if label else "seed" if name.endswith(seed) else "folder"
     return Run(label or name.removesuffix(seed), named_by, flags, losses, facts, end, curve,
-               read_source(folder / "source", flags["classes"].split()))
+               source)
 
 
 def read_log(path):

@@ -148,6 +148,12 @@ def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
     run("r", {20: 3.0}, seed=2, source=SOURCE.replace("2", "9"))
     assert {name: row[0] for name, row in rows_in(said("p", "q", "r")).items()} == {
         "p": "2", "r": "1"}
+    # So are the runs of a table, which has no lines of train.py.
+    (run("s", {20: 3.0}, seed=3) / "source/train.py").write_text("betas = (0.9, 0.99)\n")
+    said("p", "q", "s", "--name", "mine", "--out", "o")
+    lines = said("o/mine.tsv", "--out", "o")
+    assert {name: row[0] for name, row in rows_in(lines).items()} == {"p": "2", "s": "1"}
+    assert "  other source; a table has no source: name the folders" in lines
     run("z-0", {20: 3.0}, lr=0.5)
     found = rows_in(said("one=x-0", "one=z-0"))
     assert [*found] == ["one, lr 0.0625", "one, lr 0.5"]
