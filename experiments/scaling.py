@@ -52,6 +52,7 @@ PAPER = {                                              # parameters: total, non-
 SIZE_COLUMNS = ["model", "N_L", "N_H", "d_E", "parameters", "non-embedding", "as in the paper"]
 # Losses are compared only between runs that agree in these.
 BUDGET = ("data", "corpus", "tokenizer", "seq_len", "batch_tokens", "steps")
+MAY_DIFFER = ("seed", "log_every", "eval_every", "save_every")     # between the seeds of a model
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
         "psi": r"$\Psi$ of Multiscreen"}
@@ -137,16 +138,24 @@ def model_rows(runs):
     groups, rows = {}, []
     for run in runs:
         key = tuple(run.flags[name] for name in ("model", "psi", "parameters", "lr"))
-        losses = groups.setdefault(key, {})
+        losses, first = groups.setdefault(key, ({}, run))
         if run.seed in losses:
             raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: "
                              "experiments.compare shows what differs")
         losses[run.seed] = run.loss_at()
+        other = [x for x in run.flags if first.flags.get(x, run.flags[x]) != run.flags[x]]
+        if other := [x for x in other if x not in MAY_DIFFER]:
+            print(f"note: {run.label}, seed {run.seed}, and {first.label}, seed {first.seed}, "
+                  f"count as one model, but differ in {', '.join(other)}: experiments.compare "
+                  "shows how")
     n_vocab = 257 if runs[0].flags["tokenizer"] == "bytes" else 50257
-    for (name, psi, total, lr), losses in groups.items():
-        psi = int(psi) if name.startswith("multiscreen") else None
+    for (name, psi, total, lr), (losses, first) in groups.items():
+        sizes, psi = {"vocab_size": n_vocab}, None
+        if name.startswith("multiscreen"):
+            psi, d_E = int(first.flags["psi"]), first.flags.get("d_E", "None")
+            sizes |= {"psi": psi, "d_E": None if d_E == "None" else int(d_E)}
         with torch.device("meta"):
-            model = build(name, {"psi": psi, "vocab_size": n_vocab})
+            model = build(name, sizes)
         embedding = n_vocab * model.config.d_E
         mean, std, diverged = mean_and_std(losses.values())
         rows.append({"model": name, "psi": psi, "total": int(total),

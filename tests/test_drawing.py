@@ -169,6 +169,19 @@ def test_a_size_is_fitted_at_its_best_rate_by_the_mean_over_the_seeds(run):
     assert best[2]["residual"] > 0.1
 
 
+def test_runs_that_differ_are_not_one_model_without_a_word(run, capsys):
+    folders = [run("a-0", 4.0), run("a-1", 4.0, seed="1"), run("a-2", 4.0, seed="2", warmup="9")]
+    row, = scaling.model_rows(runs.read_runs(map(str, folders)))
+    assert row["seeds"] == 3
+    assert capsys.readouterr().out == ("note: a, seed 2, and a, seed 0, count as one model, but "
+                                       "differ in warmup: experiments.compare shows how\n")
+
+
+def test_the_embedding_has_the_width_of_the_run(run):
+    row, = scaling.model_rows(runs.read_runs([str(run("a", 4.0, d_E="8", parameters="9238"))]))
+    assert row["non_embedding"] == 9238 - 257 * 8
+
+
 def test_a_parabola_through_three_rates_has_the_least_loss(run):
     """(log2(lr) + 5)^2 / 10 + 3 at 2^-6, 2^-4 and 2^-2 has its minimum, 3, between two rates."""
     folders = [run(f"a{n}", (n + 5) ** 2 / 10 + 3, lr=str(2.0**n)) for n in (-6, -4, -2)]
