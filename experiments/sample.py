@@ -61,10 +61,13 @@ def main():
             yield token.item()
 
     print(args.prompt, end="", flush=True)
-    for text in decode_stream(stream(), tokenizer):
-        print(printable(text), end="", flush=True)
+    try:
+        for text in decode_stream(stream(), tokenizer):
+            print(printable(text), end="", flush=True)
+    finally:
+        print(flush=True)                              # an error has a line of its own
     ms = (time.perf_counter() - began) / made * 1e3
-    print(f"\n[{made} tokens, {ms:.1f} ms a token]", file=sys.stderr)
+    print(f"[{made} tokens, {ms:.1f} ms a token]", file=sys.stderr)
 
 
 if __name__ == "__main__":

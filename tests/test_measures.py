@@ -289,7 +289,7 @@ def test_a_sample_is_what_the_model_generates(name, checkpoints, call, capsys):
     model, _, _ = load_checkpoint(checkpoints[name])
     greedy = model.generate(torch.tensor([list(b"screen")]), 8)[0].tolist()
     shown, note = capsys.readouterr()
-    assert shown == "screen" + bytes(t for t in greedy if t < 256).decode(errors="replace")
+    assert shown == "screen" + bytes(t for t in greedy if t < 256).decode(errors="replace") + "\n"
     assert "8 tokens" in note
     texts = []
     for seed in (3, 3, 4):
@@ -297,3 +297,11 @@ def test_a_sample_is_what_the_model_generates(name, checkpoints, call, capsys):
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
+
+
+def test_an_error_of_a_sample_has_a_line_of_its_own(checkpoints, call, capsys, monkeypatch):
+    monkeypatch.setattr(multiscreen.Multiscreen, "logits",
+                        lambda self, x, head=None: x[..., :1] * math.nan)
+    with pytest.raises(FloatingPointError):
+        call(sample, "--ckpt", checkpoints["multiscreen"], "--device", "cpu", "--prompt", "screen")
+    assert capsys.readouterr().out == "screen\n"
