@@ -4,6 +4,7 @@ import os
 import sysconfig
 from functools import cache
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -264,7 +265,7 @@ def get_data(args, tokenizer, files):
     print(f"{name}: {' and '.join(kinds)}, {sum(p.stat().st_size for p in used):,} bytes; "
           f"held out: {held_out}")
     for folder in sorted({p.parent for p in used if is_bin(p) and (p.parent / SUMS).exists()}):
-        print(f"nothing here checks token files: (cd {folder} && sha256sum -c {SUMS})")
+        print(f"nothing here checks token files: (cd {quote(str(folder))} && sha256sum -c {SUMS})")
     if left_out:
         print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
               "link, named twice, or beside token files")

@@ -132,6 +132,8 @@ def test_the_tokenizer_of_a_prepared_file_is_known(tmp_path):
 
 
 def test_what_changed_since_a_token_file_was_written_is_found(tmp_path, capsys):
+    tmp_path = tmp_path / "my text"
+    tmp_path.mkdir()
     for name in ("a.bin", "b.bin", "c.bin"):
         write_bin(tmp_path / name, np.arange(600) % 256)
     lines = [line.split("  ") for line in (tmp_path / "SHA256SUMS").read_text().splitlines()]
@@ -139,7 +141,7 @@ def test_what_changed_since_a_token_file_was_written_is_found(tmp_path, capsys):
     for found, name in lines:
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == found
     data_of(tmp_path, T=10)
-    assert f"(cd {tmp_path} && sha256sum -c SHA256SUMS)" in capsys.readouterr().out
+    assert f"(cd '{tmp_path}' && sha256sum -c SHA256SUMS)" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts open files the Unix way")
