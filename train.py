@@ -208,7 +208,7 @@ def train(args, run):
     if has_windows(model):
         model.screen, line, _ = get_screen(model, args.kernel)
         print(line)
-        require_memory(model, args.batch_size, args.seq_len)
+        require_memory(model, args.batch_size, args.seq_len, args.recompute)
     if args.recompute:
         dist.recompute(model)
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):

@@ -68,19 +68,23 @@ def get_screen(model, kernel="auto"):
             f"{'; '.join(objections)}: using multiscreen.screen, the definition", False)
 
 
-def require_memory(model, batch, T):
-    """Raise UsageError if one layer's relevances, T x T, exceed the memory of a CPU's machine.
+def require_memory(model, batch, T, recompute=False):
+    """Raise UsageError if relevances, T x T, exceed the memory of a CPU's machine in training.
 
-    Only a definition holds them: multiscreen.screen, or an ablation's own.
+    Only a definition holds them: multiscreen.screen, or an ablation's own. For backward each layer,
+    or one with `recompute`, keeps about seven tensors of their size; four are counted, for an
+    edited one may keep fewer.
     """
-    device, needed = model.W_E.device, 4 * batch * model.config.N_H * T * T
+    device, layers = model.W_E.device, 1 if recompute else model.config.N_L
+    needed = 4 * layers * 4 * batch * model.config.N_H * T * T
     definition = getattr(model, "own_screen", multiscreen.screen)
     if model.screen is definition and device.type == "cpu" and hasattr(os, "sysconf"):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
-            raise UsageError(f"{definition.__name__} would hold {needed / 2**30:,.0f} GiB of "
-                             f"relevances at once, this machine has {there / 2**30:,.0f}: take "
-                             "--kernel windowed, or a smaller --batch-size or --seq-len")
+            raise UsageError(f"{definition.__name__} would keep {needed / 2**30:,.0f} GiB of "
+                             f"relevances for backward, this machine has {there / 2**30:,.0f}: "
+                             "take --kernel windowed, --recompute, or a smaller --batch-size or "
+                             "--seq-len")
 
 
 @torch.no_grad()

@@ -164,10 +164,12 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
 @pytest.mark.parametrize("model", ["multiscreen", "multiscreen:softmax"])
 def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch, model):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(os, "sysconf", lambda name: 64)        # a machine of 64 pages of 64 bytes
+    # 400 pages of 400 bytes: enough for 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
+    monkeypatch.setattr(os, "sysconf", lambda name: 400)
     argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new", "--steps", "1"]
     assert "take --kernel windowed" in complaint(lambda: train.main(argv))
     assert not (folder / "new").exists()
+    train.main([*argv, "--recompute", "--out", "small", "--force"])
 
 
 def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
