@@ -105,12 +105,15 @@ def imports(text, path):
     return found
 
 
-def imported_by(paths):
-    """{path: text} of the files of ROOT, in any folder, that some import, with themselves."""
+def imported_by(paths, but=()):
+    """{path: text} of the files of ROOT, in any folder, that some import, with themselves.
+
+    but: a tuple of what paths that do not count begin with.
+    """
     todo, found = [*paths], {}
     while todo:
         path = todo.pop()
-        if path in found or not (ROOT / path).is_file():
+        if path in found or path.startswith(but) or not (path in TEXT or (ROOT / path).is_file()):
             continue
         found[path] = TEXT[path] if path in TEXT else read(path)
         for _, parts in imports(found[path], path):
@@ -119,7 +122,9 @@ def imported_by(paths):
     return found
 
 
-# A model may be in a folder of your own.
+# A model, and an optimizer, may be in a folder of your own.
+KNOWN = ("multiscreen.py", "baselines/", "support/", "tasks/")
+TEXT |= imported_by(["train.py"], KNOWN)
 TEXT |= imported_by(x for x in TEXT if x == "multiscreen.py" or x.startswith("baselines/"))
 MODULES = {path_of(module): module for module in [*sys.modules.values()]
            if path_of(module) in TEXT}
@@ -423,8 +428,8 @@ def codes(path):
 def source_of(classes, data):
     """{path: text} of what a run is made of: its model's files, those of its data, train.py, and
     your own that train.py imports."""
-    used = {"multiscreen.py", "train.py", *(path for path, _ in reached(TEXT, classes))}
-    used |= {f"{parts[0]}.py" for _, parts in imports(TEXT["train.py"], "train.py")}
+    used = {"multiscreen.py", *(path for path, _ in reached(TEXT, classes))}
+    used |= imported_by(["train.py"], KNOWN).keys()
     used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__}
     return {path: TEXT[path] for path in sorted(used & TEXT.keys(), key=str)}
 

@@ -543,10 +543,11 @@ def test_a_run_keeps_what_train_py_imports_from_beside_it(monkeypatch):
     """An optimizer in a file of its own, say."""
     text = source.TEXT["train.py"]
     monkeypatch.setitem(source.TEXT, "train.py", f"{text}\nfrom muon import Muon\n")
-    monkeypatch.setitem(source.TEXT, "muon.py", "class Muon:\n    pass\n")
-    assert "muon.py" in source.source_of(CLASSES, [])
+    monkeypatch.setitem(source.TEXT, "muon.py", "from optim.beta import BETA\n")
+    monkeypatch.setitem(source.TEXT, "optim/beta.py", "BETA = 0.95\n")
+    assert {"muon.py", "optim/beta.py"} < source.source_of(CLASSES, []).keys()
     monkeypatch.setitem(source.TEXT, "train.py", text)
-    assert "muon.py" not in source.source_of(CLASSES, [])
+    assert [*source.source_of(CLASSES, [])] == ["multiscreen.py", "train.py"]
 
 
 def test_a_docstring_of_train_py_is_no_edit():
