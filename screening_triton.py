@@ -102,7 +102,7 @@ def unsupported_sizes(d_K, d_V):
     """None if the kernel takes keys and values of these sizes, otherwise the reason in one line."""
     for dims in (d_K, d_V):
         if dims < 16 or dims & (dims - 1):
-            return f"keys or values have {dims} dimensions; the kernel needs powers of two >= 16"
+            return f"keys or values have {dims} dimensions: the kernel needs powers of two >= 16"
 
 
 @jit

@@ -2,8 +2,8 @@
 
     python train.py --model multiscreen:nope
 
-A variant of yours is a class here and a line in TILES; docs/variants.md shows one from the idea to
-the comparison. It overrides what GatedScreeningTiles names, or has an `own_screen`.
+A variant of yours is a class here and a line in TILES; docs/variants.md shows one from idea to
+comparison. It overrides a method that GatedScreeningTiles names, or has an `own_screen`.
 
 Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
 `softmax-rope` changes the positions, too. `python -m experiments.compare` compares runs of them.
@@ -65,7 +65,7 @@ class FixedR(GatedScreeningTiles):
 class Compete(GatedScreeningTiles):
     """Keys compete: h_i = sum_j alpha_d_ij v_j / (rest + sum_j alpha_d_ij), with rest = 1.
 
-    The 1 is a key that is always there and says nothing, so that none need be relevant.
+    The 1 acts as a key that is always there and says nothing, so no other need be relevant.
     Relevance maps show alpha_d_ij, before the division.
     """
     rest = 1.0
@@ -73,7 +73,7 @@ class Compete(GatedScreeningTiles):
     def screening(self, x, screen, cache=None):
         @functools.wraps(screen)
         def compete(q, k, v, w, r, i0=0):
-            # The sum is the value of a column of ones: 2 V columns, since the kernel takes 2^n.
+            # A column of ones among the values gives the sum; 2 V columns, as the kernel needs 2^n.
             h = screen(q, k, F.pad(v, (0, v.shape[-1]), value=1.0), w, r, i0)
             return h[..., : v.shape[-1]] / (self.rest + h[..., -1:])
 
@@ -84,7 +84,7 @@ def exponential(q, k, v, w, r, i0=0):
     """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
 
     m is the softmask. The temperature r / 2 is learned; with it, log alpha_d has the slope of
-    log Trim at s = 1. Exponentials are from e^-60 to e^60: the sum that divides is never 0 or inf.
+    log Trim at s = 1. Exponentials are from e^-60 to e^60: the denominator is never 0 or inf.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, w, r = (x.to(dtype) for x in (q, k, w, r))
@@ -113,9 +113,9 @@ TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGat
 def build_ablation(variant, config, dtype=None):
     """The ablation of that name; raises ValueError if there is none.
 
-    Without a gate a tile has 160 d_E weights instead of 224 d_E. So there are more, unless N_L and
-    N_H are given: N_H = sqrt(224/160) psi, rounded, and the fewest layers that make the model no
-    smaller. 19 layers of 19 tiles for psi = 16, as in the paper.
+    Without a gate a tile has 160 d_E weights instead of 224 d_E. So there are more tiles, unless
+    N_L and N_H are given: N_H = sqrt(224/160) psi, rounded, and the fewest layers that make the
+    model no smaller. 19 layers of 19 tiles for psi = 16, as in the paper.
     """
     if variant not in TILES:
         raise ValueError(f"multiscreen:{variant} is unknown: take multiscreen, or multiscreen: and "

@@ -7,7 +7,7 @@ head, a final norm without a weight, no biases. Names that train.py takes:
     transformer:4,4,96         N_L, N_H, d_E of your choice
     transformer:45M:qknorm     a variant: a class of this file and a line in BLOCKS
 
-The other variants are made for texts longer than those of training: `nope`, `local`, `ssmax`.
+The other variants are for texts longer than in training: `nope`, `local`, `ssmax`.
 
 `python -m experiments.scaling` prints the sizes and parameter counts beside the paper's.
 """

@@ -38,7 +38,7 @@ FIXED = ("model", *SIZE_FLAGS, "data", "tokenizer", "digits", "seq_len", "seed")
 def build_model(name, config, dtype=None):
     """`baselines.build`; raises UsageError for an impossible name, size or dtype."""
     if dtype is not None and not (dtype.is_floating_point and dtype.itemsize > 1):
-        raise UsageError(f"{dtype}: matrix products take torch.bfloat16, float16 or float32")
+        raise UsageError(f"{dtype}: matrix products need torch.bfloat16, float16 or float32")
     try:
         return baselines.build(name, config, dtype)
     except ValueError as e:
@@ -55,9 +55,9 @@ def has_windows(model):
 
 
 def require_windows(model, path, name):
-    """Raise UsageError if a model has no windows. path, name: of its checkpoint, its own."""
+    """Raise UsageError if a model has no windows. path: its checkpoint; name: the model's."""
     if not has_windows(model):
-        raise UsageError(f"{path} is a {name}, which has no screening windows: take a multiscreen "
+        raise UsageError(f"{path} is a {name}, which has no screening windows: use a multiscreen "
                          "checkpoint")
 
 
@@ -65,7 +65,7 @@ def rope_factor(text):
     """A factor of --rope-scale as tables write it. Raises UsageError for anything else."""
     ntk, number = "ntk" * text.startswith("ntk"), text.removeprefix("ntk")
     if not re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII) or not 1e-9 < float(number) < 1e9:
-        raise UsageError(f"--rope-scale {text}: a factor is a number above 0, as in 4 or ntk4")
+        raise UsageError(f"--rope-scale {text}: expected a number above 0, such as 4 or ntk4")
     return f"{ntk}{float(number):g}"
 
 
@@ -85,7 +85,7 @@ def scale_rope(model, factor):
 
 
 def save_checkpoint(path, ckpt):
-    """Write a checkpoint: the file at `path` is whole at any time."""
+    """Write a checkpoint: the file at `path` is complete at all times."""
     try:
         with replacing(path) as file:
             torch.save(ckpt, file)
@@ -107,7 +107,7 @@ def read_checkpoint(path):
     with warnings.catch_warnings(action="ignore"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-                # PyTorch does not compress: what would grow is not its own.
+                # PyTorch does not compress: an archive that would grow is not its own.
                 if sum(x.file_size for x in archive.infolist()) > os.path.getsize(path):
                     raise ValueError
                 damaged = archive.testzip() if rank() == 0 else None
@@ -139,7 +139,7 @@ def load_weights(model, weights, path):
 def load_checkpoint(path, device="cpu", dtype=None):
     """(model, tokenizer, dict) from a checkpoint of train.py; the model is in eval mode.
 
-    dtype: of the matrix products. Its screen is chosen anew, except after --kernel definition.
+    dtype: for matrix products. The screen is chosen anew, unless trained with --kernel definition.
     Raises UsageError if the file is missing, truncated or something else.
     """
     ckpt = read_checkpoint(path)
@@ -168,14 +168,14 @@ def load_for_evaluation(path, device, swe=False):
 
 
 def load_moments(model, optimizer, moments, path):
-    """Put the moments of a checkpoint into an optimizer; rates and decays stay its own."""
+    """Put the moments of a checkpoint into an optimizer, which keeps its own rates and decays."""
     try:
         set_moments(model, optimizer, moments)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         if is_out_of_memory(e):
             raise
         raise UsageError(f"{path}: its optimizer state does not fit model and optimizer as "
-                         f"they are now: --init {path} --out NEW takes the weights alone") from None
+                         f"they are now: --init {path} --out NEW takes only the weights") from None
 
 
 # -------------------------------------------------------------------------------- what it is
@@ -200,7 +200,7 @@ def equations(name):
 
 
 def changed_equations(ckpt):
-    """The lines in which the equations of a checkpoint's model have changed, in words."""
+    """The changed lines of the equations of a checkpoint's model, in words."""
     before = equations_of(ckpt["source"], ckpt["classes"])
     now = equations_of(TEXT, classes_of(small_model(ckpt["model"])))
     return shown_change(before, now) or ("one of the two replaced something at run time, or "

@@ -27,12 +27,12 @@ def get_screen(model, kernel="auto"):
     `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
     float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones; in Triton's
-    interpreter, which is slow, fewer. It is made now: choose again after each edit.
-    `model.agreeing` is the one that agrees, or None: with it a KeyCache may forget.
+    interpreter, which is slow, fewer. It is made now: call this again after each edit.
+    `model.agreeing` is the function that agrees, or None; with one a KeyCache may forget.
 
     An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
-    Layers that do not call the screen they are given screen by themselves: nothing is compared, and
-    `model.has_maps` is False.
+    If layers do not call the screen they are given, nothing is compared, and `model.has_maps` is
+    False.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
@@ -82,8 +82,8 @@ def require_memory(model, batch, T, recompute=False):
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > there:
             raise UsageError(f"{definition.__name__} would keep {needed / 2**30:,.0f} GiB of "
-                             f"relevances for backward, this machine has {there / 2**30:,.0f}: "
-                             "take --kernel windowed, --recompute, or a smaller --batch-size or "
+                             f"relevances for backward; this machine has {there / 2**30:,.0f}: "
+                             "use --kernel windowed, --recompute, or a smaller --batch-size or "
                              "--seq-len")
 
 
@@ -142,12 +142,12 @@ def memory(device):
 
 
 def cases_for(kernel, device):
-    """The cases to compare: in Triton's interpreter the small ones, after a line that says so."""
+    """The cases to compare: in Triton's interpreter only small ones, after a line that says so."""
     if kernel != "triton" or device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
         return CASES
     cases = [case for case in CASES if case[0] * case[1] < 2**15]
     print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} cases; "
-          "then a step takes minutes, not milliseconds", flush=True)
+          "a step will take minutes, not milliseconds", flush=True)
     return cases
 
 
@@ -182,7 +182,7 @@ def why_no_kernel(model):
     import screening_triton
 
     if model.W_E.dtype == torch.float64:
-        return "the kernel takes no float64"
+        return "the kernel does not support float64"
     return (screening_triton.available(model.W_E.device)
             or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
 

@@ -71,7 +71,7 @@ def cli(main):
         fail(e)
     except (MemoryError, RuntimeError) as e:
         if is_out_of_memory(e):
-            fail("out of memory: take a smaller --batch-size, --seq-len or model")
+            fail("out of memory: use a smaller --batch-size, --seq-len or model")
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")
@@ -82,7 +82,7 @@ def cli(main):
 
 
 def is_out_of_memory(e):
-    """Whether an error is a lack of memory. For that of a CPU torch has only words."""
+    """Whether an error means out of memory. For a CPU's memory torch has only words."""
     return (isinstance(e, (MemoryError, torch.OutOfMemoryError))
             or re.search("not enough memory|can't allocate memory", str(e)) is not None)
 
@@ -120,12 +120,12 @@ def get_device(name):
         return x.device
     except Exception as e:
         reason = (str(e) or type(e).__name__).splitlines()[0][:80]
-        raise UsageError(f"the device {name!r} cannot be used ({reason}): take cpu, or cuda or "
-                         "mps where there is such a GPU") from None
+        raise UsageError(f"the device {name!r} cannot be used ({reason}): use cpu, or cuda or "
+                         "mps if this machine has such a GPU") from None
 
 
 def products_dtype(device):
-    """The dtype of matrix products there: bfloat16 where the chip multiplies it, or None."""
+    """The dtype of matrix products on a device: bfloat16 if the chip multiplies it, or None."""
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
 
@@ -133,8 +133,8 @@ def products_dtype(device):
 def keep_freed_memory():
     """Let glibc keep the memory of freed tensors for the next ones.
 
-    Otherwise it returns it to the system after each step and requests it again, and page faults
-    take about 8 % of a training step on a CPU. Elsewhere this does nothing.
+    Otherwise glibc returns it to the system after each step and requests it again; page faults
+    then take about 8 % of a training step on a CPU. Without glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
@@ -143,7 +143,7 @@ def keep_freed_memory():
 
 
 def on_one_line(x):
-    """As text without tabs and line ends, with ? for what is not UTF-8."""
+    """x as text without tabs and line ends, with ? for what is not UTF-8."""
     return " ".join(str(x).encode(errors="replace").decode().split())
 
 
@@ -167,7 +167,7 @@ def own_folder(name):
     """The Path of --out. Raises UsageError if it is not a folder, or is the current one."""
     path = Path(name)
     if path == Path() or path.exists() and not path.is_dir():
-        raise UsageError(f"--out {name!r}: name a folder, new or of an earlier run")
+        raise UsageError(f"--out {name!r}: name a folder, a new one or that of an earlier run")
     return path
 
 
@@ -184,7 +184,7 @@ def clock(seconds):
 
 @contextmanager
 def replacing(path):
-    """`with replacing(path) as file`: the file at `path` is whole at any time, the old or the new.
+    """`with replacing(path) as file`: the file at `path` is always complete, the old or the new.
 
     It is written under another name, flushed to the disk (a power cut must not leave an empty
     file), then renamed. An error leaves the old one as it was.

@@ -1,6 +1,6 @@
 """Compile a model in place: torch.compile fuses what its layers and head do to single elements.
 
-No class changes, no setting of torch and no other model.
+No class, no other model and no setting of torch changes.
 """
 from functools import cache, partial
 from types import MethodType
@@ -61,7 +61,7 @@ def compile_model(model):
 def hidden(self, tokens, caches=None, screen=None):
     """A compiled model's `hidden`: layers run eagerly with caches, whose sizes change in each call.
 
-    So they do with another screen: relevance maps pass a new function in each call.
+    They also run eagerly with another screen: relevance maps pass a new function in each call.
     """
     if caches is None and screen is None:
         return type(self).hidden(self, tokens)

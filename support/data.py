@@ -43,8 +43,8 @@ class Data:
 def files_of(names):
     """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
 
-    stdlib names the files of Python's own standard library, a stream none. What is named twice is
-    used once, and so are a file and the links to it.
+    stdlib names the files of Python's own standard library, a stream none. A file that is named
+    twice, or also by links, is used once.
     """
     if list(names) in [[name] for name in STREAMS]:
         return
@@ -165,7 +165,7 @@ def hash_of(fingerprints):
 
 
 def check_fingerprint(old, new):
-    """Raise UsageError if two fingerprints differ, also in their order: it says how."""
+    """Raise UsageError, which says how, if two fingerprints differ, even only in order."""
     before, now = ({path: rest for path, *rest in files} for files in (old, new))
     changes = [f"{path} has changed" if path in now else f"{path} is missing"
                for path in before if before[path] != now.get(path)]
@@ -243,10 +243,10 @@ def get_data(args, tokenizer, files):
     name = at_most_3(args.data)
     train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
     if not train:
-        raise UsageError(f"{name}: nothing is left to train on: it has no UTF-8 text and no .bin "
-                         "file, or only val.bin, *_val_*.bin and files in a folder val")
+        raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
+                         "val.bin, *_val_*.bin and files in a folder val")
 
-    # The last twentieth of `ends` is held out, and nothing of `whole`.
+    # The last twentieth of each file in `ends` is held out, and nothing of `whole`.
     texts, bins = [p for p in train if not is_bin(p)], list(filter(is_bin, train))
     if val:
         whole, ends = train, []
@@ -265,7 +265,8 @@ def get_data(args, tokenizer, files):
     print(f"{name}: {' and '.join(kinds)}, {sum(p.stat().st_size for p in used):,} bytes; "
           f"held out: {held_out}")
     for folder in sorted({p.parent for p in used if is_bin(p) and (p.parent / SUMS).exists()}):
-        print(f"nothing here checks token files: (cd {quote(str(folder))} && sha256sum -c {SUMS})")
+        print(f"token files are not checked here; to check: (cd {quote(str(folder))} && "
+              f"sha256sum -c {SUMS})")
     if left_out:
         print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
               "link, named twice, or beside token files")

@@ -85,7 +85,7 @@ def distribute(model, shard, device):
 def batches(data, numbers, batch_size):
     """Yield (sequences, how many count): this process's share of the sequences `numbers`.
 
-    All processes must run a model equally often: one without a sequence takes any.
+    All processes must run a model equally often: one that has no sequence left runs any.
     """
     for first in range(0, len(numbers), batch_size * world()):
         mine = numbers[first + rank() * batch_size :][:batch_size]

@@ -72,7 +72,7 @@ def part_of(content, one_in):
 
 
 def write_shards(out, stream, args, journal):
-    """Write the missing shards. If a training shard exists, all before it is done."""
+    """Write the missing shards. If a training shard exists, everything before it is done."""
     ends, n = journal["ends"], 0
     while n < len(ends) and (out / f"data_train_{n:06}.bin").exists():
         n += 1

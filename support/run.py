@@ -1,10 +1,10 @@
 """The folder of a run: what it holds, who may write into it, how a run begins and ends.
 
-    ckpt.pt            everything that a run needs to go on, and its log
+    ckpt.pt            everything that a run needs to continue, and its log
     log.tsv            a row for each printed line
     flags.txt          what the run is: flags, sizes, versions, what was changed on --resume
     source/            the text of what it runs; source_until_STEP/ what it ran before an edit
-    diverged.txt       why it must not go on
+    diverged.txt       why it must not continue
 """
 import math
 import os
@@ -56,7 +56,7 @@ COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms"
            "val_loss", "val_bpb", "alive", "needle", "base")
 # Flags that do not say what is trained: a run continues even if they differ.
 NOT_RESUMED = ("out", "resume", "force", "device", "shard", "compile")
-# Flags whose change does not change what is trained: a run of 10 steps goes on to 20.
+# Flags that may change without changing what is trained: a run of 10 steps goes on to 20.
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
 WAYS = "--force overwrites it, another --out starts a new run"
 
@@ -65,12 +65,12 @@ WAYS = "--force overwrites it, another --out starts a new run"
 
 def get_args(parser, argv=None):
     """The arguments of train.py, completed; --resume and --init take those left out of argv from
-    their checkpoint. Raises UsageError for what cannot be.
+    their checkpoint. Raises UsageError for impossible ones.
     """
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume and args.init:
-        raise UsageError("--resume and --init: give one, for the weights of OUT or of a checkpoint")
+        raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: give one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
     if args.resume:
@@ -128,7 +128,7 @@ def passes_of(args):
         near = f"{below} or {below + at_once}" if below else at_once
         raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {at_once} "
                          f"({args.batch_size} sequences x {args.seq_len} tokens x {dist.world()} "
-                         f"processes): take {near}")
+                         f"processes): use {near}")
     return args.batch_tokens // at_once
 
 
@@ -176,7 +176,7 @@ class Run:
             self.ckpt = find_checkpoint(args)
             if self.ckpt and (self.ckpt["learned"] or self.ckpt["step"] >= args.steps):
                 step, learned = self.ckpt["step"], self.ckpt["learned"]
-                end = "it has learned" if learned else "--resume --steps N continues"
+                end = "it has learned the task" if learned else "--resume --steps N continues"
                 print(f"{self.out} is already finished, at step {step}: {end}")
                 self.finished = True
             else:
@@ -237,9 +237,9 @@ class Run:
         return dist.total(len(self.stop)) != [0]
 
     def interrupt(self, step):
-        """What to raise, after saving, where training ends because it was told to."""
-        return KeyboardInterrupt(f"stopped at step {step}, saved {self.path}: the same command"
-                                 f"{', without --force,' * self.args.force} continues")
+        """What to raise, after saving, if training was told to stop."""
+        return KeyboardInterrupt(f"stopped at step {step}, saved {self.path}: rerun the command"
+                                 f"{' without --force' * self.args.force} to resume")
 
     def log(self, step, **row):
         """Print a line, and add a row to the log. row: numbers by column."""
@@ -281,14 +281,14 @@ class Run:
                 "random_state": torch.get_rng_state(), "args": flags_of(args), **self.about})
         dist.wait()                                    # torchrun ends all when one ends
         self.saved_at = step
-        end = ", the end: it has learned" * data.learned
+        end = ", the end: it has learned the task" * data.learned
         print(f"{step:>6}/{args.steps:<6} saved {self.path}{end}", flush=True)
 
 
 class lock:
     """`with lock(out)` keeps other runs out of the folder `out`, and makes it if it is missing.
 
-    Where no run has begun, because the command was refused, nothing of it stays.
+    If the command is refused before a run begins, nothing of it stays.
     """
 
     def __init__(self, out):
@@ -359,7 +359,7 @@ def find_checkpoint(args):
                              "continues with the edit")
         if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
                 ckpt["init_weights"]):
-            raise UsageError(f"{out} holds a run that began with other weights than those that "
+            raise UsageError(f"{out} holds a run that began with other weights than "
                              f"{args.init} has now: {WAYS}")
     if other:
         print(f"the equations have changed since step {ckpt['step']}: {changed_equations(ckpt)}")
@@ -389,7 +389,7 @@ def edits_since(ckpt):
 
 
 def about_run(args, ckpt, initial, data, files):
-    """What a checkpoint says of a run besides its state, after a line if something was changed.
+    """What a checkpoint says of a run besides its state. Prints a line if something was changed.
 
     ckpt: the checkpoint that it continues, or None; initial: that, or the one of --init, or None;
     files: the fingerprint of its data. Changes: of flags, of equations and other source, and of
@@ -426,7 +426,7 @@ def flag_lines(args, identity):
 
 
 def write_folder(out, args, ckpt, parameters, about, log):
-    """flags.txt, source/ and log.tsv of a run that begins, which deletes an old one, or goes on."""
+    """Write flags.txt, source/ and log.tsv of a run. A new run deletes an old one."""
     source, old = out / "source", out / f"source_until_{ckpt['step'] if ckpt else 0}"
     for left in [*out.glob("*.*.tmp")]:
         if left.suffixes[-2][1:].isdigit():            # of a killed process: the folder is locked
@@ -455,6 +455,6 @@ def write_folder(out, args, ckpt, parameters, about, log):
 
 
 def write_text(path, content):
-    """A file that is whole at any time."""
+    """Write a file that is complete at all times."""
     with replacing(path) as file:
         file.write(content.encode())

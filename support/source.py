@@ -312,12 +312,12 @@ def computed(classes):
 @cache
 def say_replaced(name):
     """One line, once."""
-    print(f"{name} was replaced at run time, or is in no file of this model: a run goes on only by "
-          "--resume, and no row is reused", file=sys.stderr)
+    print(f"{name} was replaced at run time, or is in no file of this model: only --resume "
+          "continues a run, and no row is reused", file=sys.stderr)
 
 
 def uncompiled(value):
-    """What torch.compile, or torch.compiler.disable, was given: it is the same function."""
+    """The function that torch.compile, or torch.compiler.disable, was given."""
     while hasattr(value, "_torchdynamo_orig_callable"):
         value = value._torchdynamo_orig_callable
     return value

@@ -38,15 +38,15 @@ class Table:
         return tuple(as_text(cell[name]) for name in self.keys)
 
     def missing(self, cells):
-        """Those of the cells (dicts by `keys`) to measure, after a line about the others."""
+        """The cells (dicts by `keys`) still to measure, after a line about the others."""
         cells = {self.key_of(cell): cell for cell in cells}
         found = [cell for key, cell in cells.items() if key not in self.rows]
         if len(found) < len(cells):
-            print(f"{len(cells) - len(found)} of {len(cells)} measurements are in {self.path} and "
-                  "not repeated", file=sys.stderr)
+            print(f"reusing {len(cells) - len(found)} of {len(cells)} measurements in {self.path}",
+                  file=sys.stderr)
         if self.replaced and found:
-            print(f"replaced in {self.path} (other weights or equations, or damaged): "
-                  f"{self.replaced} rows", file=sys.stderr)
+            print(f"replacing {self.replaced} row{'s' * (self.replaced > 1)} in {self.path}: other "
+                  "weights or equations, or damaged", file=sys.stderr)
         return found
 
     def add(self, cell, **values):
@@ -75,8 +75,8 @@ class Table:
         try:
             yield
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped: {len(self.rows)} measurements are in {self.path}; "
-                                    "the same command continues") from None
+            raise KeyboardInterrupt(f"stopped; rows in {self.path}: {len(self.rows)}; rerun the "
+                                    "command to resume") from None
 
     def rows_of(self, cells):
         """The rows of cells that were measured, dicts of text."""
@@ -101,7 +101,7 @@ def describe_run(ckpt):
 # ------------------------------------------------------------------------------------- files
 
 def read_rows(path, columns=None):
-    """The rows of a table as dicts of text. A line says how many are torn.
+    """The rows of a table as dicts of text. Prints how many were incomplete.
 
     Raises UsageError if it is not a table, or has other columns.
     """
@@ -111,13 +111,13 @@ def read_rows(path, columns=None):
 
 
 def tell(path, torn):
-    """Print how many rows of a table are torn."""
+    """Print how many rows of a table are incomplete."""
     if torn:
-        print(f"{torn} rows of {path} are left out: torn", file=sys.stderr)
+        print(f"skipped {torn} incomplete row{'s' * (torn > 1)} of {path}", file=sys.stderr)
 
 
 def read_file(path, columns=None):
-    """(the whole rows, how many are torn). A killed process may leave half a last row."""
+    """(the complete rows, how many are not). A killed process may leave half a last row."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     require_file(path)
@@ -184,7 +184,7 @@ def read_tables(paths, value):
 
 
 def name_by_training(row):
-    """The name of a row's model; that of a run which did not simply train says so."""
+    """The name of a row's model. It says so if the run did not simply train."""
     words = ["--init"] * bool(row["init_weights"])
     words += [re.sub(r"from step \d+: ", "", row["changes"])] * bool(row["changes"])
     if not words:
@@ -223,7 +223,7 @@ def keep_rows(path, rows, measured=()):
 
 
 def write_rows(path, rows):
-    """Write a whole table, dicts of text: the file is at any time the old one or the new one."""
+    """Write a whole table, dicts of text: the file is always the old one or the new one."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as file:
         file.writelines(as_line(cells).encode() for cells in [rows[0], *map(dict.values, rows)])
@@ -234,7 +234,7 @@ def as_line(cells):
 
 
 def as_text(x):
-    """A cell: empty for what does not apply, and blanks for the tabs of a file's name."""
+    """A cell: empty if it does not apply, with blanks for the tabs of a file's name."""
     if x is None or x is False:
         return ""
     if isinstance(x, float):

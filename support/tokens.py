@@ -18,7 +18,7 @@ def get_tokenizer(name):
         return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
                                  special_tokens={"<|endoftext|>": 256})
     if name != "gpt2":
-        raise UsageError(f"tokenizer {name!r} is unknown: take bytes or gpt2")
+        raise UsageError(f"tokenizer {name!r} is unknown: use bytes or gpt2")
     try:
         return tiktoken.get_encoding("gpt2")
     except Exception as e:
@@ -55,7 +55,7 @@ class TokenFile:
             raise UsageError(f"{self.path} has shrunk since the run began")
         if tokens.max(initial=0) >= self.vocab_size:
             raise UsageError(f"{self.path} has tokens beyond the vocabulary of {self.vocab_size}: "
-                             "take the --tokenizer that made it")
+                             "use the --tokenizer that made it")
         return tokens
 
 
@@ -74,7 +74,7 @@ def read_bin(path, vocab_size):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
     if header and vocabulary not in (0, vocab_size):
-        raise UsageError(f"{path} has a vocabulary of {vocabulary}, not of {vocab_size}: take the "
+        raise UsageError(f"{path} has a vocabulary of {vocabulary}, not of {vocab_size}: use the "
                          "--tokenizer that made it")
     tokens = TokenFile(path, header, vocab_size)
 
@@ -85,7 +85,7 @@ def read_bin(path, vocab_size):
 
 
 def write_bin(path, tokens, vocab_size=0):
-    """Write a token file in llm.c's format; before it, its line in the folder's SHA256SUMS."""
+    """Write a token file in llm.c's format, after its line in the folder's SHA256SUMS."""
     header = np.zeros(256, "<i4")
     header[:4] = LLM_C, 1, len(tokens), vocab_size
     content = header.tobytes() + tokens.astype("<u2").tobytes()

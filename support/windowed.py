@@ -51,7 +51,7 @@ def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding. (B, H, T, V)
 
     Tiles that reach at most 256 keys back share a call, and each other tile has its own. All share
-    one where it has at most 2^14 pairs: a second call would cost more than it spares.
+    one if it has at most 2^14 pairs: a second call would cost more than it saves.
     """
     B, H, T, _ = q.shape
     if max(reaches) <= 256 or B * H * T * max(reaches) <= 2**14:
@@ -136,7 +136,7 @@ def cut(x, C, N, front=0):
 def in_calls(f, i0, q, k, v):
     """Yield f(i0, q, k, v) of as many blocks at a time as have PAIRS pairs, in order.
 
-    In equal shares: what one call frees, the next can take.
+    In equal shares: what one call frees, the next can reuse.
     """
     B, N, H, C, _ = q.shape
     n_calls = -(-B * N * H * C * k.shape[3] // PAIRS)

@@ -28,16 +28,16 @@ class ABCDigitsStream(Stream):
 
     At first b is 2, so a few letters fill a document, and half of the documents help: there each
     letter has its own number, the same in all of them. In one half of these documents nine of ten
-    numbers are own, in the other nine of ten digits, each drawn separately. To predict them a model
-    must bring the letter to each of its digits; that is just what lookup needs, which all other
-    numbers require. When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the
+    numbers are own; in the other, nine of ten digits, each drawn separately. To predict them a
+    model must bring the letter to each of its digits: just what lookup needs, and all other numbers
+    require lookup. When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the
     end a quarter of the lines ask, as the benchmark does, about a letter seen once before.
     Validation is like the end. After some more documents of that kind the model has `learned`.
     """
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
-            raise UsageError(f"--digits {digits}: a number has 2 to 18")
+            raise UsageError(f"--digits {digits}: a number has 2 to 18 digits")
         super().__init__(DONE_AFTER)
         self.tokenizer, self.T, self.digits = tokenizer, T, digits
         self.seed, self.part = seed, part

@@ -33,17 +33,17 @@ class PasskeyStream(Stream):
     """Endless passkey documents of T + 1 tokens, by number. part: 0 training, 1 validation.
 
     A document is a prompt with as many fillers as fit, and its answer; the rest of its tokens begin
-    the next one. The key stands between any two sentences of the fillers, so that its distance
-    from the question says little.
+    the next one. The key may stand between any two sentences of the fillers, so its distance from
+    the question says little.
 
-    A prompt has one number to look up, and few bytes around it are new, so a model would copy
-    nothing for long. Three of four training documents help: they are ends of prompts, one after
-    another, each with its answer: the key of the last one or, one in four, a new one, half of these
-    after their needle. An end has the last 5 characters of its prompt or more. At first it has at
-    most 19, which are within any window. When the loss shows that keys are copied, it grows to
-    0.8 T, and the model learns to copy them from afar. Then help ends: every key to look up is far,
-    and windows grow. After some more documents the model has `learned`. Validation has no help, and
-    all keys that are multiples of 7; training has the other keys.
+    A prompt has one number to look up, and few bytes around it are new, so for a long time a model
+    would copy nothing. Three of four training documents help. They are ends of prompts, one after
+    another, each with its answer: the key of the end before or, one time in four, a new key. Half
+    of the new keys come after their needle. An end has the last 5 characters of its prompt or more.
+    At first it has at most 19, which any window holds. When the loss shows that keys are copied, it
+    grows to 0.8 T, and the model learns to copy them from afar. Then help ends: every key to look
+    up is far, and windows grow. After some more documents the model has `learned`. Validation has
+    no help, and all keys that are multiples of 7; training has the other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
@@ -55,7 +55,7 @@ class PasskeyStream(Stream):
         fillers = (T + 1 - frame) // each
         if fillers < 1:
             raise UsageError(f"--seq-len {T}: a passkey document has at least {frame + each - 1} "
-                             "tokens: take 512")
+                             "tokens: use 512")
         self.sentences = re.findall(r"[^.]*\. ", FILLER * fillers)
         keys = np.arange(1, MOST + 1)
         self.keys = keys[(keys % 7 == 0) == bool(part)]

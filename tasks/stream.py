@@ -32,7 +32,7 @@ class Stream(Data):
         return self[n]
 
     def observe(self, loss, documents):
-        """Count the documents of a step, if about 20 losses (nats per token) show lookup."""
+        """Count a step's documents, if the last 20 or so losses (nats per token) show lookup."""
         least, without = self.losses()
         self.level += ((loss - least) / (without - least) - self.level) / 20
         if self.level < 0.6:                           # lookup is below 0.5, a plateau was at 0.8

@@ -152,7 +152,7 @@ def test_only_what_is_missing_is_measured(measure, capsys):
     rows = measure("--lengths", "260", "--depths", "0.5", "0.9", right=right)
     assert asked == [2]
     assert [row["accuracy"] for row in rows] == ["1", "0.5"]
-    assert "1 of 2 measurements are in" in capsys.readouterr().err
+    assert "reusing 1 of 2 measurements in" in capsys.readouterr().err
 
 
 def test_the_best_rope_scale_counts(measure, capsys):

@@ -130,7 +130,7 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
 def test_what_is_no_text_is_explained(tmp_path):
     write(tmp_path, {"a.jsonl": "{}", "deep/b.pyc": b"\xff"})
     for name, message in (("no", "no does not exist"), ("/dev/null", "or is not a file"),
-                          ("deep", "deep: nothing is left to train on"),
+                          ("deep", "deep: nothing to train on"),
                           ("a.jsonl", "python -m support.prepare turns it into token files")):
         with pytest.raises(UsageError, match=message):
             data_of(tmp_path / name, T=9)

@@ -123,7 +123,7 @@ def folder(tmp_path_factory):
     ("--data latin.txt", "not UTF-8"), ("--data short.txt", "fewer than one sequence"),
     ("--data empty.bin", "not a token file"), ("--data odd.bin", "not a token file"),
     ("--data truncated.bin", "truncated"), ("--data beyond.bin", "beyond the vocabulary"),
-    ("--data nothing", "nothing is left to train on"), ("--data binary", "no UTF-8 text"),
+    ("--data nothing", "nothing to train on"), ("--data binary", "no UTF-8 text"),
     ("--data abcdigits --digits 1", "digits"),
     ("--data abcdigits --digits 19", "digits"), ("--lr -1", "--lr"), ("--lr nan", "--lr"),
     ("--seed -1", "--seed"), ("--clip -1", "--clip"), ("--batch-size 0", "--batch-size"),
@@ -167,7 +167,7 @@ def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch,
     # 400 pages of 400 bytes: enough for 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
     monkeypatch.setattr(os, "sysconf", lambda name: 400)
     argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new", "--steps", "1"]
-    assert "take --kernel windowed" in complaint(lambda: train.main(argv))
+    assert "use --kernel windowed" in complaint(lambda: train.main(argv))
     assert not (folder / "new").exists()
     train.main([*argv, "--recompute", "--out", "small", "--force"])
 
@@ -236,5 +236,5 @@ def test_weights_in_8_bits_are_read_and_products_of_integers_or_8_bits_refused(f
     model, _, _ = load_checkpoint(tmp_path / "ckpt.pt")
     assert torch.equal(model.W_E, ckpt["weights"]["W_E"].float())
     for dtype in (torch.float8_e4m3fn, torch.int32):
-        with pytest.raises(UsageError, match=f"{dtype}: matrix products take torch.bfloat16"):
+        with pytest.raises(UsageError, match=f"{dtype}: matrix products need torch.bfloat16"):
             load_checkpoint(path, dtype=dtype)

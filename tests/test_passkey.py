@@ -190,7 +190,7 @@ def test_a_length_without_room_for_a_document_is_told():
     """TASK, a filler, the needle, the question and the answer; end-of-text and five more."""
     least = len(TASK + FILLER + NEEDLE.format(50_000) + QUESTION + " 50000") + 6 - 1
     assert len(stream_of(least).sentences) == 5
-    message = f"--seq-len {least - 1}: a passkey document has at least {least} tokens: take 512"
+    message = f"--seq-len {least - 1}: a passkey document has at least {least} tokens: use 512"
     with pytest.raises(UsageError, match=message):
         stream_of(least - 1)
 

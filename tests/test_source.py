@@ -488,7 +488,7 @@ def test_an_edited_model_measures_its_needles_again(clone, call, capsys, quick_c
     for _ in range(2):
         call(abcdigits, "--ckpt", path, *flags)
     first, = read_table(table)
-    assert "1 of 1 measurements are in" in capsys.readouterr().err
+    assert "reusing 1 of 1 measurements in" in capsys.readouterr().err
     clone(*EDITS[0])
     code = ("import abcdigits; from support import choose, cli;"
             "choose.CASES = choose.CASES[1:2]; cli.cli(abcdigits.main)")
@@ -496,7 +496,7 @@ def test_an_edited_model_measures_its_needles_again(clone, call, capsys, quick_c
     change = "`-    return torch.sigmoid(s_r).clamp_min(1e-06)` " + (
         "`+    return torch.sigmoid(s_r).clamp_min(0.25)`")
     assert f"retrieval.pt was trained with other equations: {change}" in said
-    assert "replaced in" in said
+    assert "replacing 1 row in" in said
     row, = read_table(table)
     assert row["hash"] != first["hash"]
     assert row["hash"].split("-")[0] == first["hash"].split("-")[0]
@@ -522,7 +522,7 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
     began = fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
     assert began["init_weights"] == weights_hash(first)
     rows.append(describe_run(began))
-    with pytest.raises(UsageError, match="began with other weights than those that .* has now"):
+    with pytest.raises(UsageError, match="began with other weights than .* has now"):
         train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "3"])
         fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
     longer = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]

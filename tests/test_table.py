@@ -48,7 +48,7 @@ def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path,
     table(path).add(CELL | {"length": 128}, loss=1)
     other = table(path, "xyz-1")
     assert other.missing([CELL]) == [CELL]
-    assert capsys.readouterr().err.startswith(f"replaced in {path} (other weights")
+    assert capsys.readouterr().err.startswith(f"replacing 2 rows in {path}: other weights")
     assert len(read_table(path)) == 2
     other.add(CELL, loss=2)
     other.add(CELL | {"length": 32}, loss=2)
@@ -86,7 +86,7 @@ def test_of_a_cell_with_two_values_in_a_file_the_last_counts(tmp_path):
 def test_ctrl_c_says_what_is_kept(tmp_path):
     measured = table(tmp_path / "loss.tsv")
     measured.add(CELL, loss=0.25)
-    with pytest.raises(KeyboardInterrupt, match="1 measurements are in .*loss.tsv; the same comm"):
+    with pytest.raises(KeyboardInterrupt, match="rows in .*loss.tsv: 1; rerun the command"):
         with measured.measuring():
             raise KeyboardInterrupt
 

@@ -127,7 +127,7 @@ def test_a_flipped_bit_of_a_header_is_found_at_the_start(tmp_path, bit):
 def test_the_tokenizer_of_a_prepared_file_is_known(tmp_path):
     write_bin(tmp_path / "a.bin", np.arange(600) % 256, 257)
     assert len(read_bin(tmp_path / "a.bin", 257)) == 600
-    with pytest.raises(UsageError, match="a vocabulary of 257, not of 50257: take the --token"):
+    with pytest.raises(UsageError, match="a vocabulary of 257, not of 50257: use the --token"):
         read_bin(tmp_path / "a.bin", 50257)
 
 

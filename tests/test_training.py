@@ -152,8 +152,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
         stop_at(m, step, number)
-        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: the "
-                           "same command continues"):
+        with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: "
+                           "rerun the command to resume"):
             fit(tmp_path / "parts", *flags)
     assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
     if resume:
