@@ -88,7 +88,7 @@ def add_tables(p, nargs):
     """Add what a figure is drawn from, and --out."""
     p.add_argument("tables", nargs=nargs, metavar="TSV",
                    help="tables of measurements to draw, also with a label: mine=out/table.tsv")
-    p.add_argument("--out", type=figure_path, help="path of the figure, .png; its rows are beside "
+    p.add_argument("--out", type=figure_path, help="path of the figure, .png; its rows go beside "
                    "it as .tsv [beside the first table]")
 
 
@@ -96,7 +96,7 @@ def figure_path(name):
     """The Path of --out. Raises UsageError if it is not of a PNG."""
     path = Path(name)
     if path.suffix != ".png":
-        raise UsageError(f"--out {name}: name a figure, .png")
+        raise UsageError(f"--out {name}: name a .png file")
     return path
 
 
@@ -109,7 +109,7 @@ def get_figure(args, value, measure=None):
     """
     flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
     if args.tables and flags:
-        raise UsageError(f"tables are drawn, and {flags[0]} is for measuring: leave out one")
+        raise UsageError(f"tables are for drawing, {flags[0]} is for measuring: give only one")
     if args.tables:
         rows = read_tables(args.tables, value)
         out = args.out or Path(named_paths(args.tables)[0][1]).with_suffix(".png")

@@ -5,26 +5,26 @@
     python -m experiments.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
 A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
-label; a pattern in quotes names several runs. A run that is named twice counts once. Without a
-label a run is called like its folder, without the seed at the end. Runs that differ only in their
-seed are a group.
+label; a pattern in quotes names several runs. A run named twice counts once. Without a label a run
+is named after its folder, without the seed at the end. Runs that differ only in their seed are a
+group.
 
-The table has a row a group: the mean validation loss and its deviation over the seeds; the change
-against the first group, the mean over the seeds that both have, for runs of one seed see equal data
-in equal order; the share of pairs inside the windows that are alive; the largest window; spikes,
-the rows of the log whose loss is more than 5 deviations above the --window rows before it; grad,
-the median gradient norm of the second half. Tokens per second say something only if the runs were
-alone on one machine. Columns without a number are left out.
+The table has a row for each group: the mean validation loss and its deviation over the seeds; the
+change against the first group, a mean over the seeds that both have, since runs of one seed see the
+same data in the same order; the share of pairs inside the windows that are alive; the largest
+window; spikes, the rows of the log whose loss is more than 5 deviations above the --window rows
+before it; grad, the median gradient norm of the second half. Compare tokens per second only if the
+runs were alone on one machine. Columns without a number are left out.
 
-Then come the differences: flags, as `first | other`, and the lines of source. Runs with other steps
-are compared after the last evaluation that all have. Runs on other data, with another tokenizer or
-sequence length are listed without a change. A run has diverged if train.py stopped it, or if the
-training loss over the last eighth of its log is more than half a nat above that over another
-eighth, or above the first one.
+Then come the differences: flags, as `first | other`, and the lines of source. Runs of different
+lengths are compared after the last evaluation that all have. Runs with other data, another
+tokenizer or another sequence length are listed without a change. A run has diverged if train.py
+stopped it, or if the training loss over the last eighth of its log is more than half a nat above
+that over another eighth, or above the first loss.
 
-With matplotlib --out gets a figure: losses and gradient norms by step, means over the seeds and a
-band of one deviation; or with --by the losses by the value of a flag; or, of tables, which have no
-curves, the changes. --name keeps the runs in a table, too, which this command reads.
+With matplotlib the folder --out gets a figure: losses and gradient norms by step, means over the
+seeds and a band of one deviation; with --by, the losses by the value of a flag; for tables, which
+have no curves, the changes. --name also writes the runs to a table that this command can read.
 """
 import math
 import statistics
@@ -39,7 +39,7 @@ from support.cli import UsageError, cli
 from support.source import changed_lines, shown_change
 from support.table import cell_text, keep_rows, print_table
 
-# Lines of flags.txt in which the runs of one group may differ, or that are shown in another way.
+# Lines of flags.txt in which runs of one group may differ, or that are shown in another way.
 NOT_COMPARED = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations",
                 "classes", "corpus", "source")
 SHARED = ("corpus", "data", "digits", "tokenizer", "seq_len")      # else losses do not compare
@@ -218,7 +218,7 @@ def notes_of(groups, first, step, by=None):
             notes.append(f"{group.label} is not compared: no evaluation in common; its loss is the "
                          "last")
         elif group.runs[0] not in first and step is not None and n < of:
-            what = f"the change is of {n} of its {of} finite losses, those with a partner"
+            what = f"the change uses {n} of its {of} finite losses, those with a partner"
             notes.append(f"{group.label}: {what if n else why_no_change(group, first, step)}")
         for end in sorted({run.end for run in group.runs} - {""}):
             seeds = [run.seed for run in group.runs if run.end == end]
@@ -254,7 +254,7 @@ def other_sources(group):
         changes = [shown_change(before.get(path, []), after.get(path, []))
                    for path in sorted({*before, *after})]
         change = next((f": {line}" for line in changes if line), "")
-    return f"{group.label}: the source of seed {seeds} is not that of seed {one.seed}{change}"
+    return f"{group.label}: seed {seeds} ran other source than seed {one.seed}{change}"
 
 
 def differences(first, other, by=None):
@@ -410,9 +410,9 @@ def draw_changes(plt, groups, rows, step, path):
 def main():
     p = runs_parser(__doc__)
     p.add_argument("--by", metavar="FLAG", help="draw the last loss against this flag of train.py")
-    p.add_argument("--window", type=int, default=10, help="rows of the log in a mean [10]")
-    p.add_argument("--name", help="name of the figure, and of a table with a row a run [the figure "
-                   "is compare.png, there is no table]")
+    p.add_argument("--window", type=int, default=10, help="rows of the log to average over [10]")
+    p.add_argument("--name", help="name of the figure, and of a table with a row for each run "
+                   "[compare.png, no table]")
     args = p.parse_args()
     if args.window < 2:
         raise UsageError(f"--window {args.window}: at least 2")

@@ -3,7 +3,7 @@
     python -m experiments.fill_report
 
 A code block of the report is what the command above it prints. A comment above each block holds
-its command, `<!-- python -m experiments... -->`, or the path of a table that is shown as it is. The
+its command, `<!-- python -m experiments... -->`, or the path of a table to show as it is. The
 commands run in a copy of the report's tables, so the figures and tables of the report stay as they
 are. SHA256SUMS gets a line for each table: `sha256sum -c` reads it. README's two tables are filled
 from what the report then prints; its verdicts are the report's, up to a colon.

@@ -9,8 +9,8 @@ Paper:  python -m experiments.latency --repeats 100 --compile
         both models is its own launch and pass through memory. Weights are random: a
         relevance of 0 takes as long as any other, so only the windows matter. `initial` ones are 2
         to 257 tokens. `trained-like` ones are a guess: 70 % of the tiles log-uniform in 2 .. 128,
-        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only the last ones. --ckpt takes a
-        trained model's windows.
+        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only these last ones. --ckpt takes
+        the windows of a trained model.
 Small:  python -m experiments.latency
         Without a GPU, 3 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
@@ -83,7 +83,7 @@ def fill_in(args):
     """Give the arguments the defaults of their device. Returns the device."""
     device = get_device(args.device)
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {args.device}: take cpu or cuda")
+        raise UsageError(f"--device {args.device}: use cpu or cuda")
 
     cuda = device.type == "cuda"
     args.psi = [*dict.fromkeys(args.psi or ([8, 16, 32, 48] if cuda else [8]))]

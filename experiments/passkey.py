@@ -10,12 +10,12 @@ Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.
 Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000 --layers 4 \\
             --w-th 8192 --lr 0.015625 --out out-key
         python -m experiments.passkey --ckpt out-key/ckpt.pt
-        45 minutes of one core; 10 prompts per cell, 1 to 32 times the training length. What it
+        45 minutes on one core; 10 prompts per cell, 1 to 32 times the training length. What it
         leaves out: a model that has read enough English to understand the question. This one has
         read nothing but such documents; one trained on other text finds nothing.
 
-Each cell becomes a row of passkey.tsv beside the checkpoint; given again, the command measures what
-is missing. `python -m experiments.retrieval` draws.
+Each cell becomes a row of passkey.tsv beside the checkpoint. Rerun the command to measure what is
+missing. `python -m experiments.retrieval` draws.
 
 The paper prints: over 99.5 % in every cell for the 28M Multiscreen with SWE, 100 % for the 286M and
 the 1.3B.

@@ -16,7 +16,7 @@ Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         with the same Python.
 
 Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Existing rows
-are reused; interrupted work resumes. What was asked for is printed, and drawn in perplexity.png.
+are reused; interrupted work resumes. The requested rows are printed, and drawn in perplexity.png.
 
     python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
 
@@ -125,7 +125,7 @@ def get_documents(files, tokenizer, L, limit):
         if len(segments) == limit:
             break
     if not segments:
-        raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: take "
+        raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")
     return segments, short
 
@@ -324,7 +324,7 @@ def perplexity_args():
     p.add_argument("--documents", type=int, default=16,
                    help="at most this many documents (paper: 5747) [16]")
     p.add_argument("--window", type=float, default=0.3,
-                   help="a position stands for those within this share of it (paper: 0.1) [0.3]")
+                   help="average over positions within this share of each (paper: 0.1) [0.3]")
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
                    help="for models with RoPE: a curve for each scaling factor of the positions, "
                    "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
@@ -337,7 +337,7 @@ def perplexity_args():
     if not 0 < args.window < 1:
         raise UsageError("--window must be between 0 and 1")
     if args.out and not args.tables:
-        raise UsageError("--out is for tables: the figure of a checkpoint is beside it")
+        raise UsageError("--out is for tables: the figure of a checkpoint goes beside it")
     return args
 
 

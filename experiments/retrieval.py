@@ -8,8 +8,8 @@ retrieval of "Architectural Ablations".
 prints each seed's share at each length and how many seeds find 95 % or more, then the means. It
 draws the tables of abcdigits.py, also as curves in figure_by_length.png, or those of `python -m
 experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes. Models that
-differ only in their seed share a panel: it shows their mean. Where there are ablations, the columns
-are these and their original.
+differ only in their seed share a panel, which shows their mean. With ablations, the columns are the
+ablations and their original.
 
 Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen again with --swe,
         each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096

@@ -1,7 +1,7 @@
 """Runs of train.py, read from their folders or from a table of runs.
 
-A table of runs has a row a run: its name, its flags, what was measured. A figure is drawn from it
-when the folders are gone.
+A table of runs has a row for each run: its name, its flags, what was measured. A figure can be
+drawn from it when the folders are gone.
 """
 import glob
 import hashlib

@@ -35,7 +35,7 @@ def main():
     p.add_argument("--prompt", default="", help="the text to continue [none: a new document]")
     p.add_argument("--tokens", type=int, default=500, help="at most this many new tokens [500]")
     p.add_argument("--temperature", type=float, default=0.7,
-                   help="0 takes the likeliest token [0.7]")
+                   help="0: always the likeliest token [0.7]")
     p.add_argument("--top-k", type=int, help="sample from the k likeliest tokens only [all]")
     p.add_argument("--seed", type=int, default=0, help="seed of the random numbers [0]")
     p.add_shared("--ckpt", "--device")

@@ -15,10 +15,10 @@ that of the fits, by the residuals of both lines.
 At a small scale the paper's learning rates for its smallest models, 2^-4 and 1e-3, are not tuned,
 and a family that learns fast looks like one that needs fewer parameters. Where a model has runs at
 several rates, its best one, by the mean over the seeds, is fitted and drawn; the fits at the
-paper's rates are printed, too. residual: the loss above the line against total parameters. Where
-the residuals are far above the deviation of the losses, a line is not what the family follows, and
-the saving depends on the size. So a last table needs no line: at each loss that a size of one
-family has, the size at which the other family has it is interpolated between its neighbours.
+paper's rates are printed, too. residual: the loss above the line against total parameters. If the
+residuals are far above the deviation of the losses, the family does not follow a line, and the
+saving depends on the size. So a last table uses no line: for each size of one family, it
+interpolates the size at which the other family has the same loss.
 
 The paper prints no losses. It states: Multiscreen needs roughly 30 % fewer parameters at similar
 validation loss. Against non-embedding parameters the advantage is preserved, and the trend is even
@@ -120,7 +120,7 @@ def saving(multiscreen, transformer):
 # ----------------------------------------------------------------------------------- models
 
 def check_runs(runs):
-    """Raises UsageError where runs have another budget, have not ended, or come twice."""
+    """Raise UsageError if runs differ in budget, have not ended, or come twice."""
     for name in BUDGET:
         values = sorted({run.flags.get(name, "") for run in runs})
         if len(values) > 1:
@@ -128,7 +128,7 @@ def check_runs(runs):
                              "separately")
     for run in runs:
         if run.end not in ("", "diverged"):
-            raise UsageError(f"{run.label} is {run.end}: give its command again, and it continues")
+            raise UsageError(f"{run.label} is {run.end}: rerun its command to resume it")
         if run.end == "" and not run.losses:
             raise UsageError(f"{run.label} has no validation loss")
 
@@ -360,7 +360,7 @@ def main():
                 "Fitted lines: change of the loss when the size doubles; the sizes at an equal "
                 "loss\n(-: no loss that both families reached, or a line that does not fall)")
     print_table(BETWEEN, between_rows(best), "Without a line, at the best rates: sizes at an equal "
-                "loss, one measured, one between two that were")
+                "loss, one measured, one interpolated")
     if (curved := at_parabolas(rows)) != best:
         print_table(BETWEEN, between_rows(curved), "The same, with each model's loss at the "
                     "minimum of a parabola through three rates")

@@ -223,13 +223,13 @@ def show_maps(model, tokens, ckpt, path):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--text", default=TEXT, help="the text of the maps [six lines about screening]")
+    p.add_argument("--text", default=TEXT, help="the text to map [six lines about screening]")
     p.add_argument("--tokens", type=int, default=203,
                    help=f"at most this many of its tokens, {MOST} or fewer [203]")
     p.add_shared("--ckpt", "--device")
     args = p.parse_args()
     if not 1 <= args.tokens <= MOST:
-        raise UsageError(f"--tokens {args.tokens}: take 1 to {MOST}")
+        raise UsageError(f"--tokens {args.tokens}: use 1 to {MOST}")
     if not args.text:
         raise UsageError("--text must not be empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)

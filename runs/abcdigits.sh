@@ -1,5 +1,5 @@
 # ABCDigits: train on it, then find answers at up to 128 times the training length. The recipe was
-# tuned on seeds 0 to 23. tiny.sh sets what is in capitals.
+# tuned on seeds 0 to 23. tiny.sh sets the variables in capitals.
 . "$(dirname "$0")/lib.sh"
 
 for seed in ${SEEDS:-24 25 26 27 28 29 30 31}; do

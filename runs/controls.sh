@@ -1,4 +1,4 @@
-# What a sceptic asks of the report, by days of two cores: LANES=2 bash runs/controls.sh tuning
+# What a sceptic asks of the report, in days on two cores: LANES=2 bash runs/controls.sh tuning
 #   tuning    which small Transformer is the strongest at length, and at which rate? seeds 20, 21
 #   passkey   seeds on which nothing was tuned
 # Without a name both, in this order.

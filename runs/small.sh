@@ -1,5 +1,5 @@
-# Every figure of the report, in a few nights of two cores: LANES=2 bash runs/small.sh
-# Each script runs alone, too, after those that its first lines name.
+# Every figure of the report, in a few nights on two cores: LANES=2 bash runs/small.sh
+# Each script also runs alone, after those named in its first lines.
 . "$(dirname "$0")/lib.sh"
 
 for figure in scaling lr_sweep deep sanity text text_w_th16 abcdigits competition passkey \

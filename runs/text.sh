@@ -1,5 +1,5 @@
-# Perplexity at 32 times the training length; what the tiles have learned. tiny.sh sets what is in
-# capitals.
+# Perplexity at 32 times the training length; what the tiles have learned. tiny.sh sets the
+# variables in capitals.
 . "$(dirname "$0")/lib.sh"
 
 for seed in ${SEEDS:-0 1 2}; do

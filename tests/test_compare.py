@@ -180,12 +180,12 @@ def test_changed_lines_of_source_are_shown_and_no_others(run, said):
 def test_a_group_of_two_sources_says_so(run, said):
     lines = said(run("a-0", {20: 3.0}),
                  run("a-1", {20: 3.0}, seed=1, source=SOURCE.replace("2", "3"), equations="x"))
-    line, = [line for line in lines if line.startswith("a: the source of seed 1 is not that of")]
+    line, = [line for line in lines if line.startswith("a: seed 1 ran other source than")]
     assert "`-" in line and "2" in line and "`+" in line and "3" in line
     lines = said("a-0", "a-1", run("b", {20: 3.5}), "--name", "mine", "--out", "o")
     assert rows_in(lines)["b"][4] == "+0.5000"         # the next group is compared
     lines = said("o/mine.tsv", "--out", "p")           # a table has no source
-    assert "a: the source of seed 1 is not that of seed 0" in lines
+    assert "a: seed 1 ran other source than seed 0" in lines
 
 
 def test_a_new_flag_of_the_reader_is_compared(run, said):

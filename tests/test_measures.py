@@ -30,7 +30,7 @@ from tests.helpers import (
     (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
     (latency, ["nowhere.tsv"], "measure a model first"), (retrieval, [], "required"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
-    (perplexity, ["a.tsv", "--out", "b.tsv"], "name a figure"),
+    (perplexity, ["a.tsv", "--out", "b.tsv"], "name a .png file"),
     (perplexity, ["--out", "b.png"], "is for tables"),
     (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring"),
     (latency, ["a.tsv", "--device", "cpu"], "--device is for measuring")])
@@ -240,7 +240,7 @@ def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call
 def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(call, checkpoints):
     with pytest.raises(UsageError, match="no screening windows"):
         call(tiles, "--ckpt", checkpoints["transformer:2,2,8"])
-    with pytest.raises(UsageError, match="take 1 to 4096"):
+    with pytest.raises(UsageError, match="use 1 to 4096"):
         call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 4097)
 
 
