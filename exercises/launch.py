@@ -3,7 +3,7 @@
 One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
 The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
 from the last to the first, then in a random order. On a GPU there is no order. A third run has
-other blocks, which must store each place of OUT, too.
+other blocks, which must store every place of OUT, too.
 """
 import random
 
@@ -85,7 +85,7 @@ def launch(kernel, covered, inputs, out, sizes, widths):
 
 
 def guarded(x):
-    """A copy as a matrix, with room behind it: addresses past its end hit no other matrix."""
+    """A copy as a matrix, with room after it: addresses past its end hit no other matrix."""
     x = x.reshape(len(x), -1)
     copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
     return copy.copy_(x)

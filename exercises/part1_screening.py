@@ -1,6 +1,6 @@
 """Part 1: one screening unit, Eqs. 4 to 13, section "Screening Unit" of the paper.
 
-Check it with `pytest exercises -k part1`. Replace each `raise` by your code. The docstrings say
+Check it with `pytest exercises -k part1`. Replace each `raise` with your code. The docstrings say
 what the paper leaves open.
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, K d_K, V d_V.
@@ -40,8 +40,8 @@ def mipe_angle(i, w, w_th):
     gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,). Returns
     (H, T), in radians.
 
-    Any number of whole turns may be left out. At i = 2^17 float32 is 0.01 rad off: multiply in
-    float64, and return w's dtype. The gradient of w is finite everywhere, and 0 for w >= w_th.
+    Whole turns may be left out. At i = 2^17 float32 is off by 0.01 rad: multiply in float64, and
+    return w's dtype. The gradient of w is finite everywhere, and 0 for w >= w_th.
     """
     raise NotImplementedError("Exercise 1.4: Eqs. 6 and 7, MiPE's angle")
 

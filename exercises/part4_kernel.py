@@ -13,8 +13,8 @@ traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
     math.pi, or PI = tl.constexpr(3.141592653589793) above the kernels; a plain PI = 3.14 there runs
     in the interpreter only
 
-Matrices are contiguous: row n of Q starts at Q + n K. Rows from T (or S) on do not exist: load 0 in
-their place, and store nothing there. Programs run at the same time: each stores its own block.
+Matrices are contiguous: row n of Q starts at Q + n K. Rows from T (or S) on do not exist: load 0
+instead, and store nothing there. Programs run at the same time: each stores its own block.
 With b = program_id(0), block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
 """
 import math  # noqa: F401

@@ -28,7 +28,7 @@ def test_window():
             (s_w.exp() - 1, "the 1 is added, not subtracted"),
             (no_inf, "s_w = inf must give w = inf: a clamp makes it finite"),
             (s_w + 1, "e^s_w: the exponential is missing"),
-            (s_w.exp().clamp(min=1), "the 1 is added, it is no lower limit"),
+            (s_w.exp().clamp(min=1), "the 1 is added, not a lower limit"),
             (s_w.clamp(min=0).exp() + 1, "s_w may be negative: then w is between 1 and 2"),
             (torch.where(s_w.isinf(), INF, s_w.exp() + 1), "only +inf gives w = inf: isinf is true "
              "of -inf, too"),
@@ -79,7 +79,7 @@ def test_unit():
              "last dimension"),
             (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
             (x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
-            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: a root lacks"),
+            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: take its root"),
             (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
              "squares, not of their mean"),
             (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
@@ -103,7 +103,7 @@ def test_unit():
            [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on"),
             (short / (short.square().sum(-1, True) + 1e-12).sqrt(), "eps^2 was added to the "
              "square: clip it from below instead"),
-            ([[0, 0], [0, 1]], "a vector that is shorter than eps is divided by eps, it is not 0")])
+            ([[0, 0], [0, 1]], "a vector shorter than eps is divided by eps, not set to 0")])
     slope, = gradient(mine.unit, zero)
     check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
           "0 is infinite. Clip the square, before the root")
@@ -141,7 +141,7 @@ def test_mipe_angle():
               (right * w[:, None] / 256, "the angle is divided by w_th: it is divided by w"),
               (right + math.pi / 2 * i / w[:, None], "brackets: gamma is 0.5 * (cos(..) + 1)"),
               (right * gamma[:, None], "gamma counts once"),
-              (with_gamma((torch.cos(w / 256) + 1) / 2), "pi lacks in gamma"),
+              (with_gamma((torch.cos(w / 256) + 1) / 2), "pi is missing in gamma"),
               (torch.remainder(right, math.pi), "a whole turn is 2 pi: leave out nothing less"),
               (-right, "the sign: the angle grows with the position"),
               (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
@@ -212,7 +212,7 @@ def test_mipe():
             (torch.tensor([0.0, -7, 0, 0, 1, 0, 0, 5]).view(1, 1, 1, 8),
              "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
-            (x, "the two turned numbers come in each other's place"),
+            (x, "the two turned numbers are swapped"),
             (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
             (rotated(0, 1).roll(-2, -1), "the two turned dimensions come first, then the others"),
             (ms.mipe(x, quarter * math.pi / 180), "the angle is in radians"),
@@ -223,10 +223,10 @@ def test_mipe():
     x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
     angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
     y = mine.mipe(x, angle)
-    check(y.shape == x.shape, f"of x {tuple(x.shape)} mipe makes {tuple(y.shape)}: "
+    check(y.shape == x.shape, f"for x {tuple(x.shape)} mipe returns {tuple(y.shape)}: "
           "torch.cos(angle) is (H, T), so it needs an axis at its end, [..., None]")
-    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length, this does not: "
-          "the sine has a minus once")
+    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length; this does not: "
+          "one of the two sines has a minus")
     check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
     expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)",
            [(ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its own"),

@@ -33,7 +33,7 @@ def test_trim():
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
             *((torch.where(s > 1 - r, x, 0.0), "a similarity that passes is also rescaled: "
                "relevance is 0 at the threshold and 1 at s = 1") for x in (s, s.square(), 1.0)),
-            ((r - 1 + s).relu().square() / r, "the square is of the whole: divide by r before it"),
+            ((r - 1 + s).relu().square() / r, "the square is of the whole: divide by r first"),
             (z.relu().square() * s, "Trim takes the place of s: nothing is multiplied by it"),
             ((1 - (1 - s).square() / r).relu().square(), "only the result is squared, not 1 - s"),
             (torch.maximum(z, r).square(), "the max is with 0"),
@@ -47,7 +47,7 @@ def test_trim():
             ((-s / r).relu().square(), "brackets: it is 1 - (1 - s)/r"),
             ((-s / r).square(), "brackets, and a max with 0: max(1 - (1 - s)/r, 0)"),
             (1 + 0 * s, "the max is of all numbers together: each is compared with 0"),
-            (torch.nn.functional.softplus(z).square(), "softplus is nowhere 0: take a max"),
+            (torch.nn.functional.softplus(z).square(), "softplus is never 0: take a max"),
             (z.relu() ** 3, "the power is 2"),
             (z.relu().sqrt(), "the power is 2, not 1/2"),
             (torch.nn.functional.leaky_relu(z).square(), "below the threshold the relevance is "
@@ -127,7 +127,7 @@ def test_softmask():
     short = 0.5 * (torch.cos(math.pi * d / w) + 1) * (ms.softmask(d, w) > 0)
     try:
         expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf",
-               [(short, "math.pi * d is float32, for d is an integer: write math.pi * (d / w)")],
+               [(short, "math.pi * d is float32, since d is an integer: write math.pi * (d / w)")],
                tolerance=1e-9)
     except (RuntimeError, ValueError) as e:
         raise Wrong(f"w may be a tensor, (H, 1, 1), so no if and no float(w): {e}") from e
@@ -236,7 +236,7 @@ def test_screen():
             ([[[[1, 0], [0.25, 1]]]], "alpha^d is squared once too often: Trim squares it already"),
             *(([[x]], "the mean over the keys: Eq. 12 is their sum")
               for x in ([[0.5, 0], [0.25, 0.5]], [[1, 0], [0.25, 0.5]])),
-            ([[[[1, 0], [1, 1]]]], "alpha^d is the weight of a value: make no 0 or 1 of it"),
+            ([[[[1, 0], [1, 1]]]], "alpha^d is the weight of a value: do not round it to 0 or 1"),
             (torch.eye(2).view(1, 1, 2, 2), "alpha^d @ v is a matrix product, not *"),
             (torch.tensor([[[[1, 0], [0.5, 1]]]]).softmax(-1), "this is a softmax: nothing may "
              "compete"),
@@ -321,7 +321,7 @@ def test_tanh_norm():
             (x / length**2 * torch.tanh(length), "divided by the squared length"),
             (x / length * torch.atan(length), "the length is tanh|x|, not the arc tangent"),
             (x / length.clamp_min(1), "the length is cut at 1: it is tanh|x|, also for short x"),
-            (x / length * torch.tanh(length**2), "tanh of the squared length: a root lacks"),
+            (x / length * torch.tanh(length**2), "tanh of the squared length: a root is missing"),
             (x / rms * torch.tanh(rms), "the length is the root of the sum of squares, not of "
              "their mean"),
             (x / length * torch.sigmoid(length), "the length is tanh|x|, not a sigmoid"),

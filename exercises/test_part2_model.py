@@ -140,7 +140,7 @@ def test_cache():
         expect(found, theirs(x, ms.screen),
                "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
                [(torch.cat([theirs(piece, ms.screen) for piece in pieces], 1),
-                 "the cache is ignored: each piece sees itself only"),
+                 "the cache is ignored: each piece sees only itself"),
                 (wrong(from_0=True), "MiPE counts from 0 in each piece: positions continue "
                  "at cache.end"),
                 (wrong(i0=lambda start, first, end: 0), "i0 is not passed to screen: the queries "

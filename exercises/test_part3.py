@@ -53,7 +53,7 @@ def test_pairs():
             (d_right.abs(), "d is negative for a later key: i - j as it is"),
             (-d_right, "d is i - j here, not j - i: positive in the past")])
         expect(z, z_right, f"z for w = {w:g}",
-               [(c_right, "return z, c, d: z and c come in each other's place"),
+               [(c_right, "return z, c, d: z and c are swapped"),
                 (z_right.square(), "z is Trim before its square: alpha_d = (z c)^2"),
                 (1 - (1 - s) / r, "z is at least 0: the max of Trim is missing"),
                 ((1 - (1 - s) * r).relu(), "1 - s must be divided by r, not multiplied by it"),
@@ -62,10 +62,10 @@ def test_pairs():
                 ((-s / r).relu(), "brackets: it is 1 - (1 - s)/r"),
                 ((1 - (1 - s) / r**2).relu(), "divided by r twice"),
                 ((1 - (1 - s) / r).clamp(max=0), "the smaller of z and 0: clamp(min=0), not max"),
-                (z_right * inside, "z knows no window: c does"),
+                (z_right * inside, "the window belongs in c, not in z"),
                 ((1 - (1 - s) / w).relu(), "w and r were swapped"),
                 ((1 - (1 - s) / r).clamp(min=1), "the max is with 0"),
-                ((s - r).relu(), "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
+                ((s - r).relu(), "r is not a threshold for s: z = max(1 - (1 - s)/r, 0)"),
                 (1 - (1 - s).relu() / r, "the max is around the whole: max(1 - (1 - s)/r, 0)")],
                tolerance=1e-6)
         expect(c.double(), c_right, f"c for w = {w:g}",
@@ -88,7 +88,7 @@ def test_pairs():
                 *((torch.cos(math.pi / 2 * (d_right / x)) * ((d_right >= 0) & (d_right < y)),
                    "w is a real number: round nothing") for x in (w.ceil(), w.floor())
                   for y in (w, x)),
-                (c_right * (z_right > 0), "c knows no Trim: z does"),
+                (c_right * (z_right > 0), "Trim belongs in z, not in c"),
                 (torch.sin(angle) * inside, "c is the cosine, not the sine: 1 at d = 0"),
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
@@ -127,7 +127,7 @@ def test_dz_block():
             (right.abs(), "dh_i . v_j may be negative: take no |..|"),
             (2 * z * c.square() * dh.sum(1, keepdim=True) * v.sum(1), "dh_i . v_j is a sum of "
              "products, dh @ v.T, not a product of sums"),
-            (right * z, "one factor z is too many: (z^2)' = 2 z"),
+            (right * z, "one factor z too many: (z^2)' = 2 z"),
             (2 * z * c * (dh @ v.T), "one factor c is missing: y = z c, and dy/dz = c"),
             (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz swap z and c"),
             (dh @ v.T, "this is dL/d(alpha_d): dL/dz = dL/d(alpha_d) times the slope of (z c)^2"),
@@ -149,8 +149,8 @@ def of_s(name, right, dz, x, r, *more):
             (right * r.sqrt(), "dz/ds = 1/r, without a root"),
             (right * r / (1 - r), "dz/ds = 1/r: r is the width, not 1 - r"),
             (right * r * (1 - r), "dz/ds = 1/r: r is the width, not 1 - r"),
-            (right * 2, "a 2 is too many: dz has it already"),
-            (right / 2, "a 1/2 is too many: the 2 of dz stays"),
+            (right * 2, "a 2 too many: dz has it already"),
+            (right / 2, "a 1/2 too many: the 2 of dz stays"),
             (right / len(x[1]), "the mean over a block: a gradient is a sum")],
            tolerance=1e-6)
 
@@ -184,9 +184,9 @@ def test_dr_block():
             (right * r, "1/r is missing: (1 - s)/r^2 = (1 - z)/r"),
             (right * r * r, "divide by r: dz/dr = (1 - z)/r; this multiplies"),
             (right / r, "(1 - s)/r^2 is (1 - z)/r: 1 - z already contains one r"),
-            (right * 2, "a 2 is too many: dz has it already"),
-            (right / 2, "a 1/2 is too many: the 2 of dz stays"),
-            ((dz * (1 - z) * z).sum() / r, "one factor z is too many: dz has it already"),
+            (right * 2, "a 2 too many: dz has it already"),
+            (right / 2, "a 1/2 too many: the 2 of dz stays"),
+            ((dz * (1 - z) * z).sum() / r, "one factor z too many: dz has it already"),
             ((dz * (1 + z)).sum() / r, "(1 - s)/r is 1 - z, not 1 + z"),
             ((dz * (1 - z / r)).sum() / r, "(1 - s)/r is 1 - z: z is not divided by r"),
             (dz.sum() * (1 - z).sum() / r, "the sum of products: multiply pair by pair, then sum"),
@@ -208,14 +208,14 @@ def test_dw_block():
            [(-right, "the sign: a wider window lets more through"),
             (right / 2, "the 2 of the square's derivative is missing"),
             (right / d.numel(), "the mean over the pairs: a gradient is their sum"),
-            ((2 * alpha * c * c * dy * sine).sum(), "one factor c is too many: dL/dc has z^2 c"),
+            ((2 * alpha * c * c * dy * sine).sum(), "one factor c too many: dL/dc has z^2 c"),
             ((2 * z * c * dy * sine).sum(), "one factor z is missing: dL/dc has z^2 c"),
             ((2 * alpha * dy * sine).sum(), "the factor c is missing: dL/dc = 2 z^2 c (dh . v)"),
             ((2 * z * c * c * dy * sine).sum(), "this has dL/dz: dL/dc = 2 z^2 c (dh . v)"),
             ((2 * alpha * c * dy * c * d * theta / w).sum(), "the slope of cos is -sin, not cos"),
             ((2 * alpha * c * dy * sine / d.clamp(min=1)).sum(), "the factor d is missing: the "
              "slope of cos(theta d) with theta is -sin(theta d) d"),
-            (right / w, "dtheta/dw = -theta/w: a 1/w is too many"),
+            (right / w, "dtheta/dw = -theta/w: a 1/w too many"),
             (right * theta * w, "dtheta/dw = -theta/w, not -theta^2"),
             ((2 * alpha * c * dy * sine * d).sum(), "the factor d counts once: the slope of "
              "cos(theta d) with theta is -sin(theta d) d"),

@@ -106,10 +106,10 @@ def wrong_relevances(q, k, w, r, i0):
     return [
         *((z**2 * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),
         (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
-         "or a 2 is too many"),
+         "or a 2 too many"),
         (z * m, "the square of Trim is missing"),
         (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
-        (z**3 * m, "one factor z is too many: alpha_d = z^2 m"),
+        (z**3 * m, "one factor z too many: alpha_d = z^2 m"),
         (m, "Trim is missing: alpha_d = z^2 m"),
         ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
         ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
@@ -120,7 +120,7 @@ def wrong_relevances(q, k, w, r, i0):
         ((1 - (1 - s) / r**2).relu() ** 2 * m, "divided by r twice"),
         ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
          "w and r were swapped"),
-        ((s - r).relu() ** 2 * m, "r is no threshold for s: z = max(1 - (1 - s)/r, 0)"),
+        ((s - r).relu() ** 2 * m, "r is not a threshold for s: z = max(1 - (1 - s)/r, 0)"),
         (s * m, "Trim is missing: z = max(1 - (1 - s)/r, 0)")]
 
 
@@ -265,9 +265,9 @@ def wrong_slopes(q, k, w, r, i0):
     return [
         *((2 * z * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),
         (z * m, "the 2 of the square's derivative is missing"),
-        (4 * z * m, "a 2 is too many: (z^2)' = 2 z"),
+        (4 * z * m, "a 2 too many: (z^2)' = 2 z"),
         (-2 * z * m, "the sign: z grows with s"),
-        (2 * z * z * m, "one factor z is too many: (z^2)' = 2 z"),
+        (2 * z * z * m, "one factor z too many: (z^2)' = 2 z"),
         (z * z * m, "this is alpha_d (dh . v): dz is 2 z m (dh . v)"),
         (2 * m, "the factor z is missing: (z^2)' = 2 z"),
         (2 * (z > 0) * m, "the factor z is missing: (z^2)' = 2 z"),

@@ -161,7 +161,7 @@ def mipe_of_all_pairs(x, angle):
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 
 
-@mutant("mipe", "the sine has a minus once")
+@mutant("mipe", "one of the two sines has a minus")
 def mipe_with_two_pluses(x, angle):
     x0, x1 = x[..., :1], x[..., 1:2]
     cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
@@ -419,7 +419,7 @@ methods("cache", ms.GatedScreeningTiles, "encode", {
 
 
 methods("cache", ms.GatedScreeningTiles, "screening", {
-    "each piece sees itself only":
+    "each piece sees only itself":
         lambda self, x, screen, cache=None: ms.GatedScreeningTiles.screening(self, x, screen),
 })
 
@@ -778,7 +778,7 @@ def pairs_as_it_is_written(q, k, w, r, i, j):
     return z, torch.where(c > 0, torch.cos(math.pi * d / (2 * w)), 0.0), d
 
 
-@mutant("pairs", "come in each other's place")
+@mutant("pairs", "z and c are swapped")
 def pairs_with_c_first(*inputs):
     z, c, d = solved.pairs(*inputs)
     return c, z, d
