@@ -14,7 +14,7 @@ from support import distributed
 from support.run import get_args
 from tests.helpers import ROOT
 
-SCRIPTS = ("tiny", "small", "controls", "paper")
+SCRIPTS = ("tiny", "small", "tune_transformers", "paper")
 # `python` and `torchrun`: each notes what it was given and leaves the files of a run or a table.
 NOTE = """#!/bin/bash
 last="${*: -1}"
