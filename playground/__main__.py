@@ -2,12 +2,12 @@
 
     python -m playground --ckpt out-abc/ckpt.pt
 
-Seconds. It writes one HTML file that needs no network: the model runs in the browser. A model
+In seconds it writes one HTML file that needs no network: the model runs in the browser. A model
 trained on ABCDigits gets a prompt of that benchmark, and the page begins with the tile that finds
-the needle. Another model gets a text about screening; --text takes one of yours.
+the needle. Other models get a text about screening; --text takes one of yours.
 
-The equations stand in model.js once more, the matrices are stored in 16 bits. When it opens, the
-page compares its numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
+model.js has the equations once more; the matrices are stored in 16 bits. When it opens, the page
+compares its numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
 """
 if not __package__:
     raise SystemExit("error: run python -m playground in the folder above")
@@ -54,8 +54,8 @@ def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
     p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
-    p.add_argument("--tokens", type=int, default=200, help="at most this many of its bytes, but "
-                   "27 lines of an ABCDigits prompt [200]")
+    p.add_argument("--tokens", type=int, default=200, help="at most this many of its bytes; an "
+                   "ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the file to write [out/playground.html]")
     p.add_shared("--device")
@@ -66,7 +66,7 @@ def main(argv=None):
     if args.text and os.path.isfile(args.text):        # False for a long text
         raise UsageError(f'--text {args.text} is a file: its text is --text "$(cat {args.text})"')
     if args.out.suffix != ".html":
-        raise UsageError(f"--out {args.out}: name a page, .html")
+        raise UsageError(f"--out {args.out}: name an .html file")
     require_file(args.out)
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
     if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):

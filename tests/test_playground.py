@@ -82,7 +82,7 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
             playground.main([*flags, *wrong])
     with pytest.raises(UsageError, match="is a file: its text is"):
         playground.main([*flags, "--text", str(ROOT / "README.md")])
-    with pytest.raises(UsageError, match="name a page, .html"):
+    with pytest.raises(UsageError, match="name an .html file"):
         playground.main([*flags[:-1], str(tmp_path / "m/ckpt.pt")])
 
 
@@ -507,9 +507,9 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "R=89, is the needle. The model answers “89”, the first letter" in answer
     assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
     assert weigh()[0] == "89"
-    assert "this tile's similarities at a temperature set on this page" in softmax
-    assert "softmax(s / 0.10); not the attention of a trained model) says “89” with weight " \
+    assert "this tile's similarities, at a temperature set on this page, says “89” with weight " \
         f"{weigh()[1]:.3f}," in softmax
+    assert softmax.endswith("It is softmax(s / 0.10), not the attention of a trained model.")
     assert button == "Delete the needle"
     real.point("#delete", click=True)
     answer, screening, softmax, button = says()
@@ -517,7 +517,7 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "No line has it." in answer
     assert "finds nothing and says so: all 192 letters have relevance 0, and" in screening
     assert "answers “" in answer
-    assert answer.endswith(": a guess, for it must always write something.")
+    assert answer.endswith(": a guess, since it must always write something.")
     other, weight = weigh()
     assert (f"must answer all the same: it says “{other}” with weight {weight:.3f}, and "
             f"divides {1 - weight:.3f} among the rest") in softmax
