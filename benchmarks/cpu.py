@@ -6,7 +6,7 @@ train    a default step of train.py: 8 sequences of 256 bytes, eager and with --
 decode   one token after the other, after 256, 8,192 and 131,072 tokens of context, with initial and
          trained-like windows, and the Transformer with its cache
 
-OUT/cpu.tsv has tokens per second, from medians; given again, the command measures what is missing.
+OUT/cpu.tsv has tokens per second, from medians. Rerun the command to measure what is missing.
 The two models take turns, so that other work on the machine slows both. The contexts of `decode`
 are random keys and values: a token's cost does not depend on them.
 """
@@ -80,7 +80,7 @@ def main():
     p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
     p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
     p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
-                   help="tokens before the one that is decoded [256 8192 131072]")
+                   help="tokens before the decoded one [256 8192 131072]")
     p.add_argument("--out", type=own_folder, default=Path("out/cpu"),
                    help="folder of cpu.tsv [out/cpu]")
     args = p.parse_args()

@@ -86,10 +86,10 @@ def main():
     p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)}, report [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
-    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after them [60]")
+    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many [60]")
     args = p.parse_args()
     if unknown := set(args.part) - {*PARTS, "report"}:
-        raise UsageError(f"{unknown.pop()} is not a part: take {', '.join(PARTS)} or report")
+        raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)} or report")
     wanted = [name for name in PARTS if name in (args.part or PARTS)]
     if wanted:
         require_gpu()

@@ -7,12 +7,12 @@
     git clone https://github.com/FreshMedlar/screening                       # dc947e1
     cd .. && python -m benchmarks.peers peers
 
-Behind each are the commit that was tried and what it needs besides PyTorch. Our model gets the
+After each: the commit that was tried, and what it needs besides PyTorch. Our model gets the
 weights of the peer, and the two take turns. OUT/peers.tsv has a row for each way of training (2,048
 tokens a step) and decoding:
 
 ours_ms, theirs_ms, ratio    medians; a ratio above 1 means that ours is faster
-ours_MiB, theirs_MiB         most tensor memory of a step above what it began with
+ours_MiB, theirs_MiB         peak tensor memory of a step, above what it began with
 difference                   largest difference of two logits, of the models that are timed
 
 Rerun the command to measure what is missing. Peers without a cache are not timed in decoding.
