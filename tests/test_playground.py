@@ -235,7 +235,7 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     assert page.evaluate("$('typing').value") == text
     assert page.evaluate("model.tokens") == list(text.encode())
     assert page.evaluate("[state.query, spans.length]") == [63, 135]
-    assert read() == "73 of 135 letters read"          # é has two bytes
+    assert read() == "Computed 73 letters, kept the 62 before the edit"          # é has two bytes
     off = page.evaluate("""(() => {
         const other = new Model(DATA.model);
         other.read(model.tokens);
