@@ -194,7 +194,9 @@ def retrieval_rows(panels):
             column = [cell for (n, _), cell in panel.cells.items() if n == length]
             prompts = [n for cell in column for seed, n in cell.prompts.items() if seed in by_seed]
             least, most = min(prompts), max(prompts)
-            worst = min(statistics.mean(cell.shares[seed] for seed in by_seed) for cell in column)
+            of_depths = [[cell.shares[seed] for seed in by_seed if seed in cell.shares]
+                         for cell in column]
+            worst = min(statistics.mean(shares) for shares in of_depths if shares)
             rows.append([name_of(panel), length, length / panel.T_train, len(by_seed),
                          most if least == most else f"{least}-{most}", percent(mean),
                          percent(std), percent(worst)])

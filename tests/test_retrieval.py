@@ -108,6 +108,13 @@ def test_a_seed_with_fewer_depths_does_not_count(call, tmp_path, capsys):
     assert means(capsys)[0] == ["Multiscreen", "16", "1", "1", "4", "100.0%", "-", "100.0%"]
 
 
+@needs_matplotlib
+def test_seeds_may_be_measured_at_different_depths(call, tmp_path, capsys):
+    write_rows(tmp_path / "t.tsv", [cell("0.5"), cell(seed="1", depth="0.5")])
+    call(retrieval, tmp_path / "t.tsv")
+    assert means(capsys)[0] == ["Multiscreen", "16", "1", "2", "4", "75.0%", "35.4%", "50.0%"]
+
+
 def panels_of(call, tmp_path, monkeypatch, rows):
     """The panels of a figure as (row, title, number of cells)."""
     found = []
