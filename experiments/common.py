@@ -45,11 +45,12 @@ def paired_change(losses, original):
     return mean_and_std(changes)[:2]
 
 
-def percent(share):
-    """A share as a cell of a table, halves up; None and NaN stay."""
+def percent(share, digits=1):
+    """A share as a cell of a table, halves up; None and NaN stay. digits: after the point."""
     if share is None or math.isnan(share):
         return share
-    return f"{math.floor(1000 * share + 0.5 + 1e-9) / 10:.1f}%"
+    units = 10**digits                                 # in a percent
+    return f"{math.floor(100 * units * share + 0.5 + 1e-9) / units:.{digits}f}%"
 
 
 def signed(x):

@@ -32,7 +32,7 @@ import torch
 
 from baselines import build, count_parameters, recipe
 from baselines.transformer import SIZES
-from experiments.common import mean_and_std, pyplot, save_figure
+from experiments.common import mean_and_std, percent, pyplot, save_figure
 from experiments.runs import read_runs, runs_parser, table_rows
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import UsageError, cli
@@ -242,14 +242,9 @@ def fit_rows(rates, rows, unfitted):
         for line, sizes in zip(lines, found):
             falls += [line[1] * math.log(2), off_line(*sizes)] if line else [None, None]
         loss, N_m, N_t, saved, std = saving(*found) or [None] * 5
-        table.append([rates, key, *falls, loss, N_m, N_t, percent(saved), percent(std),
+        table.append([rates, key, *falls, loss, N_m, N_t, percent(saved, 0), percent(std, 0),
                       STATED.get(key)])
     return table
-
-
-def percent(x):
-    """A share as a cell of a table; None and NaN stay."""
-    return x if x is None or math.isnan(x) else f"{x:.0%}"
 
 
 def size_between(loss, sizes, losses):
@@ -284,7 +279,8 @@ def between_rows(rows):
                             for n, family in zip(sizes, found))
                 savings.append(1 - n_m / n_t)
             std = mean_and_std(savings)[1]
-            table.append([key, loss, round(N_m), round(N_t), percent(1 - N_m / N_t), percent(std)])
+            table.append([key, loss, round(N_m), round(N_t), percent(1 - N_m / N_t, 0),
+                          percent(std, 0)])
     return table
 
 
