@@ -64,7 +64,7 @@ FOUND = [("Multiscreen", "abcdigits", "Multiscreen"),
          ("Softmax", "competition", "Softmax"),
          ("Softmax + SWE", "competition", "Softmax + SWE"),
          ("Transformer, local", "abcdigits", "Transformer, local"),
-         ("Transformer, RoPE", "abcdigits", "Transformer")]
+         ("Transformer", "abcdigits", "Transformer")]
 
 
 def tables_of(report):

@@ -20,14 +20,13 @@ for swe in "" --swe; do
         done
     done | lanes
 done
-# RoPE at the best of nine scalings, and with expanded windows at none.
-for name in rope softmax-rope; do
-    for seed in 24 25 26; do
-        echo python abcdigits.py --rope-scale 1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32 \
-            --ckpt $OUT/needles_$name-$seed/ckpt.pt
-    done | lanes
-    for seed in 24 25 26; do
-        echo python abcdigits.py --swe --ckpt $OUT/needles_$name-$seed/ckpt.pt
+# RoPE at the best of nine scalings.
+for swe in "" --swe; do
+    for name in rope softmax-rope; do
+        for seed in 24 25 26; do
+            echo python abcdigits.py --rope-scale 1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32 $swe \
+                --ckpt $OUT/needles_$name-$seed/ckpt.pt
+        done
     done | lanes
 done
 
