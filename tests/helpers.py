@@ -136,6 +136,11 @@ def data_of(*paths, T):
     return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
 
 
+def texts_of(stream, n):
+    """The first n documents of a task's stream, as text."""
+    return [stream.tokenizer.decode(stream[i].tolist()) for i in range(n)]
+
+
 def arrays_of(data):
     """The tokens that Sequences are cut from, an array for each of its parts."""
     return [tokens[start:stop] for tokens, start, stop in data.parts]

@@ -22,17 +22,13 @@ from tasks.passkey import (
     TASK,
     PasskeyStream,
 )
-from tests.helpers import assert_same_weights, fit, read_table
+from tests.helpers import assert_same_weights, fit, read_table, texts_of
 from tests.test_abcdigits import no_gpt2
 from tests.test_training import Guesses
 
 
 def stream_of(T, part=0, name="bytes"):
     return PasskeyStream(get_tokenizer(name), T, seed=5, part=part)
-
-
-def texts_of(stream, n):
-    return [stream.tokenizer.decode(stream[i].tolist()) for i in range(n)]
 
 
 def keys_of(stream, n):

@@ -6,15 +6,12 @@ import pytest
 
 from support.tokens import get_tokenizer
 from tasks.abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
+from tests.helpers import texts_of
 
 # ------------------------------------------------------------------- the stream of ABCDigits
 
 def stream_of(T, digits, part=0):
     return ABCDigitsStream(get_tokenizer("bytes"), T, digits, seed=5, part=part)
-
-
-def texts_of(stream, n):
-    return [stream.tokenizer.decode(stream[i].tolist()) for i in range(n)]
 
 
 def test_the_abcdigits_stream_is_the_task():
