@@ -50,7 +50,7 @@ class Config:
         for name, value in vars(self).items():
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not value > lowest:
-                raise ValueError(f"{name} = {value}: it must be above {lowest}")
+                raise ValueError(f"{name} is {value}; expected more than {lowest}")
 
 
 # ---------------------------------------------------------------------- one screening unit
@@ -317,7 +317,7 @@ class LanguageModel(nn.Module):
         backward; torch.func cannot differentiate that.
         """
         if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction {reduction!r}: take 'mean' or 'none'")
+            raise ValueError(f"reduction is {reduction!r}; expected 'mean' or 'none'")
         if targets.shape != tokens.shape:
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
@@ -356,9 +356,9 @@ class LanguageModel(nn.Module):
         Greedy at temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
         """
         if not (temperature == 0 or temperature >= 1e-4):
-            raise ValueError(f"temperature {temperature}: 0, or at least 1e-4")
+            raise ValueError(f"temperature is {temperature}; expected 0, or at least 1e-4")
         if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k {top_k}: at least 1")
+            raise ValueError(f"top_k is {top_k}; expected at least 1")
         caches, head = self.new_caches(), self.head()
         for _ in range(n):
             # The prompt goes through in pieces, then one token a step: the caches have the rest.

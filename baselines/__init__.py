@@ -17,7 +17,7 @@ def build(name, config, dtype=None):
         return ablations.build_ablation(variant, config, dtype)
     if family == "transformer":
         return transformer.build(variant, config, dtype)
-    raise ValueError(f"model {name!r} is unknown: take {NAMES}")
+    raise ValueError(f"model {name!r} is unknown: use {NAMES}")
 
 
 def count_parameters(model):

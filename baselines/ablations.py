@@ -118,7 +118,7 @@ def build_ablation(variant, config, dtype=None):
     model no smaller. 19 layers of 19 tiles for psi = 16, as in the paper.
     """
     if variant not in TILES:
-        raise ValueError(f"multiscreen:{variant} is unknown: take multiscreen, or multiscreen: and "
+        raise ValueError(f"multiscreen:{variant} is unknown: use multiscreen, or multiscreen: and "
                          f"one of {', '.join(TILES)}")
     if variant == "no-gate":
         psi = config.get("psi", 8)

@@ -46,7 +46,7 @@ def get_config(size, **given):
     """The sizes of a name, "8M" or "4,4,96", overridden by what is given (not None)."""
     dims = size.split(",")
     if size not in SIZES and not (len(dims) == 3 and all(d.isdigit() for d in dims)):
-        raise ValueError(f"transformer:{size} is unknown: take transformer:8M, 45M, 353M, 1.3B or "
+        raise ValueError(f"transformer:{size} is unknown: use transformer:8M, 45M, 353M, 1.3B or "
                          "N_L,N_H,d_E")
     N_L, N_H, d_E = SIZES.get(size) or map(int, dims)
     sizes = {"N_L": N_L, "N_H": N_H, "d_E": d_E}
@@ -60,7 +60,7 @@ def build(name, config, dtype=None):
     """The Transformer of that name, SIZE or SIZE:VARIANT; raises ValueError if there is none."""
     size, _, variant = name.partition(":")
     if variant not in BLOCKS:
-        raise ValueError(f"transformer:{name} is unknown: take transformer:SIZE, or "
+        raise ValueError(f"transformer:{name} is unknown: use transformer:SIZE, or "
                          f"transformer:SIZE: and one of {', '.join(filter(None, BLOCKS))}")
     return Transformer(get_config(size, **config), dtype, BLOCKS[variant])
 

@@ -128,7 +128,7 @@ def test_whenever_a_number_of_the_file_changes_the_hash_changes(n, factor):
      "baselines/ablations.py"),
     ("def rope(", "def hidden(x):\n    return x\n\n\ndef rope(", "baselines/transformer.py"),
     ("def softmask(d, w):", "def record(x):\n    return x\n\n\ndef softmask(d, w):", FILE),
-    ("take 'mean' or 'none'", "give 'mean' or 'none'", FILE)])
+    ("expected 'mean' or 'none'", "either 'mean' or 'none'", FILE)])
 def test_words_and_new_definitions_change_no_hash(old, new, path):
     text = edited(old, new, path)
     for name in ("multiscreen", "multiscreen:softmax", "transformer:8M"):
