@@ -1,4 +1,5 @@
 """Checkpoints: build a model by name, save it, read it back."""
+import errno
 import hashlib
 import os
 import re
@@ -114,7 +115,8 @@ def read_checkpoint(path):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
             missing = KEYS - ckpt.keys() | set(FIXED) - ckpt["args"].keys()
         except Exception as e:
-            if isinstance(e, OSError) or is_out_of_memory(e):
+            # EINVAL: a record that would begin before the file's first byte.
+            if isinstance(e, OSError) and e.errno != errno.EINVAL or is_out_of_memory(e):
                 raise
             raise UsageError(f"{path} is truncated, or not a checkpoint of train.py") from None
     if damaged:

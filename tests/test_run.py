@@ -136,6 +136,16 @@ def test_a_flipped_bit_is_found_wherever_it_is(run, tmp_path):
     assert silent == 0
     assert same < 20
 
+
+def test_a_record_before_the_first_byte_is_damage(run, tmp_path):
+    """A flipped bit of the directory's offset, 50 bytes before the end, moves all records."""
+    bad = bytearray((run[0] / "ckpt.pt").read_bytes())
+    bad[-46] ^= 1
+    (tmp_path / "ckpt.pt").write_bytes(bad)
+    with pytest.raises(UsageError, match="truncated, or not a checkpoint"):
+        read_checkpoint(tmp_path / "ckpt.pt")
+
+
 def edited(ckpt, edit):
     file = io.BytesIO()
     torch.save(ckpt, file)
