@@ -283,7 +283,8 @@ def draw_by_length(plt, panels, path):
         ax.axvline(panel.T_train, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (panel.T_train, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")
-    ax.set(xscale="log", ylim=(0, 100), ylabel="needles found (%)",
+    ax.set(xscale="log", ylim=(0, 100), ylabel="answers found (%)",
+           title="Answers found beyond the training length: mean and deviation over the seeds",
            xlabel="context (tokens)" + "; hollow markers: fewer seeds" * hollow)
     ax.set_xticks(sorted(lengths), [f"{n:,}" for n in sorted(lengths)])
     ax.minorticks_off()
