@@ -130,15 +130,6 @@ MODULES = {path_of(module): module for module in [*sys.modules.values()]
            if path_of(module) in TEXT}
 
 
-def definition_of(text, parts):
-    """The definition that the dotted name `parts` means in a text, a method or what is before it.
-
-    None if the text does not define it.
-    """
-    names = ".".join(parts[:2]), parts[0]
-    return next((name for name in names if name in definitions(text)), None)
-
-
 def imported_as(source, path, parts):
     """[(path, parts)] of what the dotted name `parts` may mean in the files that a file imports.
 
@@ -211,8 +202,9 @@ def reached(source, classes):
         seen.add((path, parts))
         # A name may be defined here, imported, or both: `try: .. except ImportError: ..`.
         todo += imported_as(source, path, parts)
-        name = definition_of(source[path], parts)
-        if name is not None:
+        # Of `Mine.make` the whole class counts: a method may call the others.
+        name = parts[0]
+        if name in definitions(source[path]):
             found.add((path, name))
             todo += [(path, x) for x in [("",), *used_in(source[path], name)]]
     return sorted(found)
@@ -357,7 +349,7 @@ def replaced(classes):
         if path not in STATES:
             continue
         module, states = MODULES[path], STATES[path]
-        for used in {name.partition(".")[0], *(x[0] for x in used_in(TEXT[path], name))}:
+        for used in {name, *(x[0] for x in used_in(TEXT[path], name))}:
             now = state(getattr(module, used, None))
             if used in states and (which := changed(used, states[used], now)):
                 return f"{module.__name__}.{which}"

@@ -225,6 +225,15 @@ def test_what_a_file_does_at_its_top_level_counts(old, new):
     assert found[0] != found[1]
 
 
+def test_all_methods_of_a_class_count_where_one_is_named():
+    power = ("class Power:\n    @classmethod\n    def make(cls, h):\n        return cls.raised(h)\n"
+             "    def raised(h):\n        return h ** 2\n")
+    text = VARIANT.format(imports="", local="pass", use="Power.make", more=power)
+    found = [source.digest({"mine.py": text.replace("** 2", edit)}, ["mine.py:Mine"])
+             for edit in ("** 2", "** 3")]
+    assert found[0] != found[1]
+
+
 def test_each_model_has_equations_of_its_own_whatever_its_size():
     names = ["multiscreen", *(f"multiscreen:{name}" for name in ablations.TILES)]
     names += [f"transformer:8M{name}" for name in ("", ":qknorm", ":nope", ":local", ":ssmax")]
