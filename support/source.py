@@ -2,9 +2,10 @@
 
 A model is known by `identity(model)`, a hash of the definitions that it reaches by base classes and
 names, in multiscreen.py, baselines/ and your own files beside them. Comments, docstrings, error
-messages and other variants do not count. A number or a string that a file computes when it is
-imported, from an environment variable say, counts by its value; what a function reads from
-elsewhere does not. What was replaced at run time has no text here; then the identity is unique, so
+messages and other variants do not count. What a file computes when it is imported, from a file or
+an environment variable say, counts by its value if that is a number, a string, a list or a dict of
+these, or a function, which counts by its name; what a function reads from elsewhere does not. What
+was replaced at run time has no text here; then the identity is unique, so
 that nothing is resumed or reused.
 """
 import ast
@@ -15,7 +16,9 @@ import inspect
 import sys
 import uuid
 from functools import cache
+from numbers import Number
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 
 import baselines
 import multiscreen
@@ -283,7 +286,7 @@ def identity(model):
 
 
 def computed(classes):
-    """Lines of the numbers and strings of reached files that a call, or a lookup, has computed."""
+    """Lines of what a call, a lookup or a comparison of reached files has computed."""
     found = []
     for path, name in reached(TEXT, classes):
         for node in definitions(TEXT[path])[name]:
@@ -292,13 +295,23 @@ def computed(classes):
             for statement in node.body if is_class else [node]:
                 inside = [*ast.walk(statement)]
                 if isinstance(statement, (*FUNCTIONS, ast.ClassDef)) or place is None or not any(
-                        isinstance(x, (ast.Call, ast.Subscript)) for x in inside):
+                        isinstance(x, (ast.Call, ast.Subscript, ast.Compare)) for x in inside):
                     continue
-                values = {x.id: vars(place).get(x.id) for x in inside
+                values = {x.id: shown(vars(place).get(x.id)) for x in inside
                           if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-                found += [f"{path} {name} {x} {value!r}" for x, value in values.items()
-                          if isinstance(value, (int, float, str))]
+                found += [f"{path} {name} {x} {value}" for x, value in values.items() if value]
     return found
+
+
+def shown(value):
+    """A number or a string as text, a function's or a class's name, a list of them; else ""."""
+    if isinstance(value, dict):
+        value = [*value.items()]
+    if isinstance(value, (list, tuple)):
+        return str([shown(x) for x in value])
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return value.__qualname__
+    return repr(value) if isinstance(value, (Number, str)) else ""
 
 
 @cache

@@ -371,14 +371,19 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
 def test_a_value_that_no_text_has_counts(clone):
     """Of an environment variable; and what is put into a dict at run time."""
     clone("import math\n", "import math\nimport os\nP = float(os.environ.get('POWER', 1))\n"
-          "class Mine:\n    p = float(os.environ.get('MINE', 1))\nC = {'c': 1.0}\n")
-    clone("return x * (torch.tanh(norm)", "return C['c'] * P * Mine.p * x * (torch.tanh(norm)")
+          "class Mine:\n    p = float(os.environ.get('MINE', 1))\nC = {'c': 1.0}\n"
+          "LIST = [float(x) for x in os.environ.get('LIST', '1').split()]\n"
+          "ACT = {'abs': abs, 'sum': sum}[os.environ.get('ACT', 'abs')]\n"
+          "TWO = 'TWO' in os.environ\n")
+    clone("return x * (torch.tanh(norm)",
+          "return C['c'] * P * Mine.p * LIST[0] * ACT([TWO]) * x * (torch.tanh(norm)")
     code = ("import multiscreen; from support.checkpoint import equations;"
             "print(equations('multiscreen')); multiscreen.C['c'] = 2.0; equations('multiscreen')")
     done = [run("-c", code, cwd=clone.folder, env=os.environ | more)
-            for more in ({}, {"POWER": "1"}, {"POWER": "2"}, {"MINE": "2"})]
-    plain, same, power, mine = [x.stdout for x in done]
-    assert plain == same and len({plain, power, mine}) == 3
+            for more in ({}, {"POWER": "1"}, {"POWER": "2"}, {"MINE": "2"}, {"LIST": "2"},
+                         {"ACT": "sum"}, {"TWO": "1"})]
+    plain, same, *others = [x.stdout for x in done]
+    assert plain == same and len({plain, *others}) == 6
     assert all(x.stderr.startswith("multiscreen.C was replaced at run time") for x in done)
 
 
