@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import sys
 import uuid
+from enum import Enum
 from functools import cache
 from numbers import Number
 from pathlib import Path
@@ -376,7 +377,10 @@ def replaced(classes):
         for node in written[name] if len(written[name]) == 1 else ():
             place = getattr(module, name) if isinstance(node, ast.ClassDef) else module
             for target, constant in constants_of(node):
-                if vars(place).get(target) != constant:
+                found = vars(place).get(target)
+                # An enum, a named tuple and slots keep a constant in a form of their own.
+                if found != constant and not (inspect.isdatadescriptor(found)
+                                              or isinstance(found, Enum)):
                     return f"{place.__name__}.{target}"
     return None
 

@@ -338,11 +338,13 @@ def test_what_was_replaced_before_the_first_look_is_seen():
 
 
 def test_unusual_text_is_as_written(clone):
-    """A function defined twice, a class that is built by a call, two lambdas in a line's reach."""
+    """A function defined twice, a class built by a call, an enum, two lambdas in a line's reach."""
     clone("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\n"
-          "class Pair(__import__('typing').NamedTuple):\n    a: int\n\n\ndef softmask(d, w):")
+          "class Pair(__import__('typing').NamedTuple):\n    a: int = 1\n\n\n"
+          "class Kind(__import__('enum').Enum):\n    SOFT = 'soft'\n\n\n"
+          "@dataclass(slots=True)\nclass Slots:\n    a: int = 1\n\n\ndef softmask(d, w):")
     clone("    agreeing = None\n", "    one = lambda self: 1\n    two = lambda self: 2\n"
-          "    agreeing = None\n")
+          "    used = Pair, Kind, Slots\n    agreeing = None\n")
     code = ("from support.checkpoint import equations;"
             "print(*(equations('multiscreen') for _ in range(2)))")
     done = run("-c", code, cwd=clone.folder)
