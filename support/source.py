@@ -46,7 +46,8 @@ def read(path):
 
 # Read once: a later edit is not of this run.
 FILES = [*sorted(ROOT.glob("*.py")), *sorted(Path(baselines.__file__).parent.rglob("*.py")),
-         ROOT / "support/data.py", *sorted((ROOT / "tasks").glob("*.py"))]
+         ROOT / "support/data.py", ROOT / "support/tokens.py",
+         *sorted((ROOT / "tasks").glob("*.py"))]
 TEXT = {path.relative_to(ROOT).as_posix(): read(path) for path in FILES}
 
 
@@ -112,12 +113,13 @@ def imports(text, path):
 def imported_by(paths, but=()):
     """{path: text} of the files of ROOT, in any folder, that some import, with themselves.
 
-    but: a tuple of what paths that do not count begin with.
+    but: a tuple of what paths that are imported, and do not count, begin with.
     """
     todo, found = [*paths], {}
     while todo:
         path = todo.pop()
-        if path in found or path.startswith(but) or not (path in TEXT or (ROOT / path).is_file()):
+        known = path.startswith(but) and path not in paths
+        if path in found or known or not (path in TEXT or (ROOT / path).is_file()):
             continue
         found[path] = TEXT[path] if path in TEXT else read(path)
         for _, parts in imports(found[path], path):
@@ -128,7 +130,7 @@ def imported_by(paths, but=()):
 
 # A model, and an optimizer, may be in a folder of your own.
 KNOWN = ("multiscreen.py", "baselines/", "support/", "tasks/")
-TEXT |= imported_by(["train.py"], KNOWN)
+TEXT |= imported_by([x for x in TEXT if x.startswith(("train.py", "support/", "tasks/"))], KNOWN)
 TEXT |= imported_by(x for x in TEXT if x == "multiscreen.py" or x.startswith("baselines/"))
 MODULES = {path_of(module): module for module in [*sys.modules.values()]
            if path_of(module) in TEXT}
@@ -435,12 +437,12 @@ def codes(path):
 # ------------------------------------------------------------------------------------ what a run is
 
 def source_of(classes, data):
-    """{path: text} of what a run is made of: its model's files, those of its data, train.py, and
-    your own that train.py imports."""
+    """{path: text} of what a run is made of: its model's files, those of its data and tokens,
+    train.py, and your own that these import."""
     used = {"multiscreen.py", *(path for path, _ in reached(TEXT, classes))}
-    used |= imported_by(["train.py"], KNOWN).keys()
-    used |= {path_of(sys.modules[c.__module__]) for c in type(data).__mro__}
-    return {path: TEXT[path] for path in sorted(used & TEXT.keys(), key=str)}
+    of_data = {path_of(sys.modules[c.__module__]) for c in type(data).__mro__} & TEXT.keys()
+    used |= imported_by(["train.py", "support/tokens.py", *of_data], KNOWN).keys()
+    return {path: TEXT[path] for path in sorted(used & TEXT.keys())}
 
 
 def shown_change(old, new):

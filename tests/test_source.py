@@ -367,7 +367,7 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
         said.append(run("-c", code, cwd=clone.folder).stdout.splitlines())
     (first, files), (second, _), (third, _) = said
     assert first != second == third
-    assert files == "ideas/act.py multiscreen.py train.py"
+    assert files == "ideas/act.py multiscreen.py support/tokens.py train.py"
 
 
 def test_a_value_that_no_text_has_counts(clone):
@@ -439,7 +439,8 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     train.main([*TRAIN, "--steps", "2"])
     folder = clone.folder / "out"
     assert (folder / "source" / FILE).read_text() == source.TEXT[FILE]
-    assert (folder / "source/train.py").exists() and (folder / "source/support/data.py").exists()
+    assert all((folder / "source" / x).exists()
+               for x in ("train.py", "support/data.py", "support/tokens.py"))
     before = (folder / "ckpt.pt").read_bytes()
     clone(*EDITS[2])
     found = run("train.py", *TRAIN, "--steps", "2", cwd=clone.folder)
@@ -555,15 +556,17 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
     assert model_hash(first).endswith(equations("multiscreen"))
 
 
-def test_a_run_keeps_what_train_py_imports_from_beside_it(monkeypatch):
-    """An optimizer in a file of its own, say."""
+def test_a_run_keeps_your_own_files_that_training_imports(monkeypatch):
+    """An optimizer in a file of its own, say, or what cleans the texts."""
     text = source.TEXT["train.py"]
     monkeypatch.setitem(source.TEXT, "train.py", f"{text}\nfrom muon import Muon\n")
     monkeypatch.setitem(source.TEXT, "muon.py", "from optim.beta import BETA\n")
     monkeypatch.setitem(source.TEXT, "optim/beta.py", "BETA = 0.95\n")
     assert {"muon.py", "optim/beta.py"} < source.source_of(CLASSES, []).keys()
     monkeypatch.setitem(source.TEXT, "train.py", text)
-    assert [*source.source_of(CLASSES, [])] == ["multiscreen.py", "train.py"]
+    assert [*source.source_of(CLASSES, [])] == ["multiscreen.py", "support/tokens.py", "train.py"]
+    monkeypatch.setitem(source.TEXT, "support/tokens.py", "from muon import BETA")
+    assert {"muon.py", "optim/beta.py"} < source.source_of(CLASSES, []).keys()
 
 
 def test_a_docstring_of_train_py_is_no_edit():
