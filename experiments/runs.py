@@ -15,7 +15,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, own_folder
 from support.source import bare_lines, parts_of
-from support.table import named_paths, read_file
+from support.table import named_paths, read_file, read_rows
 
 # Lines of flags.txt without which a run is not comparable.
 NEEDED = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -183,8 +183,8 @@ def is_of_models(path):
 
 def read_table(path, label=""):
     """The Runs of a table that table_rows made."""
-    rows, _ = read_file(path)
-    if not rows or [*rows[0]][:2] != ["run", "named_by"] or not {*MEASURED} <= rows[0].keys():
+    rows = read_rows(path)
+    if not rows or [*rows[0]][:2] != ["run", "named_by"] or not {*NEEDED, *MEASURED} <= {*rows[0]}:
         raise UsageError(f"{path} is not a table of runs")
     runs = []
     for row in rows:
