@@ -148,6 +148,9 @@ def model_rows(runs):
             print(f"note: {run.label}, seed {run.seed}, and {first.label}, seed {first.seed}, "
                   f"count as one model, but differ in {', '.join(other)}: experiments.compare "
                   "shows how")
+        began = "it began with the weights of --init" * bool(run.flags.get("init_weights"))
+        for words in filter(None, (began, run.flags.get("changes"))):
+            print(f"note: {run.label}, seed {run.seed}: {words}")
     n_vocab = 257 if runs[0].flags["tokenizer"] == "bytes" else 50257
     for (name, psi, total, lr), (losses, first) in groups.items():
         sizes, psi = {"vocab_size": n_vocab}, None

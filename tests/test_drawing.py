@@ -175,6 +175,11 @@ def test_runs_that_differ_are_not_one_model_without_a_word(run, capsys):
     assert row["seeds"] == 3
     assert capsys.readouterr().out == ("note: a, seed 2, and a, seed 0, count as one model, but "
                                        "differ in warmup: experiments.compare shows how\n")
+    change = "from step 9: --lr 0.0625, before 1"
+    alone = run("b-0", 4.0, changes=change, init_weights="0123456789ab")
+    scaling.model_rows(runs.read_runs([str(alone)]))
+    assert capsys.readouterr().out == (
+        f"note: b, seed 0: it began with the weights of --init\nnote: b, seed 0: {change}\n")
 
 
 def test_the_embedding_has_the_width_of_the_run(run):
