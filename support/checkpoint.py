@@ -108,8 +108,11 @@ def read_checkpoint(path):
     with warnings.catch_warnings(action="ignore"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-                # PyTorch does not compress: an archive that would grow is not its own.
-                if sum(x.file_size for x in archive.infolist()) > os.path.getsize(path):
+                # PyTorch does not compress: an archive that would grow is not its own. Nor does it
+                # mark a record as a folder: it would read that as memory that nobody has written.
+                records = archive.infolist()
+                if (sum(x.file_size for x in records) > os.path.getsize(path)
+                        or any(x.external_attr & 16 for x in records)):
                     raise ValueError
                 damaged = archive.testzip() if rank() == 0 else None
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)

@@ -146,6 +146,15 @@ def test_a_record_before_the_first_byte_is_damage(run, tmp_path):
         read_checkpoint(tmp_path / "ckpt.pt")
 
 
+def test_a_record_marked_as_a_folder_is_damage(run, tmp_path):
+    """A flipped bit of its attributes, 8 bytes before its name: PyTorch would read other memory."""
+    bad = bytearray((run[0] / "ckpt.pt").read_bytes())
+    bad[bad.rfind(b"archive/data/0PK") - 8] ^= 16
+    (tmp_path / "ckpt.pt").write_bytes(bad)
+    with pytest.raises(UsageError, match="truncated, or not a checkpoint"):
+        read_checkpoint(tmp_path / "ckpt.pt")
+
+
 def edited(ckpt, edit):
     file = io.BytesIO()
     torch.save(ckpt, file)
