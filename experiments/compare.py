@@ -281,6 +281,9 @@ def differences(first, other, by=None):
         if changed:
             lines += [f"  {path}", *(f"    {line}" for line in changed)]
             left = max(left - len(changed), 0)
+    if a == b and what_differs(first.runs[0], other.runs[0]):
+        lines.append("  other equations from the same source: it computed another value at import, "
+                     "or something was replaced at run time")
     return lines
 
 

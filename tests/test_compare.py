@@ -171,6 +171,9 @@ def test_changed_lines_of_source_are_shown_and_no_others(run, said):
     assert lines[at + 1 : at + 7] == [
         "  multiscreen.py", "    -        return 2", "    +        return 4",
         "  train.py", "    -betas = (0.9, 0.95)", "    +betas = (0.9, 0.99)"]
+    # The same text, which computed another value when it was imported.
+    lines = said(a, run("d", {20: 3.1}, equations="xyz"))
+    assert lines[lines.index("a | d") + 1].startswith("  other equations from the same source: ")
     long = "class Model:\n" + "".join(f"    a{n} = {n}\n" for n in range(99))
     lines = said(a, run("c", {20: 3.1}, source=long))
     assert sum(line.startswith("    ") for line in lines) == 1 + compare.MOST_LINES
