@@ -95,13 +95,17 @@ def is_text(node):
 
 @cache
 def imports(text, path):
-    """[(name, the dotted path, a tuple, that it stands for)]; "*" is all names of a module."""
+    """[(name, the dotted path, a tuple, that it stands for)]; "*" is all names of a module.
+
+    None stands for the file of `import a.b`, whose name is a.
+    """
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             for x in node.names:
                 parts = tuple(x.name.split("."))
                 found.append((x.asname or parts[0], parts if x.asname else parts[:1]))
+                found.append((None, parts))
         elif isinstance(node, ast.ImportFrom):
             folder = Path(path).parts[: -node.level] if node.level else ()
             module = (*folder, *(node.module or "").split(".")) if node.module else folder

@@ -560,7 +560,7 @@ def test_a_run_keeps_your_own_files_that_training_imports(monkeypatch):
     """An optimizer in a file of its own, say, or what cleans the texts."""
     text = source.TEXT["train.py"]
     monkeypatch.setitem(source.TEXT, "train.py", f"{text}\nfrom muon import Muon\n")
-    monkeypatch.setitem(source.TEXT, "muon.py", "from optim.beta import BETA\n")
+    monkeypatch.setitem(source.TEXT, "muon.py", "import optim.beta\nBETA = optim.beta.BETA\n")
     monkeypatch.setitem(source.TEXT, "optim/beta.py", "BETA = 0.95\n")
     assert {"muon.py", "optim/beta.py"} < source.source_of(CLASSES, []).keys()
     monkeypatch.setitem(source.TEXT, "train.py", text)
