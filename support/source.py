@@ -2,11 +2,10 @@
 
 A model is known by `identity(model)`, a hash of the definitions that it reaches by base classes and
 names, in multiscreen.py, baselines/ and your own files beside them. Comments, docstrings, error
-messages and other variants do not count. What a file computes when it is imported, from a file or
-an environment variable say, counts by its value if that is a number, a string, a list or a dict of
-these, or a function, which counts by its name; what a function reads from elsewhere does not. What
-was replaced at run time has no text here; then the identity is unique, so
-that nothing is resumed or reused.
+messages and other variants do not count. A number, a string, or a list or dict of these that a file
+computes when it is imported, from an environment variable say, counts by its value, a function that
+it picks counts by its name; what a function reads from elsewhere does not count. What was replaced
+at run time has no text here; then the identity is unique, so that nothing is resumed or reused.
 """
 import ast
 import copy
