@@ -16,6 +16,9 @@ from support.cli import UsageError, clock, on_one_line, replacing, require_file
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 
+# Lines of a run's flags.txt that do not say what was trained, or that a row says better.
+UNSEEN = ("seed", "data", "log_every", "eval_every", "save_every", "classes", "versions")
+
 
 class Table:
     """The rows of one hash at `path`. keys: the columns that name a cell; values: those measured.
@@ -148,11 +151,12 @@ def read_tables(paths, value):
 
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
     multiscreen=mine. It may be a pattern, mine=out/mine-*/abcdigits.tsv. Runs that began with other
-    weights, or whose flags were changed, are models of their own; a note says where the equations
-    of one model differ. Raises UsageError if two runs, by their weights, would be one in a figure,
-    or if two tables have other values for one cell.
+    weights, or whose flags were changed, are models of their own. A note says where the equations
+    of one model differ, and its flags where tables are in their runs' folders. Raises UsageError if
+    two runs, by their weights, would be one in a figure, or if two tables have other values for one
+    cell.
     """
-    rows, places, runs, equations, columns = {}, {}, {}, {}, None
+    rows, places, runs, known, columns = {}, {}, {}, {}, None
     for label, path in named_paths(paths):
         found, torn = read_file(path, columns)
         if not found:
@@ -176,11 +180,21 @@ def read_tables(paths, value):
                 raise UsageError(f"{path} and {before} both have {row['model']}, seed "
                                  f"{row['seed']}: give the runs labels, as in mine={path}")
             rows[key] = row
-            equations.setdefault(row["model"], set()).add(of_model)
-    for model, found in equations.items():
-        if len(found) > 1:
-            print(f"note: the runs of {model} differ in equations", file=sys.stderr)
+            for name, text in (flags_beside(path) | {"equations": of_model}).items():
+                one = known.setdefault((row["model"], row["parameters"]), {})
+                one.setdefault(name, set()).add(text)
+    for (model, _), values in known.items():
+        if names := [name for name, found in values.items() if len(found) > 1]:
+            print(f"note: the runs of {model} differ in {', '.join(names)}", file=sys.stderr)
     return [row | {"model": name_by_training(row)} for row in rows.values()]
+
+
+def flags_beside(path):
+    """{name: text} of what a run trained, if a table is in its folder; without its seed."""
+    flags = Path(path).with_name("flags.txt")
+    lines = flags.read_text(encoding="utf-8").splitlines() if flags.exists() else []
+    return {name: text for name, _, text in (line.partition("\t") for line in lines)
+            if name not in UNSEEN}
 
 
 def name_by_training(row):

@@ -157,6 +157,10 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     assert noted(a, add("c", "xyz-2", 1, 128, 2)) == (
         "note: the runs of multiscreen differ in equations\n")
     assert noted(a, f"mine={add('m', 'xyz-2', 1, 128, 2)}") == ""
+    runs = [add(f"run-{n}/t", f"{n}-1", n, 64, 5) for n in (1, 2)]
+    for n, path in enumerate(runs):
+        path.with_name("flags.txt").write_text(f"lr\t0.{n}\nseed\t{n}\nd_E\t8\n")
+    assert noted(*runs) == "note: the runs of multiscreen differ in lr\n"
     two = [add("seeds-0", "p-1", 0, 64, 3), add("seeds-1", "q-1", 1, 64, 4)]
     found = read_tables([a, f"mine={tmp_path}/seeds-*"], "loss")
     assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
