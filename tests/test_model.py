@@ -22,7 +22,7 @@ from tests.helpers import (
 @pytest.mark.parametrize("sizes", [
     {"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}])
 def test_impossible_sizes_are_refused(sizes):
-    with pytest.raises(ValueError, match="must be"):
+    with pytest.raises(ValueError, match="expected more than"):
         Config(**sizes)
 
 
