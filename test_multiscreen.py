@@ -1,16 +1,16 @@
 """The proof, in the order of the equations: hand-worked points, properties, a float64 reference.
 
-The equations of one screening unit, the model, then the fused kernel against the definition: read
-it in two sittings, the second for the kernel. The reference is tests/reference.py.
+First the equations of one screening unit, then the model, then the fused kernel against the
+definition. Read it in two sittings, the second for the kernel. The reference is tests/reference.py.
 
-Shared by many, from tests/helpers.py: correlated(seed, B, H, T, S) draws unit q, k and v that often
-pass Trim; widths and acceptances draw w in [1, inf] and r; small(seed) is a small model, and with
-moved=True its parameters are far from their initial values, so that windows and relevances differ.
+Many tests share these, from tests/helpers.py: correlated(seed, B, H, T, S) draws unit q, k and v
+that often pass Trim; widths and acceptances draw w in [1, inf] and r; small(seed) is a small model;
+with moved=True its parameters are far from their initial values, and windows and relevances differ.
 """
 from tests import DEVICE
 
 # isort: split
-# The line above has set TRITON_INTERPRET, which screening_triton reads when it is imported.
+# The import above sets TRITON_INTERPRET before the import of screening_triton reads it.
 import functools
 import math
 import re
@@ -42,11 +42,11 @@ from tests.helpers import (
     widths,
 )
 
-MANY = 150                          # keys; screen_windowed cuts nothing below 129
+MANY = 150                          # keys; screen_windowed makes no cuts below 129
 
 
 def guards(equation):
-    """A test of an equation: its failure says so, in case you changed it on purpose."""
+    """Name the equation when its test fails, in case you changed it on purpose."""
     def decorate(test):
         @functools.wraps(test)
         def wrapper(*args, **kwargs):
@@ -64,7 +64,7 @@ def guards(equation):
 # -------------------------------------------------------------------------- equations 4 to 14
 
 def test_every_equation_has_one_owner_and_the_readme_agrees():
-    # The functions whose docstrings say "Eq. (n)", by n.
+    # By n, the functions whose docstrings say "Eq. (n)".
     owners = {}
     for scope in (ms, ms.GatedScreeningTiles, ms.Multiscreen):
         for name, f in vars(scope).items():
@@ -127,13 +127,13 @@ def test_mipe_angle_by_hand():
 @guards("Eqs. (6) and (7), MiPE's angle")
 @given(i=st.integers(0, 2**20), w=st.floats(1.0, 300.0))
 def test_mipe_angle_is_right_far_out(i, w):
-    """float32 would be off by 0.01 rad at 2^17; numpy's longdouble has more digits."""
+    """Computed in float32, it would be off by 0.01 rad at 2^17; longdouble has more digits."""
     w = float(np.float32(w))
     pi = np.longdouble("3.14159265358979323846264338327950288")
     gamma = (np.cos(pi * np.longdouble(w) / 256) + 1) / 2 if w < 256 else np.longdouble(0)
     exact = i * (pi * gamma / np.longdouble(w))
 
-    # Their difference may be whole turns.
+    # They may differ by whole turns.
     angle = ms.mipe_angle(torch.tensor([i]), torch.tensor([w]), 256.0).item()
     assert abs(np.remainder(angle - exact + pi, 2 * pi) - pi) < 2e-6
 
@@ -302,14 +302,14 @@ def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
        screen=st.sampled_from([ms.screen, screen_windowed]), data=st.data())
 def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
-    """A change at j changes no bit before j, and none from j + w on."""
+    """A change at j leaves every bit before j, and from j + w on, as it was."""
     q, k, v = correlated(seed, 1, 1, T, T, dtype=dtype)
     w, r = torch.tensor([w]), torch.tensor([0.9])
     j = data.draw(st.integers(0, T - 1))
     k2, v2 = k.clone(), v.clone()
     k2[:, :, j], v2[:, :, j] = q[:, :, T - 1], -v[:, :, j]
     before, after = screen(q, k, v, w, r), screen(q, k2, v2, w, r)
-    edge = math.ceil(min(w.item(), T)) + j             # the first query that does not see j
+    edge = math.ceil(min(w.item(), T)) + j             # the first query beyond the reach of j
     assert torch.equal(before[:, :, :j], after[:, :, :j])
     assert torch.equal(before[:, :, edge:], after[:, :, edge:])
     assert not torch.equal(before[:, :, j], after[:, :, j])        # close: the pair (j, j) is alive
@@ -319,9 +319,9 @@ def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
 
 @functools.cache
 def reference_run(seed, moved):
-    """(tokens, parameters, logits) of a small model by tests/reference.py, in float64.
+    """(tokens, parameters, logits) of a small model, from tests/reference.py, in float64.
 
-    The parameters have the gradients of the loss.
+    The parameters carry the gradients of the loss.
     """
     model = small(seed, moved)
     tokens = draw_tokens(1, MANY + 1, seed=seed)
@@ -341,7 +341,7 @@ def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, moved, scree
     model.screen = screen
     if moved:
         alive = torch.stack(model.relevance_maps(x)).gt(0).double().mean()
-        assert 0.05 < alive < 0.5                      # of T x T: the causal half is 0.5
+        assert 0.05 < alive < 0.5                      # of T x T; the causal half is 0.5
     assert (model(x)[0].double() - exact).norm() < 1e-4 * exact.norm()
     torch.testing.assert_close(model.double()(x)[0], exact, rtol=1e-9, atol=1e-9)
     model.loss(x, y).backward()
@@ -388,7 +388,7 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
     model = small(1, moved=True)
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
-    torch.testing.assert_close(model(x)[1:], model(x[1:]))                 # each by itself
+    torch.testing.assert_close(model(x)[1:], model(x[1:]))                 # each sequence alone
     exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
     wanted = torch.autograd.grad(exact, list(model.parameters()))
     torch.testing.assert_close(model.loss(x, y), exact)
@@ -454,7 +454,7 @@ def test_products_of_16_bits_are_near_those_of_32_and_geometry_is_float32(dtype)
         assert {q.dtype, k.dtype, w.dtype, r.dtype} == {torch.float32}
         assert v.dtype == dtype
 
-        # Normalised and turned after the product.
+        # The products' results are normalised and rotated in float32.
         assert all((x.norm(dim=-1) - 1).abs().max() < 1e-5 for x in (q, k))
         return screen_windowed(q, k, v, w, r, i0)
 
@@ -469,7 +469,7 @@ def test_products_of_16_bits_are_near_those_of_32_and_geometry_is_float32(dtype)
        infinite=st.booleans())
 def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
     model = small(seed % 5, moved=True)
-    if not infinite:                                   # it is the only infinite window
+    if not infinite:                                   # the only infinite window
         model.layers[0].s_w.data[0] = 3.0
     tokens = draw_tokens(2, sum(pieces), seed=seed)
     caches = [KeyCache() for _ in model.layers]
@@ -537,19 +537,19 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
     assert any((alpha_d[:, 2][:, distance >= 101] > 0).any() for alpha_d in maps)
 
 
-# ------------------------------------------- the fused kernel: natively on a GPU, else interpreted
+# --------------------------------------- the fused kernel: native on a GPU, interpreted elsewhere
 
 # Inputs, in this order: q, k, v, w, r, i0, and dh, the gradient of h.
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-# The relative error of rounding to nearest, at most.
+# The largest relative error of rounding to nearest.
 ROUNDING = {FP32: 2**-24, FP16: 2**-11, BF16: 2**-8}
-# Shrinking takes the interpreter minutes.
+# Shrinking would take minutes in the interpreter.
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
 some_blocks = st.sampled_from([None, (16, 32), (32, 16), (32, 32), (64, 32)])
 
 
 def use_blocks(blocks):
-    """A context with blocks of (queries, keys). None: as shipped."""
+    """A context with blocks of (queries, keys). None: the blocks as shipped."""
     if not blocks:
         return nullcontext()
     warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
@@ -557,9 +557,9 @@ def use_blocks(blocks):
 
 
 def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """h and the five gradients from the kernel. blocks: None as shipped."""
+    """h and the five gradients from the kernel. blocks=None: as shipped."""
     inputs = [x.detach().to(DEVICE).requires_grad_() for x in (q, k, v, w, r)]
-    # Then whatever is allocated is full of NaN until the kernel writes there.
+    # This fills new memory with NaN: what the kernel never writes shows.
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with use_blocks(blocks):
@@ -578,18 +578,18 @@ def through_torch(q, k, v, w, r, i0, dh):
 
 
 def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """The kernel's error is at most twice that of PyTorch on operands of v's dtype, + 2e-6.
+    """The kernel's error is at most twice PyTorch's on operands of v's dtype, + 2e-6.
 
-    Errors are against float64. If PyTorch's 16-bit results happen to be nearer than one rounding of
-    the largest value, that rounding counts instead.
+    Errors are against float64. PyTorch's counts as at least one rounding of the largest value: its
+    16-bit results may be nearer by luck.
     """
     q64, k64, v64, w64, r64 = (x.double() for x in (q, k, v, w, r))
     exact = through_torch(q64, k64, v64, w64, r64, i0, dh)
     plain = through_torch(q.to(v.dtype), k.to(v.dtype), v, w, r, i0, dh)
     fast = through_kernel(q, k, v, w, r, i0, dh, blocks)
 
-    # dw and dr are sums over all pairs, far smaller than their terms: 1e-6 of the sum of the terms'
-    # magnitudes may be added. It is 1e-6/r in dr, as the last bit of s moves z by 1/r bits.
+    # dw and dr are sums over all pairs, far smaller than their terms. So add 1e-6 of the sum of the
+    # terms' magnitudes; in dr 1e-6/r, because the last bit of s moves z by 1/r bits.
     w64.requires_grad_()
     r64.requires_grad_()
     magnitudes = dh.double().abs() @ v64.abs().mT
@@ -608,14 +608,14 @@ def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
             rounding = ROUNDING[v.dtype if dtype == FP32 else dtype] * largest
             plain_error = torch.maximum(plain_error, rounding)
         allowed = 2 * plain_error + 2e-6 + slack.get(name, 0)
-        if DEVICE == "cuda":                                   # its cos and sin are 2^-20.5 off
+        if DEVICE == "cuda":                                   # its cos and sin: off by 2^-20.5
             allowed = allowed + 2**-17 * largest
         error = (x_fast.double() - x_exact).abs()
-        assert (error <= allowed).all(), (name, error / allowed)           # NaN fails
+        assert (error <= allowed).all(), (name, error / allowed)           # fails on NaN
 
 
 def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
-    """Correlated q, k, v and a gradient dh of h, in the dtypes of (q and k, v)."""
+    """Correlated q, k, v and a gradient dh of h. dtypes: that of q and k, then that of v."""
     q, k, v = correlated(seed, B, H, T, S, rho=rho)
     dh = torch.randn(B, H, T, 64, generator=random(seed + 1), dtype=torch.float64)
     return q.to(dtypes[0]), k.to(dtypes[0]), v.to(dtypes[1]), dh.to(dtypes[1])
@@ -630,7 +630,7 @@ def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
        dtypes=st.sampled_from([(FP32, FP32), (FP16, FP16), (BF16, BF16), (FP32, FP16),
                                (FP32, BF16), (BF16, FP16)]))
 # One pair; a window over several blocks; a chunk after a cache, and a tiny r; a huge window and a
-# small one; windows smaller than the blocks that are shipped.
+# small one; windows smaller than the shipped blocks.
 @example(seed=0, B=1, T=1, S=1, i0=0, blocks=(16, 16), tiles=[(1.0, 0.5), (INF, 1.0)], rho=0.9,
          dtypes=(FP32, BF16))
 @example(seed=1, B=2, T=50, S=50, i0=0, blocks=(16, 32), tiles=[(40.0, 0.3), (INF, 1.0)], rho=0.6,
@@ -656,7 +656,7 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
        rho=st.floats(0.3, 0.9),
        dtypes=st.sampled_from([(FP32, FP32), (FP16, FP16), (BF16, BF16), (FP32, FP16),
                                (FP32, BF16), (BF16, FP16)]))
-# One query; 16 queries; a share without keys.
+# One query; 16 queries; a program without keys.
 @example(seed=0, B=2, T=1, S=110, before=0, keys=48, blocks=None, tiles=[(60.0, 0.3), (INF, 1.0)],
          rho=0.6, dtypes=(FP32, BF16))
 @example(seed=1, B=1, T=16, S=70, before=0, keys=16, blocks=(16, 16),
@@ -665,7 +665,7 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
          dtypes=(FP32, FP16))
 def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys, blocks, tiles,
                                                      rho, dtypes):
-    """In decoding: few queries near the last of the keys, which the programs share."""
+    """Decoding: a few queries near the last key; several programs divide the keys."""
     q, k, v, dh = draw_inputs(seed, B, T, S, dtypes, rho, len(tiles))
     with mock.patch.object(fused, "KEYS_PER_PROGRAM", keys):
         assert_as_good_as_torch(q, k, v, *torch.tensor(tiles).T, S - T + before, dh, blocks)
@@ -673,7 +673,7 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
 
 @needs_kernel
 def test_kernel_reads_a_cache_where_it_lies():
-    """In decoding: a slice of a buffer, in float32 beside 16-bit values, is not copied."""
+    """Decoding copies no slice of a buffer: float32 keys, 16-bit values."""
     q, k, v, _ = draw_inputs(3, 2, 1, 90, (FP32, BF16))
     q, k, v = (x.to(DEVICE) for x in (q, k, v))
     w, r = torch.tensor([40.0, INF], device=DEVICE), torch.tensor([0.4, 0.9], device=DEVICE)
@@ -688,7 +688,7 @@ def test_kernel_reads_a_cache_where_it_lies():
 @needs_kernel
 @pytest.mark.parametrize("i0", [0, 1, 7, 14])
 def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
-    """The window's edge at some offsets from blocks of 16: a pair just outside would show.
+    """The window's edge at several offsets from blocks of 16: a pair too many would show.
 
     At 0, 1 and 14 the bounds of w = 31.1 or 30.1 lie on the edge of a block, or one beside it.
     """
@@ -723,7 +723,7 @@ def test_kernel_at_special_points(case):
 @needs_kernel
 @pytest.mark.parametrize("s", range(1, 1024, 93))
 def test_kernel_drops_a_key_exactly_on_the_threshold(s):
-    """Whatever 1/r rounds to."""
+    """However 1/r rounds."""
     def screen(*inputs):
         return fused.screen(*(x.to(DEVICE) for x in inputs))
 
@@ -736,9 +736,9 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
        dtypes=st.sampled_from([(FP32, FP32), (FP32, BF16)]))
 @example(seed=0, T=40, j=20, w=16.0, blocks=(16, 16), dtypes=(FP32, FP32))
 def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dtypes):
-    """A key reaches only the queries j to j + w - 1, a query's gradient only the keys it sees.
+    """Key j reaches only queries j to j + w - 1; a query's gradient reaches only keys it sees.
 
-    No other bit changes.
+    All other bits stay the same.
     """
     q, k, v, dh = draw_inputs(seed, 1, T, T, dtypes, 0.8, H=1)
     w, r = torch.tensor([w]), torch.tensor([0.9])
@@ -756,7 +756,7 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
     assert torch.equal(dq[:, :, unseen], dq2[:, :, unseen])
     assert not torch.equal(h[:, :, j], h2[:, :, j])
 
-    # A value at j alone: nothing else is there to hide a tiny relevance.
+    # A value at j alone: no other could hide a tiny relevance.
     v2[:, :, [n for n in range(T) if n != j]] = 0
     h2, dq2, _, _, _, _ = through_kernel(q, k, v2, w, r, 0, dh, blocks)
     assert not h2[:, :, unseen].any()
@@ -773,14 +773,14 @@ def test_kernel_causality_and_window_edge_are_bitwise(seed, T, j, w, blocks, dty
 @needs_kernel
 @pytest.mark.parametrize("w, end", [((5.0, 16.5), 48), ((33.0, 32.5), 64)])
 def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
-    """NaN in blocks outside the window would spoil a program's sums.
+    """One visit to a block outside the window would turn a program's sums into NaN.
 
     If w is 33 or 32.5, the middle one of three blocks needs no masks.
     """
     q, k, v, dh = draw_inputs(5, 1, 80, 80, (FP32, FP32))
     w, r = torch.tensor(w), torch.tensor([0.5, 0.9])
 
-    # The last 16 queries before `end` see keys from 16 to end - 1.
+    # The last 16 queries before `end` see keys 16 to end - 1.
     k2, v2 = k.clone(), v.clone()
     for x in (k2, v2):
         x[:, :, :16] = math.nan
@@ -790,7 +790,7 @@ def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
         assert x[:, :, end - 16:end].isfinite().all()
         assert x[:, :, :16].isnan().any()
 
-    # The keys 16 to 31 are seen by queries 16 to end - 1.
+    # Queries 16 to end - 1 see keys 16 to 31.
     q2, dh2 = q.clone(), dh.clone()
     for x in (q2, dh2):
         x[:, :, :16] = math.nan
@@ -812,7 +812,7 @@ def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
     every_second = torch.zeros(2, 2, 34, 32)
     every_second[..., ::2] = q
 
-    # v, with 2^26 elements from key to key: 4 GB; on a CPU of addresses, in a sparse file.
+    # v has 2^26 elements from key to key: 4 GB on a GPU; on a CPU only addresses, a sparse file.
     n, path = 33 * 2**26 + 2**20, tmp_path / "v"
     if DEVICE == "cuda":
         memory = torch.empty(n, dtype=FP16, device="cuda")
@@ -826,7 +826,7 @@ def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
 
 @needs_kernel
 def test_kernel_keeps_nan_where_it_is_seen():
-    """A model that has diverged must not look as if it had found nothing."""
+    """A diverged model must not look like one that finds nothing."""
     q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, FP32))
     q[0, 0, 20], k[0, 1, 5] = math.nan, math.nan
     w, r = torch.tensor([4.0, 4.0]), torch.tensor([0.5, 0.5])
@@ -838,10 +838,10 @@ def test_kernel_keeps_nan_where_it_is_seen():
 
 @needs_kernel
 def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
-    """d(s_w) through the rotations and the softmask, 16-bit values: off by at most 2.5e-3.
+    """d(s_w) through the rotations and the softmask, with 16-bit values: off by at most 2.5e-3.
 
     At T = 2048 MiPE's part is a small difference of large sums. Without the third part of k the
-    error is 5e-3, without that of q 7e-3, without both 1e-2.
+    error is 5e-3, without q's 7e-3, without both 1e-2.
     """
     T, w = 2048, 3.0
     q, k, v = correlated(11, 1, 1, T, T, rho=0.6)

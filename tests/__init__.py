@@ -1,4 +1,4 @@
-"""The settings of all tests, made before anything imports triton or compiles."""
+"""Settings for all tests, made before anything imports triton or compiles."""
 import os
 import tempfile
 
@@ -8,7 +8,7 @@ from hypothesis import settings
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")
 
-# A cache of its own: torch's cannot tell two layouts of one operator apart.
+# The tests' own cache: torch's cannot tell two layouts of one operator apart.
 INDUCTOR = tempfile.TemporaryDirectory()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR.name
 

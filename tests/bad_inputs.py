@@ -1,7 +1,7 @@
-"""Give every command bad inputs, several hundred in all. Run by hand: python -m tests.bad_inputs
+"""Give the commands several hundred bad inputs. Run by hand: python -m tests.bad_inputs
 
-Each must end within 20 seconds with one line on stderr and exit code 1, and must leave the files
-that were there as they were. What did not is printed; the table at the end counts by command.
+Each must end within 20 seconds with one line on stderr and exit code 1, and must leave existing
+files as they were. Failures are printed; the table at the end counts by command.
 """
 import importlib
 import os
@@ -25,12 +25,12 @@ from tests.helpers import SMALL, TEXT
 HUGE, LONG_NAME = 10**30, "x" * 5000
 NO_FILES = ["/dev/zero", "/dev/full", "/dev/urandom", "fifo", "folder", "", ".", "missing",
             LONG_NAME, "text.txt", "half/ckpt.pt"]
-FIRST = [x or "''" for x in NO_FILES]                  # an empty word of its own
+FIRST = [x or "''" for x in NO_FILES]                  # an empty word on the command line
 TABLES = [*FIRST, "--nonsense", "wrong.tsv", "binary/a.txt", "empty.txt",
           "wrong.tsv --out new", "wrong.tsv --out text.txt", "wrong.tsv --out new.png"]
 
-# What each command needs to get as far as the bad input, and the inputs. A blank divides words;
-# NAME=value sets the environment.
+# For each command: the flags it needs to reach the bad input, and the inputs. Spaces separate
+# words; NAME=value sets the environment.
 NEW = "--out new --data text.txt"
 COMMANDS = {
     "train": (" ".join(SMALL), [
@@ -163,8 +163,8 @@ COMMANDS = {
     "exercises.handout": ("", ["--nonsense", "--out folder", "--out missing/course.zip"]),
 }
 
-# (an entry of a checkpoint, what stands there instead: GONE for nothing). A checkpoint that was
-# forged with right checksums is not guarded against: these are of another version, or diverged.
+# (an entry of a checkpoint, its replacement; GONE removes it). Such checkpoints come from another
+# version or a diverged run; deliberate forgeries are not guarded against.
 GONE = object()
 FORGED = [
     *(((name,), GONE) for name in sorted(KEYS)), (("args", "seq_len"), GONE),
@@ -178,7 +178,7 @@ FOR_RESUME = {"optimizer", "step", "drawn", "data_state", "random_state", "log",
 
 
 def make_files(folder):
-    """The files that the inputs name."""
+    """Write the files named in the inputs."""
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 5000
     files = {
@@ -216,7 +216,7 @@ def flip(path, bit):
 
 
 def make_runs(folder):
-    """The runs that the inputs name, and commands with forged checkpoints: (command, flags)."""
+    """Make the runs named in the inputs; yield (command, flags, what is forged)."""
     small = [*SMALL, "--data", "text.txt", "--steps", "2"]
     train.main([*small, "--out", "out"])
     train.main([*small, "--out", "rope", "--model", "multiscreen:rope"])
@@ -300,7 +300,7 @@ def main():
     if sys.argv[1:]:                                   # the named commands only
         cases = [case for case in cases if case[0] in sys.argv[1:]]
     mains = {name: importlib.import_module(name).main for name, *_ in cases}
-    # Importing the course sets it: the kernel would run on a CPU, and slowly.
+    # Importing the course sets it, and the kernel would run slowly on the CPU.
     os.environ.pop("TRITON_INTERPRET", None)
     before, tried, good = contents(), Counter(), Counter()
     for name, flags, about in cases:

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, through its debugging pipe: JSON messages, each ended by a zero.
+"""A headless Chromium for tests, driven by JSON messages over its debugging pipe.
 
 The protocol: https://chromedevtools.github.io/devtools-protocol
 """
@@ -16,15 +16,15 @@ SWITCHES = ["--headless", "--remote-debugging-pipe", "--disable-gpu", "--no-firs
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          "--hide-scrollbars", "--disable-dev-shm-usage"]
 KEYS = {"Backspace": 8, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
-        "ArrowDown": 40}                               # the codes that a text field understands
-SECONDS = 60                                           # that a reply may take
+        "ArrowDown": 40}                               # key codes for text fields
+SECONDS = 60                                           # the most that a reply may take
 
 
 class Browser:
-    """One page. `send` calls a method of the protocol, `events` are what the page reported."""
+    """One page. `send` calls a method of the protocol; `events` holds what the page reported."""
 
     def __init__(self, folder):
-        """folder: for the browser's profile."""
+        """folder: where the browser keeps its profile."""
         read, self.out = os.pipe()
         self.inn, write = os.pipe()
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -57,7 +57,7 @@ class Browser:
             self.events.append(found)
 
     def receive(self):
-        """The next message of the browser."""
+        """The next message from the browser."""
         end = time.monotonic() + SECONDS
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.inn], [], [], max(end - time.monotonic(), 0))
@@ -74,7 +74,7 @@ class Browser:
             self.events.append(self.receive())
 
     def evaluate(self, expression):
-        """The value of a JavaScript expression in the page; of a promise, once it is kept."""
+        """The value of a JavaScript expression in the page; a promise is awaited."""
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True,
                           awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
@@ -120,7 +120,7 @@ class Browser:
             self.send("Input.insertText", text=letter)
 
     def screenshot(self, path, **options):
-        """Write the page as PNG. options: of Page.captureScreenshot, such as `clip`."""
+        """Save the page as PNG. options: those of Page.captureScreenshot, such as `clip`."""
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True,
                          **options)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -1,4 +1,4 @@
-"""Fixtures of several files."""
+"""Fixtures that several test files use."""
 import shutil
 import sys
 
@@ -12,7 +12,7 @@ from support.checkpoint import FIXED, KEYS, build_model, equations, save_checkpo
 
 @pytest.fixture(scope="session", autouse=True)
 def short_samples():
-    """A training ends with a sample of 4 tokens: one of 256 takes longer than a short run."""
+    """End training with a sample of 4 tokens: 256 would take longer than a short run."""
     def build(*inputs):
         model = build_model(*inputs)
         generate = model.generate
@@ -26,13 +26,13 @@ def short_samples():
 
 @pytest.fixture
 def quick_choice(monkeypatch):
-    """What screens is compared once and not six times, for tests of what comes after the choice."""
+    """Compare screens on one case instead of six, in tests of what comes after the choice."""
     monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
 
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """call(script, *flags) runs its main() in a folder of this test."""
+    """call(script, *flags) runs its main() in the test's own folder."""
     monkeypatch.chdir(tmp_path)
 
     def run(script, *flags):
@@ -44,13 +44,13 @@ def call(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def random_checkpoints(tmp_path_factory):
-    """Paths of checkpoints with random weights, by model, as train.py writes them."""
+    """{model: path} of checkpoints as train.py writes them, with random weights."""
     folder, paths = tmp_path_factory.mktemp("ckpt"), {}
     for name in ("multiscreen", "multiscreen:rope", "multiscreen:fixed-r", "transformer:2,2,8"):
         torch.manual_seed(0)
         model = build_model(name, {"psi": 3, "N_L": 2, "vocab_size": 257})
         with torch.no_grad():
-            for W in model.layers.parameters():        # so that layers and positions matter
+            for W in model.layers.parameters():        # make layers and positions matter
                 W.mul_(6 if W.ndim > 1 else 1)
         args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
                                           "seq_len": 16, "kernel": "definition"}
@@ -66,7 +66,7 @@ def random_checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def checkpoints(random_checkpoints, tmp_path):
-    """Copies of them, without tables and figures of other tests."""
+    """Fresh copies of random_checkpoints, without other tests' tables and figures."""
     paths = {}
     for name, path in random_checkpoints.items():
         shutil.copytree(path.parent, tmp_path / "checkpoints" / path.parent.name)

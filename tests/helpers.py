@@ -1,7 +1,7 @@
-"""What the tests share: random inputs, small models, short runs.
+"""Shared by the tests: random inputs, small models, short runs.
 
 Tensors come from local generators with a drawn seed. Queries and keys are correlated: independent
-unit vectors in 16 dimensions almost never pass Trim, and a test on them compares zeros.
+unit vectors in 16 dimensions almost never pass Trim, and a test would only compare zeros.
 """
 import math
 import re
@@ -29,7 +29,7 @@ from tests import DEVICE
 
 ROOT = Path(__file__).parent.parent
 INF = math.inf
-# The kernel, natively on a GPU and else interpreted; the interpreter, where there is a GPU, too.
+# needs_kernel: native on a GPU, else interpreted. needs_interpreter: interpreted even with a GPU.
 needs_kernel = pytest.mark.skipif(available(DEVICE) is not None, reason=str(available(DEVICE)))
 needs_interpreter = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
@@ -41,7 +41,7 @@ acceptances = st.floats(0.02, 1.0)
 
 
 def draw_tokens(*shape, seed=0, n=50):
-    """Integers below n."""
+    """Random integers from 0 to n - 1."""
     return torch.randint(n, shape, generator=random(seed))
 
 
@@ -52,9 +52,9 @@ correlated = partial(checks.correlated, V=64, rho=0.8)
 # ----------------------------------------------------------------------------------- models
 
 def small(seed=0, moved=False, vocab_size=50, **sizes):
-    """A small model; with `moved` its parameters are far from their initial values.
+    """A small model; moved=True takes its parameters far from their initial values.
 
-    Then windows are from 1.1 to inf, r from .05 to .95, and many pairs pass Trim.
+    Then windows range from 1.1 to inf and r from 0.05 to 0.95, and many pairs pass Trim.
     """
     torch.manual_seed(seed)
     model = Multiscreen(Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes)))
@@ -75,7 +75,7 @@ def move_away(model, g):
         if hasattr(tile, "W_G"):
             tile.W_G.mul_(10)
     model.layers[0].s_w[0] = INF
-    model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # tokens alike
+    model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # make tokens similar
     model.s_E.fill_(0.7)
     model.s_F.fill_(1.3)
 
@@ -88,7 +88,7 @@ def use_products_of(model, dtype):
 
 # ------------------------------------------------------------------------------- short runs
 
-# The definition, because comparing the others with it takes a second: see test_choice.py.
+# The definition: comparing others with it takes a second, and test_choice.py does that.
 SMALL = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--device", "cpu",
          "--kernel", "definition"]
 TEXT = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer.\n" for n in range(400))
@@ -101,7 +101,7 @@ def run(*argv, cwd=ROOT, **options):
 
 
 def fit(out, *flags, data=None):
-    """Train in this process on TEXT, which is written beside `out`; returns the checkpoint."""
+    """Train in this process, on TEXT unless data is given; return the checkpoint."""
     path = out.parent / "text.txt"
     path.write_text(TEXT)
     small = SMALL[2:] if any("transformer" in flag for flag in flags) else SMALL   # no --psi
@@ -117,13 +117,13 @@ def assert_same_weights(a, b):
 
 
 def read_table(path):
-    """The rows of a TSV file as dicts of strings."""
+    """The rows of a TSV file, as dicts of strings."""
     head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def cells_of(capsys):
-    """The printed lines, split where two blanks or more are."""
+    """The printed lines, split at two or more spaces."""
     lines = capsys.readouterr().out.splitlines()
     return [re.split(" {2,}", line.strip()) for line in lines if line]
 
@@ -142,12 +142,12 @@ def texts_of(stream, n):
 
 
 def arrays_of(data):
-    """The tokens that Sequences are cut from, an array for each of its parts."""
+    """The tokens of each part of Sequences, as arrays."""
     return [tokens[start:stop] for tokens, start, stop in data.parts]
 
 
 def write(folder, files):
-    """Write files, by name: text, bytes, or an array of tokens. Returns the folder."""
+    """Write {name: text, bytes, or an array of tokens}. Return the folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

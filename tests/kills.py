@@ -3,10 +3,10 @@
     python -m tests.kills                          the four cases below, about half an hour
     python -m tests.kills 10 'bash runs/tiny.sh'   10 kills of a command that writes below $OUT
 
-A command runs once undisturbed, with OUT set to a new folder. Then it runs in an empty one and is
-killed at random instants with all its children, half of the times by SIGKILL, half by Ctrl-C, and
-given again each time; where it finishes before, it begins in an empty folder again. In the end
-every TSV must have the rows of the first run and every checkpoint its weights: nothing lost,
+A command runs once undisturbed, with OUT set to a new folder. Then it starts in an empty folder, is
+killed with all its children at random moments, and is started again, until it finishes; then it
+starts over in another empty folder. Half of the kills are SIGKILL, half Ctrl-C. In the end every
+TSV must have the rows of the undisturbed run, and every checkpoint its weights: nothing lost,
 nothing twice, no other numbers. Columns of times may differ.
 """
 import os
@@ -25,7 +25,7 @@ from tests.helpers import ROOT, TEXT, read_table
 TIMES = {"ms", "tokens_per_s"}
 TRAIN = ("train.py --psi 2 --seq-len 32 --batch-size 4 --steps 60 --save-every 1 --log-every 1 "
          "--eval-every 20 --kernel definition --device cpu --data $TEXT --out $OUT")
-# (what is killed, how often, within so many seconds after its folder is there, the command)
+# (name, kills, kill within this many seconds of the folder's creation or None, command)
 CASES = [
     ("one process", 150, None, f"python {TRAIN}"),
     ("two processes", 40, None, f"torchrun --nproc_per_node 2 {TRAIN} --shard 2"),
@@ -36,16 +36,17 @@ CASES = [
 
 
 def start_command(command, out):
-    """The process of a command, the first of a group of its own."""
+    """Start a command as the first process of a new group."""
     return subprocess.Popen(["bash", "-c", command], cwd=ROOT, env=os.environ | {"OUT": str(out)},
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             start_new_session=True)
 
 
 def wait_or_kill(process, out, seconds, soon):
-    """The exit code of a command, None if it was killed: in `seconds`, or `soon` after its folder.
+    """The exit code of a command, or None if it was killed.
 
-    torchrun's workers have sessions of their own, and outlive it: SIGKILL is for them, too.
+    The kill comes within `seconds`, or within `soon` after its folder appears. torchrun's workers
+    have their own sessions and outlive it, so SIGKILL is sent to them, too.
     """
     wait = random.uniform(0, seconds)
     if soon:
@@ -66,19 +67,19 @@ def wait_or_kill(process, out, seconds, soon):
 
 
 def processes_of(out):
-    """The numbers of the processes with that OUT in their environment."""
+    """The IDs of the processes with this OUT in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if f"OUT={out}".encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
-        except OSError:                                # it has ended meanwhile
+        except OSError:                                # it has just ended
             continue
     return found
 
 
 def results(out):
-    """{path: rows without times, or a hash of weights} of every TSV and checkpoint below `out`."""
+    """{path: rows without times, or a hash of the weights} of each TSV and checkpoint in `out`."""
     found = {}
     for path in sorted(out.rglob("*.tsv")):
         found[path.relative_to(out)] = [{name: x for name, x in row.items() if name not in TIMES}
@@ -89,7 +90,7 @@ def results(out):
 
 
 def kill(name, n, soon, command):
-    """(kills, runs that ended with something else than the first) after n kills of a command."""
+    """Kill a command n times. Return (kills, runs whose results differ from the undisturbed)."""
     folder = Path(tempfile.mkdtemp())
     out, begin = folder / "out", time.perf_counter()
     if start_command(command, out).wait():
@@ -102,7 +103,7 @@ def kill(name, n, soon, command):
     while kills < n:
         code = wait_or_kill(start_command(command, out), out, seconds, soon)
         kills += code is None
-        # Soon after its start a run is tried once; others when they have come to their end.
+        # After an early kill, finish the run at once; other runs are compared when they end.
         if code is not None or soon or kills == n:
             code = start_command(command, out).wait() if code is None else code
             if code or results(out) != expected:

@@ -1,9 +1,10 @@
 """Known mistakes: most were made in public by other implementations of the paper.
 
-Each is a wrong version of one exercise, and words of the message that a student gets for it.
-tests/test_exercises.py asserts that, and that the CORRECT versions, written in other ways than
-multiscreen.py, pass. For teachers: what to look for when you read solutions, with the wrong values
-that the course's tests give to `expect`. Of those, one here for each comparison is enough.
+Each is a wrong version of one exercise, with words from the message a student gets for it.
+tests/test_exercises.py checks the messages, and that the CORRECT versions pass: they are right, but
+written differently from multiscreen.py. Teachers: look for these mistakes when you read solutions,
+and for the wrong values that the course's tests give to `expect`. One of those for each comparison
+is enough here.
 """
 import math
 
@@ -13,12 +14,12 @@ import torch.nn.functional as F
 import multiscreen as ms
 from exercises.solutions import part3_derivative as solved
 
-MUTANTS = []                                           # (exercise, f, words of its message)
+MUTANTS = []                                           # (exercise, f, words from its message)
 CORRECT = []                                           # (exercise, f)
 
 
 def mutant(exercise, words):
-    """Add one function or class to the list of mistakes. In part 2 an exercise is a method."""
+    """Add one function or class to MUTANTS. Part 2's exercises are methods."""
     def add(f):
         MUTANTS.append((exercise, f, words))
         return f
@@ -26,12 +27,12 @@ def mutant(exercise, words):
 
 
 def mistakes(exercise, wrong):
-    """Add functions to the list of mistakes. wrong: {words: f}"""
+    """Add functions to MUTANTS. wrong: {words: f}"""
     MUTANTS.extend((exercise, f, words) for words, f in wrong.items())
 
 
 def methods(exercise, base, name, wrong):
-    """Add classes to the list: `base` with a method of that name for each of wrong: {words: f}."""
+    """Add classes to MUTANTS: `base` with its method `name` replaced by each f of {words: f}."""
     mistakes(exercise, {words: type(base.__name__, (base,), {name: f})
                         for words, f in wrong.items()})
 
@@ -44,7 +45,7 @@ def correct(exercise):
 
 
 def stands_for(exercise, f):
-    """The name in adapters.py that f stands in for: its exercise's, or that of multiscreen.py."""
+    """The name in adapters.py that f replaces: its exercise, or a class of multiscreen.py."""
     if not isinstance(f, type):
         return exercise
     return next(c.__name__ for c in f.__mro__ if c.__module__ == "multiscreen")
@@ -247,7 +248,7 @@ def relevance_by_einsum(q, k, w, r, i0=0):
 
 
 def v64(q, exact, rounded):
-    """What is exact for float64, and rounded for what is less."""
+    """`exact` for float64 inputs, `rounded()` for smaller types."""
     return exact if q.dtype == torch.float64 else rounded()
 
 
@@ -442,7 +443,7 @@ class FirstForgotten(ms.GatedScreeningTiles):
 
 
 class Appended(ms.KeyCache):
-    """A cache of tensors: what to keep is `reach` keys before the new ones."""
+    """A cache of tensors that keeps `reach` keys before the new ones."""
 
     def append(self, k, v, w):
         T = k.shape[2]
@@ -495,7 +496,7 @@ class Everything(ms.KeyCache):
 # --------------------------------------------------------------------------------- the model
 
 def restarted(wrong):
-    """Mutants of `initialize`: change(layer, config), after the right initial values."""
+    """Add mutants of `initialize`: the right initial values, then change(layer, config)."""
     def add(words, change):
         class Restarted(ms.Multiscreen):
             @torch.no_grad()
@@ -658,7 +659,7 @@ mistakes("dw_block", {
 
 @correct("dw_block")
 def dw_by_the_double_angle(z, c, d, v, dh, w):
-    """2 sin cos of half the angle is the sine of the whole."""
+    """2 sin(x) cos(x) = sin(2x)."""
     slope = torch.sin(math.pi * d / w) * d * (c > 0)
     return (z.square() * (dh @ v.T) * slope).sum() * math.pi / 2 / w / w
 
@@ -707,7 +708,7 @@ def gradients_of_the_future_too(q, k, v, w, r, dh, i0=0, size=16):
 
 
 def gradients_within(bounds):
-    """solved.gradients in blocks whose keys are those of bounds(i, last, w, S)."""
+    """solved.gradients, with each block's keys given by bounds(i, last, w, S)."""
     def gradients(q, k, v, w, r, dh, i0=0, size=16):
         dq, dk, dv, dw, dr = (torch.zeros_like(x) for x in (q, k, v, w, r))
         for a in range(0, len(q), size):
@@ -773,7 +774,7 @@ def pairs_in_float32(q, k, w, r, i, j):
 
 @correct("pairs")
 def pairs_as_it_is_written(q, k, w, r, i, j):
-    """math.pi * d is float32, for integers d."""
+    """For integers d, math.pi * d is float32."""
     z, c, d = solved.pairs(q, k, w, r, i, j)
     return z, torch.where(c > 0, torch.cos(math.pi * d / (2 * w)), 0.0), d
 

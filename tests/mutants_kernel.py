@@ -1,6 +1,6 @@
-"""Known mistakes in kernels: edits of solutions/part4_kernel.py, in files of their own.
+"""Known mistakes in kernels, as in mutants.py: edits of solutions/part4_kernel.py.
 
-As in mutants.py. Triton reads the source of a kernel, so each edit is written to a folder.
+Triton reads a kernel's source, so each edit gets its own file.
 """
 import importlib.util
 import tempfile
@@ -14,7 +14,7 @@ FOLDER = tempfile.TemporaryDirectory()
 
 
 def edited_kernel(exercise, label, *edits):
-    """That kernel of the solution after (old, new) edits, each in one place or more."""
+    """The solution's kernel with (old, new) edits, each replaced wherever it occurs."""
     source = SOURCE
     for old, new in edits:
         assert old in source, old

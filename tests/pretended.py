@@ -1,13 +1,13 @@
-"""A pretended GPU: tensors that only claim to be there, and what a real one would refuse.
+"""A pretended GPU: CPU tensors claim to be on it, and what a real one refuses is an error.
 
-Inside `with Pretended("cuda") as gpu` its name can be given wherever PyTorch takes a device. The
-numbers stay in the CPU's memory, and each storage is marked with what it claims. An error is raised
-where an operator, those of backward too, gets tensors of several devices, where NumPy gets one of
-the GPU, and where one on "mps" is float64. Triton's kernels run, too, interpreted.
+Inside `with Pretended("cuda") as gpu` PyTorch accepts its name as a device. Numbers stay in the
+CPU's memory; each storage is marked with the device it claims. These raise Refused: an operator,
+backward's too, on tensors of different devices; NumPy reading a GPU tensor; a float64 tensor on
+"mps". Triton's kernels run interpreted.
 
-`gpu.launches` counts, by name, the operators and kernels that ran there, views and new memory left
-out: a real GPU has at least one launch for each. `gpu.waits` counts how often the CPU asked for a
-number, `gpu.pinned` how many tensors were pinned.
+`gpu.launches` counts, by name, the operators and kernels that ran on the GPU, without views and new
+memory: a real GPU needs at least one launch for each. `gpu.waits` counts how often the CPU asked
+for a number, `gpu.pinned` how many tensors were pinned.
 """
 from collections import Counter
 from contextlib import ExitStack
@@ -32,11 +32,11 @@ GROUPS = "_group_tensors_by_device_and_dtype"
 
 
 class Refused(RuntimeError):
-    """What a real device would refuse."""
+    """A real device would refuse this."""
 
 
 class Generator(torch.Generator):
-    """Random numbers of the CPU that claim to be drawn on a device."""
+    """A CPU generator that claims to draw on a device."""
 
     def __new__(cls, device="cpu"):
         generator = super().__new__(cls, "cpu")
@@ -45,13 +45,13 @@ class Generator(torch.Generator):
 
 
 def in_groups(tensors, *others):
-    """What PyTorch computes in C++: lists of tensors by what the first ones claim."""
+    """Group lists of tensors, as PyTorch does in C++, by the device the first ones claim."""
     groups = _group_tensors_by_device_and_dtype(tensors, *others)
     return {(lists[0][0].device, dtype): (lists, i) for (_, dtype), (lists, i) in groups.items()}
 
 
 class Move(torch.autograd.Function):
-    """A copy on another device; its gradient goes back to where the tensor came from."""
+    """Copy to another device; the gradient goes back to the first."""
 
     @staticmethod
     def forward(ctx, x, gpu, device):
@@ -64,7 +64,7 @@ class Move(torch.autograd.Function):
 
 
 def tensors_in(values):
-    """The tensors of a list, and of the lists and tuples in it."""
+    """The tensors in nested lists and tuples."""
     for x in values:
         if torch.is_tensor(x):
             yield x
@@ -76,7 +76,7 @@ class Pretended:
     def __init__(self, kind):
         self.device, self.marked = torch.device(kind, 0), {}
         self.launches, self.waits, self.pinned = Counter(), 0, 0
-        self.born = CPU                                # where an operator without inputs creates
+        self.born = CPU                                # the device of an operator without inputs
 
     def __enter__(self):
         self.stack = ExitStack()
@@ -98,7 +98,7 @@ class Pretended:
         self.stack.close()
 
     def named(self, device):
-        """Whether it is this one that a string or a torch.device names."""
+        """Whether a string or torch.device names this GPU."""
         return device is not None and torch.device(device).type == self.device.type
 
     def device_of(self, x):
@@ -108,10 +108,10 @@ class Pretended:
         return self.device if here else CPU
 
     def mark(self, x):
-        """Let a tensor, and all of its storage, claim to be on the GPU."""
+        """Make a tensor and its whole storage claim to be on the GPU."""
         with torch._C.DisableTorchFunction():
             storage = x.untyped_storage()
-        # The weak reference keeps the storage's address from being used again.
+        # The weak reference keeps the storage's address from being reused.
         self.marked[storage._cdata] = StorageWeakRef(storage)
         if len(self.marked) % 4096 == 0:
             self.marked = {at: seen for at, seen in self.marked.items() if not seen.expired()}
@@ -119,19 +119,19 @@ class Pretended:
         return x
 
     def copy(self, x, device):
-        """A copy that is on another device."""
+        """A copy on another device."""
         y = x.detach().clone()
         with torch._C.DisableTorchFunction():
             self.marked.pop(y.untyped_storage()._cdata, None)
         return self.mark(y) if device == self.device else y
 
     def backward(self, *args, **kwargs):
-        """Backward through functions in Python, which ask for devices, too."""
+        """Backward, with the GPU's name known to Python functions on the way."""
         with Names(self):
             return run_backward(*args, **kwargs)
 
     def kernel(self):
-        """What runs one of Triton's kernels, once all of its tensors are on the GPU."""
+        """A function that runs a Triton kernel if all its tensors are on the GPU."""
         right = GridExecutor.__call__
 
         def run(kernel, *args, **kwargs):
@@ -148,7 +148,7 @@ class Pretended:
 
 
 class Operators(TorchDispatchMode):
-    """All tensors of an operator are on one device, and what it returns is there, too."""
+    """An operator's tensors must share a device, and its results land there."""
 
     def __init__(self, gpu):
         super().__init__()
@@ -159,7 +159,7 @@ class Operators(TorchDispatchMode):
         inputs = [*tensors_in([args, [*kwargs.values()]])]
         devices = {gpu.device_of(x) for x in inputs} or {gpu.born}
         if torch.Tag.pointwise in f.tags and len(devices) == 2:
-            # A single number on the CPU may go with a tensor on a GPU.
+            # A GPU tensor may be combined with a single number on the CPU.
             devices = {gpu.device_of(x) for x in inputs if x.ndim} or devices
         if f == torch.ops.aten.copy_.default:
             devices = {gpu.device_of(args[0])}
@@ -168,7 +168,7 @@ class Operators(TorchDispatchMode):
             raise Refused(f"{f} of several devices: {shapes}")
         for x in inputs:
             gpu.refuse_float64(x)
-        if f.namespace == "multiscreen":               # it has operators of its own
+        if f.namespace == "multiscreen":               # our own operators call others
             with self, Names(gpu):
                 found = f.redispatch(FOR_CPU, *args, **kwargs)
         else:
@@ -184,7 +184,7 @@ class Operators(TorchDispatchMode):
 
 
 class Names(TorchFunctionMode):
-    """The GPU's name, wherever a device is given or asked for."""
+    """Accept and report the GPU's name wherever a device is given or asked for."""
 
     def __init__(self, gpu):
         super().__init__()

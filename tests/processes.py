@@ -1,9 +1,9 @@
-"""What torchrun does, without its start-up time: processes forked from one that has PyTorch.
+"""A stand-in for torchrun without its start-up time: forks of a process that has imported PyTorch.
 
     python -m tests.processes '[[2, ["--out", "two"]], [1, ["--resume", "--out", "two"]]]'
 
-Each job is a number of processes, the flags of train.py, and perhaps code that each process runs
-first; one job runs after the other.
+A job is a number of processes, the flags of train.py and, optionally, code that each process runs
+first. Jobs run one after another.
 """
 import json
 import os
@@ -22,7 +22,7 @@ from support.distributed import leave
 
 
 def fork_process(rank, processes, port, flags, code):
-    """The number of a new process that trains as one of several."""
+    """Fork a process that trains as one of several; return its ID."""
     pid = os.fork()
     if pid:
         return pid

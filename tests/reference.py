@@ -1,7 +1,7 @@
-"""The paper in float64, written a second time: what the tests compare with.
+"""The paper in float64, written a second time: the tests' reference.
 
 Independent of multiscreen.py and baselines/ on purpose, and slow on purpose: one sequence, one
-tile and one query at a time, formulas as they are printed.
+tile and one query at a time, with the formulas as printed.
 
 p: parameters by name, float64; c: the model's Config; tokens: (T,) integers.
 """
@@ -9,7 +9,7 @@ import math
 
 import torch
 
-THETA = 10_000                                         # of RoPE
+THETA = 10_000                                         # RoPE's base
 
 
 def unit(x):
@@ -18,7 +18,7 @@ def unit(x):
 
 
 def visible(i, S, w):
-    """The keys j < S that position i sees: none later, none at distance w or more."""
+    """The keys j < S that position i sees: up to i, at distances below w."""
     w = float(w.detach())
     return [j for j in range(S) if j <= i and i - j < w]
 
@@ -48,14 +48,14 @@ def reference_screen(q, k, v, w, r, i0=0):
 
 
 def turned(x, angle):
-    """Each row of x, whose n-th half-and-half pair turns by angle[:, n], as complex numbers."""
+    """Rotate the pairs (x_n, x_(n + K/2)) of each row by angle[:, n], as complex numbers."""
     a, b = x.chunk(2, 1)
     z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat((z.real, z.imag), 1)
 
 
 def rope(x, scale="1"):
-    """Rotary positions, for each row. scale: of the positions, or "ntk4": of the slowest pair."""
+    """RoPE, for each row. scale divides the positions; "ntk4" slows the slowest pair by 4."""
     i = torch.arange(len(x), dtype=x.dtype)
     K = x.shape[1]
     speed = [THETA ** (-2 * n / K) for n in range(K // 2)]
@@ -67,7 +67,7 @@ def rope(x, scale="1"):
 
 
 def mipe(x, w, w_th):
-    """Eqs. 6 and 7: the first two dimensions turn, if the window is below w_th."""
+    """Eqs. 6 and 7: rotate the first two dimensions if the window is below w_th."""
     if w >= w_th:
         return x
     gamma = ((math.pi * w / w_th).cos() + 1) / 2
@@ -82,13 +82,13 @@ def tanh_norm(h):
     return torch.where(norm > 0, factor, 1) * h
 
 
-# The ablations that are written out here. One that you add needs no reference.
+# The ablations written out here. One that you add needs no reference.
 ABLATIONS = ("rope", "nope", "no-tanhnorm", "no-gate", "fixed-r", "compete", "softmax",
              "softmax-rope")
 
 
 def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
-    """Eqs. 5 to 14 for one tile: rows of q, k, v as projected -> u. variant: an ablation's name."""
+    """Eqs. 5 to 14 for one tile: projected q, k, v, one row a token -> u. variant: an ablation."""
     q, k, v = unit(q), unit(k), unit(v)
     if variant in ("rope", "softmax-rope"):
         q, k = rope(q, scale), rope(k, scale)
@@ -130,7 +130,7 @@ def reference_logits(p, c, tokens, variant="", scale="1"):
 
 
 def reference_transformer(p, c, tokens, variant="", scale="1"):
-    """The logits (T, N) of the baseline, a LLaMA, or of a variant."""
+    """The logits (T, N) of the baseline, a LLaMA, or one of its variants."""
     def norm(y, weight=1.0):
         return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
 

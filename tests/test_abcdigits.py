@@ -17,7 +17,7 @@ from support.cli import UsageError
 from support.tokens import get_tokenizer
 from tests.helpers import INF, fit, read_table
 
-# Whether GPT-2's BPE is here.
+# Is GPT-2's BPE installed?
 no_gpt2 = pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE")
 
 
@@ -39,7 +39,7 @@ def test_prompts_are_what_the_paper_says(lines, depth, digits):
         assert len(rows) == lines
         assert all(re.fullmatch(rf"[A-Z]=[1-9]\d{{{digits - 1}}}", row) for row in rows)
         assert len(set(rows)) == 26
-        assert len({row[0] for row in rows}) == 26             # one number a letter
+        assert len({row[0] for row in rows}) == 26             # one number per letter
         assert len({row[2:] for row in rows}) == 26
         found = [n for n, row in enumerate(rows) if row == rows[-1]]
         assert found == [int((lines - 2) * depth), lines - 1]
@@ -65,7 +65,7 @@ def test_impossible_prompts_are_refused(generate):
 # ------------------------------------------------------------------------------- evaluation
 
 class Parrot(torch.nn.Module):
-    """Completes the last letter by looking it up; for the letters in `wrong` adds a digit."""
+    """Looks up the number of the last letter, and adds a digit for the letters in `wrong`."""
 
     def __init__(self, tokenizer, wrong=""):
         super().__init__()
@@ -96,14 +96,14 @@ def test_evaluate_counts_the_exact_integer_only(name):
     assert set(right) == {True, False}
     assert sum(B for B, _ in model.batches) == 30
     assert all(B * T <= 1000 for B, T in model.batches)
-    assert name == "gpt2" or len(model.batches) <= 10          # prompts of equal length, together
+    assert name == "gpt2" or len(model.batches) <= 10          # equal lengths share a batch
 
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    """measure(flags, right) runs abcdigits.py; right(model, prompts) stands for what it answers.
+    """measure(*flags) runs abcdigits.py on a model trained for one step; returns its table.
 
-    Returns the rows of its table. The checkpoint is of `model` and trained for a step.
+    right(model, prompts), a list of booleans, replaces the model's answers.
     """
     def command(*flags, right=lambda model, prompts: [True] * len(prompts), model="multiscreen"):
         out = tmp_path / model.replace(":", "_")
@@ -171,7 +171,7 @@ def row(**values):
 
 
 def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds():
-    """Seed 0 is right with 2 and 4, seed 1 with 4 only: 4 counts, for both."""
+    """Seed 0 is right with 2 and 4, seed 1 with 4 only: both use 4."""
     rows = [row(seed=str(seed), factor=str(factor), accuracy=str(int(factor >= least)))
             for seed, least in ((0, 2), (1, 4)) for factor in (1, 2, 4)]
     assert retrieval.get_cells(rows) == {

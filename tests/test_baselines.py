@@ -38,7 +38,7 @@ TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
 def tiny_model(name, moved=False, **sizes):
-    """A small model in float64; with `moved`, its parameters are far from their initial values."""
+    """A small float64 model; moved=True takes its parameters far from their initial values."""
     torch.manual_seed(0)
     model, g = build_model(name, TINY | sizes).double(), random(0)
     if moved and has_windows(model):
@@ -73,7 +73,7 @@ def test_transformer_is_initialised_as_gpt_neox():
 
 
 def transformers(size="2,3,24"):
-    """The names of the Transformer and its variants at a size."""
+    """The names of the Transformer and its variants, at one size."""
     return [f"transformer:{size}:{variant}".rstrip(":") for variant in BLOCKS]
 
 
@@ -122,7 +122,7 @@ def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         model.screen = attention_by(backend)
         torch.testing.assert_close(model(x), full, rtol=1e-4, atol=1e-4)
-    model.screen = attention_by(SDPBackend.CUDNN_ATTENTION)                # which no CPU has
+    model.screen = attention_by(SDPBackend.CUDNN_ATTENTION)                # no CPU has this one
     with pytest.raises(RuntimeError):
         model(x)
 
@@ -146,7 +146,7 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
     p = {name: value.detach() for name, value in model.named_parameters()}
     exact = reference_logits(p, model.config, x[0], variant)
     assert (model(x)[0].detach() - exact).norm() < 1e-8 * exact.norm()
-    if variant and variant != "no-gate":               # without a gate there is no W_G to compare
+    if variant and variant != "no-gate":               # its model has no W_G for the reference
         unchanged = reference_logits(p, model.config, x[0])
         assert (unchanged - exact).norm() > 1e-4 * exact.norm()
     model.loss(x, x).backward()
@@ -276,7 +276,7 @@ def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
 
 
 class OwnScreen(multiscreen.GatedScreeningTiles):
-    """Screens by itself: all keys in the past count as much."""
+    """Screens by itself: all past keys count equally."""
 
     def screening(self, x, screen, cache=None):
         v = multiscreen.unit(self.project(x, self.W_V))

@@ -1,4 +1,4 @@
-"""benchmarks/ without a GPU: each part at tiny sizes, through Triton's interpreter."""
+"""Tests of benchmarks/ without a GPU: each part at tiny sizes, in Triton's interpreter."""
 from tests import DEVICE
 
 # isort: split
@@ -25,7 +25,7 @@ interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
 
 @pytest.fixture(autouse=True)
 def few_cases(monkeypatch):
-    """What screens is compared on short inputs: here it does not matter."""
+    """Compare screens on short inputs only: the choice does not matter here."""
     monkeypatch.setattr(choose, "CASES", choose.CASES[4:])
 
 
@@ -74,7 +74,7 @@ def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
 @pytest.mark.filterwarnings("ignore")                  # FlexAttention warns without a compiler
 @pytest.mark.parametrize("part", ["layer", "training", "peers"])
 def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
-    """Only clocks and the compiler need CUDA; the definition is timed."""
+    """Only clocks and the compiler need CUDA, and are replaced; the definition is timed."""
     def two_milliseconds(f):
         f()
         return 2.0
@@ -90,7 +90,7 @@ def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
     make_cells, columns = gpu.PARTS[part]
     rows = []
     for what, function in make_cells():
-        if what.get("way") not in ("attention, cudnn", "FlexAttention"):   # forward only on a CPU
+        if what.get("way") not in ("attention, cudnn", "FlexAttention"):   # no backward on a CPU
             rows.append(what | function())
             assert tuple(rows[-1])[-len(columns):] == columns
     if part == "training":                             # 32 tokens in 2 ms
@@ -198,9 +198,9 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 
 @pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
 def test_the_kernels_compile_ahead_of_time_without_spills():
-    """All kernels for an H100 with bfloat16 values, those that need most on an RTX 5090.
+    """All kernels for an H100 with bfloat16 values, the most demanding two for an RTX 5090.
 
-    `python -m benchmarks.kernel_compile` does all chips and types.
+    `python -m benchmarks.kernel_compile` compiles for all chips and types.
     """
     code = """if True:
         import benchmarks.kernel_compile as script
@@ -215,7 +215,7 @@ def test_the_kernels_compile_ahead_of_time_without_spills():
     lines = [line.split() for line in process.stdout.splitlines() if "sm_" in line]
     assert len(lines) == len(fused.KERNELS) + 2
 
-    # Instructions a pair in the loop without masks, on an H100 with 16-bit values.
+    # Instructions per pair in the loop without masks, on an H100 with 16-bit values.
     aims = {"forward": 11, "decode": 25, "dq": 30, "dkv": 21}
     for name, _, _, target, _, _, _, _, spills, shared, edge, interior in lines:
         assert int(spills) == 0

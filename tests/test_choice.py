@@ -1,4 +1,4 @@
-"""Tests of what screens: an edit acts everywhere, and what does not agree does not screen."""
+"""Tests of support/choose.py: an edit acts everywhere, and only a screen that agrees is used."""
 import json
 import math
 import re
@@ -31,7 +31,7 @@ def of_sizes(dtype=None, **sizes):
 
 # ------------------------------------------------------------------- an edit of multiscreen.py
 
-# As a user edits the file: old text, new text.
+# Edits a user might make: (old text, new text).
 EDITS = {
     "nothing": ("", ""),
     "window": ("clamp(max=80.0).exp() + 1", "clamp(max=80.0).exp() + 3"),
@@ -59,10 +59,10 @@ EDITS = {
                 '        return product("bte,ehd->bhtd"'),
     "screening": ("unit(self.project(x, self.W_V))", "self.project(x, self.W_V)"),
 }
-# What screen_windowed cannot do: then the definition screens.
+# Edits that screen_windowed cannot follow: the definition screens.
 NOT_WINDOWED = ("softmask without an edge", "screen", "a query's own value")
 
-# Train, load and use each edited copy. One process for all, or importing torch takes longest.
+# Train, load and use each edited copy, all in one process: importing torch takes longest.
 USE = """if True:
     import json, os, sys, traceback
     import torch
@@ -105,7 +105,7 @@ USE = """if True:
 
 @pytest.fixture(scope="module")
 def after_edit(tmp_path_factory):
-    """What training and a forward pass give with each edit, by name."""
+    """{edit: what training and a forward pass give with it}"""
     folders, source = {}, (ROOT / "multiscreen.py").read_text()
     for n, (name, (old, new)) in enumerate(EDITS.items()):
         assert not old or source.count(old) == 1, f"{name}: the text is not there once"
@@ -140,7 +140,7 @@ def scaled(h, factor):
     return h * factor[:, None, None]
 
 
-# Ways to be wrong: (f, q, k, v, w, r, i0) -> h, by f, which is right.
+# Ways to be wrong: (f, q, k, v, w, r, i0) -> h, from the right f.
 WRONG = {
     "a factor": lambda f, q, k, v, w, r, i0: f(q, k, v * 1.0005, w, r, i0),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach(), i0),
@@ -179,9 +179,9 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
 
 
 def test_what_rounds_too_coarsely_to_find_exact_matches_does_not_screen(monkeypatch):
-    """As products with few bits: each s is 1.1e-6 too small, within all limits of the difference.
+    """Each s is 1.1e-6 too small, as from products with few bits, and within every limit.
 
-    But a tile whose r has reached its least, 1e-6, would see no key any more.
+    But a tile with the smallest r, 1e-6, would no longer see any key.
     """
     def coarse(q, *others, right=screen_windowed):
         return right(q * (1 - 1.1e-6), *others)
@@ -230,7 +230,7 @@ def test_a_definition_that_gives_nan_screens_as_it_is(monkeypatch):
 
 def test_an_edit_that_acts_on_one_tile_or_on_many_keys_is_seen(monkeypatch):
     screen, trim = ms.screen, ms.trim
-    power = 1 + torch.arange(4.0)[:, None, None]       # screen_windowed sees some tiles at a time
+    power = 1 + torch.arange(4.0)[:, None, None]       # screen_windowed passes some tiles at a time
 
     def diluted(q, k, *others):
         return screen(q, k, *others) / max(k.shape[2] / 331, 1)
@@ -245,7 +245,7 @@ def test_an_edit_that_acts_on_one_tile_or_on_many_keys_is_seen(monkeypatch):
 
 
 def test_the_definition_is_compared_in_float64(monkeypatch):
-    """So torch's own products may be TF32's: they are not what the limit is measured from."""
+    """So torch's float32 products may be TF32: the limit is not measured from them."""
     right, seen = ms.screen, set()
     monkeypatch.setattr(ms, "screen", lambda q, *others: seen.add(q.dtype) or right(q, *others))
     assert get_screen(of_sizes())[0] is screen_windowed
@@ -253,7 +253,7 @@ def test_the_definition_is_compared_in_float64(monkeypatch):
 
 
 def test_pieces_are_far_below_the_limit():
-    """At least ten times, where r is not below 0.03."""
+    """At least ten times, for r of 0.03 or more."""
     for case in CASES:
         inputs, wide = (revealing_inputs(*case, Config(5), CPU, double) for double in (0, 1))
         error = difference(with_gradients(screen_windowed, inputs),
@@ -278,9 +278,9 @@ IN_ITS_PLACE = r"using multiscreen.screen up to B H T T = 2\.7e\+08, then screen
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """A function that makes a model, of which get_screen believes that it is on a GPU.
+    """A function that makes a model; get_screen believes that it is on a GPU.
 
-    The device that there is compares, over few keys.
+    The comparison runs on the device at hand, over a few keys.
     """
     def on_this_device(T, S, windows, widths, config, device, double=False):
         return revealing_inputs(T, S, windows, widths, config, DEVICE, double)
@@ -300,7 +300,7 @@ def as_on_a_gpu(monkeypatch):
 
 def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on_a_gpu):
     model = as_on_a_gpu()
-    monkeypatch.setattr(choose, "CASES", CASES[:1])    # up to 128 keys there are no pieces
+    monkeypatch.setattr(choose, "CASES", CASES[:1])    # 128 keys or fewer are one piece
     model.own_screen = ablations.exponential
     screen, line, expected = get_screen(model)
     assert (screen.func, expected) == (screen_windowed, True)
@@ -328,13 +328,13 @@ def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, a
 if fused.triton is not None:
     @jit
     def high(x):
-        """The first 10 bits of a float32 number, as tf32 has them."""
+        """A float32 number rounded to 10 bits, as in tf32."""
         bits = x.to(tl.int32, bitcast=True)
         return ((bits + 0x1000) & -8192).to(tl.float32, bitcast=True)
 
     @jit
     def dot_of_a_gpu(a, b, acc):
-        """acc + a b, where products of float32 are three of tf32."""
+        """acc + a b, where a float32 product is three tf32 products."""
         a, b = a.to(tl.float32), b.to(tl.float32)
         a1, b1 = high(a), high(b)
         acc = tl.dot(high(a - a1), b1, acc, input_precision="ieee")
@@ -347,9 +347,9 @@ if fused.triton is not None:
     (20, 40, CASES[0][3], torch.float32), (20, 40, CASES[0][3], BF16),
     (64, 64, (1e-6,), torch.float32)])
 def test_the_kernel_is_five_times_below_the_limit(monkeypatch, T, S, widths, dtype):
-    """With every window and acceptance width, and products of float32 as a GPU makes them.
+    """With every window and acceptance width, and float32 products as on a GPU.
 
-    Its cosine is 2^-20.5 off there, too.
+    This holds on a GPU, too, where the cosine is off by 2^-20.5.
     """
     if DEVICE == "cpu":
         monkeypatch.setattr(fused, "_dot", dot_of_a_gpu)
@@ -416,7 +416,7 @@ def test_a_gpu_without_the_kernel_says_why(monkeypatch, reason, triton, hip, cap
 @pytest.mark.parametrize("T, dense", [(180, True), (300, False)])
 def test_without_the_kernel_a_gpu_takes_the_definition_while_it_fits(monkeypatch, as_on_a_gpu, T,
                                                                      dense):
-    """In half of its memory: what backward keeps of all layers, measured here for one."""
+    """Half of its memory must hold what backward keeps for all layers; one is measured here."""
     monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
     monkeypatch.setattr(choose, "memory", lambda device: 2 * 4 * 32 * 4 * 200**2)
     kept, calls, right = {}, [], ms.screen
@@ -454,7 +454,7 @@ def test_without_triton_the_file_can_be_imported_and_says_so():
 
 
 class OneWindow(ms.GatedScreeningTiles):
-    """A layer whose tiles share a parameter of one number."""
+    """A layer whose tiles share one number s_w."""
 
     def initialize(self):
         super().initialize()

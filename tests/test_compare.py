@@ -1,4 +1,4 @@
-"""experiments.compare: groups, changes and differences of anybody's runs."""
+"""Tests of experiments.compare: groups, changes and differences of anybody's runs."""
 import math
 import os
 import statistics
@@ -52,7 +52,7 @@ def said(call, capsys):
 
 
 def rows_in(lines):
-    """{label: [cells]} of the first table; columns without a number have -."""
+    """{label: [cells]} of the first table; a missing column reads -."""
     head = next(n for n, line in enumerate(lines) if line.split()[:2] == ["run", "seeds"])
     columns, found = lines[head].split(), {}
     for line in lines[head + 1 :]:
@@ -109,7 +109,7 @@ def test_a_loss_that_rose_is_told(run, said):
 
 
 def test_by_a_flag_changes_are_between_equal_values(run, said):
-    """Transformers at 1 and 2, others at 2 and 3: one rate in common."""
+    """Transformers at rates 1 and 2, Multiscreens at 2 and 3: one rate in common."""
     folders = [run(f"t{lr}", {20: 3 + lr / 10}, lr=lr, model="transformer:1,1,8") for lr in (1, 2)]
     folders += [run(f"m{lr}", {20: 3.5 + lr / 10}, lr=lr) for lr in (2, 3)]
     lines = said(*folders, "--by", "lr")
@@ -142,13 +142,13 @@ def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
         run(f"y-{n}", {20: 4.0 + n}, seed=n)
     assert [*rows_in(said("Mine=x-*", "y-0", "y-1"))] == ["Mine", "y"]
     assert rows_in(said("both=x-0", "both=y-1"))["both"][0] == "2"
-    # Equal runs of any names but the seed are a group; another source is not.
+    # Runs that differ only in name and seed form a group; another source does not join.
     run("p", {20: 3.0})
     run("q", {20: 3.0}, seed=1)
     run("r", {20: 3.0}, seed=2, source=SOURCE.replace("2", "9"))
     assert {name: row[0] for name, row in rows_in(said("p", "q", "r")).items()} == {
         "p": "2", "r": "1"}
-    # So are the runs of a table, which has no lines of train.py.
+    # So do the runs of a table, which lacks the lines of train.py.
     (run("s", {20: 3.0}, seed=3) / "source/train.py").write_text("betas = (0.9, 0.99)\n")
     said("p", "q", "s", "--name", "mine", "--out", "o")
     lines = said("o/mine.tsv", "--out", "o")
@@ -162,7 +162,7 @@ def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
 
 
 def test_changed_lines_of_source_are_shown_and_no_others(run, said):
-    """A comment, a definition that the model does not reach: nothing."""
+    """Comments, and definitions the model does not use, are not shown."""
     new = SOURCE.replace("return 2", "return 4  # power").replace("return 3", "return 5")
     a, b = run("a", {20: 3.0}), run("b", {20: 3.1}, source=new, equations="xyz")
     (b / "source/train.py").write_text("betas = (0.9, 0.99)\n")
@@ -171,7 +171,7 @@ def test_changed_lines_of_source_are_shown_and_no_others(run, said):
     assert lines[at + 1 : at + 7] == [
         "  multiscreen.py", "    -        return 2", "    +        return 4",
         "  train.py", "    -betas = (0.9, 0.95)", "    +betas = (0.9, 0.99)"]
-    # The same text, which computed another value when it was imported.
+    # The same text that computed another value at import.
     lines = said(a, run("d", {20: 3.1}, equations="xyz"))
     assert lines[lines.index("a | d") + 1].startswith("  other equations from the same source: ")
     long = "class Model:\n" + "".join(f"    a{n} = {n}\n" for n in range(99))
@@ -241,7 +241,7 @@ def test_means_of_neighbours_keep_the_ends():
     ({}, 0), ({12: 6.9}, 0), ({12: 7.1}, 1), ({12: -20.0}, 0), ({8: 100, 16: 100}, 2),
     ({2: 100}, 0)])
 def test_spikes_are_measured_against_the_rows_before_them(values, spikes):
-    """Any 4 rows have the mean 2 and the deviation 1: the limit is 7. The first 4 have none."""
+    """Any 4 rows have mean 2 and deviation 1, so the limit is 7. The first 4 rows have no limit."""
     x = np.tile([1.0, 3.0], 10)
     for n, value in values.items():
         x[n] = value

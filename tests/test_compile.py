@@ -1,4 +1,4 @@
-"""Tests of --compile: the same numbers, no other model, and a way back where compiling fails."""
+"""Tests of --compile: the numbers stay, other models too, and failure leaves an eager model."""
 import copy
 import inspect
 from functools import partial
@@ -20,7 +20,7 @@ COMPILE = torch.compile
 
 
 def of_a_step(model, tokens):
-    """The loss, and the gradients by name."""
+    """The loss, and the gradients by name, of one step."""
     model.zero_grad()
     loss = model.loss(tokens[:, :-1], tokens[:, 1:])
     loss.backward()
@@ -40,7 +40,7 @@ def model():
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The names of the operators of each graph that torch.compile has made, which runs as it is."""
+    """Record each graph that torch.compile makes, as names of operators; run it eagerly."""
     made = []
 
     def backend(graph, inputs):
@@ -57,7 +57,7 @@ def fails(*inputs, **options):
 
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_compiling_a_model_changes_no_other(model, graphs):
-    """No class, no setting of torch, and each has graphs of its own. First: settings would stay."""
+    """No class and no setting of torch changes. Runs first, as changed settings would stay."""
     def state():
         configs = torch._dynamo.config, torch.fx.experimental._config
         return ([vars(x).copy() for x in vars(ms).values() if inspect.isclass(x)],
@@ -73,7 +73,7 @@ def test_compiling_a_model_changes_no_other(model, graphs):
     assert len(graphs) == made
     assert [*vars(other)] == attributes
     assert state() == before
-    torch.compile(F.embedding, fullgraph=True)(tokens, other.W_E)      # allowed in other graphs
+    torch.compile(F.embedding, fullgraph=True)(tokens, other.W_E)      # still allowed elsewhere
     for _ in range(2):
         another = make()
         compile_model(another)
@@ -82,7 +82,7 @@ def test_compiling_a_model_changes_no_other(model, graphs):
 
 
 def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, graphs):
-    """All layers share their graphs, and the trial has made all graphs of a step."""
+    """Layers share graphs, and the trial has made every graph that a step needs."""
     tokens = draw_tokens(2, 180)
     eager = of_a_step(model, tokens)
     assert try_to_compile(model, True, 2, 179) == "compiled by torch.compile"
@@ -125,7 +125,7 @@ def test_decoding_and_relevance_maps_run_eagerly_and_see_the_same(model, graphs)
     ("mps", None, True, False)])
 def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, wanted, triton,
                                                       tried):
-    """Here the last backward fails, when the head has its gradient."""
+    """Here the last backward fails, after the head has its gradient."""
     def compile_to_fail(f, **options):
         def run(*inputs):
             y = f(*inputs)

@@ -1,4 +1,4 @@
-"""Tests of support/data.py: which files are used and how, sequences in their order."""
+"""Tests of support/data.py: which files are used for what, and the order of sequences."""
 import io
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ WHY = "empty, not UTF-8, a dangling link, named twice, or beside token files"
     ("data/val/a.txt", True), ("data/val/deep/a.bin", True), ("data/train/a_train_1.bin", False),
     ("data/interval.bin", False), ("data/a_val_b.txt", False), ("data/valley/a.txt", False)])
 def test_validation_files_are_known_by_their_names(tmp_path, name, wanted):
-    """A folder val above the one that --data names has no say."""
+    """A folder val above --data's does not count."""
     root = tmp_path / "val/data"
     write(tmp_path / "val", {name: "12" * 30})
     uses = dict(files_of([root]))
@@ -47,7 +47,7 @@ def test_a_named_file_or_folder_val_is_held_out_too(tmp_path):
 
 
 def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
-    """Its text is what they were made from; val.bin is held out."""
+    """Its text, their source, is skipped; val.bin is held out."""
     write(tmp_path, {"input.txt": "x" * 999, "train.bin": np.arange(100), "prepare.py": "import os",
                      "readme.md": "# data", "deep/more.bin": np.arange(50), "meta.pkl": b"\x80",
                      "val.bin": np.arange(100, 150)})
@@ -111,7 +111,7 @@ def test_documents_are_joined_by_end_of_text_and_whole_ones_are_held_out(tmp_pat
 
 
 def test_held_out_tokens_are_not_trained_on(tmp_path):
-    """A token file and one text: of each the last twentieth is held out."""
+    """With a token file and one text, the last twentieth of each is held out."""
     np.arange(5000, dtype="<u2").tofile(tmp_path / "a.bin")
     (tmp_path / "b.txt").write_text("".join(chr(0x4E00 + n) for n in range(3000)))
     tokenizer = tiktoken.Encoding(
@@ -137,9 +137,9 @@ def test_what_is_no_text_is_explained(tmp_path):
 
 
 def test_a_link_is_no_second_text(tmp_path, capsys):
-    """A link to a file of the data and one to nothing are left out.
+    """A link to another file of the data, and a dangling one, are skipped.
 
-    Links to another file stay: files of equal content become links to one where git-annex keeps it.
+    Two links to one file elsewhere both stay: git-annex makes such links of equal files.
     """
     write(tmp_path, {"data/b.txt": "b" * 99, "elsewhere.txt": "e" * 99})
     for name, target in {"a.txt": "b.txt", "c.txt": "../elsewhere.txt", "d.txt": "../elsewhere.txt",
@@ -213,7 +213,7 @@ def test_new_files_are_named_three_at_most(tmp_path):
 
 
 def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
-    """As DVC and git-annex make them: the same content, kept elsewhere."""
+    """DVC and git-annex make such links: the same content, kept elsewhere."""
     folder = write(tmp_path / "data", {f"{n:02}.txt": chr(65 + n) * 30 for n in range(40)})
     old, before = fingerprint(files_of([folder])), data_of(folder, T=8)
     for name in ("19.txt", "05.txt"):

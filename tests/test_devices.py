@@ -1,4 +1,4 @@
-"""Tests on a pretended GPU: nothing mixes devices, and an Apple GPU gets no float64."""
+"""Tests on a pretended GPU: nothing mixes devices, and no float64 goes to an Apple GPU."""
 import pytest
 import torch
 
@@ -18,7 +18,7 @@ GENERATE = Multiscreen.generate
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """An operator takes longer here: a sample has 3 tokens, what screens is compared once."""
+    """Operators are slow here, so sample 3 tokens and compare screens on one case."""
     for model in (Multiscreen, Transformer):
         monkeypatch.setattr(model, "generate", lambda model, tokens, n, **options:
                             GENERATE(model, tokens, min(n, 3), **options))
@@ -27,7 +27,7 @@ def brief(monkeypatch):
 
 
 def train_on(device, folder, *flags, resume=True):
-    """Four steps of train.py, an evaluation and a checkpoint in between; then two more, resumed."""
+    """Four steps of train.py with evaluations in between, then two more, resumed."""
     (folder / "text.txt").write_text(TEXT)
     sizes = [] if "transformer" in " ".join(flags) else SMALL[:2]
     flags = [*sizes, *SMALL[2:-4], "--data", str(folder / "text.txt"), "--device", device, "--out",
@@ -40,7 +40,7 @@ def train_on(device, folder, *flags, resume=True):
 
 
 def sample_in(out):
-    """The text that a training prints at its end."""
+    """The sample printed at the end of training."""
     return out.rpartition("tokens:")[2].partition("\nnext:")[0]
 
 
@@ -49,14 +49,14 @@ def without_times(path):
     return [{c: x for c, x in row.items() if c not in ("ms", "tokens_per_s")} for row in rows]
 
 
-# ------------------------------------------------------------------- that it sees what is wrong
+# --------------------------------------------------------------- the pretended GPU refuses
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_what_mixes_devices_is_refused(kind):
     with Pretended(kind) as gpu:
         here, there = torch.ones(3, requires_grad=True), torch.ones(3, device=kind)
         assert (there * 2).device == there[1:].device == here.to(kind).device == gpu.device
-        assert (there * torch.tensor(2.0)).device == gpu.device        # a number is let through
+        assert (there * torch.tensor(2.0)).device == gpu.device        # a single number is allowed
         cpu = torch.Generator()
         for mistake in (lambda: here + there, lambda: torch.stack((here.sum(), there.sum())),
                         lambda: there.numpy(), lambda: torch.cat((here, there)),
@@ -96,7 +96,7 @@ def test_an_apple_gpu_is_taken_where_it_is_asked_for_and_only_there(monkeypatch)
 
 @pytest.mark.parametrize("model", ["multiscreen", "multiscreen:rope", "transformer:2,2,8"])
 def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, model):
-    """In all that train.py does: what screens, steps, evaluation, saving, resuming, the sample."""
+    """The choice of a screen, steps, evaluation, saving, resuming, and the sample."""
     on_cpu = train_on("cpu", tmp_path, "--model", model)
     before = capsys.readouterr().out
     with Pretended("mps") as gpu:
@@ -112,14 +112,14 @@ class Enough(Exception):
 
 
 def zeros(kernel, *args, **kwargs):
-    """Stands for an interpreted kernel, which takes minutes at the default sizes."""
+    """Stands in for an interpreted kernel, which takes minutes at the default sizes."""
     for name, x in zip(kernel.arg_names, args):
         if name in ("OUT", "DQ", "DK", "DV", "DW", "DR"):
             x.zero_()
 
 
 def agrees(kind, model, exact):
-    """Stands for support/choose.py's objection: interpreted, a kernel of zeros would not agree."""
+    """Stands in for support/choose.py's objection: the kernel of zeros would not agree."""
     return None
 
 
@@ -130,9 +130,9 @@ def agrees(kind, model, exact):
      "no Triton: using multiscreen.screen up to", 2292)], ids=["Triton", "no Triton"])
 def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, name, stand_in,
                                         said, launches):
-    """Of train.py, not compiled, by operator, and how often the CPU waits: `pytest -rP`.
+    """train.py, not compiled: launches by operator, and the CPU's waits. `pytest -rP` shows them.
 
-    They do not depend on the number of sequences, nor on their length.
+    They depend neither on the number of sequences nor on their length.
     """
     monkeypatch.setattr(module, name, stand_in)
     monkeypatch.setattr(GridExecutor, "__call__", zeros)
@@ -161,20 +161,20 @@ def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, n
 
 @needs_interpreter
 def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
-    """The fused kernel, bfloat16 and pinned memory are what it takes by itself."""
+    """On a GPU train.py chooses the fused kernel, bfloat16 and pinned memory."""
     monkeypatch.setattr(choose, "CASES", [(17, 17, choose.NEARBY, choose.WIDE)])
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:800])
     few = ["--data", str(short), "--psi", "1", "--batch-size", "1", "--seq-len", "16"]
     with monkeypatch.context() as changes:
-        changes.setattr(choose, "objection", agrees)   # the GPU compares
+        changes.setattr(choose, "objection", agrees)   # only the GPU compares
         on_cpu = train_on("cpu", tmp_path, *few, "--kernel", "triton", "--dtype", "bfloat16",
                           resume=False)
     before = capsys.readouterr().out
     with Pretended("cuda") as gpu:
         on_gpu = train_on("cuda", tmp_path, *few, resume=False)
     assert gpu.pinned == 4
-    assert gpu.launches["_backward_dkv"] == 4 + 2      # two of them to compare
+    assert gpu.launches["_backward_dkv"] == 4 + 2      # two in the comparison
     out = capsys.readouterr().out
     assert "\nscreening by screening_triton.screen, which agrees" in out
     assert sample_in(out) == sample_in(before)

@@ -1,4 +1,4 @@
-"""What is read from runs, and what scaling makes of it."""
+"""Tests of reading runs, and of experiments.scaling."""
 import math
 
 import numpy as np
@@ -20,7 +20,7 @@ TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848", "weight_decay
 
 @pytest.fixture
 def run(tmp_path):
-    """run(name, last validation loss, steps that were made, **flags) -> a folder as train.py's."""
+    """run(name, last validation loss, made=steps, **flags) -> a folder like train.py's."""
     def write(name, loss, made=20, **flags):
         folder = tmp_path / name
         folder.mkdir()
@@ -62,7 +62,7 @@ def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path)
     assert {row["equations"] for row in rows} == {"abcd"}
     with pytest.raises(UsageError, match="seed 0 twice"):
         call(scaling, table, a, "--out", "o")
-    # A run that was measured before is not lost.
+    # A run in the table is not lost.
     with pytest.raises(UsageError, match="already holds 1 other row:"):
         call(scaling, a, "--out", "o")
     assert table.read_bytes() == before
@@ -89,9 +89,9 @@ def test_a_mistake_is_told_in_one_line(run, call, tmp_path):
 
 
 def test_what_is_called_diverged():
-    """Its last eighth is half a nat above the least mean over an eighth, here 2.95 of 4 rows.
+    """The last eighth's mean is half a nat above the lowest eighth's, here 2.95 over 4 rows.
 
-    A validation loss counts only where it is not finite: texts may be learned by heart.
+    A validation loss counts only if it is not finite: it also rises when texts are memorized.
     """
     log = [{"step": n, "loss": 6.0 - n / 10} for n in range(1, 33)]
     assert not runs.has_diverged(log)
@@ -113,7 +113,7 @@ def test_the_size_at_a_loss_and_no_line_through_equal_sizes():
 
 
 def test_saving_at_equal_loss():
-    """In the middle of the losses that both have reached."""
+    """Taken in the middle of the losses that both reached."""
     sizes = [100, 200, 400]
     loss = [6 - math.log(n) for n in sizes]
     at, N_m, N_t, saved, std = scaling.saving((sizes, loss), ([n / 0.7 for n in sizes], loss))
@@ -129,7 +129,7 @@ def test_saving_at_equal_loss():
 
 
 def test_the_deviation_of_a_saving_is_that_of_the_fits():
-    """To first order, by NumPy's covariance of a line."""
+    """To first order, from NumPy's covariance of a line."""
     sizes, losses = [100, 200, 400, 800], [4.0, 3.4, 2.7, 2.2]
     line, covariance = np.polyfit(np.log(sizes), losses, 1, cov=True)
     b, a = line
@@ -150,7 +150,7 @@ def test_no_saving_without_a_common_loss_or_a_line_that_falls(other):
 
 
 def test_a_size_is_fitted_at_its_best_rate_by_the_mean_over_the_seeds(run):
-    """No loss is better than nan. Three sizes: residuals are one part of (1, -2, 1)."""
+    """A rate with a nan is not the best. Three sizes leave residuals of the form c (1, -2, 1)."""
     folders = [run("a", 3.5), run("b", 3.7, seed=1), run("c", 3.4, lr="0.25"),
                run("d", 4.0, lr="0.25", seed=1), run("e", "inf", psi="3", parameters="20486"),
                run("f", 3.0, psi="3", parameters="20486", lr="0.25"),
@@ -188,14 +188,14 @@ def test_the_embedding_has_the_width_of_the_run(run):
 
 
 def test_a_parabola_through_three_rates_has_the_least_loss(run):
-    """(log2(lr) + 5)^2 / 10 + 3 at 2^-6, 2^-4 and 2^-2 has its minimum, 3, between two rates."""
+    """(log2(lr) + 5)^2 / 10 + 3 at 2^-6, 2^-4 and 2^-2: the minimum, 3, is between two rates."""
     folders = [run(f"a{n}", (n + 5) ** 2 / 10 + 3, lr=str(2.0**n)) for n in (-6, -4, -2)]
     folders += [run("b", 3.5, psi="3", parameters="20486")]
     rows = scaling.at_parabolas(scaling.model_rows(runs.read_runs(map(str, folders))))
     assert [row["val_loss"] for row in rows] == pytest.approx([3.0, 3.5])
     assert rows[0]["losses"] == pytest.approx({"0": 3.0})
     assert scaling.lowest([1, 2, 4], [1.0, 3.0, 2.0]) == 1.0
-    # A curve that still falls, almost a line, has its vertex at 2^50 and a loss of -10.
+    # This falling curve is almost a line: its vertex, at 2^50, would have a loss of -10.
     assert scaling.lowest([1, 2, 4], [3.0, 2.5, 2.01]) == pytest.approx(2.01)
 
 
@@ -222,7 +222,7 @@ def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
 
 
 def test_without_a_line_sizes_are_taken_between_neighbours():
-    """Multiscreen of 100 and 400 parameters, Transformers of 100 and 1,600; two seeds each."""
+    """Multiscreens of 100 and 400 parameters, Transformers of 100 and 1,600; two seeds each."""
     def row(model, total, *losses):
         return {"model": model, "total": total, "non_embedding": total,
                 "val_loss": sum(losses) / 2, "losses": dict(enumerate(losses))}
@@ -244,4 +244,4 @@ def test_without_a_line_sizes_are_taken_between_neighbours():
     diverged = row("multiscreen", 900, NAN, NAN)
     assert str(scaling.between_rows([*rows, diverged])) == str(table)
     assert scaling.between_rows([diverged]) == []
-    assert scaling.between_rows(rows[:2]) == []        # one family alone
+    assert scaling.between_rows(rows[:2]) == []        # a single family

@@ -1,4 +1,4 @@
-"""The course: solutions pass, stubs fail, and each known mistake gets its message."""
+"""Tests of the course: solutions pass, stubs fail, each known mistake gets its message."""
 import functools
 import os
 import re
@@ -22,7 +22,7 @@ from screening_triton import available
 from tests import mutants
 from tests.helpers import fit, run
 
-# Kernels are interpreted, or left out where they are compiled for a GPU.
+# Part 4 is tested in the interpreter only.
 PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
 if available("cpu") is None:
     from exercises import test_part4
@@ -35,19 +35,19 @@ SLOW = ("forward_kernel", "dq_kernel")                 # in Triton's interpreter
 
 
 def find_test(exercise):
-    """The test of one exercise, a function without arguments."""
+    """The test function of one exercise."""
     return next(f for part in PARTS if (f := getattr(part, f"test_{exercise}", None)))
 
 
 @pytest.fixture(autouse=True)
 def solved(monkeypatch):
-    """Everything is solved, but for what a test puts in its place."""
+    """Use the solutions, except where a test replaces one."""
     monkeypatch.setenv("EXERCISES", "reference")
 
 
 @pytest.fixture
 def put(monkeypatch):
-    """put(exercise, f): f stands in for the student's work."""
+    """put(exercise, f) makes f the student's work."""
     def stand_in(exercise, f):
         monkeypatch.setitem(vars(mine), mutants.stands_for(exercise, f), f)
 
@@ -57,7 +57,7 @@ def put(monkeypatch):
 @pytest.mark.parametrize("test", [f for part in PARTS for name, f in vars(part).items()
                                   if name.startswith("test_")], ids=lambda f: f.__name__)
 def test_a_solution_passes_and_each_cause_is_of_a_wrong_value(monkeypatch, test):
-    """Of the causes that a comparison is given, somewhere each has another value than the right."""
+    """Each cause given to a comparison has, in some comparison, a value that is wrong."""
     causes, revealed = set(), set()
 
     def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None, judge=checks.expect):
@@ -72,12 +72,12 @@ def test_a_solution_passes_and_each_cause_is_of_a_wrong_value(monkeypatch, test)
     for place in (checks, *PARTS):
         monkeypatch.setattr(place, "expect", expect, raising=False)
     test()
-    # This one is what was found, with another value for s_w = inf.
+    # This cause compares the student's own values, with s_w = inf replaced.
     assert causes - revealed <= {"s_w = inf must give w = inf: a clamp makes it finite"}
 
 
 def message_of(exercise, cases):
-    """What a student reads, "" if the test passes. A slow one gets the first cases only."""
+    """The message a student reads, "" if the test passes. Slow tests run only the first cases."""
     with pytest.MonkeyPatch.context() as m:
         if exercise in SLOW:
             m.setattr(test_part4, "CASES", test_part4.CASES[:cases])
@@ -118,7 +118,7 @@ def test_later_parts_take_the_students_function_or_else_the_repositorys(monkeypa
 
 
 class Built(multiscreen.Multiscreen):
-    """A student's class that is built on the repository's."""
+    """A student's class that inherits from the repository's."""
 
 
 @pytest.mark.parametrize("name, f", [
@@ -151,7 +151,7 @@ def test_a_change_in_place_is_named():
             own("unit", doubled)(x)
 
 
-# ------------------------------------------------------------------------- as a student calls it
+# ------------------------------------------------------------------------- as a student runs it
 
 def check_course(*flags, **variables):
     """`pytest exercises` in a process of its own."""
@@ -160,7 +160,7 @@ def check_course(*flags, **variables):
 
 
 def points(out):
-    """{part: (points, of)} as printed."""
+    """{part: (points, of)}, as printed."""
     return {part: (int(n), int(of))
             for part, n, of in re.findall(r"^(.+): (\d+) of (\d+)$", out.stdout, re.M)}
 
@@ -190,7 +190,7 @@ HIDDEN = """if True:
 
 
 def test_the_stubs_fail_and_say_what_to_do(tmp_path):
-    """One run: the stubs, a file of hidden tests, and the grades."""
+    """One run with stubs, a file of hidden tests, and grades."""
     hidden = tmp_path / "test_hidden.py"
     hidden.write_text(HIDDEN)
     out = check_course("--hidden", str(hidden), "--grades", EXERCISES="")
@@ -199,7 +199,7 @@ def test_the_stubs_fail_and_say_what_to_do(tmp_path):
                            "part 4": (0, 5), "test_hidden": (1, 6)}
     for n, of in ((1, 10), (2, 10), (3, 8), (4, 5)):
         for m in range(1, of + 1):
-            if (n, m) not in ((2, 9), (2, 10)):        # these two fail in what they are built on
+            if (n, m) not in ((2, 9), (2, 10)):        # these fail in the exercises they build on
                 assert f"still to do: Exercise {n}.{m}: " in out.stdout, (n, m)
     assert "exercises.checks.near was replaced" in out.stdout
     assert out.stdout.count("mine.py, line 1: ") == 1
@@ -220,5 +220,5 @@ def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
     fit(tmp_path / "out", "--steps", "2")
     trained.main(["--steps", "2", "--ckpt", str(tmp_path / "out/ckpt.pt")])
     out = capsys.readouterr().out
-    assert re.search(r"^    1  (\S+)  \1$", out, re.M)              # one loss twice
+    assert re.search(r"^    1  (\S+)  \1$", out, re.M)              # the same loss twice
     assert "the same next byte at 100.0% of 500 positions" in out

@@ -1,4 +1,4 @@
-"""Tests of what times a forward pass, and of its figure."""
+"""Tests of experiments.latency: times of a forward pass, and their figure."""
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -15,7 +15,7 @@ def test_trained_like_windows_have_the_stated_shares_and_ranges():
     shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
     assert shares == [700, 250, 50]
     near = w[w <= 128]
-    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16 is the geometric middle
+    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16: the geometric mean
     assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
     assert (support.timing.trained_like(9) > 4096).sum() == 1
 
@@ -29,7 +29,7 @@ def test_settings_change_only_the_windows_they_should():
     before = widths()
     latency.apply_setting(model, "initial", 4096)
     assert torch.equal(widths(), before)
-    latency.apply_setting(model, "trained-like + SWE", 4096)  # after a stop it comes first
+    latency.apply_setting(model, "trained-like + SWE", 4096)  # comes first after a stop
     latency.apply_setting(model, "trained-like", 4096)
     likely = widths()
     torch.testing.assert_close(likely, support.timing.trained_like(36), rtol=1e-5, atol=0)
@@ -52,7 +52,7 @@ def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_pa
     assert [(row["parameters"], row["setting"], row["length"]) for row in made] == cells
     assert all(float(ms) > 0 for row in made for ms in row["ms"].split())
 
-    # What could not run is tried again, nothing else.
+    # Only what could not run is tried again.
     tried = []
 
     def time_nothing(model, setting, *rest):
@@ -85,7 +85,7 @@ def timed(model, parameters, setting, length, ms, machine="CPU"):
 
 @needs_matplotlib
 def test_a_time_is_compared_with_the_fastest_of_the_transformer_beside_it(call, tmp_path, capsys):
-    """By size: 9 beside 10, and 90 has none. What another machine took is left out."""
+    """By size: 9 is beside 10, and 90 beside none. Other machines' times do not count."""
     write_rows(tmp_path / "t.tsv", [
         timed("transformer:a", "10", "flash", "64", "9", "GPU"),
         timed("transformer:a", "10", "flash", "32", "4"),

@@ -1,4 +1,4 @@
-"""Who may import whom: a tree."""
+"""Imports between rooms form a tree."""
 import ast
 import graphlib
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-# Each room and what it may import, beside the standard library and files of its own.
+# What each room may import besides the standard library and its own files.
 ROOMS = {
     "multiscreen": {"torch"},
     "screening_triton": {"torch", "triton", "multiscreen"},
@@ -38,7 +38,7 @@ def modules_of(room):
 
 
 def imports_of(path):
-    """(module, name or None) of each import of a file, those inside functions too."""
+    """(module, name or None) of each import in a file, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -56,7 +56,7 @@ def test_a_room_imports_only_what_it_may(room):
 
 
 def imports_of_all():
-    """({module: path}, {module: the modules of ours that it imports})"""
+    """({module: path}, {module: our modules that it imports})"""
     files, graph = {}, {}
     for room in ROOMS:
         files |= modules_of(room)
@@ -76,7 +76,7 @@ def test_no_module_imports_itself_in_a_circle():
 
 
 def test_no_script_imports_a_script():
-    """What two figures or measurements share stands in a module that is no command."""
+    """Code shared by two scripts belongs in a module that is not a command."""
     files, graph = imports_of_all()
     rooms = ("experiments.", "benchmarks.")
     scripts = {name for name, path in files.items()

@@ -1,4 +1,4 @@
-"""Tests of what measures a checkpoint, and of what draws its tables."""
+"""Tests of the commands that measure a checkpoint and draw tables."""
 import math
 
 import numpy as np
@@ -45,7 +45,7 @@ def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, mess
 def test_positions_and_their_windows():
     assert perplexity.positions(100) == [32, 45, 64, 91, 100]
     assert perplexity.positions(3) == [3]
-    means = perplexity.window_means(np.arange(1.0, 101), 100, 0.1)     # position p has the value p
+    means = perplexity.window_means(np.arange(1.0, 101), 100, 0.1)     # position p has value p
     assert means[0] == np.mean(range(29, 36))
     assert means[-2:] == [np.mean(range(82, 101)), np.mean(range(90, 101))]
 
@@ -79,7 +79,7 @@ def test_default_documents_are_held_out_from_training():
 
 
 def test_position_p_has_p_tokens_of_context(checkpoints):
-    """Against the logits of the whole model on each prefix by itself."""
+    """Compared with the model's logits on each prefix alone."""
     model, _, _ = load_checkpoint(checkpoints["multiscreen"])
     x = draw_tokens(21, seed=1, n=257)
     found = perplexity.nats(model, x.numpy().astype(np.uint16))
@@ -99,7 +99,7 @@ def document(name, nats, **values):
 
 
 def test_means_over_documents_then_over_seeds(capsys):
-    """Only the documents that all seeds have: a and b. Seeds at 2 and 4 nats."""
+    """The seeds share documents a and b, where their means are 2 and 4 nats; c does not count."""
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
@@ -123,7 +123,7 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     call(perplexity, *flags)
     call(perplexity, *flags, tmp_path / "more")
     rows = read_table(path.with_name("perplexity.tsv"))
-    assert len(rows) == 4 + 8                          # --data is a column
+    assert len(rows) == 4 + 8                          # --data is a column, too
     assert [(row["swe"], row["factor"]) for row in rows[:4]] == [
         ("", "1"), ("", "4"), ("yes", "1"), ("yes", "4")]
     assert len({row["nats"] for row in rows[:4]}) == 4
@@ -133,7 +133,7 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     capsys.readouterr()
     call(perplexity, *flags, tmp_path / "more")
     assert len(read_table(path.with_name("perplexity.tsv"))) == 12
-    shown = cells_of(capsys)[-5:-1]                    # then: no figure, or its path
+    shown = cells_of(capsys)[-5:-1]                    # a line about the figure follows
     assert [line[1] for line in shown] == ["RoPE ×1", "RoPE ×4", "SWE RoPE ×1", "SWE RoPE ×4"]
     nats = [float(row["nats"].split()[0]) for row in rows[4:6]]
     assert float(shown[0][3]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
@@ -180,7 +180,7 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
             document("a", nats, length="40", model="transformer:2,2,8", parameters="9999",
                      factor="4", hash="x-2")]
     write_rows(tmp_path / "t.tsv", rows)
-    monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # a drawing needs no model
+    monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # drawing needs no model
     call(perplexity, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
     assert cells_of(capsys)[1:5] == [
         ["model", "curve", "seeds", "32", "40"],
@@ -194,7 +194,7 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
 @needs_matplotlib
 def test_more_curves_than_colours_get_a_panel_for_each_model_beside_the_first(call, tmp_path,
                                                                               monkeypatch):
-    """No list of names: label=table, four settings each."""
+    """Models come from label=table, with four settings each."""
     found = []
     monkeypatch.setattr(perplexity, "save_figure", lambda fig, path: found.append(fig))
     write_rows(tmp_path / "t.tsv", [document("a", "1 2", length="40", factor=factor)
@@ -219,7 +219,7 @@ def test_summary_of_windows():
 
 @pytest.mark.parametrize("name, r", [("multiscreen", 0.5), ("multiscreen:fixed-r", 1.0)])
 def test_windows_of_a_checkpoint(call, checkpoints, name, r):
-    """The initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, s_w from 0 to ln 256."""
+    """Initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, with s_w from 0 to ln 256."""
     call(tiles, "--ckpt", checkpoints[name], "--tokens", 20, "--device", "cpu")
     rows = read_table(checkpoints[name].with_name("windows.tsv"))
     assert [row["layer"] for row in rows] == ["1", "2", "all"]
@@ -260,7 +260,7 @@ def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypat
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints):
-    """`alive` over all tiles, weighted by the pairs in their windows, is train.py's number."""
+    """The mean of `alive`, weighted by the pairs in each window, is train.py's number."""
     path, text = checkpoints["multiscreen"], "screening is enough" * 9
     call(tiles, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
     rows = read_table(path.with_name("relevance_maps.tsv"))

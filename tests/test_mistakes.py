@@ -1,4 +1,4 @@
-"""A mistake costs one line, and nothing that was there before."""
+"""Tests of mistakes: each gets one line, and nothing already there is lost."""
 import contextlib
 import io
 import math
@@ -22,7 +22,7 @@ from tests.helpers import ROOT, SMALL, fit, run
 
 
 def complaint(main):
-    """The line that `cli(main)` prints before it exits with 1, or another exit code."""
+    """The line that `cli(main)` prints if it exits with 1; else the exit code."""
     with pytest.raises(SystemExit) as e, contextlib.redirect_stderr(io.StringIO()) as said:
         cli(main)
     sys.stderr.write(said.getvalue())
@@ -99,7 +99,7 @@ def test_a_reader_that_has_seen_enough_ends_the_output():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a run in it, and files that cannot be used."""
+    """A folder with a run and unusable files."""
     folder = tmp_path_factory.mktemp("bad")
     fit(folder / "out", "--steps", "2")
     header = np.zeros(256, "<i4")
@@ -131,7 +131,7 @@ def folder(tmp_path_factory):
     ("--device nonsense", "device"), ("--nonsense", "nonsense"),
     ("--out short.txt", "name a folder"), ("--out .", "name a folder")])
 def test_bad_input_is_explained_and_costs_nothing(folder, monkeypatch, flags, message):
-    """With --force too, a run that is there is only overwritten by one that can begin."""
+    """Even --force overwrites an existing run only with one that can start."""
     monkeypatch.chdir(folder)
     before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
     argv = [*SMALL, "--data", "text.txt", "--out", "out", "--force", *flags.split()]
@@ -164,7 +164,7 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
 @pytest.mark.parametrize("model", ["multiscreen", "multiscreen:softmax"])
 def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch, model):
     monkeypatch.chdir(folder)
-    # 400 pages of 400 bytes: enough for 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
+    # 400 pages of 400 bytes hold 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
     monkeypatch.setattr(os, "sysconf", lambda name: 400)
     argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new", "--steps", "1"]
     assert "use --kernel windowed" in complaint(lambda: train.main(argv))
@@ -173,7 +173,7 @@ def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch,
 
 
 def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
-    """Also while a checkpoint is read, or its moments: neither is damaged, or another model's."""
+    """Also while a checkpoint or its moments are read: no talk of damage or of another model."""
     def allocate(*inputs, **options):
         torch.empty(2**55)
 
@@ -191,7 +191,7 @@ def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
 # ------------------------------------------------------------------------- bad checkpoints
 
 class Malicious:
-    """Runs a command when it is unpickled."""
+    """Runs a command when unpickled."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Tests of the model's plumbing: what it refuses and keeps, long prompts, caches, edits."""
+"""Tests of the model's plumbing: refusals, memory, long prompts, caches, edits."""
 import math
 
 import pytest
@@ -47,7 +47,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
     right = Multiscreen.logits
-    for vocab_size in (50, 2**25 // 7):                # of the chunks: one, of 7 tokens
+    for vocab_size in (50, 2**25 // 7):                # one chunk; chunks of 7 tokens
         model = small(1, moved=True)
         model.config.vocab_size = vocab_size
         before = model.loss(x, y).item()
@@ -57,7 +57,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes moved in tensors of W_E's size and more; views are free."""
+    """Counts the bytes moved in tensors of W_E's size or larger; views are free."""
 
     def __init__(self, least):
         super().__init__()
@@ -76,7 +76,7 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype):
-    """Forward, again, backward: at most 9 times the bytes of W_E per chunk, as a Transformer."""
+    """Forward, recomputed, backward: at most 9 times W_E's bytes per chunk, as a Transformer."""
     model = small(1, vocab_size=5000)
     use_products_of(model, dtype)
     monkeypatch.setattr(model, "hidden", lambda tokens: hidden[:, : tokens.shape[1]])
@@ -117,7 +117,7 @@ def test_functional_gradients_and_export_work_with_the_default():
     for name, value in loss.named_parameters():
         torch.testing.assert_close(found[name], value.grad)
 
-    # Of any batch and any length.
+    # For any batch and any length.
     sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=2, max=99)}
     exported = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": sizes}).module()
     other = draw_tokens(3, 77)
@@ -132,7 +132,7 @@ def test_tokens_of_another_shape_are_refused(shape):
 
 @torch.no_grad()
 def test_a_long_prompt_goes_through_in_pieces():
-    """Of 2^26 pairs B H T S at most, where each query sees every key; else of 4,096 tokens."""
+    """At most 2^26 pairs B H T S if each query sees every key; else 4,096 tokens."""
     model, sizes = small(1, moved=True), []
     tokens = draw_tokens(1, 9000)
     B, T, H = 1, 9000, model.config.N_H
@@ -212,7 +212,7 @@ def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definiti
 
 
 def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
-    """The weights of a model whose keys compete sum to less than 1; each times v is h."""
+    """Where keys compete, the weights sum to less than 1; the maps times v give h."""
     right = ms.screen
 
     def compete(q, k, v, w, r, i0=0):

@@ -1,4 +1,4 @@
-"""The trained model and the measurements that come with the repository."""
+"""Tests of the trained model and the measurements in the repository."""
 import hashlib
 import re
 
@@ -33,14 +33,14 @@ def test_it_retrieves_beyond_its_training_length():
 
 
 def claims_of(path):
-    """{number: (what was found, verdict)} of a table of claims."""
+    """{number: (finding, verdict)} of a table of claims."""
     rows = re.findall(r"^\| (\d+) \|(?:.*\|)? (.*?) \| (.*?) \|$", path.read_text(), re.MULTILINE)
     return {number: (found, verdict) for number, found, verdict in rows}
 
 
 @needs_matplotlib
 def test_the_report_claims_the_means_of_its_tables(call, capsys):
-    """Its claims on retrieval by length are what experiments.retrieval prints."""
+    """Its claims about retrieval by length match what experiments.retrieval prints."""
     def means_of(name):
         call(retrieval, ROOT / f"experiments/report/{name}.tsv", "--out", f"{name}.png")
         found, columns = {}, ()

@@ -1,4 +1,4 @@
-"""The notebook of the course: it runs, and keeps the outputs that it prints."""
+"""Tests of the course's notebook: it runs, and its saved outputs are what it prints."""
 import json
 import os
 import re
@@ -19,19 +19,19 @@ CODE = ["".join(cell["source"]) for cell in CELLS]
 
 
 def printed(cell):
-    """The text that a cell has kept."""
+    """The text saved with a cell."""
     return "".join("".join(x["text"]) for x in cell["outputs"] if x["output_type"] == "stream")
 
 
 def figures(cell):
-    """The number of figures that a cell has kept."""
+    """The number of figures saved with a cell."""
     return sum("image/png" in x.get("data", ()) for x in cell["outputs"])
 
 
 @needs_interpreter
 @needs_matplotlib
 def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
-    """As a script, without a GPU."""
+    """Run as a script, without a GPU."""
     script = tmp_path / "notebook.py"
     script.write_text("\n".join(CODE))
     env = os.environ | {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
@@ -51,14 +51,14 @@ def test_the_notebook_shows_its_figures_and_stays_small():
 
 
 def of_last_cell(root):
-    """The names of the last cell in a repository, on a small problem. It runs on a GPU."""
+    """Run the last cell, which needs a GPU, in a repository on a small problem."""
     text = CODE[-1].replace("run_on_gpu()", "run_on_gpu(T=70, w=20.0)")
     exec(text, {"os": os, "torch": torch, "screen": screen, "ROOT": root})
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A pretended one, where kernels are interpreted."""
+    """A pretended GPU; kernels are interpreted."""
     monkeypatch.setenv("EXERCISES", "")
     monkeypatch.setattr("triton.testing.do_bench", lambda f: 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""Tests of tasks/passkey.py: the documents that a model learns passkey from."""
+"""Tests of tasks/passkey.py: the documents that teach a model passkey."""
 import math
 import re
 
@@ -38,7 +38,7 @@ def keys_of(stream, n):
 @pytest.mark.parametrize("name, T", [("bytes", 512), ("bytes", 1024),
                                      pytest.param("gpt2", 256, marks=no_gpt2)])
 def test_a_document_is_a_prompt_with_its_answer(name, T):
-    """Without the needle it is TASK, fillers, the question, the key, and the next one's TASK."""
+    """Besides the needle: TASK, fillers, the question, the key, and the next document's TASK."""
     stream = stream_of(T, 1, name)
     for n, key in enumerate(keys_of(stream, 100)):
         text = stream.tokenizer.decode(stream[n].tolist())
@@ -54,7 +54,7 @@ def test_a_document_is_a_prompt_with_its_answer(name, T):
 
 def test_the_documents_have_the_prompts_of_the_benchmark_among_them():
     prompts, _ = passkey_prompts(get_tokenizer("bytes"), 512, 0.5, 1)
-    length = len(prompts[0].replace("3432", ""))           # the key is there twice
+    length = len(prompts[0].replace("3432", ""))           # the key occurs twice
     for text, key in zip(texts_of(stream := stream_of(512, 1), 50), keys_of(stream, 50)):
         document = text.partition("<|endoftext|>")[0].removesuffix(f" {key}")
         assert len(document) - 2 * len(str(key)) == length
@@ -103,7 +103,7 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
 @pytest.mark.parametrize("looked_up, longest", [(0, 19), (GROWN_AFTER // 2, 88),
                                                 (GROWN_AFTER, 409), (10**9, 409)])
 def test_the_ends_grow(looked_up, longest):
-    """From 19 to 0.8 * 512 characters; in the middle their geometric mean."""
+    """From 19 to 0.8 * 512 characters; halfway, their geometric mean."""
     stream = stream_of(512)
     stream.looked_up = looked_up
     assert int(stream.longest_end) == longest
@@ -115,7 +115,7 @@ def test_the_ends_grow(looked_up, longest):
 
 
 def test_the_losses_are_those_of_the_documents_that_help():
-    """Each key costs 5 * how many have its digits; a repeated one costs nothing with lookup."""
+    """A key costs ln(5 x the number of keys of its length); repeated, nothing with lookup."""
     stream, rng, key, text = stream_of(512), np.random.default_rng(1), None, ""
     for _ in range(5_000):
         tokens, key = stream.end(key, rng)
@@ -169,7 +169,7 @@ def test_needles_are_the_digits_of_the_answer(name, T):
 
 
 def test_the_share_of_right_digits_is_that_of_the_answers():
-    """A model that knows the digits of the first document, and says 1 elsewhere."""
+    """The model knows the first document's digits, and says 1 elsewhere."""
     stream = stream_of(512, part=1)
     document = torch.from_numpy(stream[0])
 
@@ -183,7 +183,7 @@ def test_the_share_of_right_digits_is_that_of_the_answers():
 
 
 def test_a_length_without_room_for_a_document_is_told():
-    """TASK, a filler, the needle, the question and the answer; end-of-text and five more."""
+    """TASK, a filler, the needle, the question, the answer; end-of-text and five more tokens."""
     least = len(TASK + FILLER + NEEDLE.format(50_000) + QUESTION + " 50000") + 6 - 1
     assert len(stream_of(least).sentences) == 5
     message = f"--seq-len {least - 1}: a passkey document has at least {least} tokens: use 512"

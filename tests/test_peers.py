@@ -1,4 +1,4 @@
-"""benchmarks/peers.py: weights of other implementations, a row beside one of them."""
+"""Tests of benchmarks/peers.py: weights of other implementations, and a row for each."""
 import sys
 
 import pytest
@@ -11,7 +11,7 @@ from support.cli import UsageError
 from tests.helpers import read_table, small
 from tests.reference import reference_logits
 
-# For each layout: the sign of s_r, a layer or tile, their names in the order of ours.
+# For each layout: the sign of s_r, the prefix of a layer or tile, the names in OURS's order.
 OURS = "W_E s_E s_F W_Q W_K W_V W_G W_O s_w s_r s_O".split()
 PROJECTIONS = "q_proj.weight k_proj.weight v_proj.weight g_proj.weight o_proj.weight"
 LAYOUTS = [(-1, "layers.{}.block.", f"embed.weight s_E s_F {PROJECTIONS} sw sr sO"),
@@ -22,7 +22,7 @@ LAYOUTS = [(-1, "layers.{}.block.", f"embed.weight s_E s_F {PROJECTIONS} sw sr s
 
 
 def to_theirs(weights, which):
-    """Our weights in the layout of a peer, entry by entry."""
+    """Our weights, entry by entry, in a peer's layout."""
     sign, prefix, names = LAYOUTS[which]
     names, found = dict(zip(OURS, names.split())), {}
     for name, x in weights.items():
@@ -53,7 +53,7 @@ def test_weights_of_each_peer_become_ours(which):
 
 
 class Reference(torch.nn.Module):
-    """tests/reference.py as the model of a peer: its own package is called multiscreen, too."""
+    """tests/reference.py as a peer's model; the peer's package is called multiscreen, too."""
 
     def __init__(self, config):
         super().__init__()

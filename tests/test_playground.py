@@ -1,4 +1,4 @@
-"""Tests of playground/: the numbers of its page, and a hand on it in a Chromium."""
+"""Tests of playground/: the numbers on its page, and the page in use in Chromium."""
 import base64
 import json
 import re
@@ -20,7 +20,7 @@ from tests.helpers import INF, ROOT, fit, run, small
 
 @pytest.fixture(scope="module")
 def model():
-    """Six tiles far from their initial values; one window has no edge."""
+    """Six tiles far from their initial values; one window is infinite."""
     return small(4, moved=True, vocab_size=257, N_L=2)
 
 
@@ -31,7 +31,7 @@ def prompt(n_tokens, digits=2):
 
 
 def make_page(path, model, text):
-    """A page about a model that looks at a text."""
+    """Write a page that shows a model and a text."""
     playground.write_page(path, page_data(model, text) | {"step": 0})
 
 
@@ -50,7 +50,7 @@ def test_matrices_are_stored_in_16_bits_and_scalars_as_they_are(model):
 
 
 def test_the_text_is_a_prompt_for_a_retrieval_model_only():
-    assert len(prompt(200)) == 40 * 5 - 3              # 40 lines, without "89" and a newline
+    assert len(prompt(200)) == 40 * 5 - 3              # 40 lines, minus "89" and a newline
     assert len(prompt(100, digits=6)) == 27 * 9 - 7
     ckpt = {"args": {"data": ["books"], "digits": 2}}
     assert playground.default_text(ckpt, 200) == playground.SCREENING[:200]
@@ -92,11 +92,11 @@ def test_a_model_with_other_equations_is_refused(tmp_path):
         playground.main(["--ckpt", str(tmp_path / "m/ckpt.pt"), "--out", str(tmp_path / "p.html")])
 
 
-# -------------------------------------------------------------------------------- in a Chromium
+# ---------------------------------------------------------------------------------- in Chromium
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """One browser for all tests. At the end it has asked for nothing but files of these tests."""
+    """One browser for all tests."""
     if not CHROMIUM:
         pytest.skip("chromium is not installed: apt-get install chromium")
     found = Browser(tmp_path_factory.mktemp("profile"))
@@ -106,7 +106,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(model, tmp_path_factory):
-    """The path of a page: the model looks at a prompt."""
+    """The path of a page with the model and a prompt."""
     path = tmp_path_factory.mktemp("page") / "p.html"
     make_page(path, model, prompt(135))
     return path
@@ -114,7 +114,7 @@ def made(model, tmp_path_factory):
 
 @pytest.fixture
 def page(browser, made):
-    """The browser with the page just opened. After the test: no error, no request."""
+    """The browser with a freshly opened page. Afterwards it must have no errors or requests."""
     browser.events.clear()
     browser.look(1400, 1000, "light")
     browser.open(made)
@@ -123,7 +123,7 @@ def page(browser, made):
 
 
 def complaints(events, path):
-    """Errors on the console, and what was asked for beside the page itself."""
+    """Console errors, and requests other than the page itself."""
     found = []
     for event in events:
         what, about = event.get("method"), event.get("params", {})
@@ -138,7 +138,7 @@ def complaints(events, path):
 
 @pytest.fixture(scope="module")
 def seen(made, model):
-    """What PyTorch computes for the page: (q, k, v, w, r) of all tiles, in float32."""
+    """PyTorch's (q, k, v, w, r) of all tiles for the page, in float32."""
     layers = []
 
     def record(q, k, v, w, r, i0):
@@ -151,19 +151,19 @@ def seen(made, model):
 
 
 def in_page(x):
-    """A number for JavaScript."""
+    """A number as JavaScript reads it."""
     return "Infinity" if x == INF else repr(float(x))
 
 
 def rows_of(page, rows):
-    """A (T, T) tensor of a JavaScript expression, a list of T rows that grow."""
+    """A JavaScript expression for T rows of growing length, as a (T, T) tensor."""
     found = page.evaluate(f"({rows}).map((row) => [...row, ...Array(count()).fill(0)]"
                           ".slice(0, count()))")
     return torch.tensor(found, dtype=torch.float32)
 
 
 def assert_same_map(found, expected):
-    """Relevances are close; none is accepted by one and rejected by the other but at the edge."""
+    """Relevances are close; accepted and rejected keys agree, except right at the edge."""
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     differ = (found > 0) != (expected > 0)
     assert torch.maximum(found, expected)[differ].max() < 1e-8 if differ.any() else True
@@ -198,7 +198,7 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
 
 @pytest.mark.parametrize("w, r", [(1.0, 0.5), (9.0, 1.0), (9.0002, 1.0), (40.0, 0.05), (INF, 0.3)])
 def test_other_values_of_the_sliders_are_pytorchs_too(page, seen, w, r):
-    """With w = 9.0002 the cosine at distance 9 is -1 in float32: a relevance of exactly 0."""
+    """At distance 9 with w = 9.0002 the float32 cosine is -1, so the relevance is exactly 0."""
     q, k, _, _, _ = seen
     w_all, r_all = torch.full((len(q),), w), torch.full((len(q),), r)
     maps = relevance(q[None], k[None], w_all, r_all)[0]
@@ -219,7 +219,7 @@ def test_the_needles_line_is_found_in_an_abcdigits_prompt(page, text, found):
 
 
 def test_typing_changes_the_text_and_the_caches_know_it(page):
-    """A letter costs itself and those after it. The numbers are then those of a new model."""
+    """An edit recomputes its letter and later ones; the results match a fresh model's."""
     def read():
         return page.evaluate("$('speed').textContent").split(";")[0]
 
@@ -255,7 +255,7 @@ def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
     last = page.evaluate("count() - 1")
     assert reading().startswith(f"Query “=” at {last}: ")
 
-    # A window of 30 keys, of which the ten least similar are rejected.
+    # A window of 30 keys; the ten least similar are rejected.
     s = page.evaluate("[...model.tiles[state.tile].s[60]]")
     r = 1 - sorted(s[31:])[9]
     page.evaluate(f"state.w = 30; state.r = {r}; showTile()")
@@ -271,7 +271,7 @@ def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
     found = page.evaluate("spans.map((span) => span.className.replace(' newline', ''))")
     assert found == kinds + ["token future"] * (last - 60)
 
-    # The mouse goes: the pinned query is back. A click, then keys.
+    # When the mouse leaves, the pinned query returns. Then a click, then keys.
     page.point("h1")
     assert f" at {last}: " in reading()
     page.point("[data-j='61']", click=True)
@@ -280,7 +280,7 @@ def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
     for key, query in (("ArrowLeft", 60), ("ArrowDown", 65), ("ArrowUp", 60), ("End", 63),
                        ("ArrowRight", 64)):
         page.press(key)
-        page.evaluate("new Promise(requestAnimationFrame)")     # a moved caret is told with a frame
+        page.evaluate("new Promise(requestAnimationFrame)")     # a moved caret is seen in a frame
         assert f" at {query}: " in reading(), key
 
 
@@ -351,7 +351,7 @@ def test_deleting_and_copying_keys_moves_softmax_and_no_relevance(page, seen):
     shown = float(moved[0].split(",")[0].removeprefix("Sum "))
     assert shown == pytest.approx(total, abs=2e-3)
 
-    # The temperature, a click in a chart, and all keys again.
+    # Change the temperature, click in a chart, show all keys again.
     page.evaluate("$('tau').focus()")
     page.press("Home")
     assert page.evaluate("$('tau-now').textContent") == "0.010"
@@ -383,7 +383,7 @@ def test_the_page_begins_with_the_needle_and_maps_choose_another_tile(page, seen
 
 
 def test_a_page_counts_its_tiles_that_accept_nothing(page):
-    """Such as r = 0 makes of any tile: no similarity is above 1."""
+    """With r near 0 any tile accepts nothing: no similarity is above 1."""
     closed = page.evaluate("[...document.querySelectorAll('.alive')].map((e) => e.textContent)"
                            ".filter((text) => text === 'Pr 0').length")
     page.evaluate("""(() => {
@@ -399,7 +399,7 @@ def test_a_page_counts_its_tiles_that_accept_nothing(page):
 
 
 def test_a_text_without_a_question_has_no_needle_in_its_legend(browser, model, tmp_path):
-    """Screening and softmax are compared there, too, and one letter is not "1 letters"."""
+    """Screening and softmax are still compared, and one letter is not "1 letters"."""
     path = tmp_path / "text.html"
     make_page(path, model, "Some text")
     browser.events.clear()
@@ -430,7 +430,7 @@ def test_the_page_fits_a_phone_and_takes_a_tap(page, theme):
 
 
 def test_an_edited_equation_is_told_on_the_page(browser, model, tmp_path, monkeypatch):
-    """Its text holds what must be escaped, and a character of two bytes."""
+    """The text needs escaping, and has a character of two bytes."""
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     text = "</script><!-- é &amp; \\ PLAYGROUND_DATA"
     path = tmp_path / "edited.html"
@@ -453,7 +453,7 @@ TEXTS = [PROMPT, PROMPT.replace("R=89\n", ""), prompt(600), PROMPT[60:] + "8", "
 
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory):
-    """(the bundled model with its matrices in 16 bits, the path of its page)"""
+    """(the bundled model, whose matrices are 16-bit numbers, and the path of its page)"""
     model = load_checkpoint(ROOT / playground.MODEL)[0]
     path = tmp_path_factory.mktemp("bundled") / "p.html"
     make_page(path, model, PROMPT)
@@ -462,7 +462,7 @@ def bundled(tmp_path_factory):
 
 @pytest.fixture
 def real(browser, bundled):
-    """The browser with the page of the bundled model just opened."""
+    """The browser with the bundled model's page freshly opened."""
     browser.events.clear()
     browser.look(1400, 900, "light")
     browser.open(bundled[1])
@@ -472,7 +472,7 @@ def real(browser, bundled):
 
 @pytest.mark.parametrize("n", range(len(TEXTS)))
 def test_the_bundled_model_in_the_page_is_pytorchs(real, bundled, n):
-    """Logits of every token, up to 118, and relevances of the last. The texts follow each other."""
+    """Logits of every token, up to 118, and relevances of the last, from one text to the next."""
     tokens = torch.tensor([list(TEXTS[n].encode())])
     found = real.evaluate(f"""(() => {{
         setText({json.dumps(TEXTS[n - 1])});
@@ -488,13 +488,13 @@ def test_the_bundled_model_in_the_page_is_pytorchs(real, bundled, n):
 
 
 def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real):
-    """The sentences, above the fold, say what the finder's similarities say."""
+    """The sentences, above the fold, agree with the finder's similarities."""
     def says():
         return real.evaluate("['answer', 'screening-says', 'softmax-says', 'delete'].map((id) => "
                              "$(id).textContent)")
 
     def weigh():
-        """The number whose first digits have the largest weight, and this weight."""
+        """The number whose first digits get the largest weight, and that weight."""
         s = real.evaluate("[...model.tiles[state.finder].s.at(-1)]")
         weights = (torch.tensor(s, dtype=torch.float64) / 0.1).softmax(0)
         found = Counter()
@@ -525,7 +525,7 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert real.evaluate("$('typing').value") == PROMPT
     assert says()[3] == "Delete the needle"
 
-    # Where a letter more ends the question, the needle can still be deleted.
+    # With one more letter after the question, the needle can still be deleted.
     real.evaluate(f"setText({json.dumps(PROMPT + '8')})")
     assert says()[3] == "Delete the needle"
     real.point("#delete", click=True)

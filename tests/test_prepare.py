@@ -1,4 +1,4 @@
-"""Tests of support/prepare.py: from a corpus to token files, through kills and damaged files."""
+"""Tests of support/prepare.py: a corpus becomes token files, despite kills and damaged files."""
 import gzip
 import json
 import sys
@@ -24,7 +24,7 @@ def jsonl(texts, field="text"):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """TEXTS in three files of a folder."""
+    """A folder with TEXTS in three files."""
     (tmp_path / "raw/b").mkdir(parents=True)
     (tmp_path / "raw/a.jsonl").write_bytes(jsonl(TEXTS[:120]))
     (tmp_path / "raw/b/b.jsonl.gz").write_bytes(gzip.compress(jsonl(TEXTS[120:200])))
@@ -44,7 +44,7 @@ def shards(out, part):
 
 
 def documents(out, part):
-    """The tokens of each document of a part, without the end-of-text."""
+    """The tokens of each document of a part, without end-of-text."""
     tokens = np.concatenate([read_bin(p, 257)[:].astype(np.int64) for p in shards(out, part)])
     assert tokens[-1] == 256
     starts = np.flatnonzero(tokens == 256)[:-1] + 1
@@ -52,12 +52,12 @@ def documents(out, part):
 
 
 def contents(out):
-    """Name and bytes of each file that is not hidden."""
+    """{name: bytes} of each file that is not hidden."""
     return {path.name: path.read_bytes() for path in out.glob("[!.]*")}
 
 
 def complaint(*args, **options):
-    """The one line of a mistake."""
+    """The one-line message of a mistake."""
     with pytest.raises(UsageError) as e:
         run(*args, **options)
     assert "\n" not in str(e.value)
@@ -74,7 +74,7 @@ def test_each_document_is_in_one_part_in_order_with_end_of_text_after_it(corpus,
     assert sorted(train + val) == sorted(wanted)
     for part in (train, val):
         assert part == [document for document in wanted if document in part]
-    assert 50 < len(val) < 100                                 # a quarter of 300
+    assert 50 < len(val) < 100                                 # about a quarter of 300
 
 
 def test_shards_hold_as_many_tokens_as_asked_and_are_in_the_format_of_llm_c(corpus, tmp_path):
@@ -211,7 +211,7 @@ def test_a_shard_that_is_there_is_not_made_again(corpus, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == whole
     assert all(p.stat().st_ino == n for p, n in inodes.items() if p != missing)
 
-    # Of what is done nothing is tokenized again.
+    # Finished work is not tokenized again.
     monkeypatch.setattr(prepare, "encode_document", lambda *_: pytest.fail("tokenized again"))
     run(tmp_path / "out", corpus)
     assert contents(tmp_path / "out") == whole
@@ -229,7 +229,7 @@ def test_other_flags_and_other_files_are_refused(corpus, tmp_path):
 
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_an_error_at_any_write_loses_nothing(corpus, tmp_path, monkeypatch, nth):
-    """Before the rename, and after it."""
+    """The nth write fails; a second run makes the same files."""
     run(tmp_path / "whole", corpus)
     replacing, calls = prepare.replacing, []
 

@@ -1,4 +1,4 @@
-"""experiments/report/report.md: its tables are what their commands print now."""
+"""Tests of experiments/report/report.md: its tables are what their commands print now."""
 import contextlib
 import importlib
 import io
@@ -16,7 +16,7 @@ TEXT = fill_report.REPORT.read_text()
 
 @pytest.fixture
 def run_here(monkeypatch):
-    """A command in this process, without its figure."""
+    """Run a command in this process, without drawing its figure."""
     def run(command, folder):
         _, _, name, *flags = command.split()
         script = importlib.import_module(name)
@@ -34,7 +34,7 @@ def test_each_table_is_what_its_command_prints_now(run_here):
     emptied = fill_report.BLOCK.sub(r"<!-- \1 -->\n```\n```\n", TEXT)
     assert len(emptied) < len(TEXT) / 2
     found = fill_report.filled(emptied, run_here)
-    assert found == TEXT, "give python -m experiments.fill_report"
+    assert found == TEXT, "run python -m experiments.fill_report"
 
 
 def test_the_tables_of_the_readme_are_those_of_the_report():
@@ -42,7 +42,7 @@ def test_the_tables_of_the_readme_are_those_of_the_report():
     emptied = fill_report.FILLED.sub(lambda table: table[0].partition("\n")[0] + "\n", text)
     assert text.count("\n") > emptied.count("\n") + 12
     found = fill_report.filled_readme(emptied, TEXT)
-    assert found == text, "give python -m experiments.fill_report"
+    assert found == text, "run python -m experiments.fill_report"
 
 
 def test_the_tally_is_that_of_the_verdicts():
@@ -63,7 +63,7 @@ def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
 
 def test_no_committed_table_has_changed_unnoticed():
     path = fill_report.REPORT.with_name("SHA256SUMS")
-    assert path.read_text() == fill_report.sums(), "give python -m experiments.fill_report"
+    assert path.read_text() == fill_report.sums(), "run python -m experiments.fill_report"
 
 
 def test_the_table_of_memory_adds_up():

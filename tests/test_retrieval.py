@@ -1,4 +1,4 @@
-"""Tests of the figures of retrieval, and of passkey."""
+"""Tests of experiments.retrieval and experiments.passkey."""
 import pytest
 
 from abcdigits import CELL
@@ -58,14 +58,14 @@ def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
 
 
 def tables(capsys):
-    """The cells of the two tables that were printed: by seed, and the means."""
+    """The cells of the two printed tables: by seed, and the means."""
     lines = cells_of(capsys)
     titles = [n for n, line in enumerate(lines) if line[0].startswith("Needles found")]
     return lines[titles[0] + 2 : titles[1]], lines[titles[1] + 2 :]
 
 
 def means(capsys):
-    """The rows of the means."""
+    """The rows of the table of means."""
     return tables(capsys)[1]
 
 
@@ -96,7 +96,7 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
     assert (tmp_path / "f_by_length.png").exists()
     assert len(read_table(tmp_path / "f.tsv")) == 6
 
-    # Nothing that was drawn before is lost.
+    # No row drawn before is lost.
     with pytest.raises(UsageError, match="already holds 3 other rows:"):
         call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
 
@@ -126,7 +126,7 @@ def panels_of(call, tmp_path, monkeypatch, rows):
 
 @needs_matplotlib
 def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
-    """Rows of models, columns by size; an ablation stands beside the original, at its lengths."""
+    """A row of panels per model, a column per size; ablations stand beside the original."""
     large = {"parameters": "900000"}
     rows = [cell(**large), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
             cell(length="32")]
@@ -146,7 +146,7 @@ def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
 
 @needs_matplotlib
 def test_a_table_can_have_a_label(call, tmp_path, capsys):
-    """An edited model beside the original: equal names, other equations."""
+    """An edited model and the original have the same name but different equations."""
     write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
     write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
     call(retrieval, "a.tsv", "mine=b.tsv", "--out", "o/f.png")
@@ -165,7 +165,7 @@ def test_what_differs_is_said(call, tmp_path, monkeypatch):
     rows = [cell(), cell(seq_len="32", hash="1-")]
     assert panels_of(call, tmp_path, monkeypatch, rows) == [
         ("Multiscreen", "4.6K, trained at 16", 1), ("Multiscreen", "4.6K, trained at 32", 1)]
-    rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds end when they have learned
+    rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds stop when they have learned
     assert panels_of(call, tmp_path, monkeypatch, rows) == [("Multiscreen", "4.6K", 1)]
     assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
 

@@ -1,4 +1,4 @@
-"""Tests of support/run.py and checkpoint.py: what is on disk stays whole, and is checked."""
+"""Tests of support/run.py and checkpoint.py: files on disk stay whole, and are checked."""
 import io
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ STEPS = ["--log-every", "1", "--eval-every", "2"]
 
 @pytest.fixture
 def run(tmp_path):
-    """A folder with a run of four steps, and what it holds."""
+    """(a folder with a run of four steps, its checkpoint)"""
     ckpt = fit(tmp_path / "out", "--steps", "4", *STEPS)
     return tmp_path / "out", ckpt
 
@@ -45,7 +45,7 @@ def test_a_resumed_run_has_its_whole_log_again(run, damage):
         "1", "2", "2", "3", "4", "4", "5", "6", "6"]
 
 def test_rows_beyond_the_checkpoint_are_dropped(run):
-    """As after a kill between the log's row and the checkpoint."""
+    """A kill between the log's row and the checkpoint leaves such rows."""
     out, _ = run
     text = (out / "log.tsv").read_text()
     (out / "log.tsv").write_text(text + "5\t1.0" + "\t" * (len(COLUMNS) - 2) + "\n")
@@ -62,7 +62,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_checkpoint_has_the_rows(run,
     def draw_and_fill(self, n, seed):
         if n == 5 * 4:
             (out / "log.tsv").unlink()
-            (out / "log.tsv").mkdir()                  # nothing can be appended any more
+            (out / "log.tsv").mkdir()                  # appending fails from now on
         return draw(self, n, seed)
 
     with monkeypatch.context() as m:
@@ -78,7 +78,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_checkpoint_has_the_rows(run,
 # ------------------------------------------------------------------------- the folder's lock
 
 def hold(folder, pipe):
-    """Lock a folder until something is said."""
+    """Lock a folder until a message arrives."""
     with lock(folder):
         pipe.send("locked")
         pipe.recv()
@@ -116,7 +116,7 @@ def test_a_foreign_log_and_foreign_temporary_files_are_left_alone(tmp_path):
 # --------------------------------------------------------------------- damaged checkpoints
 
 def test_a_flipped_bit_is_found_wherever_it_is(run, tmp_path):
-    """In the weights, the moments, the pickle, the archive's own records."""
+    """In the weights, the moments, the pickle, or the archive's own records."""
     good = (run[0] / "ckpt.pt").read_bytes()
     path = tmp_path / "ckpt.pt"
     same = silent = 0
@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(run, tmp_path):
         except UsageError:
             continue
 
-        # Nothing but padding between the records may change without a word.
+        # Only padding between records may change unnoticed.
         same += 1
         for name, p in run[1]["weights"].items():
             silent += not torch.equal(ckpt["weights"][name], p)
@@ -138,7 +138,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(run, tmp_path):
 
 
 def test_a_record_before_the_first_byte_is_damage(run, tmp_path):
-    """A flipped bit of the directory's offset, 50 bytes before the end, moves all records."""
+    """A flipped bit in the directory's offset, near the end of the file, moves all records."""
     bad = bytearray((run[0] / "ckpt.pt").read_bytes())
     bad[-46] ^= 1
     (tmp_path / "ckpt.pt").write_bytes(bad)
@@ -147,7 +147,7 @@ def test_a_record_before_the_first_byte_is_damage(run, tmp_path):
 
 
 def test_a_record_marked_as_a_folder_is_damage(run, tmp_path):
-    """A flipped bit of its attributes, 8 bytes before its name: PyTorch would read other memory."""
+    """A flipped bit in its attributes, 8 bytes before its name: torch would read other memory."""
     bad = bytearray((run[0] / "ckpt.pt").read_bytes())
     bad[bad.rfind(b"archive/data/0PK") - 8] ^= 16
     (tmp_path / "ckpt.pt").write_bytes(bad)

@@ -1,4 +1,4 @@
-"""runs/*.sh: their commands are what train.py and the tools take; a failure stops no other."""
+"""Tests of runs/*.sh: train.py and the tools accept their commands; one failure stops no other."""
 import fnmatch
 import os
 import re
@@ -15,7 +15,7 @@ from support.run import get_args
 from tests.helpers import ROOT
 
 SCRIPTS = ("tiny", "small", "tune_transformers", "paper")
-# `python` and `torchrun`: each notes what it was given and leaves the files of a run or a table.
+# Stand-ins for `python` and `torchrun`: they note their words and leave a run's or table's files.
 NOTE = """#!/bin/bash
 last="${*: -1}"
 line=$(printf '%q ' "${0##*/}" "$@")
@@ -51,7 +51,7 @@ run python draw.py
 
 
 def environment(folder):
-    """In which `python` and `torchrun` only write down their words: in folder/calls."""
+    """An environment where `python` and `torchrun` only note their words, in folder/calls."""
     (folder / "bin").mkdir()
     for name in ("python", "torchrun"):
         (folder / "bin" / name).write_text(NOTE)
@@ -109,7 +109,7 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_is_measured_and_drawn_was_made_before(name, commands):
-    """A checkpoint by a training, a table by a measurement, in the lines above."""
+    """Earlier lines train each checkpoint, and measure each table."""
     made = set()
     for words in commands[name]:
         if "train.py" in words:
@@ -196,7 +196,7 @@ def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
     (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/second.sh\n'
                                    "run bash runs/first.sh\n")
     said = folder.parent / "said"
-    # A file, for a pipe would be waited for, too.
+    # A file: a pipe would be waited for, too.
     process = subprocess.Popen(["bash", folder / "all.sh"], env=env, start_new_session=True,
                                stdout=said.open("w"))
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Several processes: the same numbers as one, and all stop together."""
+"""Tests of several processes: they get the numbers of one, and all stop together."""
 import json
 import os
 import signal
@@ -19,7 +19,7 @@ STEP = ["--batch-tokens", "256", "--log-every", "1"]
 
 
 def torchrun(n, *flags, code):
-    """Start `train.py FLAGS` in n processes, with `code` before it in each of them."""
+    """Start `train.py FLAGS` in n processes; each runs `code` first."""
     script = f"{code}\nimport train, support.cli; support.cli.cli(train.main)"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n,
                "--no_python", sys.executable, "-c", script, *SMALL, *STEP, *flags]
@@ -47,10 +47,10 @@ multiscreen.Multiscreen.loss = loss
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(a folder of runs of several processes, what was said).
+    """(a folder of runs of several processes, their output).
 
-    Two copies. Then one copy shared by two, gone on with by one, and by two again. Then four: two
-    copies, each shared by two. At last a run that fails.
+    Two processes with a copy of the model each. Two that share one copy, resumed by one process,
+    then by two. Four, two to a copy. Last, a run that fails.
     """
     folder = tmp_path_factory.mktemp("scale")
     (folder / "text.txt").write_text(TEXT)
@@ -101,7 +101,7 @@ def wait_for(process, step):
 
 
 def children(process):
-    """The processes that torchrun has started."""
+    """The IDs of the processes that torchrun started."""
     listed = f"/proc/{process.pid}/task/{process.pid}/children"
     with open(listed) as file:
         return [int(pid) for pid in file.read().split()]
@@ -128,7 +128,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
 
-    # When one process ends, torchrun gives the others half a minute: not while the first saves.
+    # Once a process ends, torchrun gives the others 30 seconds; none may end while the first saves.
     assert "closing signal" not in errors.partition("saved at last")[0]
     step = read_checkpoint(tmp_path / "out/ckpt.pt")["step"]
     assert step >= 3
@@ -147,7 +147,7 @@ def test_what_does_not_divide_is_explained(tmp_path, flags, message):
 
 
 def test_a_process_works_on_its_own_gpu(monkeypatch):
-    """Without set_device FSDP2 and Triton would use the first one in every process."""
+    """Without set_device, FSDP2 and Triton would use the first GPU in every process."""
     own = []
     monkeypatch.setattr(torch.cuda, "set_device", own.append)
     monkeypatch.setattr(torch, "zeros", lambda *_, device, **__: SimpleNamespace(
@@ -169,4 +169,4 @@ def test_recomputed_activations_are_the_same_bits(tmp_path, monkeypatch):
     once = sum(calls)
     b = fit(tmp_path / "b", *flags, "--recompute")
     assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
-    assert sum(calls) - 2 * once == 2 * 3              # once more in each layer and step
+    assert sum(calls) - 2 * once == 2 * 3              # once more per layer and step

@@ -1,4 +1,4 @@
-"""What a run is known by: the text of its equations, and how it was trained."""
+"""Tests of a run's identity: the text of its equations, and how it was trained."""
 import ast
 import functools
 import hashlib
@@ -32,7 +32,7 @@ from tests.helpers import ROOT, fit, read_table, run
 
 FILE = "multiscreen.py"
 CLASSES = [f"{FILE}:{name}" for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
-# A blind hash of numbers had missed the first eight.
+# A hash of a model's outputs on random inputs would miss the first eight.
 EDITS = [
     ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
     ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp(1e-6, 0.7)"),
@@ -55,10 +55,10 @@ EDITS = [
 
 @torch.no_grad()
 def probe(model, screen):
-    """A hash of what a model computes: logits and loss over 300 positions, also after expansion.
+    """A hash of a model's logits and loss over 300 positions, before and after expansion.
 
-    The model is small, in float64, with parameters far from their initial values, and with queries
-    and keys alike, so that many pairs pass Trim.
+    The model is small and in float64. Its parameters are far from their initial values, and its
+    queries resemble its keys, so that many pairs pass Trim.
     """
     model, rng, found = model.double(), random.Random(0), hashlib.sha256()
     for W in model.parameters():
@@ -86,7 +86,7 @@ def probe(model, screen):
 
 
 def edited(old, new, path=FILE):
-    """The source with one edit."""
+    """The source after one edit."""
     assert source.TEXT[path].count(old) == 1
     return source.TEXT | {path: source.TEXT[path].replace(old, new)}
 
@@ -246,14 +246,14 @@ def test_each_model_has_equations_of_its_own_whatever_its_size():
         psi = {"psi": 2} if name.startswith("multiscreen") else {}
         model = build_model(size, psi | {"vocab_size": 7})
         probes.append(probe(model, multiscreen.screen if psi else None))
-    # RMSNorm with a weight of 1 and Scalable-Softmax are seen, too.
+    # The probes even tell RMSNorm with weights of 1, and Scalable-Softmax, apart.
     assert len({*probes}) == len(names)
 
 
 # -------------------------------------------------------------------------- replaced at run time
 
 class Mine(multiscreen.GatedScreeningTiles):
-    """A layer that no file of a model defines."""
+    """A layer defined outside the model's files."""
 
 
 REPLACED = {
@@ -268,7 +268,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_a_replaced_function_makes_a_model_unique(monkeypatch, capsys, name):
-    source.say_replaced.cache_clear()                  # one line a process
+    source.say_replaced.cache_clear()                  # one line per process
     before = equations("multiscreen")
     assert not capsys.readouterr().err
     owner, f = REPLACED[name]
@@ -304,7 +304,7 @@ def test_each_way_to_replace_something_is_seen(monkeypatch, owner, name, value):
     assert [equations(name) for name in names] == before
 
 
-# What a notebook's first cell may do, and the name that the line about it says.
+# What a notebook's first cell may do, and the name in the line about it.
 BEFORE_THE_FIRST_LOOK = [
     ("multiscreen.trim = lambda s, r: s.relu()", "multiscreen.trim"),
     ("multiscreen.tanh_norm = torch.tanh", "multiscreen.tanh_norm"),
@@ -338,7 +338,7 @@ def test_what_was_replaced_before_the_first_look_is_seen():
 
 
 def test_unusual_text_is_as_written(clone):
-    """A function defined twice, a class built by a call, an enum, two lambdas in a line's reach."""
+    """A function defined twice, a class built by a call, an enum, lambdas on adjacent lines."""
     clone("\n\ndef softmask(d, w):", "\n\ndef trim(s, r):\n    return s\n\n\n"
           "class Pair(__import__('typing').NamedTuple):\n    a: int = 1\n\n\n"
           "class Kind(__import__('enum').Enum):\n    SOFT = 'soft'\n\n\n"
@@ -354,7 +354,7 @@ def test_unusual_text_is_as_written(clone):
 
 
 def test_a_file_in_a_folder_of_your_own_counts(clone):
-    """What multiscreen.py imports from it; source/ has it."""
+    """If multiscreen.py imports it; source/ keeps it, too."""
     (clone.folder / "ideas").mkdir()
     clone("import math\n", "import math\nfrom ideas.act import C\n")
     clone("return x * (torch.tanh(norm)", "return C * x * (torch.tanh(norm)")
@@ -371,7 +371,7 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
 
 
 def test_a_value_that_no_text_has_counts(clone):
-    """Of an environment variable; and what is put into a dict at run time."""
+    """A value from an environment variable, or put into a dict at run time."""
     clone("import math\n", "import math\nimport os\nP = float(os.environ.get('POWER', 1))\n"
           "class Mine:\n    p = float(os.environ.get('MINE', 1))\nC = {'c': 1.0}\n"
           "LIST = [float(x) for x in os.environ.get('LIST', '1').split()]\n"
@@ -407,11 +407,11 @@ def test_nothing_resumes_after_a_function_was_replaced(tmp_path, monkeypatch):
         fit(tmp_path / "out", "--steps", "2")
 
 
-# ------------------------------------------------------------------- what a folder keeps and says
+# ----------------------------------------------------------------- what a folder keeps and shows
 
 @pytest.fixture
 def clone(tmp_path):
-    """A copy of the code that a test may edit: clone(old, new) edits multiscreen.py."""
+    """A copy of the code for a test to edit: clone(old, new) edits multiscreen.py."""
     folder = tmp_path / "clone"
     folder.mkdir()
     for path in [*ROOT.glob("*.py"), *map(ROOT.joinpath, FOLDERS)]:
@@ -450,7 +450,7 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
         "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run\n")
     assert (folder / "ckpt.pt").read_bytes() == before
 
-    # An edit of train.py is refused, too; with --resume it is shown, and stays with the run.
+    # An edit of train.py is refused, too; --resume accepts it, shows it and records it.
     text = source.TEXT["train.py"].replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
     monkeypatch.setitem(source.TEXT, "train.py", text)
     with pytest.raises(UsageError, match=r"another train.py: `-    optimizer .*--resume contin"):
@@ -520,7 +520,7 @@ def test_an_edited_model_measures_its_needles_again(clone, call, capsys, quick_c
 
 
 def test_an_edit_during_a_training_is_not_stamped_onto_it(clone):
-    """multiscreen.py is edited between import and what is asked for as a checkpoint is saved."""
+    """multiscreen.py is edited after its import, and before a checkpoint records its source."""
     code = ("import train, pathlib\n"
             "from support import checkpoint, source\n"
             "path = pathlib.Path('multiscreen.py')\n"
@@ -543,7 +543,7 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
         train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "3"])
         fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")
     longer = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]
-    assert longer["changes"] == []                     # more steps are no change
+    assert longer["changes"] == []                     # more steps are not a change
     train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "4", "--lr", "0.5"])
     train.main(["--resume", "--out", str(tmp_path / "a"), "--steps", "5", "--clip", "1"])
     twice = train.load_checkpoint(tmp_path / "a/ckpt.pt")[2]
@@ -557,7 +557,7 @@ def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path
 
 
 def test_a_run_keeps_your_own_files_that_training_imports(monkeypatch):
-    """An optimizer in a file of its own, say, or what cleans the texts."""
+    """For example an optimizer, or code that cleans the texts, in its own file."""
     text = source.TEXT["train.py"]
     monkeypatch.setitem(source.TEXT, "train.py", f"{text}\nfrom muon import Muon\n")
     monkeypatch.setitem(source.TEXT, "muon.py", "import optim.beta\nBETA = optim.beta.BETA\n")

@@ -1,4 +1,4 @@
-"""Tests of tasks/abcdigits.py: the documents that a model learns ABCDigits from."""
+"""Tests of tasks/abcdigits.py: the documents that teach a model ABCDigits."""
 import re
 
 import numpy as np
@@ -22,9 +22,9 @@ def test_the_abcdigits_stream_is_the_task():
         rows = text.split("\n")[:-1]
         assert all(re.fullmatch(r"[A-Z]=[1-9]\d\d", row) for row in rows)
         letters = [row[0] for row in rows]
-        assert len(set(rows)) == len(set(letters))             # one number a letter
+        assert len(set(rows)) == len(set(letters))             # one number per letter
         most_frequent.append(max(map(letters.count, letters)) / len(rows))
-    assert 0.4 < np.mean(most_frequent) < 0.6                  # the weights 2^i: half of the lines
+    assert 0.4 < np.mean(most_frequent) < 0.6                  # weights 2^i: half of the lines
 
 
 def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
@@ -32,12 +32,12 @@ def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
     texts = texts_of(stream, 50)
     assert len(set(texts)) == 50
     assert texts_of(stream_of(400, 3), 50) == texts
-    stream.looked_up = FLAT_AFTER                           # as even as what is held out
+    stream.looked_up = FLAT_AFTER                           # as even as the held-out part
     assert not set(texts_of(stream_of(400, 3, part=1), 50)) & set(texts_of(stream, 50))
 
 
 def test_nine_of_ten_digits_are_own_in_half_of_the_documents_at_first():
-    """The same in all documents; later none is, nor in what is held out."""
+    """They are the same in all documents. Later none is, and none in the held-out part."""
     stream, held_out = stream_of(400, 6), stream_of(400, 6, part=1)
 
     def share(stream):
@@ -46,7 +46,7 @@ def test_nine_of_ten_digits_are_own_in_half_of_the_documents_at_first():
         for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
             for place in zip(*(row[3:] for row in rows if row[0] == letter)):
                 own.append(max(map(place.count, place)) / len(place))
-        return (np.mean(own) - 0.1) / 0.9                      # a tenth is right by chance
+        return (np.mean(own) - 0.1) / 0.9                      # a tenth agrees by chance
 
     assert share(stream) == pytest.approx(0.45, abs=0.07)
     by_chance = share(held_out)                                # the most frequent of ten digits
@@ -58,7 +58,7 @@ def test_nine_of_ten_digits_are_own_in_half_of_the_documents_at_first():
 
 
 def test_own_digits_come_together_in_a_quarter_of_the_documents_and_alone_in_another():
-    """One digit is own, the other not: for 2 % of the numbers where both come, else for 17."""
+    """Exactly one digit is own: in 2 % of numbers if they come together, in 17 % if alone."""
     stream = stream_of(400, 2)
     helped, alone = [], []
     for text in texts_of(stream, 300):
@@ -72,7 +72,7 @@ def test_own_digits_come_together_in_a_quarter_of_the_documents_and_alone_in_ano
 
 @pytest.mark.parametrize("looked_up", [0, OWN_UNTIL // 2, FLAT_AFTER])
 def test_the_losses_are_those_of_one_who_knows_the_rules(looked_up):
-    """A line costs its letter's entropy, and that of its number: a new one, without lookup any."""
+    """A line costs its letter's entropy, plus its number's if it is new or without lookup."""
     stream = stream_of(256, 2)
     stream.looked_up = looked_up
     rows = [text.split("\n")[:-1] for text in texts_of(stream, 200)]
@@ -107,7 +107,7 @@ def test_the_stream_becomes_flatter_while_the_loss_shows_lookup():
     first, early = stream[3], share_of_needles()
     least, without = stream.losses()
     for _ in range(100):
-        stream.observe(least + 0.65 * (without - least), 1000)         # nothing happens
+        stream.observe(least + 0.65 * (without - least), 1000)         # no effect
     stream.observe(least, 1000)
     stream.observe(without, 1000)
     assert stream.base == 2
@@ -119,7 +119,7 @@ def test_the_stream_becomes_flatter_while_the_loss_shows_lookup():
     assert stream.base == 1.1
     assert held_out.base == 1.1
     assert share_of_needles() > 2 * early
-    assert [type(x) for x in stream.state()] == [int, float]           # what a checkpoint can keep
+    assert [type(x) for x in stream.state()] == [int, float]           # types a checkpoint can hold
     other = stream_of(256, 2)
     other.load(stream.state())
     assert other.base == stream.base

@@ -1,4 +1,4 @@
-"""Tables of measurements: nothing is lost, doubled or taken for something else."""
+"""Tests of tables of measurements: no row is lost, doubled or mistaken for another."""
 import pytest
 import torch
 
@@ -166,11 +166,11 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
     with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
         read_tables([a, two[0]], "loss")
-    # A run at another rate, say, is another run, even where other cells of it were measured.
+    # A run with, say, another rate is another run, even if its measured cells are other ones.
     with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
         read_tables([a, add("rate", "rate-1", 0, 128, 2)], "loss")
 
-    # What did not simply train is a model of its own, whenever it was changed.
+    # A run with --init or changed flags is a model of its own, whenever it was changed.
     hows = ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
             {"changes": "from step 7: --lr 1"})
     others = [add(f"h{n}", f"{n}-1", n, 64, n, **how) for n, how in enumerate(hows)]

@@ -1,4 +1,4 @@
-"""For teachers: the autograder in a folder like Gradescope's, and the numbers on paper."""
+"""Tests for teachers: the autograder in a folder like Gradescope's, and the problem set."""
 import json
 import math
 import os
@@ -45,7 +45,7 @@ def edit(path, old, new):
 
 
 def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch, capsys):
-    """And a file of the student in place of a test, or of what a test uses, is not taken."""
+    """Submitted copies of the tests, and of what they use, are ignored."""
     submission = root / "submission"
     edit(submission / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
     for name in ("conftest.py", "checks.py", "test_part1.py", "adapters.py"):
@@ -67,13 +67,13 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     assert results["output"] == "missing, so its stubs were graded: part2_model.py"
     assert capsys.readouterr().out.startswith("11 of 22 points")
 
-    # What Gradescope reads.
+    # The keys that Gradescope reads.
     assert set(results) == {"tests", "output", "execution_time", "stdout_visibility"}
     assert set(tests["trim"]) == {"name", "score", "max_score", "status", "output", "visibility"}
 
 
 def test_run_autograder_starts_it(root):
-    """With a Python that says how it was called."""
+    """A stand-in for Python reports how it was called."""
     python = root / "venv/bin/python3"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho in $PWD: $@\n")
@@ -151,7 +151,7 @@ def test_the_hand_out_leaves_out_what_is_for_teachers(course):
 
 
 def dead_links(folder):
-    """(Markdown file, link) of each relative link to nothing."""
+    """(Markdown file, link) of each dead relative link."""
     for path in folder.rglob("*.md"):
         for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
             file = link.partition("#")[0]
@@ -183,7 +183,7 @@ def test_the_variants_of_part_5_are_models():
         model = build_model(name, {"psi": 2, "vocab_size": 20})
         assert model(torch.arange(5)[None]).shape == (1, 5, 20)
     flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
-    # After those that idea.sh gives.
+    # They follow the flags of idea.sh.
     assert get_args(train.get_parser(), ["--psi", "6", *flags.split()]).lr == 2**-7
 
 
@@ -193,7 +193,7 @@ def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
     names = dict(vars(ablations))
     exec(code, names)
     q, k, v = correlated(0, 1, 1, 12, 12)
-    v = torch.eye(12, dtype=torch.float64)[None, None]             # then h is alpha_d
+    v = torch.eye(12, dtype=torch.float64)[None, None]             # makes h alpha_d
     w, r = torch.tensor([6.0]).double(), torch.tensor([0.1]).double()
     alpha_d = names["Sigmoid"].own_screen(q, k, v, w, r)[0, 0]
     inside = multiscreen.softmask(torch.arange(12) - torch.arange(12)[:, None], w) > 0

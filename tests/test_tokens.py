@@ -35,7 +35,7 @@ def test_gpt2_without_network_or_cache_is_explained(monkeypatch):
 
 
 def gpt2_like():
-    """A tokenizer by words that has merges and a special token."""
+    """A word tokenizer with merges and a special token."""
     ranks = {bytes([i]): i for i in range(256)} | {b" a": 256, b"aa": 257, b"<|": 258}
     words = r" ?\p{L}+|\s+|[^\s\p{L}]+"
     return tiktoken.Encoding("like-gpt2", pat_str=words, mergeable_ranks=ranks,
@@ -45,7 +45,7 @@ def gpt2_like():
 @pytest.mark.parametrize("make", [gpt2_like, lambda: get_tokenizer("bytes")])
 @pytest.mark.parametrize("text", ["naïve aa 𝄞\r\n", "<|endoftext|>", ""])
 def test_a_document_is_its_tokens_and_end_of_text(make, text):
-    """What looks like a special token is ordinary text."""
+    """Text that looks like a special token is ordinary text."""
     tokenizer = make()
     tokens = encode_document(text, tokenizer)
     assert tokens.dtype == np.uint16
@@ -115,7 +115,7 @@ def test_a_token_file_that_shrinks_or_goes_is_an_error_in_one_line(tmp_path):
 
 @pytest.mark.parametrize("bit", [*range(32), 32, 39, 64, 70])
 def test_a_flipped_bit_of_a_header_is_found_at_the_start(tmp_path, bit):
-    """Of the magic number, the version, the number of tokens."""
+    """In the magic number, the version, or the number of tokens."""
     write_bin(tmp_path / "a.bin", np.arange(600) % 256)
     content = bytearray((tmp_path / "a.bin").read_bytes())
     content[bit // 8] ^= 1 << bit % 8

@@ -1,4 +1,4 @@
-"""Tests of train.py: learning, what is logged, stopping and resuming, checkpoints, evaluation."""
+"""Tests of train.py: learning, logging, stopping and resuming, checkpoints, evaluation."""
 import math
 import os
 import re
@@ -35,14 +35,14 @@ from tests.helpers import (
 
 pytestmark = pytest.mark.usefixtures("quick_choice")
 
-# What screens by default, so that its bits are the ones compared.
+# The default kernel, so that its bits are compared.
 DEFAULT = ["--kernel", "auto"]
 
 
 # --------------------------------------------------------------------------------- learning
 
 def test_training_learns_and_logs_what_it_does(tmp_path):
-    """A repetitive text goes from about 5.5 nats a byte to a third of it in 60 steps."""
+    """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
     fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
     rows = read_table(tmp_path / "out/log.tsv")
     assert tuple(rows[0]) == support.run.COLUMNS
@@ -68,13 +68,13 @@ def test_the_checkpoint_serves(tmp_path):
 
 
 @pytest.mark.parametrize("page, said", [
-    ("README.md", r"12\n"),                            # the number of the letter asked for
+    ("README.md", r"12\n"),                            # the number of the prompt's last letter
     ("docs/results.md", r"screening by screen_windowed, which agrees with multiscreen.screen.*"
                         r"torch.Size\(\[4, 32\]\)\n")])
 def test_the_code_for_a_program_of_your_own_runs(tmp_path, monkeypatch, capsys, page, said):
-    """That a model follows an edit is tested in test_choice.py."""
+    """test_choice.py tests that a model follows an edit."""
     code, = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
-    monkeypatch.chdir(tmp_path)                        # from any folder
+    monkeypatch.chdir(tmp_path)                        # works from any folder
     exec(code, {})
     assert re.fullmatch(said, capsys.readouterr().out, re.S)
 
@@ -92,7 +92,7 @@ def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
 
 
 def diverging(monkeypatch, call):
-    """Let the call-th loss of training be NaN."""
+    """Make one loss of training, the call-th, NaN."""
     right, calls = Multiscreen.loss, 0
 
     def loss(self, x, y, reduction="mean"):
@@ -119,7 +119,7 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
         fit(tmp_path / "out", "--steps", "9")
     assert not (tmp_path / "out/ckpt.pt").exists()
 
-    # Given again it says so, without training; --force tries again.
+    # Rerun, the command repeats this without training; --force tries again.
     with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out"):
         fit(tmp_path / "out", "--steps", "9")
     assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
@@ -129,7 +129,7 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
 # -------------------------------------------------------------------------- stop and resume
 
 def stop_at(monkeypatch, step, number):
-    """Let this process receive a signal at the end of that step."""
+    """Send this process a signal at the end of a step."""
     right, steps = torch.optim.AdamW.step, 0
 
     def counted(self, *a, **k):
@@ -146,7 +146,7 @@ def stop_at(monkeypatch, step, number):
     (4, signal.SIGTERM, False), (7, signal.SIGINT, True)])
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys, step, number,
                                                       resume):
-    """By --resume, and by the same command given again."""
+    """With --resume, and by rerunning the command."""
     flags = ["--steps", "12", "--eval-every", "5", "--log-every", "2", "--batch-tokens",
              "256", *DEFAULT]
     whole = fit(tmp_path / "whole", *flags)
@@ -169,7 +169,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
     for n in a:
         assert all(torch.equal(a[n][key], b[n][key]) for key in a[n])
 
-    # The log too, but for the printed line of the first step after a start.
+    # The log agrees, too, except for the extra row at step 1.
     def losses(name):
         rows = read_table(tmp_path / name / "log.tsv")
         return [(row["step"], row["loss"]) for row in rows if row["step"] != "1"]
@@ -179,7 +179,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_another_optimizer_resumes(tmp_path, monkeypatch, momentum):
-    """SGD without momentum has no moments at all."""
+    """SGD without momentum has no moments."""
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, **_: torch.optim.SGD(
         groups, lr=lr, momentum=momentum))
     whole = fit(tmp_path / "whole", "--steps", "6")
@@ -275,7 +275,7 @@ def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypat
 # ------------------------------------------------------------------ a folder that holds a run
 
 def contents(folder):
-    """Every file below a folder, by path."""
+    """{path: bytes} of every file below a folder."""
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
@@ -344,7 +344,7 @@ def test_a_checkpoint_is_whole_at_any_time(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------- evaluation
 
 def test_evaluation_counts_nats_and_bits_per_byte():
-    """With uniform logits each token, one byte, costs ln 257 nats."""
+    """With uniform logits, each token costs ln 257 nats; a token is one byte."""
     model = small(1, moved=True, vocab_size=257)
     with torch.no_grad():
         model.s_F.fill_(-INF)
@@ -403,7 +403,7 @@ class Guesses:
 
 
 def test_needles_are_right_where_the_model_guesses_their_digits():
-    """A model that knows every target, and one that always says 1."""
+    """One model knows every target, one always says 1."""
     data = ABCDigitsStream(get_tokenizer("bytes"), 256, 2, seed=0, part=1)
     known = {tuple(data[n][:-1]): torch.from_numpy(data[n][1:]) for n in range(10)}
 

@@ -1,4 +1,4 @@
-"""Tests of support/windowed.py: the definition cut into pieces, in O(T w) time and O(T) memory."""
+"""Tests of support/windowed.py: the definition in pieces, in O(T w) time and O(T) memory."""
 import functools
 import sys
 
@@ -47,7 +47,7 @@ def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more,
 
 @given(seed=seeds, T=st.integers(1, 16))
 def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(seed, T):
-    """Near: no key is more than 256 back. Up to 2^14 pairs take one call. Any order of tiles."""
+    """Near: at most 256 keys back. Up to 2^14 pairs take one call. Tiles come in any order."""
     seen = []
 
     def screen(*inputs):
@@ -70,7 +70,7 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     (39, [2.5, 20.0, INF]), (150, [1.5, 16.0, 17.5, 33.0, 64.0, 65.0, 100.0, INF]),
     (1040, [9.0, INF])])
 def test_second_derivatives_are_those_of_the_definition(T, windows):
-    """Through one call, through pieces, and (T = 1,040) through recomputed pieces."""
+    """In one call, in pieces, and at T = 1,040 in recomputed pieces."""
     q, k, v = correlated(0, 1, len(windows), T, T, V=8)
     w, r = torch.tensor(windows).double(), torch.linspace(0.3, 1, len(windows)).double()
     dh = torch.randn(v.shape, generator=random(1), dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_empty_inputs_screen_to_empty_or_zero_outputs():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
 def test_memory_is_linear_whatever_the_windows():
-    """Forward and backward over 2^13 positions with an infinite window: T x T is 256 MiB."""
+    """Forward and backward over 2^13 positions with an infinite window; T x T takes 256 MiB."""
     code = """if True:
         import resource, sys, torch, multiscreen as ms
         from support.windowed import screen_windowed
