@@ -30,7 +30,7 @@ SOLUTIONS = {"exercises.part1_screening": "multiscreen", "exercises.part2_model"
 
 
 REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
-# By identity: a copy of a function has an equal code.
+# By identity: a copied function has equal code.
 EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
              if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
 IN_PLACE = ("{} changes its input in place, but the caller still needs it: write x = x + 1, not "
@@ -49,7 +49,7 @@ class Work:
 
 
 def chosen(file):
-    """The module to take: yours, or the solution."""
+    """The module to use: yours, or the solution."""
     return SOLUTIONS[file] if os.environ.get("EXERCISES") == "reference" else file
 
 
@@ -89,7 +89,7 @@ def watched(name, f):
 
 
 def is_stub(f):
-    """Whether a function still raises the NotImplementedError that it came with."""
+    """Does a function still raise the NotImplementedError it came with?"""
     code = getattr(getattr(f, "__wrapped__", f), "__code__", None)
     return bool(code) and any(str(c).startswith("Exercise ") for c in code.co_consts)
 

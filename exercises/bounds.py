@@ -1,4 +1,4 @@
-"""The keys that a block of queries sees, and the common mistakes in their bounds."""
+"""Common mistakes in the bounds of the keys that a block of queries sees."""
 import math
 
 
@@ -37,6 +37,6 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
         "the first key is 0: blocks before the window are visited": (0, end),
         "the end is S: blocks of later keys are visited": (first, S),
         "all blocks of keys are visited": (0, S),
-        "w = inf is cut to a number that is too small: take 2^30": (first if i < 2**20 else i, end),
+        "w = inf is cut to a number that is too small: use 2^30": (first if i < 2**20 else i, end),
         "the last block of queries, which may be short, is left out":
             (first, end if last - i0 < T - 1 else 0)}

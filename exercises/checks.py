@@ -37,7 +37,7 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
 
 
 def describe_difference(found, right, what, names=None):
-    """`what` is ..; it should be ..: of a tensor, where it is off most, or the one factor."""
+    """`what` is ..; it should be ..: where a tensor is off most, and a common factor if any."""
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
@@ -56,14 +56,14 @@ def as_tensor(x):
 
 
 def near(a, b, tolerance):
-    """Whether they agree. Infinities must be the same; NaN agrees with nothing."""
+    """Do they agree? Infinities must be equal; NaN agrees with nothing."""
     finite = b[b.isfinite()]
     largest = max(finite.abs().max().item(), 1.0) if finite.numel() else 1.0
     return torch.allclose(a, b, rtol=0, atol=tolerance * largest)
 
 
 def gradient(f, *inputs, dh=None):
-    """The gradients of sum(f(inputs) dh) for all inputs; zeros where nothing arrives."""
+    """The gradients of sum(f(inputs) dh) for all inputs; zeros where there is none."""
     inputs = [x.detach().clone().requires_grad_() for x in inputs]
     out = f(*inputs)
     check(out.requires_grad, "no gradient comes back: was a tensor detached, or created anew?")
@@ -109,7 +109,7 @@ def correlated(seed, B, H, T, S, K=16, V=8, dtype=torch.float64, rho=0.6):
 
 @torch.no_grad()
 def enliven(layer, seed=0):
-    """Parameters far from their initial values: windows from 3.7 to inf, r from 0.62 to 0.88."""
+    """Move parameters far from their initial values: w from 3.7 to inf, r from 0.62 to 0.88."""
     g = random(seed)
     E, H, K = layer.W_Q.shape
     layer.s_w.copy_(torch.linspace(3.0, 1.0, H))

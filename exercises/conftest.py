@@ -77,7 +77,7 @@ class Points:
 
 
 def causes(error):
-    """An error and its causes: Triton's interpreter wraps the exceptions of a kernel."""
+    """An error and its causes: Triton's interpreter wraps a kernel's exceptions."""
     seen = []
     while error and error not in seen:
         yield error

@@ -3,7 +3,7 @@
     python -m exercises.handout                    writes course.zip, with a folder course/
     python -m exercises.handout --out week1.zip
 
-It holds the files of the last commit, and leaves out what is for teachers: solutions, known
+It holds the files of the last commit without what is for teachers: solutions, known
 mistakes, the tests that grade them, exercises/teach/, and the section "For teachers" of
 exercises/README.md. multiscreen.py stays: it is the subject.
 """
@@ -42,7 +42,8 @@ def committed_files():
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--out", type=Path, default=Path("course.zip"), help="[course.zip]")
+    p.add_argument("--out", type=Path, default=Path("course.zip"),
+                   help="file to write [course.zip]")
     out = p.parse_args(argv).out
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

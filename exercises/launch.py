@@ -1,9 +1,9 @@
 """Starts the kernels of part 4. Nothing to do here: read it once.
 
-One tile, no batch, float32, contiguous. w and r are tensors of one number, which the kernels load.
+One tile, no batch, float32, contiguous. w and r are one-number tensors, which the kernels load.
 The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
 from the last to the first, then in a random order. On a GPU there is no order. A third run has
-other blocks, which must store every place of OUT, too.
+other block sizes, and must store every element of OUT, too.
 """
 import random
 
@@ -13,7 +13,7 @@ import triton
 from exercises import strict
 from exercises.checks import check
 
-BI, BJ = 32, 16                                        # queries, and keys, of a block
+BI, BJ = 32, 16                                        # queries and keys in a block
 GUARD = 64                                             # unused rows behind each matrix
 
 
@@ -41,7 +41,7 @@ def relevances(kernel, q, k, w, r, i0=0):
 
 
 def bounds(kernel, T, S, w, i0=0):
-    """(blocks of queries, 2): where the loop over keys begins and ends, for each."""
+    """(blocks of queries, 2): where each loop over keys begins and ends."""
     out = torch.full((triton.cdiv(T, BI), 2), -1, dtype=torch.int32)
     return launch(kernel, (T,), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
 
@@ -65,7 +65,7 @@ def dq(kernel, q, k, v, w, r, dh, i0=0):
 def launch(kernel, covered, inputs, out, sizes, widths):
     """The result, and {(name, program): the rows that it loaded}.
 
-    covered: (T,) or (T, S), which blocks of BI queries, and of BJ keys, cover.
+    covered: (T,) or (T, S), to be covered by blocks of BI queries and BJ keys.
     """
     def run(order, *block):
         tensors = {name: guarded(x) for name, x in (inputs | {"OUT": out}).items()}
@@ -79,20 +79,20 @@ def launch(kernel, covered, inputs, out, sizes, widths):
     again, loaded = run(drawn, BI, BJ)
     check(torch.equal(result, again), "two orders of the programs give two results: a program must "
           "not depend on another's work")
-    if widths:                                         # bounds have a row for each block
+    if widths:                                         # not for bounds: a row per block
         run(drawn, BJ, BI)
     return result, loaded
 
 
 def guarded(x):
-    """A copy as a matrix, with room after it: addresses past its end hit no other matrix."""
+    """A copy as a matrix, with room behind it: addresses past its end hit no other matrix."""
     x = x.reshape(len(x), -1)
     copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
     return copy.copy_(x)
 
 
 def check_result(out, memory):
-    """Each place of OUT was stored, and is a number."""
+    """Check that each element of OUT was stored, and is a number."""
     missing = (memory.stored < 0).nonzero()
     if len(missing[0]):
         row, column = missing[0][0], missing[1][0]

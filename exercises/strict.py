@@ -1,9 +1,9 @@
 """Triton's interpreter, as strict as a GPU. launch.py runs kernels in it; nothing to do here.
 
-The interpreter runs programs one after the other, reads whatever lies behind a matrix, reads 0
+The interpreter runs programs one after another, reads whatever lies behind a matrix, reads 0
 where a mask is False and no `other` is given, and multiplies exactly. A GPU runs programs at the
 same time, in any order, may read anything in both places, and cuts float32 to tf32 unless told
-otherwise. Here the order is given, addresses are checked, and numbers without `other` are NaN.
+otherwise. Here the order is chosen, addresses are checked, and masks without `other` give NaN.
 """
 from collections import defaultdict
 from itertools import product
@@ -18,9 +18,9 @@ from exercises.checks import Wrong, check
 class Memory:
     """Stands between a kernel and its tensors, {name: (rows, columns)}; "OUT" is the result.
 
-    sizes: {"K": 64, ..}, for messages. loaded: {(name, program): the rows that it loaded}; stored:
-    the program that stored each place of OUT, or -1; bare: the name of a tensor that was loaded
-    with a mask and without `other=0.0`.
+    sizes: {"K": 64, ..}, for messages. loaded: {(name, program): the rows it loaded}; stored: the
+    program that stored each element of OUT, or -1; bare: the name of a tensor loaded with a mask
+    but without `other=0.0`.
     """
 
     def __init__(self, tensors, sizes):
@@ -73,7 +73,7 @@ class Memory:
         return convert(x, *options)
 
     def places(self, addresses, mask, verb):
-        """The tensor the addresses are in, and the rows and columns where the mask is True."""
+        """The tensor that the addresses point into, and the rows and columns left by the mask."""
         addresses = addresses.astype(np.int64)
         name = min(self.tensors, key=lambda name: self.outside(name, addresses))
         x = self.tensors[name]
@@ -88,7 +88,7 @@ class Memory:
         return name, rows[mask], columns[mask]
 
     def check_block(self, addresses, rows, mask, name, verb):
-        """The rows of a block of addresses, or its columns, are rows of the matrix."""
+        """Check that the rows of a block of addresses, or its columns, are rows of the matrix."""
         x, width = self.tensors[name], self.width_of(name)
         steps = [abs(np.diff(addresses, axis=axis).flat[0]) // x.element_size() for axis in (0, 1)]
         step = self.names.get(max(steps), max(steps))
@@ -105,7 +105,7 @@ class Memory:
         return self.names.get(width, width)
 
     def outside(self, name, addresses):
-        """How many bytes of the addresses' range lie outside a tensor and the room behind it."""
+        """How many bytes of the addresses' range are outside a tensor and the room behind it."""
         x = self.tensors[name]
         start = x.data_ptr()
         room = x.untyped_storage().nbytes()
@@ -119,7 +119,7 @@ def program():
 
 
 def run(kernel, grid, tensors, sizes, constants, order):
-    """Run the programs of a kernel in that order, a function of a list. Returns the Memory."""
+    """Run a kernel's programs in the order that a function makes of their list. Return Memory."""
     memory = Memory(tensors, sizes | constants)
     programs = iter(order(list(product(*map(range, grid), *[[0]] * (3 - len(grid))))))
     real = {name: getattr(interpreter, name) for name in

@@ -177,7 +177,7 @@ def wrong_relevances(q, k, w, r):
 
 
 def test_relevance():
-    # Three directions 60 degrees apart: s is 1, 1/2 or -1/2. r = 1, and a window without an edge.
+    # Three directions 60 degrees apart: s is 1, 1/2 or -1/2. r = 1, and an infinite window.
     a = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [-0.5, math.sqrt(3) / 2]])
     q, k = a[[0, 1, 2]].view(1, 1, 3, 2), a[[1, 0, 0]].view(1, 1, 3, 2)
     infinite, one = torch.tensor([INF]), torch.tensor([1.0])
@@ -288,7 +288,7 @@ def test_screen():
     check(off < 1e-3, f"with q, k and v in float32 h is off by {off.item():.1%}: is something "
           "rounded to bfloat16 on the way?")
 
-    # Two keys with the relevances 1 and 0.999, and values 1 and -1.
+    # Two keys with relevances 1 and 0.999, and values 1 and -1.
     one, keys, values = torch.ones(1), torch.tensor([1, 0.9995]), torch.tensor([1, -1]).bfloat16()
     h = mine.screen(one.view(1, 1, 1, 1), *(x.view(1, 1, 2, 1) for x in (keys, values)), w, one, 1)
     expect(h, [[[[0.001]]]], "h of two keys that nearly cancel, their values in bfloat16,",
@@ -297,7 +297,7 @@ def test_screen():
 
 
 def tanh_norm_along(x, axis):
-    """A wrong TanhNorm, of another axis than the last."""
+    """A wrong TanhNorm, over another axis than the last."""
     return ms.tanh_norm(x.transpose(axis, -1)).transpose(axis, -1)
 
 

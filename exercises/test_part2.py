@@ -22,7 +22,7 @@ def a_layer():
 
 
 def draw_inputs(*shape):
-    """Positions alike: a part of them in common, or all keys would be rejected."""
+    """Similar positions, with a part in common; otherwise every key would be rejected."""
     g = random(0)
     return torch.randn(shape[-1], generator=g) + 0.5 * torch.randn(*shape, generator=g)
 
@@ -69,7 +69,7 @@ def test_gate():
 
 
 def parts_of(layer, x, start=0):
-    """q_bar, k_bar, v (not unit), the angle, w, r: what screening of x, from `start` on, has."""
+    """What screening computes from x, from position `start` on: q_bar, k_bar, v, angle, w, r."""
     q, k, v = (layer.project(x, W) for W in (layer.W_Q, layer.W_K, layer.W_V))
     w, r = ms.window(layer.s_w), ms.acceptance(layer.s_r)
     angle = ms.mipe_angle(start + torch.arange(x.shape[1]), w, layer.config.w_th)
@@ -162,7 +162,7 @@ def test_forward():
 
 
 def check_independent(named):
-    """Matrices are drawn around 0, each for itself."""
+    """Each matrix is drawn around 0, independently of the others."""
     matrices = [(name, W.detach().flatten()) for name, W in named if W.ndim > 1]
     for n, (name, W) in enumerate(matrices):
         check(W.mean().abs() < 0.1 * W.std(), f"the mean of {name} is {W.mean().item():.3g}: it is "

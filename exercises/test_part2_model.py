@@ -81,7 +81,7 @@ def test_loss():
 
 
 class TightCache:
-    """Returns no key that every window has passed: `first` moves on."""
+    """Drops keys that every window has passed, so `first` moves on."""
 
     def __init__(self):
         self.whole, self.end = ms.KeyCache(), 0
@@ -95,7 +95,7 @@ class TightCache:
 
 
 def check_append():
-    """What append returns, and where the positions are."""
+    """Check what append returns, and its positions."""
     k, v, _ = correlated(0, 1, 2, 24, 24)
     w, cache = torch.tensor([3.0, 4.5]).double(), mine.KeyCache()
     kept, _, first = cache.append(k[:, :, :20], v[:, :, :20], w)
@@ -120,7 +120,7 @@ def test_cache():
     pieces = torch.split(x, [5, 1, 1, 4, 1], 1)
 
     def wrong(from_0=False, i0=lambda start, first, end: start - first):
-        """x^(1) with positions of MiPE from 0 in each piece, or with another i0."""
+        """x^(1) with MiPE's positions from 0 in each piece, or with another i0."""
         cache, out = TightCache(), []
         W_O = theirs.s_O.exp()[:, None, None] * theirs.W_O
         for piece in pieces:
@@ -152,7 +152,7 @@ def test_cache():
 
 
 def greedy(model, tokens, n, caches=None):
-    """The n next tokens, each of the last one alone once there are caches. caches: of each step."""
+    """The next n tokens; with caches, each from the last token alone. caches: one list a step."""
     for m in range(n):
         x = tokens[:, -1:] if caches and m else tokens
         z = model(x, caches and caches(m))
@@ -164,7 +164,7 @@ def test_generate():
     yours, theirs = a_model()
     with torch.no_grad():
         for layer in theirs.layers:
-            layer.s_O.add_(3)                          # or the last token alone says what follows
+            layer.s_O.add_(3)                          # else the last token decides
     load_into(yours, theirs)
     t, lengths = some_tokens(2, 6), []
     right, one = greedy(theirs, t, 7), ms.KeyCache()
@@ -209,7 +209,7 @@ def test_training():
         config = ms.Config(**sizes)
         theirs, yours = ms.Multiscreen(config), blank(config)
     load_into(yours, theirs)
-    text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # to be learned by heart
+    text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
     theirs.screen = ms.screen
     yours.loss(text[None, :59], text[None, 1:60]).backward()
     for name, p in yours.named_parameters():

@@ -15,7 +15,7 @@ INF = math.inf
 def some_block(w=9.0, r=0.3, I=12, J=10, first=8):  # noqa: E741
     """q, k, v, dh, w, r, i, j of a block: queries from position `first` on, keys from 2.
 
-    Each fifth key is turned round, away from the queries.
+    Every fifth key points away from the queries.
     """
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, I, J))
     k[1::5] *= -1
@@ -141,7 +141,7 @@ def test_dz_block():
 
 
 def of_s(name, right, dz, x, r, *more):
-    """dq and dk: the same mistakes. x: (name, keys or queries)"""
+    """The mistakes that dq and dk share. x: (name, keys or queries)"""
     expect(call(f"{name}_block", dz=dz, **{x[0]: x[1]}, r=r), right, name,
            [*more, (right * r, "1/r is missing: dz/ds = 1/r"),
             (right * r * r, "divide by r, dz/ds = 1/r: this multiplies"),
@@ -163,7 +163,7 @@ def test_dq_block():
 
 
 def test_dk_block():
-    # As many queries as keys: the wrong product has a value.
+    # As many queries as keys, so that the wrong product is defined.
     q, k, v, dh, w, r, i, j = some_block(I=10)
     z, c, _ = z_c_d(q, k, w, r, i, j)
     dz = 2 * z * c.square() * (dh @ v.T)
@@ -260,13 +260,13 @@ class Watch(TorchDispatchMode):
 
 GRADIENTS = ("dq", "dk", "dv", "dw", "dr")
 
-# T, S, i0, w, size: a last block of one query; no i0; keys before the window; a size of its own.
+# T, S, i0, w, size: a last block of one query; no i0; keys before the window; another size.
 CASES = [(33, 33, 0, 1.4, 16), (40, 31, 0, 32.0, 16), (23, 61, 38, 17.0, 16),
          (23, 61, 38, INF, 16), (30, 20, 5, 3.5, 16), (5, 40, 33, 24.5, 16), (26, 45, 11, 6.0, 7)]
 
 
 def of_pairs(mask, q, k, v, w, r, dh, i0):
-    """The gradients where only the pairs of mask (T, S) count."""
+    """The gradients if only the pairs in mask (T, S) count."""
     def h(q, k, v, w, r):
         d = torch.arange(len(k)) - (i0 + torch.arange(len(q)))[:, None]
         return (ms.trim(q @ k.T, r) * ms.softmask(d, w) * mask) @ v
@@ -312,7 +312,7 @@ def test_gradients():
 
 
 def compare(found, right, inputs, case):
-    """All five gradients with the right ones; where some are off, why."""
+    """Compare all five gradients with the right ones, and say why some are off."""
     T, S, i0, w, size = case
     check(len(found) == 5, "return five gradients: dq, dk, dv, dw, dr")
     found = [torch.as_tensor(x) for x in found]
@@ -357,7 +357,7 @@ def compare(found, right, inputs, case):
 
 
 def watched(w, T):
-    """The Watch of all gradients of T queries and keys."""
+    """A Watch over `gradients` for T queries and T keys."""
     q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=T)
     with Watch() as watch:
         mine.gradients(q, k, v, w, r, dh)

@@ -18,7 +18,7 @@ from exercises.checks import Wrong, check, correlated, expect, gradient, random 
 INF = math.inf
 BI, BJ = launch.BI, launch.BJ
 
-# T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; no window.
+# T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; w = inf.
 CASES = [(BI + 1, 47, 0, 1.4), (50, 79, 20, 22.0), (37, 95, 23, 24.25), (90, 41, 5, 6.0),
          (45, 61, 11, INF)]
 
@@ -26,7 +26,7 @@ CASES = [(BI + 1, 47, 0, 1.4), (50, 79, 20, 22.0), (37, 95, 23, 24.25), (90, 41,
 def inputs(T, S, w, r=0.25):
     """q (T, K), k (S, K), v (S, V), w, r in float32, one tile; K = 64, V = 128, or the other way.
 
-    Each fifth key is turned round, away from the queries.
+    Every fifth key points away from the queries.
     """
     K, V = (64, 128) if T < 50 else (128, 64)
     q, k, v = (x[0, 0] for x in correlated(0, 1, 1, T, S, K, V, dtype=torch.float32))
@@ -64,7 +64,7 @@ def trim_and_softmask(q, k, w, r, i0):
 
 
 def wrong_masks(q, k, w, i0):
-    """(m, what it comes from): Softmask with one mistake each."""
+    """(m, its cause): Softmask with one mistake each."""
     t, j = torch.arange(len(q)), torch.arange(len(k))
     d = j - i0 - t[:, None]
     inside, angle = (d <= 0) & (d > -w), math.pi * d / w
@@ -100,7 +100,7 @@ def wrong_masks(q, k, w, i0):
 
 
 def wrong_relevances(q, k, w, r, i0):
-    """(alpha_d, what it comes from): Eqs. 9 to 11 with one mistake each."""
+    """(alpha_d, its cause): Eqs. 9 to 11 with one mistake each."""
     z, m, _ = trim_and_softmask(q, k, w, r, i0)
     s = q @ k.T
     return [
@@ -140,12 +140,12 @@ def test_relevance_kernel():
 # ------------------------------------------------------------------------ which blocks are visited
 
 def between(first, end):
-    """The blocks of the keys first .. end - 1."""
+    """The blocks that hold keys first .. end - 1."""
     return set(range(max(first, 0) // BJ, -(-end // BJ))) if first < end else set()
 
 
 def there_are(S):
-    """The blocks of S keys. A load of one behind them has no rows."""
+    """The blocks that exist for S keys. A load beyond them has no rows."""
     return set(range(-(-S // BJ)))
 
 
@@ -156,7 +156,7 @@ def right_blocks(T, S, i0, w, n):
 
 
 def wrong_blocks(T, S, i0, w, n):
-    """{cause: the blocks of keys} of block n of the queries, with one mistake each."""
+    """{cause: the blocks of keys} for block n of the queries, with one mistake each."""
     i, full = i0 + n * BI, i0 + (n + 1) * BI
     last = min(full, i0 + T) - 1
     causes = wrong_bounds(i, last, full, w, T, S, i0)
@@ -172,7 +172,7 @@ def wrong_blocks(T, S, i0, w, n):
 
 
 def check_blocks(visited):
-    """visited: {(T, S, i0, w): for each block of queries the blocks of keys that it visits}."""
+    """visited: {(T, S, i0, w): for each block of queries, the blocks of keys it visits}."""
     wrong = [(case, n) for case, found in visited.items() for n, blocks in enumerate(found)
              if blocks != right_blocks(*case, n)]
     if not wrong:
@@ -217,13 +217,13 @@ def test_bounds_kernel():
 # ------------------------------------------------------------------------------- whole kernels
 
 def loads_of(results):
-    """{case: for each block of queries the blocks of keys that it loads}, of (result, loads)."""
+    """{case: for each block of queries, the blocks of keys it loads}, from (result, loads)."""
     return {case: [{row // BJ for row in loads["K_", n]} for n in range(-(-case[0] // BI))]
             for case, (_, loads) in results.items()}
 
 
 def of_seen_blocks(T, S, i0, w):
-    """(T, S) twice: whether a key is in a block that is to be visited, and in the last of them."""
+    """(T, S) twice: is a key in a block that must be visited, and in the last of these?"""
     seen, last = torch.zeros(T, S), torch.zeros(T, S)
     for t in range(T):
         blocks = sorted(right_blocks(T, S, i0, w, t // BI))
@@ -260,7 +260,7 @@ def test_forward_kernel():
 
 
 def wrong_slopes(q, k, w, r, i0):
-    """(dz / (dh . v), what it comes from): 2 z m with one mistake each."""
+    """(dz / (dh . v), its cause): 2 z m with one mistake each."""
     z, m, _ = trim_and_softmask(q, k, w, r, i0)
     return [
         *((2 * z * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),

@@ -1,7 +1,7 @@
 """The end of part 2: a trained model in your hands.
 
     python -m exercises.trained                         with models/retrieval.pt
-    python -m exercises.trained --ckpt out/ckpt.pt      with a model that you trained with train.py
+    python -m exercises.trained --ckpt out/ckpt.pt      with a model you trained with train.py
 
 Trains your Multiscreen and the repository's for 200 steps from the same initial weights: the losses
 should agree. Then loads a trained model's weights into yours, and compares the logits.
@@ -75,7 +75,7 @@ def compare_models(argv):
     parser = Parser(__doc__)
     parser.add_argument("--ckpt", default=TRAINED,
                         help="a checkpoint of train.py [models/retrieval.pt]")
-    parser.add_argument("--steps", type=int, default=200, help="[200]")
+    parser.add_argument("--steps", type=int, default=200, help="steps of training [200]")
     args = parser.parse_args(argv)
     text = torch.tensor(list((ROOT / "multiscreen.py").read_bytes()))
 

@@ -105,7 +105,8 @@ def as_results(found, minutes, missing, seconds):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--root", type=Path, default=Path("/autograder"), help="[/autograder]")
+    p.add_argument("--root", type=Path, default=Path("/autograder"),
+                   help="folder of source/ and submission/ [/autograder]")
     root = p.parse_args(argv).root
     for name in ("source", "submission"):
         if not (root / name).is_dir():
