@@ -37,9 +37,9 @@ def make_prompts(depth, n_digits, n_trials, fill):
     are the answer.
     """
     if not 0 <= depth <= 1:
-        raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
+        raise UsageError(f"depth is {depth:g}; expected 0 to 1")
     if not 2 <= n_digits <= 18 or n_trials < 1:
-        raise UsageError(f"{n_digits} digits, {n_trials} trials: 2 to 18 digits, at least 1 trial")
+        raise UsageError(f"{n_digits} digits, {n_trials} trials; expected 2 to 18, at least 1")
     rng = random.Random(123)
     prompts = []
     numbers = range(10 ** (n_digits - 1), 10**n_digits)
@@ -58,7 +58,7 @@ def make_prompts(depth, n_digits, n_trials, fill):
 def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
     """n_trials prompts of n_lines lines, counting the one to complete, each with its answer."""
     if n_lines < 27:
-        raise UsageError(f"{n_lines} lines: a prompt has at least 27, the letters and a question")
+        raise UsageError(f"{n_lines} lines; expected at least 27, 26 letters and a question")
 
     def fill(rng, weights, lines, needle):
         return rng.choices(range(26), weights, k=n_lines - 27)
@@ -73,7 +73,7 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
         total = sum(counts) + counts[needle]
         more = []
         if total > n_tokens:
-            raise UsageError(f"{n_tokens} tokens: the shortest prompt has {total}")
+            raise UsageError(f"{n_tokens} tokens are too few: the shortest prompt has {total}")
         while total < n_tokens:
             more += rng.choices(range(26), weights)
             total += counts[more[-1]]
@@ -141,9 +141,9 @@ def measure(args, name, loaded, get_prompts, **task_flags):
         trials = 1000 if args.device.startswith("cuda") else 10
     lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
 
-    # Make one prompt for each depth: what cannot be done is refused before any work.
+    # Make one prompt for each depth: the impossible is refused before any work.
     if max(lengths) > 2**24:
-        raise UsageError(f"--lengths {max(lengths)}: at most 2^24 tokens")
+        raise UsageError(f"--lengths {max(lengths)}: use at most 2^24 tokens")
     for depth in args.depths:
         get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **task_flags)
     for factor in args.rope_scale:
@@ -171,7 +171,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     what = [name, *(f"{value} {flag}" for flag, value in task_flags.items())]
     if args.swe:
         what.append("expanded windows")
-    title = (f"{', '.join(what)}, {trials} trials in a cell: accuracy by depth and length, in "
+    title = (f"{', '.join(what)}, trials per cell: {trials}; accuracy by depth and length, in "
              f"tokens ([{T_train}]: the training length)")
     if args.rope_scale:
         title += ", x the best RoPE scaling, ntk: of theta"
@@ -188,7 +188,7 @@ def possible_lengths(T_train, tokenizer, get_prompts, task_flags):
         except UsageError as e:
             reason = e
     if not lengths:
-        raise UsageError(f"no length up to {length} will do: {reason}")
+        raise UsageError(f"no length up to {length} works: {reason}")
     return lengths
 
 

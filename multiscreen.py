@@ -419,8 +419,8 @@ class Multiscreen(LanguageModel):
     def embed(self, tokens):
         """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
         if self.W_E.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and give "
-                            "the model dtype=torch.bfloat16 for its products only")
+            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and pass "
+                            "dtype=torch.bfloat16 to the model for its products")
         return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
 
     def head(self):

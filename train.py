@@ -69,7 +69,7 @@ def get_parser():
     flag("--batch-size", 8, "sequences in a forward pass of one process")
     flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
          type=int, shown="those of one pass")
-    flag("--steps", 620, "optimizer steps, the most for abcdigits and passkey (paper: 2^16)")
+    flag("--steps", 620, "optimizer steps; at most, for abcdigits and passkey (paper: 2^16)")
     flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
     flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)")
     flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)")

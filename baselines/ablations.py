@@ -127,7 +127,7 @@ def build_ablation(variant, config, dtype=None):
         config = config | {name: n for name, n in more.items() if config.get(name) is None}
     sizes = Config(**config)
     if issubclass(TILES[variant], RoPE) and sizes.d_K % 2:
-        raise ValueError(f"d_K = {sizes.d_K}: RoPE turns pairs, so it must be even")
+        raise ValueError(f"d_K is {sizes.d_K}; expected an even number, as RoPE turns pairs")
     model = Multiscreen(sizes, dtype, TILES[variant])
     if hasattr(TILES[variant], "own_screen"):
         model.screen = model.own_screen = TILES[variant].own_screen

@@ -38,8 +38,8 @@ class TransformerConfig:
     def __post_init__(self):
         sizes = self.N_L, self.N_H, self.d_E, self.vocab_size
         if min(sizes) < 1 or self.d_E % (2 * self.N_H):
-            raise ValueError(f"N_L, N_H, d_E, vocab_size = {sizes}: all must be at least 1, and "
-                             "d_E a multiple of 2 N_H")
+            raise ValueError(f"N_L, N_H, d_E, vocab_size are {sizes}; expected at least 1 each, "
+                             "and d_E a multiple of 2 N_H")
 
 
 def get_config(size, **given):

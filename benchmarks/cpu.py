@@ -3,7 +3,7 @@
     python -m benchmarks.cpu                 psi = 8 beside transformer:8M
 
 train    a default step of train.py: 8 sequences of 256 bytes, eager and with --compile
-decode   one token after the other, after 256, 8,192 and 131,072 tokens of context, with initial and
+decode   one token at a time, after 256, 8,192 and 131,072 tokens of context, with initial and
          trained-like windows, and the Transformer with its cache
 
 OUT/cpu.tsv has tokens per second, from medians. Rerun the command to measure what is missing.

@@ -12,7 +12,7 @@ tests     all tests of the kernel, compiled, and a small case under compute-sani
 
 Each part writes OUT/PART.tsv row by row. Rerun the command to measure what is missing: after a
 crash, after Ctrl-C, after --minutes. A row that has begun is finished: if a command may take 10
-minutes, give --minutes 8. Times are medians with a cold cache.
+minutes, use --minutes 8. Times are medians with a cold cache.
 """
 import inspect
 import os
@@ -86,7 +86,7 @@ def main():
     p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)}, report [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
-    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many [60]")
+    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after this many [60]")
     args = p.parse_args()
     if unknown := set(args.part) - {*PARTS, "report"}:
         raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)} or report")

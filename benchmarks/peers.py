@@ -7,13 +7,13 @@
     git clone https://github.com/FreshMedlar/screening                       # dc947e1
     cd .. && python -m benchmarks.peers peers
 
-After each: the commit that was tried, and what it needs besides PyTorch. Our model gets the
-weights of the peer, and the two take turns. OUT/peers.tsv has a row for each way of training (2,048
+After each: the commit tried, and what it needs besides PyTorch. Our model gets the peer's weights,
+and the two take turns. OUT/peers.tsv has a row for each way of training (2,048
 tokens a step) and decoding:
 
 ours_ms, theirs_ms, ratio    medians; a ratio above 1 means that ours is faster
-ours_MiB, theirs_MiB         peak tensor memory of a step, above what it began with
-difference                   largest difference of two logits, of the models that are timed
+ours_MiB, theirs_MiB         peak tensor memory of a step, above what it started with
+difference                   largest difference between the logits of the timed models
 
 Rerun the command to measure what is missing. Peers without a cache are not timed in decoding.
 Two more peers are other models: lucidrains/multiscreen (each update orthogonal to x),

@@ -110,7 +110,7 @@ def get_figure(args, value, measure=None):
     """
     flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
     if args.tables and flags:
-        raise UsageError(f"tables are for drawing, {flags[0]} is for measuring: give only one")
+        raise UsageError(f"tables are for drawing, {flags[0]} is for measuring: use only one")
     if args.tables:
         rows = read_tables(args.tables, value)
         out = args.out or Path(named_paths(args.tables)[0][1]).with_suffix(".png")

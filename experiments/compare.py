@@ -5,25 +5,26 @@
     python -m experiments.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
 A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
-label; a pattern in quotes names several runs. A run named twice counts once. Without a label a run
-is named after its folder, without the seed at the end. Runs that differ only in their seed are a
+label; a pattern in quotes names several runs. A run named twice counts once. An unlabeled run is
+named after its folder, without the seed at the end. Runs that differ only in their seed are a
 group.
 
-The table has a row for each group: the mean validation loss and its deviation over the seeds; the
-change against the first group, a mean over the seeds that both have, since runs of one seed see the
-same data in the same order; the share of pairs inside the windows that are alive; the largest
-window; spikes, the rows of the log whose loss is more than 5 deviations above the --window rows
-before it; grad, the median gradient norm of the second half. Compare tokens per second only if the
-runs were alone on one machine. Columns without a number are left out.
+The table has a row for each group. val_loss and std: the mean validation loss and its deviation
+over the seeds. change: the difference from the first group, averaged over the seeds that both have,
+because runs with the same seed see the same data in the same order. alive: the share of pairs in
+the windows with relevance above 0. w_max: the largest window. spikes: rows of the log with a loss
+more than 5 deviations above the --window rows before. grad: the median gradient norm of the second
+half. Compare tokens per second only if each run had one machine to itself. Empty columns are left
+out.
 
-Then come the differences: flags, as `first | other`, and the lines of source. Runs of different
-lengths are compared after the last evaluation that all have. Runs with other data, another
-tokenizer or another sequence length are listed without a change. A run has diverged if train.py
-stopped it, or if the training loss over the last eighth of its log is more than half a nat above
-that over another eighth, or above the first loss.
+Then come the differences: flags, as `first | other`, and lines of source. Runs of different lengths
+are compared at the last evaluation they share. Runs with other data, another tokenizer or another
+sequence length are listed without a change. A run has diverged if train.py stopped it, or if its
+mean training loss over the last eighth of the log is more than half a nat above the mean over
+another eighth, or above the first loss.
 
-With matplotlib the folder --out gets a figure: losses and gradient norms by step, means over the
-seeds and a band of one deviation; with --by, the losses by the value of a flag; for tables, which
+With matplotlib, the folder --out gets a figure: losses and gradient norms by step, with means over
+the seeds and bands of one deviation; with --by, losses by the value of a flag; for tables, which
 have no curves, the changes. --name also writes the runs to a table that this command can read.
 """
 import math
@@ -94,8 +95,8 @@ def make_groups(runs, by=None):
     for group in groups:
         seeds = [run.seed for run in group.runs]
         if not by and len(seeds) > len({*seeds}):
-            raise UsageError(f"{group.label} has seed {statistics.mode(seeds)} twice: give the "
-                             "runs labels, as in mine=out-mine")
+            raise UsageError(f"{group.label} has seed {statistics.mode(seeds)} twice: label the "
+                             "runs, as in mine=out-mine")
     tell_apart(groups)
     for group in groups:
         group.reason = why_not(groups[0].flags, group.flags)
@@ -418,11 +419,11 @@ def main():
                    "[compare.png, no table]")
     args = p.parse_args()
     if args.window < 2:
-        raise UsageError(f"--window {args.window}: at least 2")
+        raise UsageError(f"--window {args.window}: use at least 2")
     runs = read_runs(args.runs, args.window)
     by = args.by and args.by.removeprefix("--").replace("-", "_")
     if by and not all(by in run.flags for run in runs):
-        raise UsageError(f"--by {args.by}: not a flag of these runs")
+        raise UsageError(f"--by {args.by} is not a flag of these runs")
     groups = make_groups(runs)
     step = common_step(groups)
     # With --by, groups that differ in nothing else are one.

@@ -1,16 +1,16 @@
 """How long one forward pass over a long context takes (section "Inference Latency").
 
-Multiscreen, the same with SWE, and the Transformer, over context lengths and over sizes. Appendix:
+Multiscreen, with and without SWE, and the Transformer, by context length and by size. Appendix:
 "Latency Impact of Screening-Window Expansion".
 
 Paper:  python -m experiments.latency --repeats 100 --compile
         bfloat16 products, vocabulary 50257. Psi = 8, 16, 32, 48 and the Transformers 8M to 1.3B at
         2^17 tokens, the last two from 2^10 on. Without --compile each elementwise operation of
-        both models is its own launch and pass through memory. Weights are random: a
-        relevance of 0 takes as long as any other, so only the windows matter. `initial` ones are 2
-        to 257 tokens. `trained-like` ones are a guess: 70 % of the tiles log-uniform in 2 .. 128,
-        25 % in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only these last ones. --ckpt takes
-        the windows of a trained model.
+        both models is its own launch and pass through memory. Weights are random: a relevance of 0
+        takes as long as any other, so only the windows matter. `initial` windows are 2 to 257
+        tokens. `trained-like` windows are a guess: 70 % of the tiles log-uniform in 2 .. 128, 25 %
+        in 256 .. 4096, 5 % in 4096 .. 65536. SWE changes only the last 5 %. --ckpt uses the windows
+        of a trained model.
 Small:  python -m experiments.latency
         Without a GPU, 3 minutes on 2 cores: Psi = 8 and 8M, vocabulary 257, float32, 2^10 to 2^14
         tokens, not compiled. What it leaves out is what the paper compares: sizes, long contexts,
@@ -23,8 +23,8 @@ reused; interrupted work resumes.
     python -m experiments.latency out/latency/latency.tsv
 
 draws the table again and times nothing. The column x_transformer is the time of the Transformer
-beside a Multiscreen, with its fastest backend, over Multiscreen's; x_std is its deviation, by those
-of both times. By size, the n-th Multiscreen stands beside the n-th Transformer. If a table has
+beside a Multiscreen, with its fastest backend, over Multiscreen's; x_std is its deviation, from
+those of both times. By size, the n-th Multiscreen is beside the n-th Transformer. If a table has
 several machines, the last one is drawn. Bars are standard deviations over the passes.
 
 Timed: the hidden states of all tokens in one pass (batch 1, no cache, no gradient), then all their
@@ -67,7 +67,7 @@ def get_parser():
     group = p.add_mutually_exclusive_group()
     group.add_argument("--psi", type=int, nargs="+",
                        help="Multiscreen's sizes [8 16 32 48; CPU: 8]")
-    group.add_argument("--ckpt", help="in place of --psi: a trained model, with its windows")
+    group.add_argument("--ckpt", help="a trained model with its windows, in place of --psi")
     p.add_argument("--transformer", nargs="+",
                    help="sizes of the Transformers [8M 45M 353M 1.3B; CPU: 8M]")
     p.add_argument("--lengths", type=int, nargs="+",
@@ -94,7 +94,7 @@ def fill_in(args):
     if not 1 <= args.lengths[0] <= args.lengths[-1] <= 2**24 or args.repeats < 1:
         raise UsageError("--lengths must be from 1 to 2^24 tokens, and --repeats at least 1")
     if max(args.psi) > 2**10:
-        raise UsageError(f"--psi {max(args.psi)}: at most 2^10")
+        raise UsageError(f"--psi {max(args.psi)}: use at most 2^10")
     return device
 
 

@@ -1,7 +1,7 @@
 """Passkey retrieval on the grid of ABCDigits (appendix "Passkey Retrieval Results").
 
-A number is hidden in a text that repeats the same five sentences, and asked for at its end. The
-task is that of Mohtashami and Jaggi (2023).
+A number is hidden in a text that repeats the same five sentences; the end asks for it. The task is
+from Mohtashami and Jaggi (2023).
 
 Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.pt \\
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
@@ -14,8 +14,8 @@ Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000
         leaves out: a model that has read enough English to understand the question. This one has
         read nothing but such documents; one trained on other text finds nothing.
 
-Each cell becomes a row of passkey.tsv beside the checkpoint. Rerun the command to measure what is
-missing. `python -m experiments.retrieval` draws.
+Each cell is a row of passkey.tsv beside the checkpoint. Rerun the command to measure what is
+missing. `python -m experiments.retrieval` draws the table.
 
 The paper prints: over 99.5 % in every cell for the 28M Multiscreen with SWE, 100 % for the 286M and
 the 1.3B.
@@ -36,13 +36,13 @@ def passkey_prompts(tokenizer, n_tokens, depth, n_trials=1000):
     there is no room for one.
     """
     if not 0 <= depth <= 1:
-        raise UsageError(f"depth {depth:g}: it must be in [0, 1]")
+        raise UsageError(f"depth is {depth:g}; expected 0 to 1")
     if n_trials < 1:
-        raise UsageError(f"{n_trials} trials: at least 1")
+        raise UsageError(f"{n_trials} trials; expected at least 1")
     frame, each = prompt_sizes(tokenizer)
     n = (n_tokens - frame) // each
     if n < 1:
-        raise UsageError(f"{n_tokens} tokens: the shortest passkey prompt has {frame + each}")
+        raise UsageError(f"{n_tokens} tokens are too few: the shortest prompt has {frame + each}")
     rng, before = random.Random(123), int(n * depth)
     keys = [rng.randint(1, MOST) for _ in range(n_trials)]
     head, tail = TASK + FILLER * before, FILLER * (n - before) + QUESTION
@@ -53,8 +53,8 @@ def main():
     args = get_parser(__doc__).parse_args()
     loaded = load_for_evaluation(args.ckpt, args.device, args.swe)
     measure(args, "passkey", loaded, passkey_prompts)
-    print("the paper, 2^12 to 2^17 tokens, with SWE: 28M Multiscreen over 99.5 % in each cell, "
-          "286M and 1.3B 100 %")
+    print("the paper, at 2^12 to 2^17 tokens with SWE: over 99.5 % in each cell for the 28M "
+          "Multiscreen, 100 % for 286M and 1.3B")
 
 
 if __name__ == "__main__":

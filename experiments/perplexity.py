@@ -10,18 +10,18 @@ Paper:  python -m experiments.perplexity --data pg19/ --documents 5747 --length 
         measured without --rope-scale.
 Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
-        2^17 tokens, books, and all but 10 documents; so windows are wider, +-30 %. Any length runs;
-        memory grows linearly. The documents are single files of the standard library, every 20th,
-        which train.py holds out, without the tables of code pages in encodings/. Train and measure
-        with the same Python.
+        2^17 tokens, books, and all but 10 documents; so windows are wider, +-30 %. Any length
+        works; memory grows linearly. The documents are the files of the standard library that
+        train.py holds out, every 20th, without the code-page tables in encodings/. Train and
+        measure with the same Python.
 
 Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Existing rows
 are reused; interrupted work resumes. The requested rows are printed, and drawn in perplexity.png.
 
     python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
 
-draws such tables and measures nothing. Models that differ only in their seed are one curve: their
-mean, and a band of one standard deviation. Many curves get a panel for each model, beside the
+draws such tables and measures nothing. Models that differ only in their seed share a curve: their
+mean, with a band of one standard deviation. Many curves get a panel for each model, each with the
 first curve. The paper prints no numbers for its curves.
 """
 import hashlib
@@ -154,8 +154,8 @@ def measure(args):
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
         print("note: the model was trained on 19 twentieths of --data: expect a higher perplexity "
               "on texts it has not seen")
-    print(f"{len(documents)} documents of {L} + 1 tokens ({tokenizer.name}); {short} were too "
-          "short", flush=True)
+    print(f"documents of {L} + 1 tokens ({tokenizer.name}): {len(documents)}; too short: "
+          f"{short}", flush=True)
 
     data = corpus_of(args.data, files)
     # SWE comes last: windows stay expanded.

@@ -9,19 +9,19 @@ runs/paper.sh has the paper's runs: five Multiscreens and four Transformers of 4
 
 A line, loss = a + b ln(size), is fitted to the mean losses of each family by least squares. Both
 families reach a common range of losses. At L in its middle, the saving is
-1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b). Its standard deviation is
-that of the fits, by the residuals of both lines.
+1 - N_multiscreen(L) / N_transformer(L), where N(L) = exp((L - a) / b). Its standard deviation
+comes from the residuals of both lines.
 
 At a small scale the paper's learning rates for its smallest models, 2^-4 and 1e-3, are not tuned,
-and a family that learns fast looks like one that needs fewer parameters. Where a model has runs at
-several rates, its best one, by the mean over the seeds, is fitted and drawn; the fits at the
-paper's rates are printed, too. residual: the loss above the line against total parameters. If the
-residuals are far above the deviation of the losses, the family does not follow a line, and the
-saving depends on the size. So a last table uses no line: for each size of one family, it
-interpolates the size at which the other family has the same loss.
+and a family that learns fast seems to need fewer parameters. For a model with runs at several
+rates, the rate with the best mean over the seeds is fitted and drawn; the fits at the paper's rates
+are printed, too. residual: the loss above the line against total parameters. If the residuals are
+far above the deviation of the losses, the family does not follow a line, and the saving depends on
+the size. So a last table uses no line: for each size of one family, it interpolates the size at
+which the other family has the same loss.
 
 The paper prints no losses. It states: Multiscreen needs roughly 30 % fewer parameters at similar
-validation loss. Against non-embedding parameters the advantage is preserved, and the trend is even
+validation loss. Against non-embedding parameters the advantage remains, and the trend is even
 closer to linear. Against Psi it is clean. Its sizes: Multiscreen 4M, 28M, 286M, 1.3B, 4B (Psi 8,
 16, 32, 48, 64), Transformer 8M, 45M, 353M, 1.3B.
 """

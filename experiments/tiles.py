@@ -1,25 +1,25 @@
-"""What did the tiles learn: where do they look, how far, and how alike must a key be?
+"""What did the tiles learn: where do they look, how far, and how similar must a key be?
 
 Appendices "Distribution of Learned Screening Parameters" and "Visualization of Distance-Aware
 Relevance".
 
 Paper:  python -m experiments.tiles --ckpt out/paper/multiscreen_psi64-0/ckpt.pt
-        4,096 tiles; `bash runs/paper.sh` trains the model. Its maps are of psi = 8 with GPT-2's
-        tokens, 203 of the paper's abstract: --text "..".
+        4,096 tiles; `bash runs/paper.sh` trains the model. Its maps show psi = 8 on 203 of
+        GPT-2's tokens, the paper's abstract: --text "..".
 Small:  python -m experiments.tiles --ckpt out/ckpt.pt
-        10 seconds. 64 tiles for psi = 8, and 203 bytes of a text of ours.
+        10 seconds: 64 tiles for psi = 8, and 203 bytes of our own text.
 
-windows.png has a point for each tile: w on a logarithmic axis, r, and a histogram of each. A tile
+windows.png has a point for each tile, r by w on a logarithmic axis, and a histogram of each. A tile
 with w > w_th, the dotted line, has no positional encoding. The dashed line is the training length.
 The paper says: most windows are local or medium-range, a few exceed the training length, and r is
 often close to 1.
 
 relevance_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer;
-relevance_maps_of_six.png six of them, from the narrowest window to the widest. In a map, queries i
+relevance_maps_of_six.png has six, from the narrowest window to the widest. In a map, queries i
 go down and keys j to the right. Dark gray: outside the window, or in the future. White: inside it,
 and exactly 0. Pr is the share of the pairs inside the window with alpha_d > 0. The paper says: many
-maps have a substantial number of zeros, more in some tiles. Layers that do not call the screen they
-are given have no maps.
+maps have a substantial number of zeros, more in some tiles. A layer that does not call the screen
+it is given has no maps.
 
 A tile with Pr 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some come
 back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these accepted

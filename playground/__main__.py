@@ -4,10 +4,10 @@
 
 In seconds it writes one HTML file that needs no network: the model runs in the browser. A model
 trained on ABCDigits gets a prompt of that benchmark, and the page begins with the tile that finds
-the needle. Other models get a text about screening; --text takes one of yours.
+the needle. Other models get a text about screening; --text shows yours.
 
-model.js has the equations once more; the matrices are stored in 16 bits. When it opens, the page
-compares its numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
+model.js repeats the equations; matrices are stored in 16 bits. When it opens, the page compares its
+numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
 """
 if not __package__:
     raise SystemExit("error: run python -m playground in the folder above")
@@ -54,7 +54,7 @@ def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
     p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
-    p.add_argument("--tokens", type=int, default=200, help="at most this many of its bytes; an "
+    p.add_argument("--tokens", type=int, default=200, help="at most this many bytes of it; an "
                    "ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the file to write [out/playground.html]")

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
 case $name in
     ""|-*)
-        echo "error: give the idea a name: bash runs/idea.sh NAME [flags of train.py]" >&2
+        echo "error: name your idea: bash runs/idea.sh NAME [flags of train.py]" >&2
         exit 1 ;;
 esac
 shift

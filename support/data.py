@@ -207,7 +207,7 @@ class Sequences(Data):
         self.ends = np.cumsum([max(size - 1, 0) // T for size in sizes])
         if not len(self):
             raise UsageError(f"{what}: {sum(sizes)} tokens are fewer than one sequence of {T} + 1: "
-                             "give more text or a smaller --seq-len")
+                             "use more text or a smaller --seq-len")
 
     def __len__(self):
         return int(self.ends[-1])

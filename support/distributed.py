@@ -25,7 +25,7 @@ def join():
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         except (ValueError, RuntimeError) as e:
             reason = str(e).splitlines()[0]
-            raise UsageError(f"the other processes cannot be joined ({reason}): start with "
+            raise UsageError(f"cannot join the other processes ({reason}): start with "
                              "torchrun, or unset TORCHELASTIC_RUN_ID") from None
         atexit.register(leave)
         if rank():

@@ -45,7 +45,7 @@ def open_stream(args):
         files += visible_files(path) if path.is_dir() else [path]
     kinds = {kind for suffix, kind in KINDS.items() for p in files if suffix in p.suffixes}
     if len(kinds) != 1:
-        raise UsageError(f"{' '.join(args.data)}: give {', '.join(KINDS)}, one kind at a time")
+        raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")
     names = [str(p.resolve()) for p in files if KINDS.keys() & set(p.suffixes)]
     extra = {"sample_by": "document"} if kinds == {"text"} else {}
     return datasets.load_dataset(*kinds, data_files={"train": names}, split="train",
@@ -59,8 +59,8 @@ def encoded_batches(stream, args):
         for batch in stream.iter(BATCH):
             texts = batch.get(args.field)
             if texts is None or None in texts:
-                raise UsageError(f"a document has no text in the field {args.field!r}, of "
-                                 f"{', '.join(batch)}: give --field")
+                raise UsageError(f"a document has no text in --field {args.field}; its fields: "
+                                 f"{', '.join(batch)}")
             tokens = threads.map(lambda text: encode_document(text, tokenizer), texts)
             yield [(text.encode(), t) for text, t in zip(texts, tokens)]
 
@@ -147,7 +147,7 @@ def main(argv=None):
                    help="texts of more than N tokens, one per file")
     args = p.parse_args(argv)
     if args.books is not None and args.books < 1:
-        raise UsageError(f"--books {args.books}: it must be at least 1")
+        raise UsageError(f"--books {args.books}: use at least 1")
     if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
         raise UsageError("--shard-tokens must be above 0 and below 2^30, --held-out 0 or more")
     try:

@@ -70,7 +70,7 @@ def get_args(parser, argv=None):
     parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume and args.init:
-        raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: give one")
+        raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
     if args.resume:
@@ -323,7 +323,7 @@ def find_checkpoint(args):
     out, source = Path(args.out), Path(args.out) / "source"
     is_ours = source.is_dir() and not source.is_symlink() and (out / "flags.txt").exists()
     if os.path.lexists(source) and not is_ours:
-        raise UsageError(f"{source} is not a run's: name another --out")
+        raise UsageError(f"{source} belongs to no run: name another --out")
     if args.force:
         return None
     if (out / "diverged.txt").exists() and not args.resume:

@@ -324,7 +324,7 @@ def shown(value):
 def say_replaced(name):
     """One line, once."""
     print(f"{name} was replaced at run time, or is in no file of this model: only --resume "
-          "continues a run, and no row is reused", file=sys.stderr)
+          "continues its runs, and none of its rows are reused", file=sys.stderr)
 
 
 def uncompiled(value):

@@ -178,7 +178,7 @@ def read_tables(paths, value):
                 before = places.setdefault(key, path)
             if same != weights or before != path and rows[key] != row:
                 raise UsageError(f"{path} and {before} both have {row['model']}, seed "
-                                 f"{row['seed']}: give the runs labels, as in mine={path}")
+                                 f"{row['seed']}: label the runs, as in mine={path}")
             rows[key] = row
             for name, text in (flags_beside(path) | {"equations": of_model}).items():
                 one = known.setdefault((row["model"], row["parameters"]), {})

@@ -37,7 +37,7 @@ class ABCDigitsStream(Stream):
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
-            raise UsageError(f"--digits {digits}: a number has 2 to 18 digits")
+            raise UsageError(f"--digits {digits}: use 2 to 18")
         super().__init__(DONE_AFTER)
         self.tokenizer, self.T, self.digits = tokenizer, T, digits
         self.seed, self.part = seed, part

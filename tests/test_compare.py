@@ -157,7 +157,7 @@ def test_labels_patterns_and_names_make_groups(run, said, tmp_path):
     run("z-0", {20: 3.0}, lr=0.5)
     found = rows_in(said("one=x-0", "one=z-0"))
     assert [*found] == ["one, lr 0.0625", "one, lr 0.5"]
-    with pytest.raises(UsageError, match="x has seed 0 twice: give the runs labels"):
+    with pytest.raises(UsageError, match="x has seed 0 twice: label the runs"):
         said("x-0", run("deep/x-0", {20: 3.0}))
 
 

@@ -170,11 +170,11 @@ def test_a_name_on_the_hub_is_streamed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, content, message", [
     ("a.jsonl", jsonl(TEXTS) + b'{"text": "cut', "JSON parse error"),
-    ("a.jsonl", b'{"title": "x"}\n', "no text in the field 'text', of title: give --field"),
+    ("a.jsonl", b'{"title": "x"}\n', "no text in --field text; its fields: title"),
     ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "no text in the field 'text'"),
     ("a.jsonl.gz", gzip.compress(jsonl(TEXTS))[:-20], "Compressed file ended"),
     ("a.txt", b"caf\xe9 au lait", "can't decode byte 0xe9"),
-    ("a.parquet", b"no", "a.parquet"), ("a.csv", b"text\n", "give .jsonl, .parquet, .txt")])
+    ("a.parquet", b"no", "a.parquet"), ("a.csv", b"text\n", "use .jsonl, .parquet, .txt")])
 def test_a_damaged_file_is_one_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     assert message in complaint(tmp_path / "out", tmp_path / name)

@@ -164,10 +164,10 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     two = [add("seeds-0", "p-1", 0, 64, 3), add("seeds-1", "q-1", 1, 64, 4)]
     found = read_tables([a, f"mine={tmp_path}/seeds-*"], "loss")
     assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
-    with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
+    with pytest.raises(UsageError, match="both have multiscreen, seed 0: label the runs"):
         read_tables([a, two[0]], "loss")
     # A run with, say, another rate is another run, even if its measured cells are other ones.
-    with pytest.raises(UsageError, match="both have multiscreen, seed 0: give the runs labels"):
+    with pytest.raises(UsageError, match="both have multiscreen, seed 0: label the runs"):
         read_tables([a, add("rate", "rate-1", 0, 128, 2)], "loss")
 
     # A run with --init or changed flags is a model of its own, whenever it was changed.
