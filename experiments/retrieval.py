@@ -299,7 +299,7 @@ def main():
     panels = get_panels(rows, labels)
     lengths = sorted({length for panel in panels for length, _ in panel.cells})
     print_table(["model", "seed", *map(str, lengths)], seed_rows(panels, lengths),
-                "Needles found by seed and length; 95 %: the seeds that find 95 % or more")
+                "Needles found by seed and length; 95 %: seeds that find 95 % or more")
     print_table(COLUMNS, retrieval_rows(panels), "Needles found, mean over the depths")
     if plt := pyplot():
         digits = {row.get("digits") for row in rows} - {None}

@@ -356,7 +356,7 @@ def main():
     if len(paper) == len(best) and paper != best:
         fits += fit_rows("paper's", paper, args.unfitted)
     print_table(FITS, fits,
-                "Fitted lines: change of the loss when the size doubles; the sizes at an equal "
+                "Fitted lines: change of the loss when the size doubles; sizes at an equal "
                 "loss\n(-: no loss that both families reached, or a line that does not fall)")
     print_table(BETWEEN, between_rows(best), "Without a line, at the best rates: sizes at an equal "
                 "loss, one measured, one interpolated")
