@@ -7,9 +7,9 @@ retrieval of "Architectural Ablations".
 
 prints each seed's share at each length and how many seeds find 95 % or more, then the means. It
 draws the tables of abcdigits.py, also as curves in figure_by_length.png, or those of `python -m
-experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes. Models that
-differ only in their seed share a panel, which shows their mean. With ablations, the columns are the
-ablations and their original.
+experiments.passkey`. Rows: Transformer, Multiscreen, Multiscreen + SWE; columns: sizes, or
+ablations and their original; more than three continue below. Models that differ only in their seed
+share a panel, which shows their mean.
 
 Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen again with --swe,
         each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096
@@ -45,6 +45,7 @@ from support.table import RUN, print_table
 COLUMNS = ["model", "length", "x_training", "seeds", "prompts", "mean", "std", "worst_depth"]
 ROWS = ("Transformer", "Multiscreen", "Multiscreen + SWE")
 ORDER = ("", *ABLATIONS)
+SIDE_BY_SIDE = 3                                       # panels; the letters of more are too small
 
 
 # ------------------------------------------------------------------------------------- cells
@@ -207,12 +208,15 @@ def retrieval_rows(panels):
 
 def draw_panels(plt, panels, path, note=""):
     """The panels with one colour bar. note: behind the words of the x axis."""
-    rows = {name: [panel for panel in panels if panel.row == n] for n, name in enumerate(ROWS)}
-    rows = {name: line for name, line in rows.items() if line}
-    n = max(map(len, rows.values()))
-    fig, axes = plt.subplots(len(rows), n, figsize=(max(WIDTH, 2.9 * n), 2.5 * len(rows) + 0.5),
-                             squeeze=False, layout="constrained")
-    for line, (name, shown) in zip(axes, rows.items()):
+    lines = []
+    for n, name in enumerate(ROWS):
+        shown = [panel for panel in panels if panel.row == n]
+        lines += [(name, shown[i : i + SIDE_BY_SIDE])
+                  for i in range(0, len(shown), SIDE_BY_SIDE)]
+    n = max(len(shown) for _, shown in lines)
+    fig, axes = plt.subplots(len(lines), n, squeeze=False, layout="constrained",
+                             figsize=(max(WIDTH, 2.9 * n), 2.5 * len(lines) + 0.5))
+    for line, (name, shown) in zip(axes, lines):
         for ax in line[len(shown) :]:
             ax.axis("off")
         for ax, panel in zip(line, shown):

@@ -145,6 +145,18 @@ def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
 
 
 @needs_matplotlib
+def test_many_panels_stay_as_wide_as_a_page(call, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(retrieval, "save_figure", lambda fig, path: found.append(fig))
+    names = ("rope", "nope", "no-gate", "fixed-r")
+    rows = [cell(), *(cell(model=f"multiscreen:{name}", seed="0") for name in names)]
+    write_rows(tmp_path / "t.tsv", rows)
+    call(retrieval, tmp_path / "t.tsv")
+    titles = [ax.get_title() for ax in found[0].axes if ax.get_images()]
+    assert len(titles) == 5 and found[0].get_size_inches()[0] < 10
+
+
+@needs_matplotlib
 def test_a_table_can_have_a_label(call, tmp_path, capsys):
     """An edited model and the original have the same name but different equations."""
     write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
