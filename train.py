@@ -35,7 +35,7 @@ from support.checkpoint import (
 from support.choose import get_screen, require_memory
 from support.cli import Parser, cli, get_device, printable, products_dtype
 from support.compiled import try_to_compile
-from support.data import STREAMS, get_data
+from support.data import get_data, is_stream
 from support.maps import alive_fraction
 from support.run import Run, get_args, passes_of
 from support.tokens import get_tokenizer
@@ -181,7 +181,7 @@ def train_step(model, data, args, drawn):
 def train(args, run):
     # The data: text, or the documents of a task.
     tokenizer = get_tokenizer(args.tokenizer)
-    if args.data[0] in STREAMS:
+    if is_stream(args.data):
         train_data, val_data = get_stream(args, tokenizer)
     else:
         train_data, val_data = get_data(args, tokenizer, run.files)

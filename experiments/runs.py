@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import Parser, UsageError, own_folder
+from support.data import STREAMS
 from support.source import bare_lines, parts_of
 from support.table import named_paths, read_file, read_rows
 
@@ -98,7 +99,7 @@ def read_folder(path, label="", window=10):
     stopped = (folder / "diverged.txt").exists()
     end = "diverged" if stopped or has_diverged(rows) else ""
     if not end and steps < int(flags["steps"]):
-        most = "at most " * (flags["data"] in ("abcdigits", "passkey"))
+        most = "at most " * (flags["data"] in STREAMS)
         end = f"at step {steps} of {most}{flags['steps']}"
     curve = step, loss, norm = columns_of(rows, "step", "loss", "grad_norm")
 

@@ -38,6 +38,11 @@ class Data:
         return {}
 
 
+def is_stream(names):
+    """Whether --data names a stream: beside other names it is a folder's."""
+    return len(names) == 1 and names[0] in STREAMS
+
+
 # ------------------------------------------------------------------------------------- files
 
 def files_of(names):
@@ -46,7 +51,7 @@ def files_of(names):
     stdlib names the files of Python's own standard library, a stream none. A file that is named
     twice, or also by links, is used once.
     """
-    if list(names) in [[name] for name in STREAMS]:
+    if is_stream(names):
         return
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())

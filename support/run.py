@@ -41,7 +41,7 @@ from support.cli import (
     require_file,
     stop_requests,
 )
-from support.data import STREAMS, check_fingerprint, files_of, fingerprint, hash_of
+from support.data import check_fingerprint, files_of, fingerprint, hash_of, is_stream
 from support.source import (
     TEXT,
     bare_lines,
@@ -142,7 +142,8 @@ def text(value):
 
 def absolute(names):
     """What --data names, valid from any folder."""
-    return [x if x in ("stdlib", *STREAMS) else os.path.abspath(x) for x in names]
+    known = is_stream(names) or names == ["stdlib"]
+    return names if known else [os.path.abspath(x) for x in names]
 
 
 def flags_of(args):
@@ -212,7 +213,7 @@ class Run:
         self.saved_at, self.first, self.began = step, step, time.perf_counter()
         if self.initial:
             print(f"continuing at step {step}" if ckpt else f"weights from {args.init}")
-        left = "at most" if args.data[0] in STREAMS else "left"
+        left = "at most" if is_stream(args.data) else "left"
         print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} "
               f"{'max':>8} {'ms':>7} {'tok/s':>8} {left:>8}", flush=True)
         self.initial = self.ckpt = None                # up to 12 bytes per parameter
