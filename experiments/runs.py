@@ -15,6 +15,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, own_folder
 from support.data import STREAMS
+from support.run import read_flags
 from support.source import bare_lines, parts_of
 from support.table import named_paths, read_file, read_rows
 
@@ -89,8 +90,7 @@ def read_folder(path, label="", window=10):
         if "*" in str(path):
             raise UsageError(f"{path} matches no run")
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
-    text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
-    flags = dict(line.partition("\t")[::2] for line in text.splitlines())
+    flags = read_flags(folder)
     if lacking := [name for name in NEEDED if name not in flags]:
         raise UsageError(f"{folder / 'flags.txt'} lacks {', '.join(lacking)}")
     rows = read_log(folder / "log.tsv")

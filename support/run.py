@@ -371,11 +371,9 @@ def find_checkpoint(args):
 
 def was_saved(out):
     """Whether the log of a run continues past its first save."""
-    if not (out / "flags.txt").exists():
-        return False
-    lines = (out / "flags.txt").read_text(errors="replace").splitlines()
-    every = dict(line.partition("\t")[::2] for line in lines).get("save_every", "")
-    last = (out / "log.tsv").read_text(errors="replace").split("\n")[:-1][-1].partition("\t")[0]
+    every = read_flags(out).get("save_every", "")
+    *rows, _ = (out / "log.tsv").read_text(errors="replace").split("\n")     # the last may be torn
+    last, _, _ = rows[-1].partition("\t")
     return every.isdecimal() and last.isdecimal() and int(last) > int(every)
 
 
@@ -424,6 +422,13 @@ def flag_lines(args, identity):
     flags = {name: value for name, value in flags_of(args).items() if name not in NOT_RESUMED}
     flags["equations"] = identity
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
+
+
+def read_flags(out):
+    """{name: text} of a run's flags.txt, or {} if it has none."""
+    path = out / "flags.txt"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return dict(line.partition("\t")[::2] for line in lines)
 
 
 def write_folder(out, args, ckpt, parameters, about, log):

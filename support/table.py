@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
+from support.run import read_flags
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 
@@ -191,10 +192,8 @@ def read_tables(paths, value):
 
 def flags_beside(path):
     """{name: text} of what a run trained, if a table is in its folder; without its seed."""
-    flags = Path(path).with_name("flags.txt")
-    lines = flags.read_text(encoding="utf-8").splitlines() if flags.exists() else []
-    return {name: text for name, _, text in (line.partition("\t") for line in lines)
-            if name not in UNSEEN}
+    flags = read_flags(Path(path).parent)
+    return {name: text for name, text in flags.items() if name not in UNSEEN}
 
 
 def name_by_training(row):
