@@ -48,7 +48,7 @@ from baselines.transformer import SIZES, attention_by
 from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
 from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
 from support.checkpoint import load_for_evaluation, require_windows, weights_hash
-from support.cli import Parser, UsageError, cli, get_device, products_dtype
+from support.cli import Parser, UsageError, cli, get_device, is_out_of_memory, products_dtype
 from support.compiled import compile_model
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 from support.timing import code_hash, forward_pass, random_model, set_trained_like
@@ -171,8 +171,7 @@ def time_passes(model, setting, length, device, repeats):
                 times.append(now() - began)
         return times[2:], None
     except (RuntimeError, MemoryError) as e:
-        no_memory = isinstance(e, (torch.OutOfMemoryError, MemoryError))
-        if not (setting in BACKENDS or no_memory or "allocate memory" in str(e)):
+        if setting not in BACKENDS and not is_out_of_memory(e):
             raise
         return None, (str(e) or "out of memory").splitlines()[0]
 
