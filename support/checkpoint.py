@@ -71,7 +71,7 @@ def rope_factor(text):
 
 
 def scale_rope(model, factor):
-    """Stretch the RoPE of a model for texts `factor` times as long.
+    """Stretch the RoPE of a model for texts `factor` times as long. factor: of `rope_factor`.
 
     "4" divides the positions by 4 (position interpolation); "ntk4" turns the slowest pair at a
     quarter of its speed and the fastest as before (NTK-aware scaling of theta).
@@ -79,7 +79,6 @@ def scale_rope(model, factor):
     layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
     if not layers:
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    factor = rope_factor(factor)
     number = float(factor.removeprefix("ntk"))
     for layer in layers:
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)

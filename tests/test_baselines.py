@@ -16,6 +16,7 @@ from support.checkpoint import (
     SIZE_FLAGS,
     build_model,
     has_windows,
+    rope_factor,
     save_checkpoint,
     scale_rope,
 )
@@ -186,7 +187,7 @@ def test_the_positions_of_the_rope_ablation_can_be_scaled(scale):
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
     for factor in ("0", "-1", "nan", "ntk", "ntk0", "4ntk", "²"):
         with pytest.raises(UsageError, match="above 0"):
-            scale_rope(model, factor)
+            rope_factor(factor)
     with pytest.raises(UsageError, match="RoPE"):
         scale_rope(tiny_model("multiscreen"), "2")
 
