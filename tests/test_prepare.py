@@ -171,7 +171,7 @@ def test_a_name_on_the_hub_is_streamed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name, content, message", [
     ("a.jsonl", jsonl(TEXTS) + b'{"text": "cut', "JSON parse error"),
     ("a.jsonl", b'{"title": "x"}\n', "no text in --field text; its fields: title"),
-    ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "no text in the field 'text'"),
+    ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "no text in --field text"),
     ("a.jsonl.gz", gzip.compress(jsonl(TEXTS))[:-20], "Compressed file ended"),
     ("a.txt", b"caf\xe9 au lait", "can't decode byte 0xe9"),
     ("a.parquet", b"no", "a.parquet"), ("a.csv", b"text\n", "use .jsonl, .parquet, .txt")])

@@ -204,7 +204,7 @@ def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
             break
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=300) == 130
     assert "failed" not in said.read_text()
     assert calls() == ["python measure.py c", "python measure.py slow", "saved"]
 
