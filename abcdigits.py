@@ -138,7 +138,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     T_train = ckpt["args"]["seq_len"]
     trials = args.trials
     if trials is None:
-        trials = 1000 if args.device.startswith("cuda") else 10
+        trials = 1000 if model.W_E.is_cuda else 10
     lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
 
     # Make one prompt for each depth: the impossible is refused before any work.
