@@ -123,8 +123,9 @@ def tell_apart(groups):
 
 def word_of(name, value):
     """A flag in a label; what was changed on --resume is too long for one."""
-    if name in ("changes", "init_weights"):
-        return {"changes": "resumed with changes", "init_weights": "--init"}[name] if value else ""
+    words = {"changes": "resumed with changes", "init_weights": "--init"}
+    if name in words:
+        return words[name] if value else ""
     return f"{name} {value}"
 
 
@@ -133,8 +134,10 @@ def why_not(first, other):
     for name in SHARED:
         if name == "digits" and first.get("data") != "abcdigits":
             continue
+        if name == "data" and first.get("corpus"):
+            continue                                   # the same files may have other names
         a, b = first.get(name), other.get(name)
-        if a != b and name != "data" or name == "data" and a != b and not first.get("corpus"):
+        if a != b:
             return "other texts" if name == "corpus" else f"{name} {a} | {b}"
     return ""
 
@@ -149,7 +152,9 @@ def common_step(groups):
         steps = [set(run.losses) for run in group.runs if run.end != "diverged"]
         if group.reason or not steps:
             continue
-        common = set.intersection(*steps, *[shared] * (shared is not None))
+        common = set.intersection(*steps)
+        if shared is not None:
+            common &= shared
         group.other_steps = bool(shared) and not common
         if not group.other_steps:
             shared = common
@@ -192,11 +197,11 @@ def rows_of(groups, first, step, by=None):
         change, change_std = paired_change(losses, known)
         if group.reason or group.other_steps or group.runs[0] in first or step is None:
             change = change_std = math.nan
-        facts = [mean_and_std([run.facts[name] for run in group.runs])[0] for name in
-                 ("tokens_per_s", "alive", "w_max", "spikes", "grad")]
+        speed, *others = [mean_and_std([run.facts[name] for run in group.runs])[0] for name in
+                          ("tokens_per_s", "alive", "w_max", "spikes", "grad")]
         rows.append([group.label, len(losses), group.flags["parameters"], mean, std,
-                     signed(change), change_std, round(facts[0]) if facts[0] == facts[0] else None,
-                     *facts[1:]])
+                     signed(change), change_std, speed if math.isnan(speed) else round(speed),
+                     *others])
     return rows
 
 
@@ -364,7 +369,6 @@ def draw_by(plt, groups, flag, step, path):
                 transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
     if any(run.end == "diverged" for group in groups for run in group.runs):
         ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged: not in the mean")
-    if any(run.end == "diverged" for group in groups for run in group.runs):
         # The strip above the axis does not show a loss: a line closes it off.
         ax.set_title(" ", fontsize=7 + 8 * len(groups))
         ax.spines.top.set_visible(True)
