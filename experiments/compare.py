@@ -380,7 +380,7 @@ def draw_by(plt, groups, flag, step, path):
     save_figure(fig, path)
 
 
-def place_of(group, sets):
+def index_of(group, sets):
     """Which of some groups has the runs of another one."""
     return next(n for n, other in enumerate(sets) if group.runs[0] in other.runs)
 
@@ -433,7 +433,7 @@ def main():
     # With --by, groups that differ in nothing else are one.
     sets = make_groups(runs, by) if by else groups
     if by:
-        groups.sort(key=lambda group: (place_of(group, sets), order(group.flags[by])))
+        groups.sort(key=lambda group: (index_of(group, sets), order(group.flags[by])))
     rows = rows_of(groups, sets[0].runs, step, by)
     known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
     title = "Validation loss, nats per token"
