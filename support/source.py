@@ -146,12 +146,16 @@ def imported_as(source, path, parts):
     """
     found = []
     for name, module in imports(source[path], path):
-        full = (*module, *parts[name != "*" :]) if name in ("*", parts[0]) else ()
+        if name not in ("*", parts[0]):
+            continue
+        full = (*module, *(parts if name == "*" else parts[1:]))
         files = [(f"{'/'.join(full[:n])}{end}", full[n:]) for n in range(len(full), 0, -1)
                  for end in (".py", "/__init__.py")]
-        for there, rest in [(there, rest) for there, rest in files if there in source][:1]:
-            found += [(there, rest)] if rest else [(there, (x,)) for x in definitions(source[there])
-                                                   if "." not in x]
+        there, rest = next((file for file in files if file[0] in source), (None, ()))
+        if rest:
+            found.append((there, rest))
+        elif there:
+            found += [(there, (x,)) for x in definitions(source[there]) if "." not in x]
     return found
 
 
@@ -268,7 +272,8 @@ def classes_of(model):
     classes = {type(model), type(model.config), *map(type, model.layers)}
     classes |= {c for c in map(type, model.modules())
                 if path_of(sys.modules.get(c.__module__)) in TEXT}
-    classes |= {f for f in (getattr(model, "screen", None),) if inspect.isfunction(f)}
+    if inspect.isfunction(getattr(model, "screen", None)):
+        classes.add(model.screen)
     return sorted(f"{path_of(sys.modules[c.__module__]) or c.__module__}:{c.__qualname__}"
                   for c in classes)
 
