@@ -68,7 +68,7 @@ def definitions(text):
         elif isinstance(node, ast.Assign) and all(isinstance(x, ast.Name) for x in node.targets):
             for target in node.targets:
                 found.setdefault(target.id, []).append(node)
-        elif not isinstance(node, IMPORTS) and not is_text(node):
+        elif not isinstance(node, IMPORTS) and not is_docstring(node):
             others.append(node)
     for node in others:
         inside = [x for part in changed_in(node) for x in ast.walk(part)]
@@ -87,8 +87,8 @@ def changed_in(node):
     return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else [node]
 
 
-def is_text(node):
-    """Whether a statement is a string, such as a docstring."""
+def is_docstring(node):
+    """Whether a statement is a docstring, or another constant that nothing uses."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -232,7 +232,7 @@ class Bare(ast.NodeTransformer):
     def generic_visit(self, node):
         super().generic_visit(node)
         if isinstance(getattr(node, "body", None), list):
-            node.body = [x for x in node.body if not is_text(x)] or [ast.Pass()]
+            node.body = [x for x in node.body if not is_docstring(x)] or [ast.Pass()]
         return node
 
 
