@@ -38,11 +38,10 @@ from experiments.runs import MEASURED, is_of_models, read_runs, runs_parser, tab
 from experiments.style import WIDTH, count_of, legend_below, look, paper_name
 from support.cli import UsageError, cli
 from support.source import changed_lines, shown_change
-from support.table import cell_text, keep_rows, print_table
+from support.table import MAY_DIFFER, cell_text, keep_rows, print_table
 
 # Lines of flags.txt in which runs of one group may differ, or that are shown in another way.
-NOT_COMPARED = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations",
-                "classes", "corpus", "source")
+NOT_COMPARED = (*MAY_DIFFER, "parameters", "equations", "classes", "corpus", "source")
 SHARED = ("corpus", "data", "digits", "tokenizer", "seq_len")      # else losses do not compare
 COLUMNS = ["run", "seeds", "parameters", "val_loss", "std", "change", "change_std", "tokens_per_s",
            "alive", "w_max", "spikes", "grad"]

@@ -36,7 +36,7 @@ from experiments.common import mean_and_std, percent, pyplot, save_figure
 from experiments.runs import read_runs, runs_parser, table_rows
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import UsageError, cli
-from support.table import keep_rows, print_table
+from support.table import MAY_DIFFER, keep_rows, print_table
 
 PAPER = {                                              # parameters: total, non-embedding
     "multiscreen, psi 8": (4_134_146, 917_698),
@@ -52,7 +52,6 @@ PAPER = {                                              # parameters: total, non-
 SIZE_COLUMNS = ["model", "N_L", "N_H", "d_E", "parameters", "non-embedding", "as in the paper"]
 # Losses are compared only between runs that agree in these.
 BUDGET = ("data", "corpus", "tokenizer", "seq_len", "batch_tokens", "steps")
-MAY_DIFFER = ("seed", "log_every", "eval_every", "save_every")     # between the seeds of a model
 FAMILIES = ("multiscreen", "transformer")
 AXES = {"total": "parameters (millions)", "non_embedding": "non-embedding parameters (millions)",
         "psi": r"$\Psi$ of Multiscreen"}

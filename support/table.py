@@ -16,9 +16,10 @@ from support.cli import UsageError, clock, on_one_line, replacing, require_file
 from support.run import read_flags
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
-
+# Flags in which the runs of one model may differ.
+MAY_DIFFER = ("seed", "log_every", "eval_every", "save_every")
 # Lines of a run's flags.txt that do not say what was trained, or that a row says better.
-UNSEEN = ("seed", "data", "log_every", "eval_every", "save_every", "classes", "versions")
+UNSEEN = (*MAY_DIFFER, "data", "classes", "versions")
 
 
 class Table:
