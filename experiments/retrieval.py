@@ -242,9 +242,9 @@ def count_seeds(cells):
 def draw_cells(ax, cells, T_train):
     """Cells as colours with their accuracy in percent, and the best RoPE scaling factor."""
     lengths, depths = (sorted(set(x)) for x in zip(*cells))
-    percent = [[100 * cells[n, d].mean if (n, d) in cells else math.nan for n in lengths]
-               for d in depths]
-    image = ax.imshow(percent, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    grid = [[100 * cells[n, d].mean if (n, d) in cells else math.nan for n in lengths]
+            for d in depths]
+    image = ax.imshow(grid, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     for (n, d), cell in cells.items():
         text = f"{100 * cell.mean:.1f}".removesuffix(".0") if cell.mean else "--"
         if cell.mean and cell.factor:
