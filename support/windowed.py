@@ -92,7 +92,7 @@ def narrow(f, q, k, v, i0, reach):
     """
     _, N, _, C, _ = q.shape
     k, v = (torch.cat([cut(x, C, N, front) for front in (C - i0, -i0)], 3) for x in (k, v))
-    return join(in_calls(f, C, q, k, v))
+    return concatenate(in_calls(f, C, q, k, v))
 
 
 def wide(f, q, k, v, i0, reach):
@@ -112,7 +112,7 @@ def wide(f, q, k, v, i0, reach):
     _, N, _, C, _ = q.shape
     before = -(-i0 // C)
     k, v = (cut(x, C, before + N, -i0 % C) for x in (k, v))
-    h = join(in_calls(f, 0, q, k[:, before:], v[:, before:]))
+    h = concatenate(in_calls(f, 0, q, k[:, before:], v[:, before:]))
     farthest = min(-(-reach // C), before + N - 1)
     for back in range(1, farthest + 1):
         first = max(back - before, 0)                  # the first block of queries that meets one
@@ -150,7 +150,7 @@ def screen_blocks(screen, w, r, i0, q, k, v):
     return h.unflatten(0, (len(q), -1))
 
 
-def join(parts):
+def concatenate(parts):
     """Parts (B, n, H, C, V) one after the other. A single one is not copied."""
     parts = [*parts]
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
