@@ -103,7 +103,7 @@ def draw(data, first, args, device):
 
 
 def average_gradients(model, now):
-    """Whether the next backward pass averages the gradients over the processes, or only adds."""
+    """Let the next backward pass average the gradients over the processes, or only add them up."""
     if dist.is_initialized():
         model.set_requires_gradient_sync(now)
 

@@ -382,8 +382,8 @@ def was_saved(out):
 def edits_since(ckpt):
     """{path: changed lines} of what else a run is made of: train.py and the files of its data."""
     of_model = parts_of(ckpt["source"], ckpt["classes"])
-    found = {path: shown_change(bare_lines(text), bare_lines(TEXT.get(path, "")))
-             for path, text in ckpt["source"].items() if path not in of_model}
+    found = {path: shown_change(bare_lines(before), bare_lines(TEXT.get(path, "")))
+             for path, before in ckpt["source"].items() if path not in of_model}
     return {path: lines for path, lines in found.items() if lines}
 
 
