@@ -13,7 +13,8 @@ for swe in "" --swe; do
     done | lanes
 done
 
-# The two strongest Transformers, each at its rate: runs/tune_transformers.sh tunes them on other seeds.
+# The two strongest Transformers, each at its rate: runs/tune_transformers.sh tunes them on other
+# seeds.
 for seed in ${SEEDS:-24 25 26 27 28 29 30 31}; do
     echo python train.py --data abcdigits --digits 2 --steps 8000 --seed $seed \
         --model transformer:${SIZE:-4,4,96}:local --lr 0.0009765625 $TRAIN \

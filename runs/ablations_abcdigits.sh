@@ -35,5 +35,5 @@ for rate in 0.0078125 0.015625 0.03125; do
         $OUT/needles_no-gate_$rate-2?/abcdigits.tsv
 done
 run python -m experiments.retrieval --out $OUT/report/abcdigits_ablations.png \
-    $OUT/needles_{original,rope,softmax-rope,nope,no-tanhnorm,no-gate_0.015625}-{24,25,26}/abcdigits.tsv \
-    $OUT/needles_fixed-r-{24,25,26}/abcdigits.tsv
+    $OUT/needles_{original,rope,softmax-rope,nope,no-tanhnorm,fixed-r}-{24,25,26}/abcdigits.tsv \
+    $OUT/needles_no-gate_0.015625-{24,25,26}/abcdigits.tsv

@@ -4,8 +4,8 @@
 #   bash runs/idea.sh mine --model multiscreen:mine     with any flags of train.py
 #   NEEDLES=1 bash runs/idea.sh mine                    retrieval, too: half an hour more per seed
 # It trains on text into out/idea/NAME-SEED, then measures perplexity to 16 times the training
-# length. Rerun it to resume. Edit nothing until it ends: each seed reads the code when it starts. After an
-# edit choose another name; the old one is refused.
+# length. Rerun it to resume. Edit nothing until it ends: each seed reads the code when it starts.
+# After an edit choose another name; the old one is refused.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
