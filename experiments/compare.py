@@ -346,7 +346,7 @@ def draw_curves(plt, groups, window, path):
 
 
 def draw_by(plt, groups, flag, step, path):
-    """The loss after `step` against a flag, a curve a group; diverged runs are crosses on top."""
+    """The loss after `step` against a flag, a curve a group; diverged runs are hollow on top."""
     groups = [group for group in groups if not group.reason]
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     values = sorted({run.flags[flag] for group in groups for run in group.runs}, key=order)
@@ -364,10 +364,11 @@ def draw_by(plt, groups, flag, step, path):
         ax.errorbar([*points], means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
                     label=f"{group.label}, {seeds}", **look(n))
         bad = [x for x, losses in found.items() if any(map(math.isnan, losses))]
-        ax.plot(bad, [1.03 + 0.04 * n] * len(bad), "x", color=look(n)["color"], ms=7, mew=2,
-                transform=ax.get_xaxis_transform(), clip_on=False, in_layout=False)
+        ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
+                mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
     if any(run.end == "diverged" for group in groups for run in group.runs):
-        ax.plot([], [], "x", color="black", ms=7, mew=2, label="a seed diverged: not in the mean")
+        ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
+                label="hollow, on top: a diverged seed, not in the mean")
         # The strip above the axis does not show a loss: a line closes it off.
         ax.set_title(" ", fontsize=7 + 8 * len(groups))
         ax.spines.top.set_visible(True)
