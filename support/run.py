@@ -109,11 +109,11 @@ def complete(args):
                "batch_tokens", "shard", "steps", "log_every", "eval_every", "save_every")
     for name in (*above_0, "warmup", "w_th", "lr", "weight_decay", "clip", "seed"):
         value = getattr(args, name)
+        least = 1 if name in above_0 else 0
         most = 2**24 if name in (*SIZE_FLAGS, "batch_size") and name != "w_th" else 2**63
-        if value is not None and not int(name in above_0) <= value < most:
-            rule = "be at least 1" if name in above_0 else "not be negative"
-            rule = f"be below {most}" if value >= most else rule
-            raise UsageError(f"{flag(name)} {value}: it must {rule}")
+        if value is not None and not least <= value < most:
+            rule = f"below {most}" if value >= most else f"at least {least}"
+            raise UsageError(f"{flag(name)} {value}: it must be {rule}")
     args.save_every = args.save_every or args.eval_every
     args.batch_tokens = args.batch_tokens or args.batch_size * args.seq_len * dist.world()
     passes_of(args)
