@@ -160,19 +160,11 @@ def read_tables(paths, value):
     """
     rows, places, runs, known, columns = {}, {}, {}, {}, None
     for label, path in named_paths(paths):
-        found, torn = read_file(path, columns)
-        if not found:
-            raise UsageError(f"{path} has no rows: measure a model first")
-        if label:
-            family = {row["model"]: re.split("[:=]", row["model"])[0] for row in found}
-            found = [row | {"model": f"{family[row['model']]}={label}"} for row in found]
+        found = read_measured(path, columns, value)
         columns = tuple(found[0])
-        if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
-            raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
-                             "name another")
-        tell(path, torn)
         for row in found:
-            check_numbers(row, path, value)
+            if label:
+                row["model"] = f"{re.split('[:=]', row['model'])[0]}={label}"
             key = tuple(row[name] for name in columns[:-2])
             weights, _, of_model = row["hash"].partition("-")
             before, same = runs.setdefault(key[: len(RUN)], (path, weights))
@@ -189,6 +181,21 @@ def read_tables(paths, value):
         if names := [name for name, found in values.items() if len(found) > 1]:
             print(f"note: the runs of {model} differ in {', '.join(names)}", file=sys.stderr)
     return [row | {"model": name_by_training(row)} for row in rows.values()]
+
+
+def read_measured(path, columns, value):
+    """The rows of one table of measurements. columns: see `read_file`; value: the one measured."""
+    rows, torn = read_file(path, columns)
+    if not rows:
+        raise UsageError(f"{path} has no rows: measure a model first")
+    columns = tuple(rows[0])
+    if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
+        raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
+                         "name another")
+    tell(path, torn)
+    for row in rows:
+        check_numbers(row, path, value)
+    return rows
 
 
 def flags_beside(path):

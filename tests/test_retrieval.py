@@ -189,8 +189,9 @@ def retrieval_cell(seeds):
 
 def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
     write_rows(tmp_path / "t.tsv", [{"a": "1", "b": "2"}])
-    with pytest.raises(UsageError, match="does not have the columns"):
-        call(retrieval, tmp_path / "t.tsv")
+    for label in ("", "mine="):
+        with pytest.raises(UsageError, match="does not have the columns"):
+            call(retrieval, f"{label}{tmp_path / 't.tsv'}")
     (tmp_path / "t.tsv").write_text("")
     with pytest.raises(UsageError, match="has no rows"):
         call(retrieval, tmp_path / "t.tsv")
