@@ -161,7 +161,7 @@ def read_tables(paths, value):
     rows, places, runs, known, columns = {}, {}, {}, {}, None
     for label, path in named_paths(paths):
         found = read_measured(path, columns, value)
-        columns = tuple(found[0])
+        columns, flags = tuple(found[0]), flags_beside(path)
         for row in found:
             if label:
                 row["model"] = f"{re.split('[:=]', row['model'])[0]}={label}"
@@ -174,7 +174,7 @@ def read_tables(paths, value):
                 raise UsageError(f"{path} and {before} both have {row['model']}, seed "
                                  f"{row['seed']}: label the runs, as in mine={path}")
             rows[key] = row
-            for name, text in (flags_beside(path) | {"equations": of_model}).items():
+            for name, text in (flags | {"equations": of_model}).items():
                 one = known.setdefault((row["model"], row["parameters"]), {})
                 one.setdefault(name, set()).add(text)
     for (model, _), values in known.items():
