@@ -105,12 +105,9 @@ def describe_run(ckpt):
 
 # ------------------------------------------------------------------------------------- files
 
-def read_rows(path, columns=None):
-    """The rows of a table as dicts of text. Prints how many were incomplete.
-
-    Raises UsageError if it is not a table, or has other columns.
-    """
-    rows, torn = read_file(path, columns)
+def read_rows(path):
+    """The rows of a table as dicts of text. Prints how many were incomplete."""
+    rows, torn = read_file(path)
     tell(path, torn)
     return rows
 
@@ -122,7 +119,10 @@ def tell(path, torn):
 
 
 def read_file(path, columns=None):
-    """(the complete rows, how many are not). A killed process may leave half a last row."""
+    """(the complete rows, how many are not). A killed process may leave half a last row.
+
+    Raises UsageError if there is no file, or a table with other columns.
+    """
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     require_file(path)
