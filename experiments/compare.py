@@ -35,7 +35,14 @@ import numpy as np
 
 from experiments.common import mean_and_std, paired_change, pyplot, save_figure, signed
 from experiments.runs import MEASURED, is_of_models, read_runs, runs_parser, table_rows
-from experiments.style import WIDTH, count_of, legend_below, look, paper_name
+from experiments.style import (
+    WIDTH,
+    count_of,
+    legend_below,
+    look,
+    paper_name,
+    plot_with_band,
+)
 from support.cli import UsageError, cli
 from support.source import changed_lines, shown_change
 from support.table import MAY_DIFFER, cell_text, keep_rows, print_table
@@ -323,9 +330,7 @@ def draw_curves(plt, groups, window, path):
         for ax, column in zip(axes, (1, 2)):
             step, mean, std = mean_curve(runs, column, window)
             marker = "." if len(step) < 2 else ""
-            ax.plot(step, mean, lw=1.5, marker=marker, label=label, **style)
-            if std is not None:
-                ax.fill_between(step, mean - std, mean + std, color=style["color"], alpha=0.2, lw=0)
+            plot_with_band(ax, step, mean, std, marker=marker, label=label, **style)
             if column == 1:
                 tops.append(mean[len(mean) // 20])     # not where it falls steeply
                 lows.append(mean.min())
