@@ -217,6 +217,15 @@ def test_softmask_is_exactly_zero_outside_the_window_and_positive_inside(d, w, d
 
 
 @guards("Eqs. (8) and (11), relevance")
+def test_relevance_by_hand():
+    q = torch.tensor([[[[1.0, 0.0]]]])
+    k = torch.tensor([[[[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]]])            # -1: an opposite key
+    found = ms.relevance(q, k, torch.tensor([4.0]), torch.tensor([1.0]), i0=2)
+    expected = torch.tensor([[[[0.5, 0.36 * 0.8535533905932737, 0.0]]]])
+    torch.testing.assert_close(found, expected)
+
+
+@guards("Eqs. (8) and (11), relevance")
 @given(seed=seeds, w=widths, r=acceptances, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_relevance_of_a_pair_does_not_depend_on_other_keys(seed, w, r, dtype):
     q, k, _ = correlated(seed, 1, 2, 20, 20, dtype=dtype)
