@@ -94,7 +94,7 @@ def test_an_apple_gpu_is_taken_where_it_is_asked_for_and_only_there(monkeypatch)
         assert cli.get_device("mps") == gpu.device
 
 
-@pytest.mark.parametrize("model", ["multiscreen", "multiscreen:rope", "transformer:2,2,8"])
+@pytest.mark.parametrize("model", ["multiscreen", "transformer:2,2,8"])
 def test_training_on_an_apple_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, model):
     """The choice of a screen, steps, evaluation, saving, resuming, and the sample."""
     on_cpu = train_on("cpu", tmp_path, "--model", model)
