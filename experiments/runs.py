@@ -15,9 +15,8 @@ import numpy as np
 
 from support.cli import Parser, UsageError, own_folder
 from support.data import STREAMS
-from support.run import read_flags
 from support.source import bare_lines, parts_of
-from support.table import named_paths, read_file, read_rows
+from support.table import named_paths, read_file, read_flags, read_rows
 
 # Lines of flags.txt without which a run is not comparable.
 NEEDED = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",

@@ -51,6 +51,7 @@ from support.source import (
     shown_change,
     source_of,
 )
+from support.table import read_flags
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
@@ -422,13 +423,6 @@ def flag_lines(args, identity):
     flags = {name: value for name, value in flags_of(args).items() if name not in NOT_RESUMED}
     flags["equations"] = identity
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
-
-
-def read_flags(out):
-    """{name: text} of a run's flags.txt, or {} if it has none."""
-    path = out / "flags.txt"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return dict(line.partition("\t")[::2] for line in lines)
 
 
 def write_folder(out, args, ckpt, parameters, about, log):

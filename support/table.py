@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.cli import UsageError, clock, on_one_line, replacing, require_file
-from support.run import read_flags
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 # Flags in which the runs of one model may differ.
@@ -174,8 +173,8 @@ def read_tables(paths, value):
                 raise UsageError(f"{path} and {before} both have {row['model']}, seed "
                                  f"{row['seed']}: label the runs, as in mine={path}")
             rows[key] = row
+            one = known.setdefault((row["model"], row["parameters"]), {})
             for name, text in (flags | {"equations": of_model}).items():
-                one = known.setdefault((row["model"], row["parameters"]), {})
                 one.setdefault(name, set()).add(text)
     for (model, _), values in known.items():
         if names := [name for name, found in values.items() if len(found) > 1]:
@@ -196,6 +195,13 @@ def read_measured(path, columns, value):
     for row in rows:
         check_numbers(row, path, value)
     return rows
+
+
+def read_flags(out):
+    """{name: text} of a run's flags.txt, or {} if it has none."""
+    path = out / "flags.txt"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return dict(line.partition("\t")[::2] for line in lines)
 
 
 def flags_beside(path):
