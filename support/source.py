@@ -135,8 +135,8 @@ def imported_by(paths, but=()):
 KNOWN = ("multiscreen.py", "baselines/", "support/", "tasks/")
 TEXT |= imported_by([x for x in TEXT if x.startswith(("train.py", "support/", "tasks/"))], KNOWN)
 TEXT |= imported_by(x for x in TEXT if x == "multiscreen.py" or x.startswith("baselines/"))
-MODULES = {path_of(module): module for module in [*sys.modules.values()]
-           if path_of(module) in TEXT}
+MODULES = {path: module for module in [*sys.modules.values()]
+           if (path := path_of(module)) in TEXT}
 
 
 def imported_as(source, path, parts):

@@ -100,6 +100,22 @@ def run(*argv, cwd=ROOT, **options):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, **options)
 
 
+FORK = """if True:
+    import os, sys, torch
+    code, *cases = sys.argv[1:]
+    for case in cases:
+        if os.fork() == 0:
+            exec(code)
+            sys.stdout.flush()
+            os._exit(0)
+        os.wait()"""
+
+
+def run_cases(code, cases, cwd=ROOT):
+    """Run `code` in a process of its own for each `case`; PyTorch is imported once."""
+    return run("-c", FORK, code, *cases, cwd=cwd)
+
+
 def fit(out, *flags, data=None):
     """Train in this process, on TEXT unless data is given; return the checkpoint."""
     path = out.parent / "text.txt"

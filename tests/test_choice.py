@@ -70,10 +70,10 @@ USE = """if True:
     def use():
         import multiscreen, train
         from support import choose
-        choose.CASES = choose.CASES[:2]                # far windows take longest
+        choose.CASES = choose.CASES[1:2]               # the others take longer
         multiscreen.Multiscreen.generate = lambda model, tokens, n, **flags: tokens    # no sample
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
-                    "--steps", "4", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
+                    "--steps", "2", "--log-every", "1", "--device", "cpu", "--data", "text.txt",
                     "--out", "out"])
         model, _, _ = train.load_checkpoint("out/ckpt.pt")
         tokens = torch.arange(60)[None] * 7 % 256
@@ -127,7 +127,7 @@ def test_an_edit_acts_in_training_in_one_pass_in_chunks_and_in_decoding(after_ed
     found, plain = after_edit[name], after_edit["nothing"]
     assert "error" not in found, found["error"]
     assert found["file"].startswith(found["folder"])
-    assert len(found["losses"]) == 4
+    assert len(found["losses"]) == 2
     assert found["losses"][1:] != plain["losses"][1:]
     assert found["spread"] != plain["spread"]
     assert found["relevances"] != plain["relevances"]

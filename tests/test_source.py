@@ -27,7 +27,7 @@ from support.checkpoint import (
 )
 from support.cli import UsageError
 from support.table import describe_run
-from tests.helpers import ROOT, fit, read_table, run
+from tests.helpers import ROOT, fit, read_table, run, run_cases
 
 FILE = "multiscreen.py"
 CLASSES = [f"{FILE}:{name}" for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
@@ -312,22 +312,17 @@ BEFORE_THE_FIRST_LOOK = [
     ("multiscreen.unit = functools.partial(multiscreen.unit, eps=0.3)", "multiscreen.unit"),
     ("baselines.ablations.Compete.rest = 5.0", "Compete.rest"),
     ("baselines.transformer.Block.rope_scale = (1.0, 8.0)", "Block.rope_scale")]
-FIRST_CELLS = """
-import functools, os, sys, torch
-for line in sys.argv[1:]:
-    if os.fork() == 0:
-        import baselines.ablations, baselines.transformer, multiscreen
-        exec(line)
-        from support.checkpoint import equations
-        for name in ("multiscreen", "multiscreen:compete", "transformer:8M"):
-            print(equations(name), flush=True)
-        os._exit(0)
-    os.wait()
+FIRST_CELL = """
+import functools, baselines.ablations, baselines.transformer, multiscreen
+exec(case)
+from support.checkpoint import equations
+for name in ("multiscreen", "multiscreen:compete", "transformer:8M"):
+    print(equations(name))
 """
 
 
 def test_what_was_replaced_before_the_first_look_is_seen():
-    done = run("-c", FIRST_CELLS, *(line for line, _ in BEFORE_THE_FIRST_LOOK))
+    done = run_cases(FIRST_CELL, [line for line, _ in BEFORE_THE_FIRST_LOOK])
     found, said = done.stdout.split(), done.stderr.splitlines()
     right = [equations(name) for name in ("multiscreen", "multiscreen:compete", "transformer:8M")]
     assert len(found) == 3 * len(BEFORE_THE_FIRST_LOOK)
@@ -357,14 +352,17 @@ def test_a_file_in_a_folder_of_your_own_counts(clone):
     (clone.folder / "ideas").mkdir()
     clone("import math\n", "import math\nfrom ideas.act import C\n")
     clone("return x * (torch.tanh(norm)", "return C * x * (torch.tanh(norm)")
-    code = ("from support import source; from support.checkpoint import small_model;"
-            "model = small_model('multiscreen'); print(source.identity(model));"
-            "print(*source.source_of(source.classes_of(model), []))")
-    said = []
-    for text in ("C = 1.0", "C = 2.0", "C = 2.0  # a comment"):
-        (clone.folder / "ideas/act.py").write_text(text)
-        said.append(run("-c", code, cwd=clone.folder).stdout.splitlines())
-    (first, files), (second, _), (third, _) = said
+    code = """if True:
+        with open("ideas/act.py", "w") as file:
+            file.write(case)
+        sys.dont_write_bytecode = True
+        from support import source
+        from support.checkpoint import small_model
+        model = small_model("multiscreen")
+        print(source.identity(model))
+        print(*source.source_of(source.classes_of(model), []))"""
+    done = run_cases(code, ["C = 1.0", "C = 2.0", "C = 2.0  # a comment"], cwd=clone.folder)
+    first, files, second, _, third, _ = done.stdout.splitlines()
     assert first != second == third
     assert files == "ideas/act.py multiscreen.py support/tokens.py train.py"
 
@@ -378,23 +376,16 @@ def test_a_value_that_no_text_has_counts(clone):
           "TWO = 'TWO' in os.environ\n")
     clone("return x * (torch.tanh(norm)",
           "return C['c'] * P * Mine.p * LIST[0] * ACT([TWO]) * x * (torch.tanh(norm)")
-    # PyTorch is imported once; each case imports the rest in a process of its own.
     code = """if True:
-        import os, sys, torch
-        for case in sys.argv[1:]:
-            if os.fork():
-                os.wait()
-                continue
-            name, _, value = case.partition("=")
-            os.environ[name] = value
-            import multiscreen
-            from support.checkpoint import equations
-            print(equations("multiscreen"))
-            multiscreen.C["c"] = 2.0
-            equations("multiscreen")
-            sys.exit()"""
+        name, _, value = case.partition("=")
+        os.environ[name] = value
+        import multiscreen
+        from support.checkpoint import equations
+        print(equations("multiscreen"))
+        multiscreen.C["c"] = 2.0
+        equations("multiscreen")"""
     cases = ["X=", "POWER=1", "POWER=2", "MINE=2", "LIST=2", "ACT=sum", "TWO=1"]
-    done = run("-c", code, *cases, cwd=clone.folder)
+    done = run_cases(code, cases, cwd=clone.folder)
     plain, same, *others = done.stdout.splitlines()
     assert plain == same and len({plain, *others}) == 6
     assert done.stderr.count("multiscreen.C was replaced at run time") == len(cases)
