@@ -37,7 +37,7 @@ from support.cli import Parser, cli, get_device, printable, products_dtype
 from support.compiled import try_to_compile
 from support.data import get_data, is_stream
 from support.maps import alive_fraction
-from support.run import Run, get_args, passes_of
+from support.run import Run, passes_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
 
@@ -279,7 +279,7 @@ def next_command(args, path):
 
 def main(argv=None):
     dist.join()
-    with Run(get_args(get_parser(), argv)) as run:
+    with Run(get_parser(), argv) as run:
         if not run.finished:
             train(run.args, run)
     dist.wait()

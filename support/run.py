@@ -65,35 +65,25 @@ WAYS = "--force overwrites it, another --out starts a new run"
 # ----------------------------------------------------------------------------------- flags
 
 def get_args(parser, argv=None):
-    """The arguments of train.py, completed; --resume and --init take those left out of argv from
-    their checkpoint. Raises UsageError for impossible ones.
+    """(the arguments of train.py, completed; the checkpoint of --resume or --init, or None).
+
+    A flag that argv leaves out comes from that checkpoint, or else from the model's recipe. Raises
+    UsageError for impossible ones.
     """
-    parser.set_defaults(**recipe(parser.parse_args(argv).model))
     args = parser.parse_args(argv)
     if args.resume and args.init:
         raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
-    if args.resume:
-        path = Path(args.out) / "ckpt.pt"
+    path = Path(args.out) / "ckpt.pt" if args.resume else args.init
+    ckpt, old = None, {}
+    if path is not None:
         ckpt = read_checkpoint(path)
-        args = take_flags(parser, argv, ckpt, path, ckpt["args"].keys() - set(NOT_RESUMED))
-    elif args.init is not None:
-        ckpt = read_checkpoint(args.init)
-        parser.set_defaults(**recipe(ckpt["model"]))
-        args = take_flags(parser, argv, ckpt, args.init, ["model", "tokenizer", *SIZE_FLAGS])
-    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
-    if args.model.startswith("transformer") and {*sizes} - {"layers"}:
-        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
-                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
-    return complete(args)
-
-
-def take_flags(parser, argv, ckpt, path, names):
-    """The arguments; those of `names` that argv leaves out come from the checkpoint."""
-    known = vars(parser.parse_args([]))
-    old = {name: ckpt["args"][name] for name in names if name in known}
-    parser.set_defaults(**old)
+        names = {"model", "tokenizer", *SIZE_FLAGS}
+        if args.resume:
+            names = ckpt["args"].keys() - set(NOT_RESUMED)
+        old = {name: ckpt["args"][name] for name in names & vars(args).keys()}
+    parser.set_defaults(**recipe(old.get("model", args.model)) | old)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
     for name in old.keys() & set(FIXED):
@@ -101,7 +91,11 @@ def take_flags(parser, argv, ckpt, path, names):
             raise UsageError(f"{path} was trained with {flag(name)} {text(old[name])}, not "
                              f"{text(getattr(args, name))}: leave {flag(name)} out, or start a new "
                              "run")
-    return args
+    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
+    if args.model.startswith("transformer") and {*sizes} - {"layers"}:
+        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
+                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
+    return complete(args), ckpt
 
 
 def complete(args):
@@ -147,44 +141,37 @@ def absolute(names):
     return names if known else [os.path.abspath(x) for x in names]
 
 
-def flags_of(args):
-    """The arguments by name, with data that is found from any folder."""
-    return vars(args) | {"data": absolute(args.data)}
-
-
 # --------------------------------------------------------------------------------- the folder
 
 class Run:
-    """`with Run(args) as run`: the folder --out, locked. Process 0 alone writes into it.
+    """`with Run(parser, argv) as run`: the folder --out, locked. Process 0 alone writes into it.
 
-    ckpt: the checkpoint that this command continues, or None; initial: the one whose weights it
-    takes, that or the one of --init, or None; files: what `files_of` finds. finished: whether there
-    is nothing left to do. Raises UsageError if the folder is in use, or holds a run with other
-    flags, equations or data.
+    args: of `get_args`; ckpt: the checkpoint that this command continues, or None; initial: the one
+    whose weights it takes, that or the one of --init, or None; files: what `files_of` finds.
+    finished: whether there is nothing left to do. Raises UsageError if the folder is in use, or
+    holds a run with other flags, equations or data.
     """
 
-    def __init__(self, args):
-        self.args, self.out = args, own_folder(args.out)
+    def __init__(self, parser, argv=None):
+        self.parser, self.argv = parser, argv
+        self.out = own_folder(parser.parse_args(argv).out)
         self.path = self.out / "ckpt.pt"
         self.finished = False
-        self.saved_at, self.log_text, self.stop = 0, "", []
 
     def __enter__(self):
         with ExitStack() as stack:
             if rank() == 0:
                 stack.enter_context(lock(self.out))
             dist.wait()
-            args = self.args
-            self.ckpt = find_checkpoint(args)
+            args, self.initial = get_args(self.parser, self.argv)
+            self.args, self.ckpt = args, find_checkpoint(args, self.initial)
             if self.ckpt and (self.ckpt["learned"] or self.ckpt["step"] >= args.steps):
                 step, learned = self.ckpt["step"], self.ckpt["learned"]
                 end = "it has learned the task" if learned else "--resume --steps N continues"
                 print(f"{self.out} is already finished, at step {step}: {end}")
                 self.finished = True
             else:
-                self.initial = self.ckpt
-                if args.init is not None and not self.ckpt:
-                    self.initial = read_checkpoint(args.init)
+                self.initial = self.ckpt or self.initial
                 self.files = list(files_of(args.data))
                 self.fingerprints = fingerprint(self.files)
                 if self.ckpt:
@@ -280,7 +267,7 @@ class Run:
                 "model": args.model, "config": asdict(model.config), "weights": weights,
                 "tokenizer": args.tokenizer, "optimizer": moments, "step": step, "drawn": drawn,
                 "data_state": data.state(), "learned": data.learned, "log": self.log_text,
-                "random_state": torch.get_rng_state(), "args": flags_of(args), **self.about})
+                "random_state": torch.get_rng_state(), "args": vars(args), **self.about})
         dist.wait()                                    # torchrun ends all when one ends
         self.saved_at = step
         end = ", the end: it has learned the task" * data.learned
@@ -317,10 +304,11 @@ class lock:
             self.out.rmdir()
 
 
-def find_checkpoint(args):
+def find_checkpoint(args, initial):
     """The checkpoint that the same command left in --out, or None if a run begins.
 
-    Raises UsageError if the run there has other flags or other equations, or diverged.
+    initial: that of --resume or --init, or None. Raises UsageError if the run there has other flags
+    or other equations, or diverged.
     """
     out, source = Path(args.out), Path(args.out) / "source"
     is_ours = source.is_dir() and not source.is_symlink() and (out / "flags.txt").exists()
@@ -343,11 +331,11 @@ def find_checkpoint(args):
         if log.exists() and was_saved(out):
             raise UsageError(f"{log} belongs to a run whose checkpoint is gone: {WAYS}")
         return None
-    ckpt = read_checkpoint(out / "ckpt.pt")
+    ckpt = initial if args.resume else read_checkpoint(out / "ckpt.pt")
     other = ckpt["equations"] != equations(args.model)
     edits = edits_since(ckpt)
     if not args.resume:
-        for name, now in flags_of(args).items():
+        for name, now in vars(args).items():
             before = ckpt["args"].get(name)
             if name not in NOT_RESUMED and before != now:
                 raise UsageError(f"{out} holds a run with {flag(name)} {text(before)}, not "
@@ -359,8 +347,7 @@ def find_checkpoint(args):
             path, lines = next(iter(edits.items()))
             raise UsageError(f"{out} holds a run with another {path}: {lines}: {WAYS}, --resume "
                              "continues with the edit")
-        if args.init is not None and weights_hash(read_checkpoint(args.init)) != (
-                ckpt["init_weights"]):
+        if initial and weights_hash(initial) != ckpt["init_weights"]:
             raise UsageError(f"{out} holds a run that began with other weights than "
                              f"{args.init} has now: {WAYS}")
     if other:
@@ -404,7 +391,7 @@ def about_run(args, ckpt, initial, data, files):
     if ckpt:
         about |= {name: ckpt[name] for name in ("init_weights", "changes")}
         changes = [f"{flag(name)} {text(value)}, before {text(ckpt['args'].get(name))}"
-                   for name, value in flags_of(args).items()
+                   for name, value in vars(args).items()
                    if name not in (*NOT_RESUMED, *LENGTH) and ckpt["args"].get(name) != value]
         changes += [f"{path} changed" for path in edits_since(ckpt)]
     if initial and initial["equations"] != about["equations"]:
@@ -420,7 +407,7 @@ def about_run(args, ckpt, initial, data, files):
 
 def flag_lines(args, identity):
     """The lines of flags.txt that say what a run is: its flags and the identity of its model."""
-    flags = {name: value for name, value in flags_of(args).items() if name not in NOT_RESUMED}
+    flags = {name: value for name, value in vars(args).items() if name not in NOT_RESUMED}
     flags["equations"] = identity
     return [f"{name}\t{on_one_line(text(value))}\n" for name, value in flags.items()]
 

@@ -255,7 +255,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args = get_args(train.get_parser(), flags)
+    args, _ = get_args(train.get_parser(), flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 

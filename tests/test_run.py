@@ -99,6 +99,22 @@ def test_a_folder_in_use_names_the_process(run):
     assert read_checkpoint(out / "ckpt.pt")["step"] == 4
     resume(out, "--steps", "5")
 
+def test_flags_and_state_come_from_one_checkpoint(run, monkeypatch):
+    """It is read once, in the locked folder: another process may have saved it just before."""
+    out, _ = run
+    read = []
+
+    def read_locked(path):
+        with pytest.raises(UsageError, match="in use by process"), lock(out):
+            pass
+        read.append(path)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr("support.run.read_checkpoint", read_locked)
+    resume(out, "--steps", "5")
+    assert read == [out / "ckpt.pt"]
+
+
 def test_a_foreign_log_and_foreign_temporary_files_are_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/log.tsv").write_text("my notes")
