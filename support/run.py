@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -274,34 +274,31 @@ class Run:
         print(f"{step:>6}/{args.steps:<6} saved {self.path}{end}", flush=True)
 
 
-class lock:
-    """`with lock(out)` keeps other runs out of the folder `out`, and makes it if it is missing.
+@contextmanager
+def lock(out):
+    """Inside, other runs are kept out of the folder `out`, which is made if it is missing.
 
     If the command is refused before a run begins, nothing of it stays.
     """
-
-    def __init__(self, out):
-        self.out, self.path = out, out / "lock"
-
-    def __enter__(self):
-        self.is_new = not self.out.exists()
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.held = filelock.FileLock(self.path, timeout=0)
-        try:
-            self.held.acquire()
-        except filelock.Timeout:
-            owner = self.path.read_text().strip() or "another process"
-            raise UsageError(f"{self.out} is in use by {owner}: stop it, or name another "
-                             "--out") from None
-        self.path.write_text(f"process {os.getpid()} on {platform.node()}")
-
-    def __exit__(self, *error):
-        self.path.write_text("")
-        self.held.release()
-        if not (self.out / "flags.txt").exists():
-            self.path.unlink()
-        if self.is_new and not [*self.out.iterdir()]:
-            self.out.rmdir()
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "lock"
+    held = filelock.FileLock(path, timeout=0)
+    try:
+        held.acquire()
+    except filelock.Timeout:
+        owner = path.read_text().strip() or "another process"
+        raise UsageError(f"{out} is in use by {owner}: stop it, or name another --out") from None
+    try:
+        path.write_text(f"process {os.getpid()} on {platform.node()}")
+        yield
+    finally:
+        held.release()
+        if not (out / "flags.txt").exists():
+            path.unlink()
+        for folder in made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def find_checkpoint(args, initial):

@@ -166,7 +166,7 @@ def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch,
     monkeypatch.chdir(folder)
     # 400 pages of 400 bytes hold 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
     monkeypatch.setattr(os, "sysconf", lambda name: 400)
-    argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new", "--steps", "1"]
+    argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new/a", "--steps", "1"]
     assert "use --kernel windowed" in complaint(lambda: train.main(argv))
     assert not (folder / "new").exists()
     train.main([*argv, "--recompute", "--out", "small", "--force"])
