@@ -305,6 +305,6 @@ def test_what_overflows_is_seen_before_it_is_saved(tmp_path, name, part, value):
     ckpt = fit(tmp_path / "out", "--model", name, "--steps", "1", "--data", "abcdigits")
     ckpt["weights"][f"layers.0.{part}"].fill_(value)
     save_checkpoint(tmp_path / "large.pt", ckpt)
-    with pytest.raises(UsageError, match="at step 1 (loss|grad_norm) is|holds nan or inf"):
+    with pytest.raises(UsageError, match="at step 1 (loss|grad_norm) is"):
         fit(tmp_path / "next", "--init", str(tmp_path / "large.pt"), "--steps", "3")
     assert not (tmp_path / "next/ckpt.pt").exists()

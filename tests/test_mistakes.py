@@ -228,13 +228,9 @@ def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path
     assert not (tmp_path / "was-run").exists()
 
 
-def test_weights_in_8_bits_are_read_and_products_of_integers_or_8_bits_refused(folder, tmp_path):
-    path = folder / "out/ckpt.pt"
-    ckpt = torch.load(path, weights_only=True)
+def test_weights_in_8_bits_are_read(folder, tmp_path):
+    ckpt = torch.load(folder / "out/ckpt.pt", weights_only=True)
     ckpt["weights"] = {name: W.to(torch.float8_e4m3fn) for name, W in ckpt["weights"].items()}
     (tmp_path / "ckpt.pt").write_bytes(saved(ckpt))
     model, _, _ = load_checkpoint(tmp_path / "ckpt.pt")
     assert torch.equal(model.W_E, ckpt["weights"]["W_E"].float())
-    for dtype in (torch.float8_e4m3fn, torch.int32):
-        with pytest.raises(UsageError, match=f"{dtype}: matrix products need torch.bfloat16"):
-            load_checkpoint(path, dtype=dtype)
