@@ -20,7 +20,7 @@ import multiscreen
 from abcdigits import generate_by_line_count
 from playground.data import page_data
 from support.checkpoint import load_checkpoint
-from support.cli import Parser, UsageError, cli, get_device, replacing, require_file
+from support.cli import Parser, UsageError, cli, get_device, replacing
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -67,7 +67,6 @@ def main(argv=None):
         raise UsageError(f'--text {args.text} is a file: its text is --text "$(cat {args.text})"')
     if args.out.suffix != ".html":
         raise UsageError(f"--out {args.out}: name an .html file")
-    require_file(args.out)
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
     if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
         raise UsageError(f"{args.ckpt} is a {ckpt['model']} that reads {tokenizer.name} tokens: "

@@ -20,7 +20,6 @@ from support.cli import (
     products_dtype,
     rank,
     replacing,
-    require_file,
 )
 from support.distributed import set_moments, world
 from support.source import TEXT, classes_of, equations_of, identity, shown_change
@@ -101,7 +100,6 @@ def read_checkpoint(path):
         folder = Path(path).parent
         command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
         raise UsageError(f"{path} does not exist: train a model first ({command})")
-    require_file(path)
     with warnings.catch_warnings(action="ignore"):
         try:
             with open(path, "rb") as file, zipfile.ZipFile(file) as archive:

@@ -157,12 +157,6 @@ def printable(text):
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
-def require_file(path):
-    """Raise UsageError for a folder, a device or a pipe: reading one may never end."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"{str(path)!r} is not a regular file")
-
-
 def own_folder(name):
     """The Path of --out. Raises UsageError if it is not a folder, or is the current one."""
     path = Path(name)

@@ -38,7 +38,6 @@ from support.cli import (
     own_folder,
     rank,
     replacing,
-    require_file,
     stop_requests,
 )
 from support.data import check_fingerprint, files_of, fingerprint, hash_of, is_stream
@@ -322,7 +321,6 @@ def find_checkpoint(args, initial):
     if not (out / "ckpt.pt").exists():
         # A run killed in its first steps leaves only a log: it starts over.
         log = out / "log.tsv"
-        require_file(log)
         if log.exists() and not log.read_bytes().startswith(b"step\tloss\t"):
             raise UsageError(f"{log} is not a log of train.py: {WAYS}")
         if log.exists() and was_saved(out):

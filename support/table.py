@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cli import UsageError, clock, on_one_line, replacing, require_file
+from support.cli import UsageError, clock, on_one_line, replacing
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 # Flags in which the runs of one model may differ.
@@ -124,7 +124,6 @@ def read_file(path, columns=None):
     """
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
-    require_file(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     *lines, last = [line.split("\t") for line in text.split("\n")]
     head, *lines = lines or [[]]

@@ -150,7 +150,7 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
     (folder / "out/abcdigits.tsv").mkdir()
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--swe", "--lengths", "260", "--device", "cpu"])
-    assert "abcdigits.tsv' is not a regular file" in complaint(abcdigits.main)
+    assert "abcdigits.tsv: Is a directory" in complaint(abcdigits.main)
     (folder / "out/abcdigits.tsv").rmdir()
 
 
