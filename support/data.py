@@ -2,7 +2,6 @@
 import hashlib
 import os
 import sysconfig
-from functools import cache
 from pathlib import Path
 from shlex import quote
 
@@ -56,30 +55,15 @@ def files_of(names):
     if list(names) == ["stdlib"]:
         yield from ((path, "train") for path in standard_library())
         return
-    named, taken = [], set()
-    for path in map(Path, names):
-        found = visible_files(path) if path.is_dir() else [path]
+    taken = set()
+    for root in map(Path, names):
+        found = visible_files(root) if root.is_dir() else [root]
         # Text beside token files is what they were made from.
-        texts = not path.is_dir() or not any(map(is_bin, found))
-        named += [(p, path, texts) for p in found]
-    places = [place_of(path) for path, *_ in named]
-    files = {place for place, (path, *_) in zip(places, named) if not path.is_symlink()}
-    for place, (path, root, texts) in zip(places, named):
-        if place in taken or path.is_symlink() and os.path.realpath(path) in files:
-            yield path, None
-        else:
-            taken.add(place)
-            yield path, checked_use(path, root, texts)
-
-
-def place_of(path):
-    """Where a file or a link is, by a path without links above it."""
-    return os.path.join(real_folder(path.parent), path.name)
-
-
-@cache
-def real_folder(folder):
-    return os.path.realpath(folder)
+        texts = not root.is_dir() or not any(map(is_bin, found))
+        for path in found:
+            file = os.path.realpath(path)
+            yield path, None if file in taken else checked_use(path, root, texts)
+            taken.add(file)
 
 
 def checked_use(path, root, texts):

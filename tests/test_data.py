@@ -137,21 +137,18 @@ def test_what_is_no_text_is_explained(tmp_path):
 
 
 def test_a_link_is_no_second_text(tmp_path, capsys):
-    """A link to another file of the data, and a dangling one, are skipped.
-
-    Two links to one file elsewhere both stay: git-annex makes such links of equal files.
-    """
+    """Of a file and its links the first counts; dangling ones are skipped."""
     write(tmp_path, {"data/b.txt": "b" * 99, "elsewhere.txt": "e" * 99})
     for name, target in {"a.txt": "b.txt", "c.txt": "../elsewhere.txt", "d.txt": "../elsewhere.txt",
                          "e.txt": "nothing"}.items():
         (tmp_path / "data" / name).symlink_to(target)
     found = {path.name: use for path, use in files_of([str(tmp_path / "data")])}
-    assert found == {"b.txt": "train", "c.txt": "train", "a.txt": None, "d.txt": "train",
+    assert found == {"a.txt": "train", "b.txt": None, "c.txt": "train", "d.txt": None,
                      "e.txt": None}
     twice = [str(tmp_path / "data/b.txt"), str(tmp_path / "data/a.txt")]
     assert [use for _, use in files_of(twice)] == ["train", None]
     data_of(tmp_path / "data", T=8)
-    assert "skipped a.txt, e.txt: empty," in capsys.readouterr().out
+    assert "skipped b.txt, d.txt, e.txt: empty," in capsys.readouterr().out
 
 
 def test_links_in_circles_are_not_followed(tmp_path):
