@@ -51,8 +51,6 @@ class TokenFile:
     def __getitem__(self, part):
         start, stop, _ = part.indices(self.n)
         tokens = np.fromfile(self.path, "<u2", stop - start, offset=self.header + 2 * start)
-        if len(tokens) < stop - start:
-            raise UsageError(f"{self.path} has shrunk since the run began")
         if tokens.max(initial=0) >= self.vocab_size:
             raise UsageError(f"{self.path} has tokens beyond the vocabulary of {self.vocab_size}: "
                              "use the --tokenizer that made it")
@@ -67,10 +65,8 @@ def read_bin(path, vocab_size):
     """
     size = path.stat().st_size
     magic, version, count, vocabulary = np.resize(np.fromfile(path, "<i4", 4), 4).tolist()
-    right = [magic == LLM_C, version == 1, size == 1024 + 2 * count]
-    # A raw file has at most one of the three, and that by chance.
-    header = 1024 if right[0] or sum(right) > 1 else 0
-    if not size or size % 2 or header and not all(right):
+    header = 1024 if magic == LLM_C else 0
+    if not size or size % 2 or header and (version, size) != (1, header + 2 * count):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
     if header and vocabulary not in (0, vocab_size):

@@ -57,7 +57,7 @@ COMMANDS = {
         # Data.
         *(f"--out new --data {x}" for x in (
             *NO_FILES[:-2], "/dev/zero", "fifo", "empty.txt", "latin.txt", "short.txt",
-            "empty.bin", "odd.bin", "truncated.bin", "beyond.bin", "magic.bin", "version.bin",
+            "empty.bin", "odd.bin", "truncated.bin", "beyond.bin", "version.bin",
             "count.bin", "nothing", "binary", "/dev", "only_val", "dangling", "a.jsonl",
             "stdlib text.txt", "abcdigits x", "passkey", "passkey x")),
         *(f"--out new --data abcdigits --digits {x}" for x in (1, 20, -1, 400, "²")),
@@ -196,7 +196,7 @@ def make_files(folder):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     os.mkfifo(folder / "fifo")
-    for name, position in {"magic.bin": 14, "version.bin": 33, "count.bin": 66}.items():
+    for name, position in {"version.bin": 33, "count.bin": 66}.items():
         write_bin(folder / name, np.arange(5000) % 256)
         flip(folder / name, position)
     (folder / "damaged").mkdir()
