@@ -1,5 +1,6 @@
 """Tests of playground/: the numbers on its page, and the page in use in Chromium."""
 import base64
+import importlib
 import json
 import re
 from collections import Counter
@@ -15,7 +16,9 @@ from playground.data import model_data, page_data
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from tests.browser import CHROMIUM, Browser
-from tests.helpers import INF, ROOT, fit, run, small
+from tests.helpers import INF, ROOT, small
+
+pytestmark = pytest.mark.usefixtures("quick_choice")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,6 @@ def test_the_text_is_a_prompt_for_a_retrieval_model_only():
     assert len(prompt(100, digits=6)) == 27 * 9 - 7
     ckpt = {"args": {"data": ["books"], "digits": 2}}
     assert playground.default_text(ckpt, 200) == playground.SCREENING[:200]
-    assert playground.SCREENING.startswith("Softmax attention divides")
 
 
 def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
@@ -63,14 +65,15 @@ def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
         page_data(model, "a")
 
 
-def test_the_page_needs_no_docstrings():
-    assert run("-OO", "-m", "playground", "-h").returncode == 0
+def test_the_page_needs_no_docstrings(monkeypatch):
+    """python -OO has none."""
+    monkeypatch.setattr(multiscreen, "__doc__", None)
+    assert importlib.reload(playground).SCREENING.startswith("Softmax attention divides")
 
 
 def test_a_page_is_written_and_written_again(tmp_path, capsys):
-    fit(tmp_path / "m", "--data", "abcdigits", "--digits", "2", "--steps", "1")
     page = tmp_path / "new/p.html"
-    flags = ["--ckpt", str(tmp_path / "m/ckpt.pt"), "--device", "cpu", "--out", str(page)]
+    flags = ["--ckpt", str(ROOT / playground.MODEL), "--device", "cpu", "--out", str(page)]
     playground.main(flags)
     assert not any(marker in page.read_text() for marker in playground.MARKERS)
     assert json.dumps(prompt(200)) in page.read_text()
@@ -83,13 +86,13 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
     with pytest.raises(UsageError, match="is a file: its text is"):
         playground.main([*flags, "--text", str(ROOT / "README.md")])
     with pytest.raises(UsageError, match="name an .html file"):
-        playground.main([*flags[:-1], str(tmp_path / "m/ckpt.pt")])
+        playground.main([*flags[:-1], str(tmp_path / "ckpt.pt")])
 
 
-def test_a_model_with_other_equations_is_refused(tmp_path):
-    fit(tmp_path / "m", "--model", "multiscreen:nope", "--steps", "1")
-    with pytest.raises(UsageError, match="multiscreen:nope .* the page runs a multiscreen that"):
-        playground.main(["--ckpt", str(tmp_path / "m/ckpt.pt"), "--out", str(tmp_path / "p.html")])
+def test_a_model_with_other_equations_is_refused(checkpoints):
+    path = checkpoints["multiscreen:rope"]
+    with pytest.raises(UsageError, match="multiscreen:rope .* the page runs a multiscreen that"):
+        playground.main(["--ckpt", str(path), "--out", str(path.with_name("p.html"))])
 
 
 # ---------------------------------------------------------------------------------- in Chromium
@@ -113,13 +116,25 @@ def made(model, tmp_path_factory):
 
 
 @pytest.fixture
-def page(browser, made):
-    """The browser with a freshly opened page. Afterwards it must have no errors or requests."""
-    browser.events.clear()
-    browser.look(1400, 1000, "light")
-    browser.open(made)
-    yield browser
-    assert complaints(browser.events, made) == []
+def show(browser):
+    """show(path) opens a page in the browser. Afterwards it must have no errors or requests."""
+    paths = []
+
+    def show(path):
+        paths.append(path)
+        browser.events.clear()
+        browser.look(1400, 900, "light")
+        browser.open(path)
+        return browser
+
+    yield show
+    assert complaints(browser.events, *paths) == []
+
+
+@pytest.fixture
+def page(show, made):
+    """The browser with a freshly opened page."""
+    return show(made)
 
 
 def complaints(events, path):
@@ -196,26 +211,25 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
         torch.testing.assert_close(lengths, h[n].norm(dim=-1), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("w, r", [(1.0, 0.5), (9.0, 1.0), (9.0002, 1.0), (40.0, 0.05), (INF, 0.3)])
-def test_other_values_of_the_sliders_are_pytorchs_too(page, seen, w, r):
+def test_other_values_of_the_sliders_are_pytorchs_too(page, seen):
     """At distance 9 with w = 9.0002 the float32 cosine is -1, so the relevance is exactly 0."""
     q, k, _, _, _ = seen
-    w_all, r_all = torch.full((len(q),), w), torch.full((len(q),), r)
-    maps = relevance(q[None], k[None], w_all, r_all)[0]
-    for n in (0, 4):
-        found = rows_of(page, f"mapOf(model.tiles[{n}], {in_page(w)}, {in_page(r)})")
-        assert_same_map(found, maps[n])
+    for w, r in ((1.0, 0.5), (9.0, 1.0), (9.0002, 1.0), (40.0, 0.05), (INF, 0.3)):
+        w_all, r_all = torch.full((len(q),), w), torch.full((len(q),), r)
+        maps = relevance(q[None], k[None], w_all, r_all)[0]
+        for n in (0, 4):
+            found = rows_of(page, f"mapOf(model.tiles[{n}], {in_page(w)}, {in_page(r)})")
+            assert_same_map(found, maps[n])
 
 
-@pytest.mark.parametrize("text, found", [
-    ("A=12\nB=34\nA=", ["A", "12", [0, 1, 2, 3]]),
-    ("A=12\nA=13\nA=", ["A", "12", [0, 1, 2, 3, 5, 6, 7, 8]]),
-    ("é\nA=12\nA=", ["A", "12", [3, 4, 5, 6]]),
-    ("A=12\nB=", None), ("A=12\nA=1", None), ("", None)])
-def test_the_needles_line_is_found_in_an_abcdigits_prompt(page, text, found):
-    page.evaluate(f"setText({json.dumps(text)})")
-    needle = page.evaluate("state.needle")
-    assert (needle and [needle["letter"], needle["number"], needle["positions"]]) == found
+def test_the_needles_line_is_found_in_an_abcdigits_prompt(page):
+    for text, found in (("A=12\nB=34\nA=", ["A", "12", [0, 1, 2, 3]]),
+                        ("A=12\nA=13\nA=", ["A", "12", [0, 1, 2, 3, 5, 6, 7, 8]]),
+                        ("é\nA=12\nA=", ["A", "12", [3, 4, 5, 6]]),
+                        ("A=12\nB=", None), ("A=12\nA=1", None), ("", None)):
+        page.evaluate(f"setText({json.dumps(text)})")
+        needle = page.evaluate("state.needle")
+        assert (needle and [needle["letter"], needle["number"], needle["positions"]]) == found
 
 
 def test_typing_changes_the_text_and_the_caches_know_it(page):
@@ -293,7 +307,7 @@ def test_a_slider_moves_the_map_the_keys_and_the_sum_at_once(page):
     page.evaluate("chooseTile(model.tiles.findIndex(({w}) => w > 3 && w < 60))")
     before = look()
     page.evaluate("$('w').focus()")
-    for _ in range(60):
+    for _ in range(20):
         page.press("ArrowRight")
     wider = look()
     assert wider[0] > before[0]
@@ -398,57 +412,56 @@ def test_a_page_counts_its_tiles_that_accept_nothing(page):
     assert page.evaluate("$('nothing').textContent") == ""
 
 
-def test_a_text_without_a_question_has_no_needle_in_its_legend(browser, model, tmp_path):
+def test_a_text_without_a_question_has_no_needle_in_its_legend(show, model, tmp_path):
     """Screening and softmax are still compared, and one letter is not "1 letters"."""
-    path = tmp_path / "text.html"
-    make_page(path, model, "Some text")
-    browser.events.clear()
-    browser.look(1400, 1000, "light")
-    browser.open(path)
+    make_page(tmp_path / "text.html", model, "Some text")
+    page = show(tmp_path / "text.html")
     seen = "[...document.querySelectorAll('.of-needle')].filter((e) => e.offsetParent).length"
-    assert browser.evaluate(seen) == 0
-    assert browser.evaluate("$('delete').disabled")
-    assert browser.evaluate("$('softmax-says').getBoundingClientRect().height > 0")
-    browser.evaluate("setText(DATA.text + '!')")
-    assert not browser.evaluate("$('delete').disabled")
-    browser.evaluate("model.tiles.forEach((tile) => { tile.r = 1e-9; }); setText('A')")
-    assert "the only letter has relevance 0" in browser.evaluate("$('screening-says').textContent")
-    assert "accepts 1 of 1 key. " in browser.evaluate("$('reading').textContent")
-    browser.evaluate("setText('A=12\\nA=')")
-    assert browser.evaluate(seen) == 2
-    assert complaints(browser.events, path) == []
+    assert page.evaluate(seen) == 0
+    assert page.evaluate("$('delete').disabled")
+    assert page.evaluate("$('softmax-says').getBoundingClientRect().height > 0")
+    page.evaluate("setText(DATA.text + '!')")
+    assert not page.evaluate("$('delete').disabled")
+    page.evaluate("model.tiles.forEach((tile) => { tile.r = 1e-9; }); setText('A')")
+    assert "the only letter has relevance 0" in page.evaluate("$('screening-says').textContent")
+    assert "accepts 1 of 1 key. " in page.evaluate("$('reading').textContent")
+    page.evaluate("setText('A=12\\nA=')")
+    assert page.evaluate(seen) == 2
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_fits_a_phone_and_takes_a_tap(page, theme):
-    page.look(360, 800, theme, phone=True)
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    assert page.evaluate("color('--paper')") == {"light": "#ffffff", "dark": "#14161a"}[theme]
+def test_the_page_fits_a_phone_in_light_and_dark_and_takes_a_tap(page):
+    for theme, paper in (("light", "#ffffff"), ("dark", "#14161a")):
+        page.look(360, 800, theme, phone=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate("color('--paper')") == paper
     assert page.evaluate("$('map').clientWidth") > 300
     page.tap("[data-j='20']")
     assert page.evaluate("[state.query, state.pinned]") == [20, 20]
 
 
-def test_an_edited_equation_is_told_on_the_page(browser, model, tmp_path, monkeypatch):
+def test_an_edited_equation_is_told_on_the_page(show, model, tmp_path, monkeypatch):
     """The text needs escaping, and has a character of two bytes."""
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     text = "</script><!-- é &amp; \\ PLAYGROUND_DATA"
-    path = tmp_path / "edited.html"
-    make_page(path, model, text)
-    browser.events.clear()
-    browser.open(path)
-    assert browser.evaluate("$('warning').hidden") is False
-    assert "playground/model.js" in browser.evaluate("$('warning').textContent")
-    assert browser.evaluate("$('typing').value") == text
-    assert browser.evaluate("$('text').textContent") == text.replace("é", "\\xc3\\xa9")
-    assert complaints(browser.events, path) == []
+    make_page(tmp_path / "edited.html", model, text)
+    page = show(tmp_path / "edited.html")
+    assert page.evaluate("$('warning').hidden") is False
+    assert "playground/model.js" in page.evaluate("$('warning').textContent")
+    assert page.evaluate("$('typing').value") == text
+    assert page.evaluate("$('text').textContent") == text.replace("é", "\\xc3\\xa9")
+
+
+def test_a_long_answer_is_shown_whole(page):
+    page.evaluate("model.next = () => ({token: 55, p: 1}); setText('Q=123456\\nQ=')")
+    assert "Q=123456, is the needle. The model answers “777777”" in page.evaluate(
+        "$('answer').textContent")
 
 
 # ---------------------------------------------------------------------------- the bundled model
 
 PROMPT = prompt(200)
-TEXTS = [PROMPT, PROMPT.replace("R=89\n", ""), prompt(600), PROMPT[60:] + "8", "R=12\nR=", "A",
-         playground.SCREENING, "naïve café, 漢字\n" * 5, "=" * 150, " ".join(PROMPT)]
+TEXTS = [PROMPT, PROMPT.replace("R=89\n", ""), prompt(300), PROMPT[60:] + "8", "R=12\nR=", "A",
+         playground.SCREENING[:200], "naïve café, 漢字\n" * 5, "=" * 150, " ".join(PROMPT[:60])]
 
 
 @pytest.fixture(scope="module")
@@ -461,30 +474,25 @@ def bundled(tmp_path_factory):
 
 
 @pytest.fixture
-def real(browser, bundled):
+def real(show, bundled):
     """The browser with the bundled model's page freshly opened."""
-    browser.events.clear()
-    browser.look(1400, 900, "light")
-    browser.open(bundled[1])
-    yield browser
-    assert complaints(browser.events, bundled[1]) == []
+    return show(bundled[1])
 
 
-@pytest.mark.parametrize("n", range(len(TEXTS)))
-def test_the_bundled_model_in_the_page_is_pytorchs(real, bundled, n):
+def test_the_bundled_model_in_the_page_is_pytorchs(real, bundled):
     """Logits of every token, up to 118, and relevances of the last, from one text to the next."""
-    tokens = torch.tensor([list(TEXTS[n].encode())])
-    found = real.evaluate(f"""(() => {{
-        setText({json.dumps(TEXTS[n - 1])});
-        setText({json.dumps(TEXTS[n])});
-        return [model.tokens.map((_, i) => model.logits(i)),
-                model.tiles.map((tile) => [...tile.alpha.at(-1)])]; }})()""")
-    with torch.no_grad():
-        z = bundled[0](tokens)[0]
-        maps = torch.cat([layer[0, :, -1] for layer in bundled[0].relevance_maps(tokens)])
-    for seen, expected in zip(found, (z, maps)):
-        seen = torch.tensor(seen, dtype=torch.float32)
-        torch.testing.assert_close(seen, expected, rtol=0, atol=1e-3)
+    for text in TEXTS:
+        tokens = torch.tensor([list(text.encode())])
+        found = real.evaluate(f"""(() => {{
+            setText({json.dumps(text)});
+            return [model.tokens.map((_, i) => model.logits(i)),
+                    model.tiles.map((tile) => [...tile.alpha.at(-1)])]; }})()""")
+        with torch.no_grad():
+            z = bundled[0](tokens)[0]
+            maps = torch.cat([layer[0, :, -1] for layer in bundled[0].relevance_maps(tokens)])
+        for seen, expected in zip(found, (z, maps)):
+            seen = torch.tensor(seen, dtype=torch.float32)
+            torch.testing.assert_close(seen, expected, rtol=0, atol=1e-3)
 
 
 def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real):
@@ -531,12 +539,6 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     real.point("#delete", click=True)
     assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "") + "8"
     assert says()[3] == "Put the first text back"
-
-
-def test_a_long_answer_is_shown_whole(real):
-    real.evaluate("model.next = () => ({token: 55, p: 1}); setText('Q=123456\\nQ=')")
-    assert "Q=123456, is the needle. The model answers “777777”" in real.evaluate(
-        "$('answer').textContent")
 
 
 def test_a_bar_in_the_row_of_all_tiles_names_its_key_and_chooses_its_tile(real):
