@@ -307,8 +307,7 @@ def find_checkpoint(args, initial):
     or other equations, or diverged.
     """
     out, source = Path(args.out), Path(args.out) / "source"
-    is_ours = source.is_dir() and not source.is_symlink() and (out / "flags.txt").exists()
-    if os.path.lexists(source) and not is_ours:
+    if source.exists() and not (source.is_dir() and (out / "flags.txt").exists()):
         raise UsageError(f"{source} belongs to no run: name another --out")
     if args.force:
         return None
