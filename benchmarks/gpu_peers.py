@@ -1,19 +1,12 @@
-"""What screening is measured against: attention, and stock PyTorch's way to screen."""
+"""What screening is measured against: attention's backends, and stock PyTorch's way to screen."""
 import torch
 import torch._dynamo
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 
 from multiscreen import softmask, trim
 
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-
-
-def attention(backend, q, k, v):
-    """Causal attention with one of BACKENDS."""
-    with sdpa_kernel(BACKENDS[backend]):
-        return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def flex_screen(T, w):

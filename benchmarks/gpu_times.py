@@ -6,9 +6,9 @@ from itertools import product
 import torch
 
 from baselines import recipe
-from baselines.transformer import SIZES
+from baselines.transformer import SIZES, attention_by
 from benchmarks.gpu_check import draw_inputs
-from benchmarks.gpu_peers import BACKENDS, attention, flex_screen
+from benchmarks.gpu_peers import BACKENDS, flex_screen
 from benchmarks.measure import training_step
 from multiscreen import Config, Multiscreen, window
 from multiscreen import screen as dense
@@ -91,7 +91,8 @@ def time_peer(way, T, w):
     x, layers = draw_inputs(T, w), 1
     fused = both_times(screen, *x)
     if way.startswith("attention"):
-        f, layers = partial(attention, way.split(", ")[1]), N_L / PSI
+        attend, layers = attention_by(BACKENDS[way.split(", ")[1]]), N_L / PSI
+        f = partial(attend, is_causal=True)
         x = [randn(1, HEADS, T, WIDTH // HEADS) for _ in "qkvh"]
     elif way == "FlexAttention":
         f = flex_screen(T, x[3])
