@@ -27,8 +27,8 @@ from benchmarks import gpu_check, gpu_times
 from benchmarks.measure import measure_missing
 from screening_triton import available, triton
 from support.cli import Parser, UsageError, cli, own_folder, replacing
+from support.source import ROOT
 from support.table import read_rows
-from support.timing import ROOT
 
 # Each part: what makes its cells (the report shows its docstring), and its columns.
 PARTS = {

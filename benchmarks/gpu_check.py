@@ -16,7 +16,7 @@ from multiscreen import unit
 from screening_triton import screen
 from support import windowed
 from support.cli import DEVICE
-from support.timing import ROOT
+from support.source import ROOT
 from support.windowed import screen_windowed
 
 CHECKED = (2**12 - 1, 2**15, 2**17)

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 
 from support.cli import Parser, UsageError, cli, replacing
+from support.source import ROOT
 from support.table import as_columns, read_rows
 
-ROOT = Path(__file__).parent.parent
 REPORT = ROOT / "experiments/report/report.md"
 README = ROOT / "README.md"
 BLOCK = re.compile(r"<!-- (.+) -->\n```\n(?:(?!```).*\n)*```\n")

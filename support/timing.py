@@ -1,14 +1,13 @@
 """What is timed: models with random weights, windows like trained ones, the code as it is now."""
 import hashlib
-from pathlib import Path
 
 import torch
 
 from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import products_dtype
+from support.source import ROOT
 
-ROOT = Path(__file__).parent.parent
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
 
 
