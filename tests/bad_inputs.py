@@ -163,13 +163,12 @@ COMMANDS = {
 }
 
 # (an entry of a checkpoint, its replacement; GONE removes it). Such checkpoints come from another
-# version or a diverged run; deliberate forgeries are not guarded against.
+# version; deliberate forgeries are not guarded against.
 GONE = object()
 FORGED = [
     *(((name,), GONE) for name in sorted(KEYS)), (("args", "seq_len"), GONE),
     (("args", "seed"), GONE), (("weights", "W_E"), GONE),
-    (("weights", "W_E"), torch.zeros(3)), (("weights", "W_E"), torch.full((257, 4), torch.nan)),
-    (("weights", "foreign"), torch.zeros(3)),
+    (("weights", "W_E"), torch.zeros(3)), (("weights", "foreign"), torch.zeros(3)),
 ]
 # Entries that only --resume reads.
 FOR_RESUME = {"optimizer", "step", "drawn", "data_state", "random_state", "log", "files",
