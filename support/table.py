@@ -224,13 +224,12 @@ def check_numbers(row, path, value):
     for name in ("parameters", "seed", "seq_len", "step", "length", "trials", value):
         cell = row.get(name, "")
         try:
-            # Others may be missing: random weights have no training length.
-            if name == value:
-                float(cell)
-            elif cell:
-                int(cell)
+            numbers = [float(x) if name == value else int(x) for x in cell.split()]
         except ValueError:
-            raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again") from None
+            numbers = None
+        # A size may be missing: random weights have no training length.
+        if numbers is None or name == value and not numbers:
+            raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again")
 
 
 def keep_rows(path, rows, measured=()):
