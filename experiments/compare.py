@@ -302,11 +302,15 @@ def differences(first, other, by=None):
 # --------------------------------------------------------------------------------------- figures
 
 def smoothed(x, window):
-    """Means of up to `window` neighbours, fewer at both ends; a short x stays as it is. (n,)"""
+    """Means of up to `window` neighbours, fewer at both ends; a short x stays as it is. (n,)
+
+    Row i takes at most i // 2 rows from each side: a loss falls steeply at first, and its first
+    value, in the mean of a later row, would lift the curve there.
+    """
     if len(x) < 3 * window:
         return x
-    ones = np.ones(window)
-    return np.convolve(x, ones, "same") / np.convolve(np.ones(len(x)), ones, "same")
+    reach = np.minimum(np.arange(len(x)), window) // 2
+    return np.array([x[i - n : i + n + 1].mean() for i, n in enumerate(reach)])
 
 
 def mean_curve(runs, column, window):
@@ -344,7 +348,7 @@ def draw_curves(plt, groups, window, path):
         span = max(tops) - min(lows)
         axes[0].set_ylim(min(lows) - 0.05 * span, max(tops) + 0.1 * span)
     axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
-    axes[1].set(xlabel=f"optimizer step; long curves are means of {window} rows of the log",
+    axes[1].set(xlabel=f"optimizer step; long curves are means of about {window} rows of the log",
                 ylabel="gradient norm before clipping", yscale="log")
     legend_below(fig, axes[0])
     save_figure(fig, path)
