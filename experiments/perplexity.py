@@ -263,7 +263,7 @@ def print_curves(curves, labels):
     shown = sorted(shown)
     print_table(["model", "curve", "seeds", *map(str, shown)],
                 [[*words, *map(found.get, shown)] for words, found in rows],
-                "Perplexity by tokens of context; the paper prints no numbers for its curves")
+                "Perplexity by tokens of context")
 
 
 def draw_curves(plt, curves, labels, path):
