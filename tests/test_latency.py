@@ -1,4 +1,5 @@
 """Tests of experiments.latency: times of a forward pass, and their figure."""
+import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -39,6 +40,7 @@ def test_settings_change_only_the_windows_they_should():
     assert torch.equal(widths(), torch.where(far, INF, likely))
 
 
+@pytest.mark.usefixtures("quick_choice")
 def test_latency_has_a_row_for_each_cell_and_none_without_a_backend(call, tmp_path, monkeypatch):
     monkeypatch.setitem(latency.BACKENDS, "flash", SDPBackend.CUDNN_ATTENTION)     # no CPU has it
     flags = ["--psi", 2, 3, "--transformer", "1,2,8", "--lengths", 64, 32, "--repeats", 2,

@@ -218,8 +218,9 @@ def test_summary_of_windows():
 
 
 @pytest.mark.parametrize("name, r", [("multiscreen", 0.5), ("multiscreen:fixed-r", 1.0)])
-def test_windows_of_a_checkpoint(call, checkpoints, name, r):
+def test_windows_of_a_checkpoint(call, checkpoints, monkeypatch, name, r):
     """Initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, with s_w from 0 to ln 256."""
+    monkeypatch.setattr(tiles, "pyplot", lambda: None)                 # no figures
     call(tiles, "--ckpt", checkpoints[name], "--tokens", 20, "--device", "cpu")
     rows = read_table(checkpoints[name].with_name("windows.tsv"))
     assert [row["layer"] for row in rows] == ["1", "2", "all"]
@@ -254,13 +255,15 @@ def test_live_pairs_are_counted_inside_the_window():
 
 
 def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypatch):
+    monkeypatch.setattr(tiles, "pyplot", lambda: None)
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: s * math.nan)
     with pytest.raises(FloatingPointError, match="relevances are not finite"):
         call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 20, "--device", "cpu")
 
 
-def test_relevance_maps_count_what_train_logs(call, checkpoints):
+def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
     """The mean of `alive`, weighted by the pairs in each window, is train.py's number."""
+    monkeypatch.setattr(tiles, "pyplot", lambda: None)
     path, text = checkpoints["multiscreen"], "screening is enough" * 9
     call(tiles, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
     rows = read_table(path.with_name("relevance_maps.tsv"))

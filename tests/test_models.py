@@ -2,11 +2,13 @@
 import hashlib
 import re
 
+import pytest
+
 from abcdigits import exact_matches, generate_by_token_count
 from experiments import retrieval
 from support.checkpoint import equations, load_checkpoint, read_checkpoint
 from support.source import digest
-from tests.helpers import ROOT, needs_matplotlib
+from tests.helpers import ROOT
 
 
 def test_the_file_is_the_one_that_is_described():
@@ -20,6 +22,7 @@ def test_its_source_is_that_of_its_equations():
     assert digest(ckpt["source"], ckpt["classes"]) == ckpt["equations"] == equations("multiscreen")
 
 
+@pytest.mark.usefixtures("quick_choice")
 def test_it_retrieves_beyond_its_training_length():
     model, tokenizer, _ = load_checkpoint(ROOT / "models/retrieval.pt")
 
@@ -38,9 +41,10 @@ def claims_of(path):
     return {number: (found, verdict) for number, found, verdict in rows}
 
 
-@needs_matplotlib
-def test_the_report_claims_the_means_of_its_tables(call, capsys):
+def test_the_report_claims_the_means_of_its_tables(call, capsys, monkeypatch):
     """Its claims about retrieval by length match what experiments.retrieval prints."""
+    monkeypatch.setattr(retrieval, "pyplot", lambda: None)             # no figures
+
     def means_of(name):
         call(retrieval, ROOT / f"experiments/report/{name}.tsv", "--out", f"{name}.png")
         found, columns = {}, ()

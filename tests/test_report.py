@@ -84,7 +84,6 @@ def test_the_table_of_memory_adds_up():
 
 
 def test_a_command_that_fails_is_told(tmp_path):
-    said = fill_report.run("python -m experiments.scaling -h", tmp_path)
-    assert said.startswith("usage: scaling.py")
+    assert fill_report.run("python -c print(3)", tmp_path) == "3\n"
     with pytest.raises(UsageError, match="nowhere.tsv does not exist"):
         fill_report.run("python -m experiments.retrieval nowhere.tsv", tmp_path)
