@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import train
-from experiments import compare, runs
+from experiments import common, compare, runs
 from support.cli import UsageError
 from tests.helpers import ROOT, needs_matplotlib
 
@@ -41,8 +41,10 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def said(call, capsys):
-    """said(RUN...) -> the lines that experiments.compare prints."""
+def said(call, capsys, monkeypatch):
+    """said(RUN...) -> the lines that experiments.compare prints. It draws no figure."""
+    monkeypatch.setattr(compare, "pyplot", lambda: None)
+
     def lines(*words):
         capsys.readouterr()
         call(compare, *words)
@@ -252,6 +254,7 @@ def test_spikes_are_measured_against_the_rows_before_them(values, spikes):
 
 @needs_matplotlib
 def test_figures(run, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "pyplot", common.pyplot)
     figures = []
     save = compare.save_figure
     monkeypatch.setattr(compare, "save_figure", lambda fig, path: figures.append(fig) or
