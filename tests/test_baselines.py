@@ -298,13 +298,11 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys,
     assert (tmp_path / "out/windows.tsv").exists()
 
 
-@pytest.mark.parametrize("name, part, value", [
-    ("multiscreen", "s_O", 80.0), ("multiscreen", "s_O", 100.0), ("multiscreen", "W_O", 1e30),
-    ("multiscreen:no-gate", "s_O", 80.0), ("multiscreen:rope", "s_O", 100.0)])
-def test_what_overflows_is_seen_before_it_is_saved(tmp_path, name, part, value):
-    ckpt = fit(tmp_path / "out", "--model", name, "--steps", "1", "--data", "abcdigits")
-    ckpt["weights"][f"layers.0.{part}"].fill_(value)
+def test_a_gradient_that_overflows_is_seen_before_it_is_saved(tmp_path):
+    """The loss is finite; tests/test_training.py makes one NaN."""
+    ckpt = fit(tmp_path / "out", "--steps", "1")
+    ckpt["weights"]["layers.0.s_O"].fill_(80.0)
     save_checkpoint(tmp_path / "large.pt", ckpt)
-    with pytest.raises(UsageError, match="at step 1 (loss|grad_norm) is"):
+    with pytest.raises(UsageError, match="at step 1 grad_norm is inf; nothing was saved"):
         fit(tmp_path / "next", "--init", str(tmp_path / "large.pt"), "--steps", "3")
     assert not (tmp_path / "next/ckpt.pt").exists()
