@@ -162,7 +162,7 @@ def test_the_launches_of_a_default_step(tmp_path, monkeypatch, capsys, module, n
 @needs_interpreter
 def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, monkeypatch):
     """On a GPU train.py chooses the fused kernel, bfloat16 and pinned memory."""
-    monkeypatch.setattr(choose, "CASES", [(17, 17, choose.NEARBY, choose.WIDE)])
+    monkeypatch.setattr(choose, "CASES", [(17, 17, (17.0,), (1.0,))])
     short = tmp_path / "short.txt"
     short.write_text(TEXT[:800])
     few = ["--data", str(short), "--psi", "1", "--batch-size", "1", "--seq-len", "16"]
@@ -182,8 +182,8 @@ def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, mon
     assert_same_weights(*(torch.load(path) for path in (on_gpu, on_cpu)))
 
 
-@pytest.mark.parametrize("kind", ["mps", "cuda"])
-@pytest.mark.parametrize("name", ["multiscreen", "transformer:2,2,8"])
+@pytest.mark.parametrize("name, kind", [
+    ("multiscreen", "mps"), ("multiscreen", "cuda"), ("transformer:2,2,8", "mps")])
 def test_what_measures_a_model_gives_the_same_on_a_gpu(checkpoints, call, capsys, monkeypatch, name,
                                                        kind):
     monkeypatch.setattr(checkpoint, "products_dtype", lambda device: None)
