@@ -97,20 +97,20 @@ def read_folder(path, label="", window=10):
     steps = int(max((row["step"] for row in rows), default=0))
     stopped = (folder / "diverged.txt").exists()
     end = "diverged" if stopped or has_diverged(rows) else ""
-    if not end and steps < int(flags["steps"]):
+    if not end and int(flags["steps"]) not in losses:
         most = "at most " * (flags["data"] in STREAMS)
         end = f"at step {steps} of {most}{flags['steps']}"
     curve = step, loss, norm = columns_of(rows, "step", "loss", "grad_norm")
 
     def last(column):
-        return [row[column] for row in rows if column in row][-1:] or [math.nan]
+        return next((row[column] for row in reversed(rows) if column in row), math.nan)
 
     speeds = [row["tokens_per_s"] for row in rows if "tokens_per_s" in row] or [math.nan]
     late = norm[step > steps / 2]
     best = min(losses, key=losses.get, default=math.nan)
     facts = {"best": losses.get(best, math.nan), "best_step": best,
-             "tokens_per_s": statistics.median(speeds), "alive": last("alive")[0],
-             "w_max": last("w_max")[0], "spikes": count_spikes(loss, window),
+             "tokens_per_s": statistics.median(speeds), "alive": last("alive"),
+             "w_max": last("w_max"), "spikes": count_spikes(loss, window),
              "grad": float(np.median(late)) if len(late) else math.nan}
     source = read_source(folder / "source", flags["classes"].split())
     if source:

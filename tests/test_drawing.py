@@ -81,8 +81,8 @@ def test_a_mistake_is_told_in_one_line(run, call, tmp_path):
     empty = run("empty", 3.5)
     (empty / "flags.txt").write_text("psi\t2\n")
     for word, message in (("nowhere", "holds no run"), (run("half", 3.5, made=10), "10 of 20"),
-                          ("other.tsv", "not a table of runs"), (bad, "is not a log"),
-                          (empty, "lacks model, parameters")):
+                          (run("cut", ""), "20 of 20"), (bad, "is not a log"),
+                          ("other.tsv", "not a table of runs"), (empty, "lacks model, parameters")):
         with pytest.raises(UsageError, match=message) as e:
             call(scaling, word)
         assert "\n" not in str(e.value)
