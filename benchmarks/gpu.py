@@ -2,7 +2,6 @@
 
     python -m benchmarks.gpu                     all parts, the most important first
     python -m benchmarks.gpu layer peers         some of them
-    python -m benchmarks.gpu report              OUT/report.md from the tables that exist
 
 check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
 layer     screening of a psi = 48 layer, T = 2^10 .. 2^17, beside its matrix products
@@ -10,9 +9,9 @@ training  tokens per second and memory of a step, beside the Transformer
 peers     attention, FlexAttention and other ways to screen, beside the fused kernel
 tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
 
-Each part writes OUT/PART.tsv row by row. Rerun the command to measure what is missing: after a
-crash, after Ctrl-C, after --minutes. A row that has begun is finished: if a command may take 10
-minutes, use --minutes 8. Times are medians with a cold cache.
+Each part writes OUT/PART.tsv row by row, then OUT/report.md with all tables. Rerun the command to
+measure what is missing: after a crash, after Ctrl-C, after --minutes. A row that has begun is
+finished: if a command may take 10 minutes, use --minutes 8. Times are medians with a cold cache.
 """
 import inspect
 import os
@@ -83,16 +82,15 @@ def write_report(out):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)}, report [all]")
+    p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
     p.add_argument("--minutes", type=float, default=60.0, help="begin no row after this many [60]")
     args = p.parse_args()
-    if unknown := set(args.part) - {*PARTS, "report"}:
-        raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)} or report")
+    if unknown := set(args.part) - {*PARTS}:
+        raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)}")
     wanted = [name for name in PARTS if name in (args.part or PARTS)]
-    if wanted:
-        require_gpu()
+    require_gpu()
     args.out.mkdir(parents=True, exist_ok=True)
 
     end, failed = time.monotonic() + 60 * args.minutes, []

@@ -148,8 +148,7 @@ COMMANDS = {
         *(f"--contexts {x}" for x in (0, -1, "²", 10**13, HUGE)), "--psi 0", "--psi -1",
         "--transformer 3M", "--out text.txt", "--out /dev/zero", "--nonsense"]),
     "benchmarks.gpu": ("", ["nothing", "check nothing", "--minutes x", "--out text.txt",
-                            "--out /dev/zero", "--nonsense", "check", "layer", "all",
-                            "report --out text.txt"]),
+                            "--out /dev/zero", "--nonsense", "check", "layer", "all"]),
     "benchmarks.kernel_compile": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
                                        "--ckpt x"]),
     "playground.__main__": ("--device cpu", [
