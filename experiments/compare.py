@@ -337,7 +337,7 @@ def draw_curves(plt, groups, window, path):
             plot_with_band(ax, step, mean, std, marker=marker, label=label, **style)
             if column == 1:
                 tops.append(mean[len(mean) // 20])     # not where it falls steeply
-                lows.append(mean.min())
+                lows.append((mean - (0 if std is None else std)).min())
         shared = set.intersection(*(set(run.losses) for run in runs))
         points = [(s, statistics.mean(run.losses[s] for run in runs)) for s in sorted(shared)]
         if points:
