@@ -118,8 +118,8 @@ def get_figure(args, value, measure=None):
             keep_rows(out.with_suffix(".tsv"), rows)
     else:
         rows, out = measure(args)
-    models = {(row["model"], int(row["parameters"])) for row in rows}
-    labels = {(name, str(n)): label for (name, n), label in label_models(models).items()}
+    models = {(row["model"], row["parameters"]) for row in rows}
+    labels = label_models(models)
     if any(variant_of(name) in ABLATIONS for name, _ in models):
         known = {f"multiscreen:{variant}": label for variant, label in ABLATIONS.items()}
         known["multiscreen"] = "Original"

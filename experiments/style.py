@@ -69,21 +69,20 @@ def paper_name(model):
 
 
 def label_models(models):
-    """{(name, parameters): label}.
+    """{(name, parameters): label} of a set of these pairs, both text as in a table.
 
     The size is added where two models have the same name, and where models that are not ablations
     differ in size by more than a tenth.
     """
-    models = set(models)
     names = [paper_name(name) for name, _ in models]
     plain = {(name, n) for name, n in models if variant_of(name) not in ABLATIONS}
-    sizes = [n for _, n in plain]
+    sizes = [int(n) for _, n in plain]
     sized = plain if sizes and max(sizes) > 1.1 * min(sizes) else ()
     labels = {}
     for name, n in models:
         label = paper_name(name)
         if names.count(label) > 1 or (name, n) in sized:
-            label += f", {short_number(n)}"
+            label += f", {short_number(int(n))}"
         labels[name, n] = label
     return labels
 
