@@ -12,7 +12,6 @@ from support.table import (
     keep_rows,
     named_paths,
     print_table,
-    read_file,
     read_tables,
     write_rows,
 )
@@ -22,8 +21,6 @@ from support.table import (
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
     print_table(columns, rows, title)
-    if path.exists():
-        read_file(path, columns)                       # refuses a table of something else
     write_rows(path, [dict(zip(columns, map(cell_text, row))) for row in rows])
     print(f"wrote {path}")
 

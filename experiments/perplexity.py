@@ -57,7 +57,6 @@ from support.run import absolute
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
-VALUES = ("nats",)
 
 
 # --------------------------------------------------------------------------------- measuring
@@ -163,7 +162,7 @@ def measure(args):
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "document": name}
              for swe, factor in settings for name in documents]
-    table = Table(beside(args.ckpt, "perplexity.tsv"), KEYS, VALUES, model_hash(ckpt))
+    table = Table(beside(args.ckpt, "perplexity.tsv"), KEYS, ["nats"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(len(missing))
     with table.measuring():
