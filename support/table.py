@@ -134,16 +134,15 @@ def read_file(path, columns=None):
     return rows, len(lines) - len(rows) + bool(head and last != [""])
 
 
-def split_label(word):
-    """(label, path) of a word mine=out/x; the label of a word that is a path is empty."""
-    label, found, path = word.partition("=")
-    return (label, path) if found and not Path(word).exists() else ("", word)
-
-
 def named_paths(words):
-    """[(label, path)] of words like mine=out/mine-*, which may be patterns."""
-    return [(label, found) for label, path in map(split_label, map(str, words))
-            for found in sorted(glob.glob(path)) or [path]]
+    """[(label or "", path)] of words like mine=out/mine-*, which may be patterns."""
+    found = []
+    for word in map(str, words):
+        label, equals, path = word.partition("=")
+        if not equals or Path(word).exists():          # a folder may be named lr=0.1
+            label, path = "", word
+        found += [(label, name) for name in sorted(glob.glob(path)) or [path]]
+    return found
 
 
 def read_tables(paths, value):
