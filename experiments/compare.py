@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from experiments.common import mean_and_std, paired_change, pyplot, save_figure, signed
-from experiments.runs import MEASURED, is_of_models, read_runs, runs_parser, table_rows
+from experiments.runs import is_of_models, keep_runs, read_runs, runs_parser
 from experiments.style import (
     WIDTH,
     count_of,
@@ -45,7 +45,7 @@ from experiments.style import (
 )
 from support.cli import UsageError, cli
 from support.source import changed_lines, shown_change
-from support.table import MAY_DIFFER, cell_text, keep_rows, print_table
+from support.table import MAY_DIFFER, cell_text, print_table
 
 # Lines of flags.txt in which runs of one group may differ, or that are shown in another way.
 NOT_COMPARED = (*MAY_DIFFER, "parameters", "equations", "classes", "corpus", "source")
@@ -459,11 +459,9 @@ def main():
 
     if args.name:
         ordered = [run for group in groups for run in group.runs]
-        keep_rows(args.out / f"{args.name}.tsv", table_rows(ordered, step),
-                  (*MEASURED, "steps"))
+        keep_runs(args.out / f"{args.name}.tsv", ordered, step)
     has_curves = any(run.curve and len(run.curve[0]) for run in runs)
     if (by or has_curves or len(groups) > 1) and (plt := pyplot()):
-        args.out.mkdir(parents=True, exist_ok=True)
         path = args.out / f"{args.name or 'compare'}.png"
         if by:
             draw_by(plt, sets, by, step, path)

@@ -16,7 +16,7 @@ import numpy as np
 from support.cli import Parser, UsageError, own_folder
 from support.data import STREAMS
 from support.source import bare_lines, parts_of
-from support.table import named_paths, read_file, read_flags, read_rows
+from support.table import keep_rows, named_paths, read_file, read_flags, read_rows
 
 # Lines of flags.txt without which a run is not comparable.
 NEEDED = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -182,7 +182,7 @@ def is_of_models(path):
 # ------------------------------------------------------------------------------------- a table
 
 def read_table(path, label=""):
-    """The Runs of a table that table_rows made."""
+    """The Runs of a table that keep_runs wrote."""
     rows = read_rows(path)
     if not rows or [*rows[0]][:2] != ["run", "named_by"] or not {*NEEDED, *MEASURED} <= {*rows[0]}:
         raise UsageError(f"{path} is not a table of runs")
@@ -199,8 +199,11 @@ def read_table(path, label=""):
     return runs
 
 
-def table_rows(runs, step=None):
-    """A row a run, all text. val_loss is that after `step`, where the run has one, or its last."""
+def keep_runs(path, runs, step=None):
+    """Write a row a run. val_loss is that after `step`, where the run has one, or its last.
+
+    Raises UsageError if the row of another run would be lost; a run may have gone on.
+    """
     names = {name: None for run in runs for name in run.flags}
     rows = []
     for run in runs:
@@ -211,4 +214,4 @@ def table_rows(runs, step=None):
         rows.append({"run": run.label, "named_by": run.named_by}
                     | {name: run.flags.get(name, "") for name in names}
                     | {name: numbers.get(name, "") for name in MEASURED})
-    return rows
+    keep_rows(path, rows, (*MEASURED, "steps"))

@@ -33,10 +33,10 @@ import torch
 from baselines import build, count_parameters, recipe
 from baselines.transformer import SIZES
 from experiments.common import mean_and_std, percent, pyplot, save_figure
-from experiments.runs import read_runs, runs_parser, table_rows
+from experiments.runs import keep_runs, read_runs, runs_parser
 from experiments.style import WIDTH, look, millions_axis
 from support.cli import UsageError, cli
-from support.table import MAY_DIFFER, keep_rows, print_table
+from support.table import MAY_DIFFER, print_table
 
 PAPER = {                                              # parameters: total, non-embedding
     "multiscreen, psi 8": (4_134_146, 917_698),
@@ -343,7 +343,7 @@ def main():
     runs = read_runs(args.runs)
     check_runs(runs)
     rows = model_rows(runs)
-    keep_rows(args.out / "scaling.tsv", table_rows(runs))
+    keep_runs(args.out / "scaling.tsv", runs)
     best, paper = at_best_rates(rows), at_paper_rates(rows)
     set_residuals(best, args.unfitted)
     print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],

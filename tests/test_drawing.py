@@ -66,6 +66,14 @@ def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path)
     with pytest.raises(UsageError, match="already holds 1 other row:"):
         call(scaling, a, "--out", "o")
     assert table.read_bytes() == before
+    # Runs that went on have new values.
+    for folder in (a, b):
+        flags = (folder / "flags.txt").read_text()
+        (folder / "flags.txt").write_text(flags.replace("steps\t20", "steps\t30"))
+        with open(folder / "log.tsv", "a") as file:
+            file.write("30\t\t\t3.25\n")
+    call(scaling, a, b, "--out", "o")
+    assert [row["val_loss"] for row in read_table(table)] == ["3.25", "3.25"]
 
 
 @pytest.mark.parametrize("name", ["steps", "data", "corpus"])
