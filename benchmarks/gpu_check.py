@@ -52,8 +52,8 @@ def value_and_gradients(f, *x, dtype=None):
     return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
 
 
-def compare_with_float64(T, dtype, w=(2.0, 17.5, 256.0, 5000.0, math.inf)):
-    x = draw_inputs(T, w, dtype)
+def compare_with_float64(T, dtype):
+    x = draw_inputs(T, (2.0, 17.5, 256.0, 5000.0, math.inf), dtype)
     # Larger blocks: at T = 2^17 those for a CPU are half a minute of launches.
     with mock.patch.object(windowed, "PAIRS", 2**24):
         exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)

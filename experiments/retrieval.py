@@ -206,7 +206,7 @@ def retrieval_rows(panels):
 
 # ----------------------------------------------------------------------- by length and depth
 
-def draw_panels(plt, panels, path, note=""):
+def draw_panels(plt, panels, path, note):
     """The panels with one colour bar. note: behind the words of the x axis."""
     lines = []
     for n, name in enumerate(ROWS):

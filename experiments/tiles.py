@@ -159,11 +159,11 @@ def short_width(w):
     return f"{w / 1000:.1f}k" if w < 10_000 else f"{w / 1000:.0f}k"
 
 
-def spread(rows, n=6):
-    """The indices of at most n tiles that see something, from narrow windows to wide ones."""
+def spread(rows):
+    """The indices of at most six tiles that see something, from narrow windows to wide ones."""
     alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
     w = np.log([rows[i][2] for i in alive])
-    nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), n)}
+    nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), 6)}
     return sorted((alive[i] for i in nearest), key=lambda i: rows[i][2])
 
 
