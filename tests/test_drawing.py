@@ -50,7 +50,8 @@ def test_a_run_is_read(run):
     assert math.isnan(runs.read_folder(folder).loss_at())
 
 
-def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path):
+def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "pyplot", lambda: None)               # no figures
     a, b = run("a-0", 3.5), run("b-1", 3.7, seed=1)
     call(scaling, a, b, "--out", "o")
     table = tmp_path / "o/scaling.tsv"

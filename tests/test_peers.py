@@ -83,6 +83,7 @@ class Known(peers.Peer):
         return self(seen)[:, -1], seen
 
 
+@pytest.mark.usefixtures("quick_choice")
 def test_a_row_for_each_setting_beside_each_peer_that_is_there(tmp_path, monkeypatch):
     settings = [("train", "eager", 6), ("decode", "eager", 5)]
     for name, value in {"PEERS": [Known, peers.DieOD], "SETTINGS": settings, "TOKENS": 12,

@@ -13,6 +13,11 @@ from tests.helpers import cells_of, needs_matplotlib, read_table
 BYTES = get_tokenizer("bytes")
 
 
+@pytest.fixture
+def no_figure(monkeypatch):
+    monkeypatch.setattr(retrieval, "pyplot", lambda: None)
+
+
 # --------------------------------------------------------------------------------- retrieval
 
 @pytest.mark.parametrize("depth, before", [(0.0, 0), (0.3, 3), (0.5, 5), (1.0, 10)])
@@ -101,15 +106,13 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
         call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
 
 
-@needs_matplotlib
-def test_a_seed_with_fewer_depths_does_not_count(call, tmp_path, capsys):
+def test_a_seed_with_fewer_depths_does_not_count(call, no_figure, tmp_path, capsys):
     write_rows(tmp_path / "t.tsv", [cell(), cell(depth="0.5"), cell("0", seed="1")])
     call(retrieval, tmp_path / "t.tsv")
     assert means(capsys)[0] == ["Multiscreen", "16", "1", "1", "4", "100.0%", "-", "100.0%"]
 
 
-@needs_matplotlib
-def test_seeds_may_be_measured_at_different_depths(call, tmp_path, capsys):
+def test_seeds_may_be_measured_at_different_depths(call, no_figure, tmp_path, capsys):
     write_rows(tmp_path / "t.tsv", [cell("0.5"), cell(seed="1", depth="0.5")])
     call(retrieval, tmp_path / "t.tsv")
     assert means(capsys)[0] == ["Multiscreen", "16", "1", "2", "4", "75.0%", "35.4%", "50.0%"]
@@ -156,8 +159,7 @@ def test_many_panels_stay_as_wide_as_a_page(call, tmp_path, monkeypatch):
     assert len(titles) == 5 and found[0].get_size_inches()[0] < 10
 
 
-@needs_matplotlib
-def test_a_table_can_have_a_label(call, tmp_path, capsys):
+def test_a_table_can_have_a_label(call, no_figure, tmp_path, capsys):
     """An edited model and the original have the same name but different equations."""
     write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
     write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
