@@ -179,13 +179,6 @@ def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds():
     assert retrieval.get_cells([row(), row(trials="10", accuracy="0.5")])[64, 0.5].mean == 0.5
 
 
-def test_the_mean_over_the_depths_is_of_the_seeds_that_have_all_of_them():
-    rows = [row(depth="0.1"), row()]
-    rows += [row(seed="1", accuracy="0", length=length) for length in ("64", "128")]
-    means = retrieval.mean_by_length(retrieval.get_cells(rows))
-    assert means == {64: {"0": 1.0}, 128: {"1": 0.0}}
-
-
 @pytest.mark.parametrize("flags", [
     ["--lengths", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
     ["--trials", "0"], ["--lengths", str(10**30)]])
