@@ -1,12 +1,9 @@
-"""What screening is measured against: attention's backends, and stock PyTorch's way to screen."""
+"""What the fused kernel is measured against: stock PyTorch's way to screen."""
 import torch
 import torch._dynamo
-from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from multiscreen import softmask, trim
-
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 def flex_screen(T, w):

@@ -41,7 +41,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.nn.attention import SDPBackend
 
 from baselines import count_parameters
 from baselines.transformer import SIZES, attention_by
@@ -51,10 +50,8 @@ from support.checkpoint import load_for_evaluation, require_windows, weights_has
 from support.cli import Parser, UsageError, cli, get_device, is_out_of_memory, products_dtype
 from support.compiled import compile_model
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
-from support.timing import code_hash, forward_pass, random_model, set_trained_like
+from support.timing import BACKENDS, code_hash, forward_pass, random_model, set_trained_like
 
-BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 CPU_BACKENDS = ("flash", "math")
 SETTINGS = ("initial", "trained-like", "trained-like + SWE")
 KEYS = (*RUN, "setting", "length", "machine", "repeats")

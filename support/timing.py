@@ -2,12 +2,16 @@
 import hashlib
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import products_dtype
 from support.source import ROOT
 
+# Of a Transformer's attention.
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/transformer.py")
 
 
