@@ -44,8 +44,12 @@ def millions_axis(plt, ax):
 
 
 def plain_axis(plt, axis, at=(1, 2, 5)):
-    """Ticks of a logarithmic axis `at` times a power of ten, as whole numbers."""
-    axis.set_major_locator(plt.LogLocator(subs=at))
+    """Ticks of a logarithmic axis that is drawn: `at` times a power of ten, as whole numbers.
+
+    An axis that spans less than a factor of 4 has evenly spaced ticks.
+    """
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(plt.AutoLocator() if high < 4 * low else plt.LogLocator(subs=at))
     axis.set_major_formatter(lambda x, _: f"{x:g}" if x < 1000 else f"{x:,.0f}")
     axis.set_minor_locator(plt.NullLocator())
 

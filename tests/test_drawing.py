@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from experiments import common, runs, scaling
+from experiments.style import plain_axis
 from support.cli import UsageError
-from tests.helpers import INF, read_table
+from tests.helpers import INF, needs_matplotlib, read_table
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
@@ -209,6 +210,18 @@ def test_a_parabola_through_three_rates_has_the_least_loss(run):
 
 
 # ------------------------------------------------------------------------------------ figures
+
+@needs_matplotlib
+def test_a_logarithmic_axis_has_ticks_however_little_it_spans():
+    plt = common.pyplot()
+    for high in (8.0, 11.0, 30.0, 7e5):
+        fig, ax = plt.subplots()
+        ax.semilogy([7.3, high])
+        plain_axis(plt, ax.yaxis)
+        low, top = ax.get_ylim()
+        assert sum(low < y < top for y in ax.get_yticks()) > 1
+        plt.close(fig)
+
 
 def test_losses_by_size_and_the_lines_through_them(run, call, tmp_path, capsys):
     folders = [run("a", 4.0), run("b", 3.5, psi="1", parameters="486"),
