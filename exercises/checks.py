@@ -41,6 +41,8 @@ def describe_difference(found, right, what, names=None):
     off = torch.where(found == right, 0.0, (found - right).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f"[{', '.join(map(str, at))}]" if found.numel() > 1 else ""
+    if place and what.endswith(","):
+        place = f" at {place},"
     if names is not None:
         what, place = what.format(int(names[at[0]])), ""
     a, b = found[at].item(), right[at].item()

@@ -151,6 +151,12 @@ def test_a_change_in_place_is_named():
             own("unit", doubled)(x)
 
 
+def test_a_failure_names_the_entry_that_is_most_wrong():
+    for what, said in {"f(x)": "f(x)[1] is 5;", "f, r = 2,": "f, r = 2, at [1], is 5;"}.items():
+        with pytest.raises(Wrong, match=re.escape(said)):
+            checks.expect(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0]), what)
+
+
 # ------------------------------------------------------------------------- as a student runs it
 
 def check_course(*flags, **variables):
