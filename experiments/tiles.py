@@ -15,11 +15,11 @@ The paper says: most windows are local or medium-range, a few exceed the trainin
 often close to 1.
 
 relevance_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer;
-relevance_maps_of_six.png has six, from the narrowest window to the widest. In a map, queries i
-go down and keys j to the right. Dark gray: outside the window, or in the future. White: inside it,
-and exactly 0. Pr is the share of the pairs inside the window with alpha_d > 0. The paper says: many
-maps have a substantial number of zeros, more in some tiles. A layer that does not call the screen
-it is given has no maps.
+relevance_maps_of_six.png has at most six, from narrow windows to wide ones, of tiles with Pr > 0.
+In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
+future. White: inside it, and exactly 0. Pr is the share of the pairs inside the window with alpha_d
+> 0. The paper says: many maps have a substantial number of zeros, more in some tiles. A layer that
+does not call the screen it is given has no maps.
 
 A tile with Pr 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some come
 back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these accepted
