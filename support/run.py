@@ -336,7 +336,8 @@ def find_checkpoint(args, initial):
                                  f"{text(now)}: {WAYS}, --resume continues with changed flags")
         if other:
             raise UsageError(f"{out} holds a run with other equations: "
-                             f"{changed_equations(ckpt)}: {WAYS}")
+                             f"{changed_equations(ckpt)}: {WAYS}, --resume continues with the "
+                             "edit")
         if edits:
             path, lines = next(iter(edits.items()))
             raise UsageError(f"{out} holds a run with another {path}: {lines}: {WAYS}, --resume "

@@ -449,7 +449,8 @@ def test_a_run_is_not_resumed_with_other_equations_and_the_difference_is_shown(c
     assert found.returncode == 1
     assert found.stderr == (
         "error: out holds a run with other equations: `-def unit(x, eps=1e-06):` "
-        "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run\n")
+        "`+def unit(x, eps=0.3):`: --force overwrites it, another --out starts a new run, --resume "
+        "continues with the edit\n")
     assert (folder / "ckpt.pt").read_bytes() == before
 
     # An edit of train.py is refused, too; --resume accepts it, shows it and records it.
