@@ -29,7 +29,7 @@ COURSE = (ROOT / "exercises/README.md").read_text()
 @pytest.fixture
 def root(tmp_path):
     """Gradescope's folder, with the solutions as a submission."""
-    ignore = shutil.ignore_patterns(".git", "__pycache__", "out*", "report", "runs")
+    ignore = shutil.ignore_patterns(".git", ".venv", "__pycache__", "out*", "report", "runs")
     shutil.copytree(ROOT, tmp_path / "source", ignore=ignore)
     (tmp_path / "submission").mkdir()
     solutions = (multiscreen, multiscreen, part3_derivative, part4_kernel)
