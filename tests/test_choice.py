@@ -372,7 +372,7 @@ def test_sizes_that_the_kernel_does_not_take_make_way_for_another(as_on_a_gpu):
     assert get_screen(as_on_a_gpu(parameters=torch.float64))[0].func is screen_windowed
 
 
-def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu):
+def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu, tmp_path):
     monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
     screen, line, expected = get_screen(as_on_a_gpu())
     assert screen.func is screen_windowed
@@ -380,7 +380,7 @@ def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu)
     assert not expected
     assert get_screen(as_on_a_gpu(), "windowed")[0] is screen_windowed
     with pytest.raises(UsageError, match="--kernel triton: there is no CUDA GPU") as e:
-        train.main([*SMALL, "--kernel", "triton"])
+        train.main([*SMALL, "--kernel", "triton", "--out", str(tmp_path / "out")])
     assert "\n" not in str(e.value)
 
 
