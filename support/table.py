@@ -219,15 +219,19 @@ def name_by_training(row):
 
 
 def check_numbers(row, path, value):
-    """Raise UsageError if a cell that figures count with is no number: a spreadsheet edits some."""
+    """Raise UsageError if a cell that figures count with is not a finite number.
+
+    Sizes are whole numbers. Some may be missing: random weights have no training length.
+    """
     for name in ("parameters", "seed", "seq_len", "step", "length", "trials", value):
         cell = row.get(name, "")
         try:
             numbers = [float(x) if name == value else int(x) for x in cell.split()]
+            right = all(map(math.isfinite, numbers)) and (
+                numbers or name not in ("parameters", "length", value))
         except ValueError:
-            numbers = None
-        # A size may be missing: random weights have no training length.
-        if numbers is None or name == value and not numbers:
+            right = False
+        if not right:
             raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again")
 
 

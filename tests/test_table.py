@@ -56,8 +56,8 @@ def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path,
 
 
 @pytest.mark.parametrize("column, cell", [
-    ("accuracy", "0,5"), ("accuracy", ""), ("length", "²"), ("parameters", "65.506"),
-    ("seed", "a")])
+    ("accuracy", "0,5"), ("accuracy", ""), ("accuracy", "inf"), ("length", "²"), ("length", ""),
+    ("parameters", "65.506"), ("parameters", ""), ("seed", "a")])
 def test_what_is_no_number_is_told_in_one_line(tmp_path, column, cell):
     row = CELL_OF_RUN | {"length": "64", "accuracy": "0.5", "hash": "abc-1"} | {column: cell}
     write_rows(tmp_path / "t.tsv", [row])
