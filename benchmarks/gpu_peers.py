@@ -1,6 +1,7 @@
 """What the fused kernel is measured against: stock PyTorch's way to screen."""
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from multiscreen import softmask, trim
@@ -21,6 +22,7 @@ def flex_screen(T, w):
     block_mask = create_block_mask(inside, None, len(w), T, T, device=w.device, _compile=compiled)
     if compiled:
         torch._dynamo.config.recompile_limit = 64      # a graph for each T
+        torch._functorch.config.donated_buffer = False  # backward is timed again and again
     flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
 
     def screen(q, k, v, w, r):

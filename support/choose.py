@@ -215,7 +215,8 @@ def revealing_inputs(T, S, windows, widths, config, device, double=False):
     """q, k, v, w, r and i0 as a model calls `screen`, chosen so that mistakes show.
 
     Queries and keys lie near one direction of their tile (others are nearly all rejected), and some
-    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. `double`: in float64.
+    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. `double`: in float64. bfloat16
+    holds v as it is: where few keys are seen, a gradient is all rounding of v.
     """
     H = config.N_H * -(-4 // config.N_H)
     g = torch.Generator().manual_seed(0)
@@ -224,7 +225,7 @@ def revealing_inputs(T, S, windows, widths, config, device, double=False):
     x = base + spread * torch.randn(2, H, S, config.d_K, generator=g)
     q, k = normalize(x, dim=-1)[:, None]
     k[:, :, ::7], k[:, :, 3::11] = q[:, :, ::7], -q[:, :, 3::11]
-    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1)
+    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1).bfloat16().float()
     w = torch.tensor([windows[n % len(windows)] for n in range(H)])
     r = torch.tensor([widths[n % len(widths)] for n in range(H)])
     inputs = (x.to(device) for x in (q[:, :, S - T :], k, v, w, r))
@@ -236,7 +237,7 @@ def with_gradients(screen, inputs, dtype=None):
     *leaves, i0 = (x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs)
     q, k, v, w, r = leaves
     h = screen(q, k, v.to(dtype or v.dtype), w, r, i0)
-    dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+    dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(h)
     gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
     return [x.detach().cpu().double() for x in (h, *gradients)]
 

@@ -2,6 +2,7 @@
 
 No class, no other model and no setting of torch changes.
 """
+import inspect
 from functools import cache, partial
 from types import MethodType
 
@@ -47,7 +48,10 @@ def compile_model(model):
     differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph, and a layer
     that --recompute asks to be one graph stays eager.
     """
-    compiled = cache(partial(torch.compile, dynamic=True, isolate_recompiles=True))
+    # Before torch 2.12 all functions that share code also share one limit on recompiling.
+    known = inspect.signature(torch.compile).parameters
+    options = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    compiled = cache(partial(torch.compile, dynamic=True, **options))
     for owner, name in [*((layer, "forward") for layer in model.layers), (model, "head")]:
         # Bound to its owner, so that a copy has its own weights.
         setattr(owner, name, MethodType(compiled(getattr(owner, name).__func__), owner))

@@ -261,6 +261,13 @@ def test_pieces_are_far_below_the_limit():
         assert error < 0.1 * LIMIT * max(0.03 / min(case[3]), 1)
 
 
+def test_bfloat16_agrees_for_every_number_of_tiles():
+    """A query that sees one key has a gradient of q near 0: v must not be rounded there."""
+    for psi in (16, 32):
+        model = of_sizes(BF16, psi=psi, N_L=1, d_E=8)
+        assert get_screen(model, "windowed")[0] is screen_windowed
+
+
 @pytest.mark.parametrize("name, screen", [
     ("auto", screen_windowed), ("windowed", screen_windowed), ("definition", ms.screen)])
 def test_each_name_of_a_kernel_is_obeyed_for_all_sizes(monkeypatch, name, screen):
