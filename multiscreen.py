@@ -207,6 +207,10 @@ class GatedScreeningTiles(nn.Module):
         """The acceptance widths r of these tiles, (H,): the function `acceptance` of s_r."""
         return acceptance(self.s_r)
 
+    def reach(self):
+        """The windows w of these tiles, (H,): no query sees a key at this distance or beyond."""
+        return window(self.s_w)
+
     def bound(self, h):
         """Eq. (14): u = TanhNorm(h). (B, H, T, V) -> (B, H, T, V)"""
         return tanh_norm(h)
@@ -224,7 +228,7 @@ class GatedScreeningTiles(nn.Module):
 
         start: the position of x's first token; first: that of the oldest key kept.
         """
-        w, r = window(self.s_w), self.acceptance()
+        w, r = self.reach(), self.acceptance()
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
@@ -287,10 +291,27 @@ def checked(tokens):
 class LanguageModel(nn.Module):
     """Tokens (B, T) -> logits (B, T, N), with layers of any kind. The baselines share it.
 
-    A subclass has `config`, `W_E`, `layers`, `embed`, `head`, `logits` and `screen`.
+    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. Its layers are called as
+    layer(x, screen, cache); those that screen have s_w, of which `reach` makes windows.
+    chosen: the function that screens, or None; agreeing: one that support/choose.py found to agree
+    with `screen`.
     """
-    # Whether caches may drop keys outside every window: only if `screen` gives them weight 0.
-    forgets = False
+    chosen = agreeing = None
+
+    @property
+    def screen(self):
+        """The function that screens: the one assigned, or `screen` as it stands now."""
+        return self.chosen or screen
+
+    @screen.setter
+    def screen(self, f):
+        self.chosen = f
+
+    @property
+    def forgets(self):
+        """Whether caches may drop keys: yes if the screen in use agrees with the definition, which
+        gives a key outside the window exactly 0."""
+        return self.chosen is not None and self.chosen is self.agreeing
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
@@ -383,55 +404,6 @@ class LanguageModel(nn.Module):
         new = list(self.stream(tokens, n, **options))
         return torch.stack(new, 1) if new else tokens[:, :0]
 
-
-class Multiscreen(LanguageModel):
-    """The language model of the paper: tokens (B, T) -> logits (B, T, N).
-
-    tiles: the class of a layer. dtype: of the matrix products (torch.bfloat16, say); None: the
-    parameters' own. agreeing: a function that support/choose.py found to agree with `screen`.
-    """
-    agreeing = None
-
-    def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
-        super().__init__()
-        self.config, self.dtype, self.chosen = config, dtype, None
-        self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
-        N, E = config.vocab_size, config.d_E
-        self.W_E = nn.Parameter(0.1 / math.sqrt(E) * torch.randn(N, E))
-        self.s_E = nn.Parameter(torch.zeros(1))
-        self.s_F = nn.Parameter(torch.full((1,), math.log(math.sqrt(E))))
-
-    @property
-    def screen(self):
-        """The function that screens: the one assigned, or `screen` as it stands now."""
-        return self.chosen or screen
-
-    @screen.setter
-    def screen(self, f):
-        self.chosen = f
-
-    @property
-    def forgets(self):
-        """Whether caches may drop keys: yes if the screen in use agrees with the definition, which
-        gives a key outside the window exactly 0."""
-        return self.chosen is not None and self.chosen is self.agreeing
-
-    def embed(self, tokens):
-        """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
-        if self.W_E.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and pass "
-                            "dtype=torch.bfloat16 to the model for its products")
-        return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
-
-    def head(self):
-        """The matrix of Eq. 3, e^s_F W_E_bar, (N, E)."""
-        return self.s_F.exp() * unit(self.W_E)
-
-    def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
-        head = self.head() if head is None else head
-        return product("...e,ne->...n", x, head, self.dtype)
-
     @torch.no_grad()
     def relevance_maps(self, tokens):
         """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
@@ -456,4 +428,37 @@ class Multiscreen(LanguageModel):
         Start new caches: an old one may have dropped keys outside the old windows.
         """
         for layer in self.layers:
-            layer.s_w.masked_fill_(window(layer.s_w) > T_train, torch.inf)
+            layer.s_w.masked_fill_(layer.reach() > T_train, torch.inf)
+
+
+class Multiscreen(LanguageModel):
+    """The language model of the paper: tokens (B, T) -> logits (B, T, N).
+
+    tiles: the class of a layer. dtype: of the matrix products (torch.bfloat16, say); None: the
+    parameters' own.
+    """
+
+    def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.layers = nn.ModuleList(tiles(config, dtype) for _ in range(config.N_L))
+        N, E = config.vocab_size, config.d_E
+        self.W_E = nn.Parameter(0.1 / math.sqrt(E) * torch.randn(N, E))
+        self.s_E = nn.Parameter(torch.zeros(1))
+        self.s_F = nn.Parameter(torch.full((1,), math.log(math.sqrt(E))))
+
+    def embed(self, tokens):
+        """Eq. (1): x^(0) = e^s_E e_bar_t. (B, T) -> (B, T, E)"""
+        if self.W_E.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"the parameters are {self.W_E.dtype}: keep them in float32, and pass "
+                            "dtype=torch.bfloat16 to the model for its products")
+        return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
+
+    def head(self):
+        """The matrix of Eq. 3, e^s_F W_E_bar, (N, E)."""
+        return self.s_F.exp() * unit(self.W_E)
+
+    def logits(self, x, head=None):
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
+        head = self.head() if head is None else head
+        return product("...e,ne->...n", x, head, self.dtype)

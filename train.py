@@ -20,10 +20,9 @@ from argparse import BooleanOptionalAction
 
 import torch
 
-from baselines import count_parameters
+from baselines import BLOCKS, count_parameters
 from baselines.ablations import TILES
-from baselines.transformer import BLOCKS, SIZES
-from multiscreen import window
+from baselines.transformer import SIZES
 from support import distributed as dist  # without torchrun it does nothing
 from support.checkpoint import (
     SIZE_FLAGS,
@@ -141,7 +140,7 @@ def describe(model):
     """More columns of the log: the smallest, median and largest window of a model that has some."""
     if not has_windows(model):
         return {}
-    w = torch.cat([window(dist.full(layer.s_w)) for layer in model.layers])
+    w = torch.cat([dist.full(layer.reach()) for layer in model.layers])
     return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
 
 

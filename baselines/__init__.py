@@ -1,8 +1,27 @@
-"""The models that the paper compares, by name, and the recipe it trains each with."""
-from baselines import ablations, transformer
+"""The models that are compared, by name, and the recipe that the paper trains each with."""
+from baselines import ablations, attention, transformer, tries
 from multiscreen import Config, Multiscreen
 
-NAMES = "multiscreen, multiscreen:ABLATION (baselines/ablations.py), transformer:SIZE"
+# The layers of a Transformer, by the word after its size. One of yours is a class in a file of its
+# own and a line here.
+BLOCKS = {
+    "": transformer.Block,
+    "qknorm": transformer.QKNorm,
+    "nope": attention.NoPE,
+    "local": attention.Local,
+    "alibi": attention.ALiBi,
+    "ssmax": attention.SSMaxNoPE,
+    "ssmax-rope": attention.SSMax,
+    "off-by-one": attention.OffByOne,
+    "sigmoid": attention.Sigmoid,
+    "entmax": attention.Entmax,
+    "stick-breaking": attention.StickBreaking,
+    "forgetting": attention.Forgetting,
+    "selective": attention.Selective,
+    "screening": attention.Screening,
+    **tries.BLOCKS,
+}
+NAMES = "multiscreen, multiscreen:ABLATION, transformer:SIZE, transformer:SIZE:VARIANT"
 
 
 def build(name, config, dtype=None):
@@ -16,7 +35,12 @@ def build(name, config, dtype=None):
     if family == "multiscreen":
         return ablations.build_ablation(variant, config, dtype)
     if family == "transformer":
-        return transformer.build(variant, config, dtype)
+        size, _, block = variant.partition(":")
+        if block not in BLOCKS:
+            raise ValueError(f"{name} is unknown: use transformer:SIZE, or transformer:SIZE: and "
+                             f"one of {', '.join(filter(None, BLOCKS))}")
+        return transformer.Transformer(transformer.get_config(size, **config), dtype,
+                                       BLOCKS[block])
     raise ValueError(f"model {name!r} is unknown: use {NAMES}")
 
 

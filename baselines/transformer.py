@@ -5,9 +5,9 @@ head, a final norm without a weight, no biases. Names that train.py takes:
 
     transformer:8M             45M, 353M, 1.3B: the paper's sizes
     transformer:4,4,96         N_L, N_H, d_E of your choice
-    transformer:45M:qknorm     a variant: a class of this file and a line in BLOCKS
+    transformer:45M:qknorm     a variant: a class, and a line in BLOCKS of baselines/__init__.py
 
-The other variants are for texts longer than in training: `nope`, `local`, `ssmax`.
+Other ways to attend are in attention.py.
 
 `python -m experiments.scaling` prints the sizes and parameter counts beside the paper's.
 """
@@ -29,7 +29,7 @@ LEARNING_RATES = {"8M": 1e-3, "45M": 1e-3, "353M": 3e-4, "1.3B": 2e-4}
 
 @dataclass
 class TransformerConfig:
-    """Sizes. The head dimension is d_E / N_H."""
+    """Sizes. The head dimension, d_K = d_V, is d_E / N_H."""
     N_L: int
     N_H: int
     d_E: int
@@ -40,6 +40,12 @@ class TransformerConfig:
         if min(sizes) < 1 or self.d_E % (2 * self.N_H):
             raise ValueError(f"N_L, N_H, d_E, vocab_size are {sizes}; expected at least 1 each, "
                              "and d_E a multiple of 2 N_H")
+
+    @property
+    def d_K(self):
+        return self.d_E // self.N_H
+
+    d_V = d_K
 
 
 def get_config(size, **given):
@@ -54,15 +60,6 @@ def get_config(size, **given):
         if value is not None and name in TransformerConfig.__dataclass_fields__:
             sizes[name] = value
     return TransformerConfig(**sizes)
-
-
-def build(name, config, dtype=None):
-    """The Transformer of that name, SIZE or SIZE:VARIANT; raises ValueError if there is none."""
-    size, _, variant = name.partition(":")
-    if variant not in BLOCKS:
-        raise ValueError(f"transformer:{name} is unknown: use transformer:SIZE, or "
-                         f"transformer:SIZE: and one of {', '.join(filter(None, BLOCKS))}")
-    return Transformer(get_config(size, **config), dtype, BLOCKS[variant])
 
 
 def rope(x, i, scale=1.0, ntk=1.0):
@@ -84,11 +81,14 @@ class Block(nn.Module):
     """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
 
     number: of the layer, from 1. dtype: of the matrix products, None for the parameters' own.
-    A variant overrides `encode`. `rope_scale`, (scale, ntk) of `rope`, may be changed after
-    training; None: no RoPE. Keys at distance `window` or more are not seen.
+    A variant overrides `encode`, or what `attention` calls: `project`, `reach`, `mix`.
+    `rope_scale`, (scale, ntk) of `rope`, may be changed after training; None: no RoPE. Keys at
+    distance `window` or more are not seen.
     """
     rope_scale = (1.0, 1.0)
     window = math.inf
+    forgets = True                                     # caches may drop keys beyond `reach`
+    attend = staticmethod(F.scaled_dot_product_attention)
 
     def __init__(self, config, dtype=None, number=1):
         super().__init__()
@@ -106,6 +106,8 @@ class Block(nn.Module):
 
     def encode(self, q, k, i):
         """Queries and keys with their positions i, (T,), encoded. (B, H, T, K) each"""
+        if self.rope_scale is None:
+            return q, k
         return rope(q, i, *self.rope_scale), rope(k, i, *self.rope_scale)
 
     def heads(self, x, W):
@@ -113,34 +115,57 @@ class Block(nn.Module):
         W = W.unflatten(1, (self.N_H, -1))
         return product("bte,ehk->bhtk", x, W, self.dtype)
 
-    def attention(self, x, attend, cache):
-        start = cache.end if cache else 0
-        i = torch.arange(start, start + x.shape[1], device=x.device)
+    def project(self, x, i):
+        """Queries, keys and values of tokens at positions i, (T,). (B, T, E) -> (B, H, T, K) each
+
+        A cache keeps the keys and values: what a mechanism needs of old tokens goes into a key.
+        """
         q, k = self.encode(self.heads(x, self.W_Q), self.heads(x, self.W_K), i)
         v = self.heads(x, self.W_V)
-        q, k, v = (y.to(self.dtype or x.dtype) for y in (q, k, v))
-        first = 0
-        if cache:
-            k, v, first = cache.append(k, v, torch.tensor(self.window))
+        return [y.to(self.dtype or x.dtype) for y in (q, k, v)]
 
+    def reach(self):
+        """A later query sees no key at this distance or beyond: what a cache may drop."""
+        return torch.tensor(self.window)
+
+    def mix(self, q, k, v, i0, screen):
+        """h, sums of values. (B, H, T, K), keys and values (B, H, S, K) -> (B, H, T, K)
+
+        i0: position of the first query, counted from the first key. screen: for those that screen.
+        """
         # One query may see all keys; several after a cache see a triangle at the lower right.
-        mask, square = None, not cache or q.shape[2] == k.shape[2]
+        mask, square = None, i0 == 0
         if self.window < math.inf:
-            d = torch.arange(first, first + k.shape[2], device=x.device) - i[:, None]
+            d = distances(q, k, i0)
             mask, square = (-self.window < d) & (d <= 0), False
         elif not square and q.shape[2] > 1:
             from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])
-        h = attend(q, k, v, attn_mask=mask, is_causal=square)
+        return self.attend(q, k, v, attn_mask=mask, is_causal=square)
+
+    def attention(self, x, screen, cache):
+        start = cache.end if cache else 0
+        i = torch.arange(start, start + x.shape[1], device=x.device)
+        q, k, v = self.project(x, i)
+        first = 0
+        if cache:
+            k, v, first = cache.append(k, v, self.reach())
+        h = self.mix(q, k, v, start - first, screen)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
         return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
 
-    def forward(self, x, attend=F.scaled_dot_product_attention, cache=None):
-        x = x + self.attention(self.norm_1(x), attend, cache)
+    def forward(self, x, screen=None, cache=None):
+        x = x + self.attention(self.norm_1(x), screen, cache)
         y = self.norm_2(x)
         gate = F.silu(product("bte,ef->btf", y, self.W_gate, self.dtype))
         y = gate * product("bte,ef->btf", y, self.W_up, self.dtype)
         return x + product("btf,fe->bte", y, self.W_down, self.dtype)
+
+
+def distances(q, k, i0):
+    """d = j - i, key minus query position, (T, S). i0: position of the first query."""
+    i = torch.arange(i0, i0 + q.shape[2], device=q.device)
+    return torch.arange(k.shape[2], device=q.device) - i[:, None]
 
 
 class QKNorm(Block):
@@ -155,48 +180,8 @@ class QKNorm(Block):
         return super().encode(self.norm_q(q), self.norm_k(k), i)
 
 
-class NoPE(Block):
-    """No positions: only the causal mask tells them apart."""
-    rope_scale = None
-
-    def encode(self, q, k, i):
-        return q, k
-
-
-class SSMax(NoPE):
-    """No positions, and Scalable-Softmax (Nakanishi, 2025): scores times s log n for n keys.
-
-    Softmax over n keys fades as n grows, s log n keeps it sharp. A head learns s, which begins at
-    1 / log 256: with as many keys, train.py's --seq-len, it is softmax.
-    """
-
-    def __init__(self, config, dtype=None, number=1):
-        super().__init__(config, dtype, number)
-        self.s = nn.Parameter(torch.full((config.N_H,), 1 / math.log(256)))
-
-    def encode(self, q, k, i):
-        return q * self.s[:, None, None] * (i + 1).to(q.dtype).log()[:, None], k
-
-
-class Local(Block):
-    """RoPE in a sliding window of 64 tokens in odd layers, no positions in even ones."""
-
-    def __init__(self, config, dtype=None, number=1):
-        super().__init__(config, dtype, number)
-        if number % 2:
-            self.window = 64
-        else:
-            self.rope_scale = None
-
-    def encode(self, q, k, i):
-        return super().encode(q, k, i) if self.rope_scale else (q, k)
-
-
-BLOCKS = {"": Block, "qknorm": QKNorm, "nope": NoPE, "local": Local, "ssmax": SSMax}
-
-
 def attention_by(backend):
-    """Attention by one of PyTorch's backends, an SDPBackend, for a Transformer's `screen`."""
+    """Attention by one of PyTorch's backends, an SDPBackend, for a Block's `attend`."""
     def attend(*inputs, **options):
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(*inputs, **options)
@@ -205,18 +190,20 @@ def attention_by(backend):
 
 
 class Transformer(LanguageModel):
-    """tokens (B, T) -> logits (B, T, N).
-
-    screen: what mixes the positions, attention. block: the class of a layer.
-    """
-    forgets = True                                     # keys outside a `window` are masked
+    """tokens (B, T) -> logits (B, T, N). block: the class of a layer."""
 
     def __init__(self, config, dtype=None, block=Block):
         super().__init__()
-        self.config, self.dtype, self.screen = config, dtype, F.scaled_dot_product_attention
+        self.config, self.dtype = config, dtype
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
         self.layers = nn.ModuleList(block(config, dtype, n + 1) for n in range(config.N_L))
         self.initialize()
+
+    @property
+    def forgets(self):
+        """Whether caches may drop keys: the layers' own, or for those that screen as `screen`."""
+        forgets = self.layers[0].forgets
+        return super().forgets if forgets is None else forgets
 
     @torch.no_grad()
     def initialize(self):

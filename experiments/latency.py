@@ -137,7 +137,8 @@ def apply_setting(model, setting, T_train):
     SWE expands those it has; "initial" and "trained" leave them as they are.
     """
     if setting in BACKENDS:
-        model.screen = attention_by(BACKENDS[setting])
+        for layer in model.layers:
+            layer.attend = attention_by(BACKENDS[setting])
     if setting.startswith("trained-like"):
         set_trained_like(model)
     if setting.endswith("SWE"):

@@ -33,7 +33,6 @@ import torch
 
 from experiments.common import pyplot, report, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
-from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, cli
 from support.maps import count_alive, inside, require_finite
@@ -65,7 +64,7 @@ MOST = 4096                                            # tokens: memory grows wi
 @torch.no_grad()
 def windows_and_widths(model):
     """(w, r) of all tiles: two arrays (N_L, N_H), w in tokens, inf for a window without an edge."""
-    w = torch.stack([window(tile.s_w) for tile in model.layers])
+    w = torch.stack([tile.reach() for tile in model.layers])
     r = torch.stack([tile.acceptance() for tile in model.layers])
     return w.cpu().double().numpy(), r.cpu().double().numpy()
 
@@ -145,7 +144,7 @@ def get_maps(model, tokens):
     maps, rows = model.relevance_maps(tokens), []
     for n, (alpha_d, tile) in enumerate(zip(maps, model.layers), 1):
         require_finite(alpha_d, "relevances")
-        w, r = window(tile.s_w), tile.acceptance()
+        w, r = tile.reach(), tile.acceptance()
         alive, pairs = count_alive(alpha_d, w)
         for m, cells in enumerate(zip(w.tolist(), r.tolist(), (alive / pairs).tolist()), 1):
             rows.append([n, m, *cells])

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 import baselines
-from multiscreen import Multiscreen
 from support.choose import get_screen
 from support.cli import (
     UsageError,
@@ -49,7 +48,7 @@ def build_model(name, config, dtype=None):
 
 def has_windows(model):
     """Whether a model screens: it has windows, relevances, and a function `screen`."""
-    return isinstance(model, Multiscreen)
+    return all(hasattr(layer, "s_w") for layer in model.layers)
 
 
 def require_windows(model, path, name):

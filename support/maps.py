@@ -1,7 +1,7 @@
 """What relevance maps say: which pairs of a query and a key are inside the window, and alive."""
 import torch
 
-from multiscreen import softmask, window
+from multiscreen import softmask
 from support import distributed as dist
 
 
@@ -24,7 +24,7 @@ def count_alive(alpha_d, w):
 def alive_fraction(model, tokens):
     """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
     maps = model.relevance_maps(tokens)
-    counts = [torch.stack(count_alive(alpha_d, window(dist.full(tile.s_w))))
+    counts = [torch.stack(count_alive(alpha_d, dist.full(tile.reach())))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
     return alive / pairs

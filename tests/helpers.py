@@ -64,6 +64,14 @@ def small(seed=0, moved=False, vocab_size=50, **sizes):
 
 
 @torch.no_grad()
+def add_noise(model, seed=0):
+    """Add normal numbers of deviation 0.3 to all parameters of a model, in place."""
+    g = random(seed)
+    for p in model.parameters():
+        p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+
+
+@torch.no_grad()
 def move_away(model, g):
     for tile in model.layers:
         tile.s_w.uniform_(-2.0, 6.0, generator=g)

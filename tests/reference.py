@@ -97,11 +97,12 @@ def screening_unit(q, k, v, w, r, w_th=256.0, variant="", scale="1"):
     h = []
     for i in range(len(q)):
         j = torch.tensor(visible(i, len(k), w))
-        alpha = relevance(k[j] @ q[i], j - i, w, r)
+        d = (j - i).double()
+        alpha = relevance(k[j] @ q[i], d, w, r)
         if variant == "compete":
             alpha = alpha / (1 + alpha.sum())
         elif variant in ("softmax", "softmax-rope"):
-            m = (1 + (math.pi * (j - i) / w).cos()) / 2
+            m = (1 + (math.pi * d / w).cos()) / 2
             alpha = torch.softmax(2 * (k[j] @ q[i]) / r + m.log(), 0)
         h.append(alpha @ v[j])
     h = torch.stack(h)
@@ -129,8 +130,53 @@ def reference_logits(p, c, tokens, variant="", scale="1"):
     return x @ (p["s_F"].exp() * E).T
 
 
+# The mechanisms written out here: NAME of transformer:SIZE:NAME. One that you add needs none.
+MECHANISMS = ("", "qknorm", "nope", "local", "alibi", "ssmax", "ssmax-rope", "off-by-one",
+              "sigmoid", "entmax", "stick-breaking", "forgetting", "selective", "screening")
+WITH_ROPE = ("", "qknorm", "ssmax-rope", "off-by-one", "entmax", "selective")
+
+
+def entmax(s):
+    """1.5-entmax by sorting (Peters 2019): the first keys of the order whose tau fits."""
+    z = s.sort(descending=True).values / 2
+    for n in range(len(z), 0, -1):
+        mean, square = z[:n].mean(), z[:n].square().mean()
+        tau = mean - (1 / n - (square - mean**2)).clamp(min=0).sqrt()
+        if tau <= z[n - 1]:
+            return (s / 2 - tau).clamp(min=0) ** 2
+
+
+def attention_weights(variant, s, i, t, H, log_f, selected):
+    """p of query i for the keys 0 .. i with scores s, in head t of H.
+
+    log_f: (T,), log gates; selected: (i + 1,), what earlier tokens found of each key.
+    """
+    m, n = 2 ** (-8 * (t + 1) / H), i + 1
+    d = torch.arange(n, dtype=s.dtype) - i
+    if variant == "alibi":
+        return (s + m * d).softmax(0)
+    if variant == "sigmoid":
+        return 1 / (1 + n * (-s - m * d).exp())
+    if variant == "off-by-one":
+        return s.exp() / (1 + s.exp().sum())
+    if variant == "entmax":
+        return entmax(s)
+    if variant == "stick-breaking":
+        p, rest = [s.new_zeros(())], 1.0
+        for j in range(i - 1, -1, -1):
+            b = 1 / (1 + (-s[j]).exp())
+            p.insert(0, b * rest)
+            rest = rest * (1 - b)
+        return torch.stack(p)
+    if variant == "forgetting":
+        s = s + torch.stack([log_f[j + 1 : n].sum() for j in range(n)])
+    if variant == "selective":
+        s = s - selected
+    return s.softmax(0)
+
+
 def reference_transformer(p, c, tokens, variant="", scale="1"):
-    """The logits (T, N) of the baseline, a LLaMA, or one of its variants."""
+    """The logits (T, N) of the baseline, a LLaMA, or of one that attends otherwise."""
     def norm(y, weight=1.0):
         return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight
 
@@ -146,15 +192,29 @@ def reference_transformer(p, c, tokens, variant="", scale="1"):
             q, k, v = (y @ W[name][:, columns] for name in ("W_Q", "W_K", "W_V"))
             if variant == "qknorm":
                 q, k = norm(q, W["norm_q.weight"]), norm(k, W["norm_k.weight"])
-            if variant in ("", "qknorm") or variant == "local" and n in (0, 2, 4):
+            if variant in WITH_ROPE or variant == "local" and n in (0, 2, 4):
                 q, k = rope(q, scale), rope(k, scale)
+            if variant == "screening":
+                # s_w is stored as an eighth.
+                w, r = (8 * W["s_w"][t]).exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
+                heads.append(screening_unit(q, k, v, w, r))
+                continue
+            log_f = selected = None
+            if variant == "forgetting":
+                log_f = -(1 + (-(y @ W["W_f"] + W["b_f"])[:, t]).exp()).log()
+            if variant == "selective" and t == 0:
+                first_scores = (q @ k.T / math.sqrt(K)).clamp(min=0)
             h = []
             for i in range(len(x)):
                 first = max(i - 63, 0) if variant == "local" and n in (0, 2, 4) else 0
                 s = k[first : i + 1] @ q[i] / math.sqrt(K)
-                if variant == "ssmax":
+                if variant.startswith("ssmax"):
                     s = s * W["s"][t] * math.log(i + 1)
-                h.append(s.softmax(0) @ v[first : i + 1])
+                if variant == "selective":
+                    selected = torch.stack([first_scores[j + 1 : i, j].sum() * (j > 0)
+                                            for j in range(i + 1)])
+                weights = attention_weights(variant, s, i, t, c.N_H, log_f, selected)
+                h.append(weights @ v[first : i + 1])
             heads.append(torch.stack(h))
         x = x + torch.cat(heads, 1) @ W["W_O"]
         y = norm(x, W["norm_2.weight"])

@@ -1,0 +1,265 @@
+"""Tests of baselines/attention.py: each way to attend, against float64 and values by hand."""
+import math
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import baselines
+from baselines import BLOCKS, attention
+from support.checkpoint import build_model, load_checkpoint
+from support.choose import get_screen
+from support.maps import alive_fraction
+from support.windowed import screen_windowed
+from tests.helpers import ROOT, add_noise, draw_tokens, fit, random, run
+from tests.reference import MECHANISMS, entmax, reference_transformer
+
+pytestmark = pytest.mark.usefixtures("quick_choice")
+
+
+def name_of(variant, size="2,3,24"):
+    return f"transformer:{size}:{variant}".rstrip(":")
+
+
+def moved_model(variant, dtype=torch.float64, **sizes):
+    """A small model, its parameters far from their initial values."""
+    torch.manual_seed(0)
+    model = build_model(name_of(variant), {"vocab_size": 50} | sizes).to(dtype)
+    add_noise(model)
+    return model
+
+
+# ------------------------------------------------------------------- all, also one that you add
+
+@pytest.mark.parametrize("variant", BLOCKS)
+@torch.no_grad()
+def test_no_query_sees_the_future(variant):
+    model, x = moved_model(variant), draw_tokens(2, 70)
+    y = x.clone()
+    y[:, 40:] = (y[:, 40:] + 7) % 50
+    before, after = model(x), model(y)
+    torch.testing.assert_close(before[:, :40], after[:, :40], rtol=1e-9, atol=1e-9)
+    assert (before - after)[:, 40:].norm() > 1e-2 * before[:, 40:].norm()
+
+
+@pytest.mark.parametrize("variant", BLOCKS)
+@torch.no_grad()
+def test_cached_chunks_and_decoding_equal_one_pass(variant):
+    model, x = moved_model(variant), draw_tokens(2, 150)
+    caches = model.new_caches()
+    chunks = torch.cat([model(piece, caches) for piece in x.split((60, 1, 70, 1, 1, 17), 1)], 1)
+    torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
+    y = x
+    for _ in range(4):
+        y = torch.cat((y, model(y)[:, -1].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(model.generate(x, 4), y[:, 150:])
+
+
+@pytest.mark.parametrize("variant", BLOCKS)
+def test_every_weight_has_a_finite_gradient(variant):
+    model, x = moved_model(variant, torch.float32), draw_tokens(2, 65)
+    model.loss(x[:, :-1], x[:, 1:]).backward()
+    for name, p in model.named_parameters():
+        assert p.grad.isfinite().all(), name
+        assert p.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("variant", BLOCKS)
+def test_only_the_products_are_bfloat16(variant):
+    """So a loss, and a gradient, are within a few hundredths of those of float32."""
+    def loss_and_gradient(dtype):
+        torch.manual_seed(0)
+        model = build_model(name_of(variant), {"vocab_size": 50}, dtype)
+        add_noise(model)
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        W = model.layers[0].W_V
+        return loss.item(), torch.autograd.grad(loss, W)[0]
+
+    x = draw_tokens(2, 65)
+    (a, da), (b, db) = map(loss_and_gradient, (torch.bfloat16, None))
+    assert abs(a - b) < 0.02 * b
+    assert (da - db).norm() < 0.1 * db.norm()
+    assert a != b
+
+
+# ---------------------------------------------------------------------- against the reference
+
+@pytest.mark.parametrize("variant", MECHANISMS)
+def test_the_model_is_a_llama_with_one_thing_changed(variant):
+    """Value and gradients equal those of loops over queries, in float64."""
+    model, x = moved_model(variant), draw_tokens(1, 70)
+    p = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
+    exact = reference_transformer(p, model.config, x[0], variant)
+    torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
+
+    dz = torch.randn(exact.shape, generator=random(1), dtype=exact.dtype)
+    wanted = torch.autograd.grad(exact, list(p.values()), dz)
+    found = torch.autograd.grad(model(x)[0], list(model.parameters()), dz)
+    for name, a, b in zip(p, found, wanted):
+        assert (a - b).norm() < 1e-8 * b.norm() + 1e-10, name
+    z = model.float()(x)[0].double()
+    assert (z - exact).norm() < 1e-4 * exact.norm()
+
+
+# ------------------------------------------------------------------------------------ by hand
+
+def weights(block, s):
+    """p of the causal scores s, (T, T)."""
+    layer = block(SimpleNamespace(d_E=2, N_H=1))
+    d = torch.arange(len(s)) - torch.arange(len(s))[:, None]
+    return layer.weights(torch.tensor(s).masked_fill(d > 0, -math.inf)[None, None], d)[0, 0]
+
+
+S = [[0.0, 0.0, 0.0], [math.log(2), 0.0, 0.0], [math.log(3), math.log(2), 0.0]]
+T = (1 - math.sqrt(7)) / 4                             # (1/2 - t)^2 + t^2 = 1
+BY_HAND = {
+    "off-by-one": (S, [[1 / 2, 0, 0], [1 / 2, 1 / 4, 0], [3 / 7, 2 / 7, 1 / 7]]),
+    # b is 2/3 for the key before; the next gets 3/4 of the third that is left.
+    "stick-breaking": (S, [[0, 0, 0], [2 / 3, 0, 0], [1 / 4, 2 / 3, 0]]),
+    # A score 2 below the best has no weight.
+    "entmax": ([[5.0, 0, 0], [2, 0, 0], [1, 0, -9]],
+               [[1, 0, 0], [1, 0, 0], [(1 / 2 - T)**2, T**2, 0]]),
+    # One head: m = 2^-8. Scores that undo the slope leave softmax, or a sigmoid of -log n.
+    "alibi": ([[0.0, 0, 0], [2**-8, 0, 0], [2**-7, 2**-8, 0]],
+              [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]),
+    "sigmoid": ([[0.0, 0, 0], [2**-8, 0, 0], [2**-7, 2**-8, 0]],
+                [[1 / 2, 0, 0], [1 / 3, 1 / 3, 0], [1 / 4, 1 / 4, 1 / 4]]),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_values_worked_by_hand(name):
+    s, p = BY_HAND[name]
+    torch.testing.assert_close(weights(BLOCKS[name], s), torch.tensor(p), atol=1e-6, rtol=1e-6)
+
+
+def draw_qkv(T, H):
+    return [torch.randn(1, H, T, 8, generator=random(n)) for n in range(3)]
+
+
+def test_forgetting_with_a_constant_gate_is_alibi():
+    """A gate of 2^-m for the only head, whose slope ALiBi has in nats."""
+    q, k, v = draw_qkv(9, 1)
+    config = SimpleNamespace(d_E=8, N_H=1)
+    k_f = torch.cat((k, torch.full((1, 1, 9, 1), -2.0**-8)), -1)
+    found = attention.Forgetting(config).mix(q, k_f, v, 0, None)
+    torch.testing.assert_close(found, attention.ALiBi(config).mix(q, k, v, 0, None))
+
+
+def test_local_sees_63_tokens_back_in_odd_layers_and_all_in_even_ones():
+    config = SimpleNamespace(d_E=8, N_H=1)
+    for number, seen in ((1, 64), (2, 100)):
+        layer = attention.Local(config, number=number)
+        e = torch.eye(100)[None, None]
+        p = layer.mix(*draw_qkv(100, 1)[:2], e, 0, None)[0, 0, -1]
+        assert (p > 0).sum() == seen
+
+
+def test_scalable_softmax_keeps_the_weight_of_one_match_among_any_number_of_keys():
+    """With c = 2 a match whose score is 1 above all others keeps n^2 / (n^2 + n - 1)."""
+    layer = attention.SSMaxNoPE(SimpleNamespace(d_E=2, N_H=1))
+    layer.s.data.fill_(2.0)
+    for n in (4, 400):
+        q, k = torch.ones(1, 1, n, 1), torch.zeros(1, 1, n, 1)
+        k[0, 0, 1] = 1.0
+        q, k = layer.encode(q, k, torch.arange(n))
+        p = layer.mix(q, k, torch.eye(n)[None, None], 0, None)[0, 0, -1]
+        assert p[1].item() == pytest.approx(n**2 / (n**2 + n - 1), rel=1e-5)
+
+
+def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
+    s = 3 * torch.randn(20, 2000, generator=random(0), dtype=torch.float64)
+    layer = attention.Entmax(SimpleNamespace(d_E=2, N_H=1))
+    found = layer.weights(s[None, None], torch.zeros(20, 2000))[0, 0]
+    torch.testing.assert_close(found, torch.stack([entmax(row) for row in s]), atol=1e-9, rtol=1e-9)
+    assert ((found == 0).sum(-1) > 1000).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(20, dtype=s.dtype))
+
+
+@torch.no_grad()
+def test_forgetting_is_as_exact_far_away():
+    """c, the sum of log f, is some thousand there: its differences would lose three digits."""
+    model, x = moved_model("forgetting", torch.float32), draw_tokens(1, 3000)
+    z = model(x)
+    exact = model.double()(x)
+    assert (z - exact).norm() < 1e-5 * exact.norm()
+
+
+# -------------------------------------------------------------- screening in a Transformer's layer
+
+def test_screening_in_a_transformer_has_all_that_multiscreen_has():
+    model, x = moved_model("screening", torch.float32), draw_tokens(1, 300)
+    exact = model(x)
+    model.screen, line, _ = get_screen(model)
+    assert model.screen is screen_windowed
+    assert model.forgets and model.has_maps
+    torch.testing.assert_close(model(x), exact, atol=1e-4, rtol=1e-4)
+    maps = model.relevance_maps(x)
+    assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 300, 300)] * 2
+    assert 0 < alive_fraction(model, x) < 1
+
+    assert model.layers[0].reach()[0] < 100
+    with torch.no_grad():
+        model.layers[0].s_w[2] = math.log(200) / 8
+    model.expand_windows(150)
+    w = torch.stack([layer.reach() for layer in model.layers])
+    assert w[0, 2] == math.inf
+    assert w[0, 0] < 100
+
+
+def test_other_mechanisms_have_no_windows():
+    assert not hasattr(moved_model("alibi"), "has_maps")
+
+
+def test_a_training_run_of_screening_logs_windows_and_pairs(tmp_path):
+    flags = ["--steps", "2", "--kernel", "auto"]
+    fit(tmp_path / "out", "--model", name_of("screening"), *flags)
+    model, _, _ = load_checkpoint(tmp_path / "out/ckpt.pt")
+    assert model.screen is screen_windowed
+    log = (tmp_path / "out/log.tsv").read_text().splitlines()
+    rows = [dict(zip(log[0].split("\t"), line.split("\t"))) for line in log[1:]]
+    assert float(rows[0]["w_max"]) > 200
+    assert 0 < float(rows[-1]["alive"]) < 1
+
+
+# ---------------------------------------------------------------------------- a thirteenth of yours
+
+SOFTPICK = '''
+"""Softpick (Zuhri 2025): a rectified softmax, whose weights may all be 0."""
+from baselines.attention import Scored
+
+
+class Softpick(Scored):
+    def weights(self, s, d):
+        e = s.exp() - 1
+        return e.relu() / (e.abs().masked_fill(d > 0, 0.0).sum(-1, keepdim=True) + 1e-6)
+'''
+
+
+def test_a_mechanism_of_yours_is_a_file_and_a_line_and_changes_no_other_identity(tmp_path):
+    for folder in ("baselines", "support", "tasks"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    for name in ("multiscreen.py", "screening_triton.py", "train.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    names = ["multiscreen", *(name_of(variant) for variant in ("", "entmax", "screening"))]
+    ask = f"from support.checkpoint import equations; print(*map(equations, {names}))"
+
+    before = run("-c", ask, cwd=tmp_path).stdout
+    assert len({*before.split()}) == 4
+    (tmp_path / "baselines/softpick.py").write_text(SOFTPICK)
+    path = tmp_path / "baselines/__init__.py"
+    text = path.read_text().replace("import ablations", "import softpick, ablations")
+    path.write_text(text.replace("**tries", '"softpick": softpick.Softpick, **tries'))
+    assert run("-c", ask, cwd=tmp_path).stdout == before
+    (tmp_path / "text.txt").write_text("a screen keeps what matches. " * 400)
+    done = run("train.py", "--model", name_of("softpick", "1,2,8"), "--data", "text.txt",
+               "--steps", "2", "--seq-len", "16", cwd=tmp_path)
+    assert "saved out/ckpt.pt" in done.stdout, done.stderr
+
+
+def test_the_table_of_mechanisms_names_each_of_them():
+    rows = [line.split("  ")[0] for line in attention.__doc__.split("\n\n")[3].splitlines()[1:]]
+    known = {"" if name == "(none)" else name for name in rows}
+    assert len(known) == 12
+    assert known < baselines.BLOCKS.keys()
