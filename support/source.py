@@ -465,3 +465,22 @@ def changed_lines(old, new, most):
              if not line.startswith(("---", "+++", "@@"))]
     more = [f"and {len(lines) - most} more lines"] if len(lines) > most else []
     return lines[:most] + more
+
+
+def differences(old, new, most=20):
+    """Lines that say in which lines two {path: text} differ, at most so many of each file."""
+    lines = []
+    for path in sorted({*old, *new}):
+        before, now = (bare_lines(x[path]) if path in x else [] for x in (old, new))
+        found = changed_lines(before, now, most)
+        lines += [f"  {path}", *(f"    {line}" for line in found)] if found else []
+    return lines
+
+
+def code_hash(model):
+    """Twelve digits that change with the code of a model. None if some was replaced at run time."""
+    classes = classes_of(model)
+    if name := replaced(classes):
+        say_replaced(name)
+        return None
+    return digest(TEXT, classes, computed(classes))

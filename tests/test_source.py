@@ -577,3 +577,12 @@ def test_a_run_keeps_your_own_files_that_training_imports(monkeypatch):
 def test_a_docstring_of_train_py_is_no_edit():
     text = source.TEXT["train.py"]
     assert source.bare_lines(text) == source.bare_lines(text.replace('"""Train', '"""Teach', 1))
+
+
+def test_differences_name_the_file_and_the_lines():
+    old = {"a.py": "def f(x):\n    return x\n", "b.py": "B = 1\n"}
+    new = {"a.py": 'def f(x):\n    """Twice."""\n    return 2 * x  # more\n', "b.py": "B = 1\n"}
+    assert source.differences(old, old) == []
+    assert source.differences(old, new) == ["  a.py", "    -    return x", "    +    return 2 * x"]
+    assert source.differences({}, {"c.py": "C = 1\nD = 2\n"}, most=1) == [
+        "  c.py", "    +C = 1", "    and 1 more lines"]
