@@ -65,9 +65,11 @@ def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
     names = [what["command"] for what, _ in gpu_check.tests()]
     assert names == ["pytest", "memcheck", "racecheck"]
     say = "echo $TRITON_INTERPRET one; echo; echo two"
-    assert gpu_check.run_command(f"sh -c '{say}'") == {"result": "two"}
+    assert gpu_check.run_command(f"sh -c '{say}'", 9) == {"result": "two"}
     with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
-        gpu_check.run_command(f"sh -c '{say}; exit 3'")
+        gpu_check.run_command(f"sh -c '{say}; exit 3'", 9)
+    with pytest.raises(RuntimeError, match="took too long: now"):
+        gpu_check.run_command("sh -c 'echo now; sleep 9'", 1)
 
 
 @interpreted
@@ -75,12 +77,12 @@ def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
 @pytest.mark.parametrize("part", ["layer", "training", "peers"])
 def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
     """Only clocks and the compiler need CUDA, and are replaced; the definition is timed."""
-    def two_milliseconds(f):
+    def two_milliseconds(f, during=0):
         f()
         return 2.0
 
-    changes = {"PSI": 2, "BESIDE": {2: "1,2,8"}, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
-               "N_L": 24, "HEADS": 1, "WIDTH": 16, "T_TRAIN": 16, "SEQUENCES": {2: 2},
+    changes = {"PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
+               "N_L": 24, "HEADS": 1, "WIDTH": 16, "STEPS": {2: (11, 2, 16, "1,2,8")},
                "milliseconds": two_milliseconds, "compile_model": lambda model: None,
                "screen": screen}
     for name, value in changes.items():
