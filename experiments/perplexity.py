@@ -47,13 +47,14 @@ from support.checkpoint import (
 from support.cli import Parser, UsageError, cli
 from support.data import (
     HELD_OUT,
+    USES,
+    absolute,
     files_of,
     fingerprint,
     hash_of,
     read_text,
     standard_library,
 )
-from support.run import absolute
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
@@ -95,7 +96,7 @@ def files_in(data):
     documents.
     """
     if data:
-        files = [path for path, use in files_of(data) if use]
+        files = [path for path, use in files_of(data) if use in USES]
         return files, files
     held_out = standard_library()[HELD_OUT]
     return held_out, [path for path in held_out if path.parent.name != "encodings"]

@@ -3,15 +3,15 @@ import hashlib
 import os
 import sysconfig
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 
 from support.cli import UsageError, at_most_3
-from support.tokens import EDGE, SUMS, encode_document, read_bin
+from support.tokens import EDGE, encode_document, read_bin
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
 STREAMS = ("abcdigits", "passkey")                     # of tasks/: endless, without files
+USES = ("train", "val")
 
 
 class Data:
@@ -42,13 +42,19 @@ def is_stream(names):
     return len(names) == 1 and names[0] in STREAMS
 
 
+def absolute(names):
+    """What --data names, valid from any folder."""
+    known = is_stream(names) or names == ["stdlib"]
+    return names if known else [os.path.abspath(x) for x in names]
+
+
 # ------------------------------------------------------------------------------------- files
 
 def files_of(names):
-    """Yield (path, use) of each file that --data names. use: "train", "val", or None: left out.
+    """Yield (path, use) of each file that --data names: "train", "val", or why it is skipped.
 
-    stdlib names the files of Python's own standard library, a stream none. A file that is named
-    twice, or also by links, is used once.
+    stdlib names the files of Python's own standard library, a stream none. What is named twice, or
+    also by links, is used once. Text is read to check it, file by file: a caller may stop early.
     """
     if is_stream(names):
         return
@@ -58,35 +64,42 @@ def files_of(names):
     taken = set()
     for root in map(Path, names):
         found = visible_files(root) if root.is_dir() else [root]
-        # Text beside token files is what they were made from.
-        texts = not root.is_dir() or not any(map(is_bin, found))
+        has_bins = any(map(is_bin, found))
         for path in found:
-            file = os.path.realpath(path)
-            yield path, None if file in taken else checked_use(path, root, texts)
-            taken.add(file)
-
-
-def checked_use(path, root, texts):
-    """The use of a file that `root` names, a folder or itself. texts: whether text counts there.
-
-    Text in a folder is read to check that it is UTF-8, one file at a time: a caller may stop early.
-    """
-    if path == root:
-        if not path.is_file():
-            raise UsageError(f"{path} does not exist, or is not a file")
-        if ".jsonl" in path.suffixes or path.suffix == ".parquet":
-            raise UsageError(f"{path}: python -m support.prepare turns it into token files")
-        return use_of(path, path.parent)
-    if not path.exists() or not is_bin(path) and (not texts or path.suffix == ".jsonl"):
-        return None
-    return use_of(path, root) if is_bin(path) or is_text(path) else None
+            real = os.path.realpath(path)
+            if real not in taken:
+                use = use_of(path, root, has_bins)
+                if path == root and use not in USES:
+                    raise UsageError(f"{path}: {use}")
+                yield path, use
+            taken.add(real)
 
 
 def visible_files(folder):
-    """The files below a folder, dangling links too, in order, without hidden ones."""
-    found = sorted(folder.rglob("*"))                  # a file that becomes a link keeps its place
-    return [p for p in found if (p.is_file() or not p.exists()) and p.name != SUMS
-            and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    """The files below a folder, in order, without hidden ones. Of a run it lists only the folder.
+
+    Links to folders are followed, into each real folder once.
+    """
+    found, seen = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        here, real = Path(here), os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+        elif is_run(here):
+            folders.clear()
+            found.append(here)
+        else:
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            # A run that has just begun holds only its lock.
+            found += [here / name for name in files if not name.startswith(".") and name != "lock"]
+        seen.add(real)
+    return sorted(found)
+
+
+def is_run(folder):
+    """Whether a folder holds a run of train.py."""
+    flags = folder / "flags.txt"
+    return flags.is_file() and b"\nequations\t" in flags.read_bytes()
 
 
 def is_bin(path):
@@ -94,12 +107,30 @@ def is_bin(path):
     return path.suffix == ".bin"
 
 
-def use_of(path, root):
-    """"val" for a file that nanoGPT or llm.c would hold out, or in a folder val/; else "train".
+def use_of(path, root, has_bins):
+    """"train", "val", or why a file is skipped. root: what --data names, a folder or the file.
 
-    root: the folder that --data names, or that of the file. The folders above do not count.
+    Held out are the files that nanoGPT or llm.c would hold out, and those in a folder val below
+    --data's, or in --data's own. has_bins: text beside token files is what they were made from.
     """
-    in_val = "val" in (root.resolve().name, *path.relative_to(root).parts[:-1])
+    if path.is_dir():
+        return "the folder of a run"
+    if not path.is_file():
+        return "a link to nothing" if path.is_symlink() else "missing, or not a file"
+    if not is_bin(path):
+        if has_bins:
+            return "beside token files"
+        if ".jsonl" in path.suffixes or path.suffix == ".parquet":
+            return "python -m support.prepare turns it into token files"
+        content = path.read_bytes()
+        try:
+            content.decode()
+        except UnicodeDecodeError as e:
+            return f"not UTF-8, byte {e.start} is 0x{content[e.start]:02x}"
+        if not content:
+            return "empty"
+    folder = root if root.is_dir() else root.parent
+    in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts[:-1])
     named_val = is_bin(path) and "val" in path.stem.split("_")
     return "val" if in_val or named_val else "train"
 
@@ -111,39 +142,25 @@ def standard_library():
     files = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
     if not files:
         raise UsageError(f"{root} has no source of Python's library: name a text with --data")
-    return sorted(p for p in files if not p.stat().st_size or is_text(p))
+    return sorted(files)
 
 
 def read_text(path):
-    """The text of a UTF-8 file."""
-    content = path.read_bytes()
-    try:
-        return content.decode()
-    except UnicodeDecodeError as e:
-        raise UsageError(f"{path} is not UTF-8 text: byte {e.start} is "
-                         f"0x{content[e.start]:02x}") from None
-
-
-def is_text(path):
-    """Whether a file holds UTF-8 text."""
-    try:
-        return bool(read_text(path))
-    except UsageError:
-        return False
+    """The text of a UTF-8 file, without a byte order mark."""
+    return path.read_bytes().decode("utf-8-sig")
 
 
 def fingerprint(files):
     """[absolute path, size, short hash of both ends, use] of each used file of `files_of`."""
     found = []
     for path, use in files:
-        if not use:
-            continue
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            ends = file.read(EDGE)
-            file.seek(max(size - EDGE, 0))
-            ends += file.read(EDGE)
-        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
+        if use in USES:
+            size = path.stat().st_size
+            with open(path, "rb") as file:
+                ends = file.read(EDGE)
+                file.seek(max(size - EDGE, 0))
+                ends += file.read(EDGE)
+            found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
     return found
 
 
@@ -153,17 +170,15 @@ def hash_of(fingerprints):
     return hashlib.sha256(found).hexdigest()[:12] if fingerprints else ""
 
 
-def check_fingerprint(old, new):
-    """Raise UsageError, which says how, if two fingerprints differ, even only in order."""
+def changed_files(old, new):
+    """What differs between two fingerprints, a line a file."""
     before, now = ({path: rest for path, *rest in files} for files in (old, new))
     changes = [f"{path} has changed" if path in now else f"{path} is missing"
                for path in before if before[path] != now.get(path)]
-    changes += [f"{path} is new" for path in now if path not in before]
-    if not changes and old != new:
-        changes = [f"{b[0]} comes before {a[0]}" for a, b in zip(old, new) if a != b]
-    if changes:
-        raise UsageError(f"the data has changed since the run began: {at_most_3(changes)}")
+    return changes + [f"{path} is new" for path in now if path not in before]
 
+
+# --------------------------------------------------------------------------------- sequences
 
 def permute(i, n, key, rounds=4):
     """The image of i under a pseudo-random permutation of 0 .. n - 1. key: a tuple of integers.
@@ -223,50 +238,38 @@ class Sequences(Data):
 def get_data(args, tokenizer, files):
     """(training data, validation data) of train.py's flags, after a line about what was found.
 
-    files: the pairs (path, use) of `files_of(args.data)`.
-
-    Files whose names say so are held out. If there are none: every twentieth of 20 or more texts,
-    otherwise the last twentieth of all text; and the last twentieth of each token file.
+    files: the pairs (path, use) of `files_of(args.data)`. If no name says what to hold out, it is
+    every twentieth of 20 or more texts, or the last twentieth of all text and of each token file.
     """
-    T = args.seq_len
-    name = at_most_3(args.data)
-    train, val, left_out = ([p for p, use in files if use == u] for u in ("train", "val", None))
+    T, name = args.seq_len, at_most_3(args.data)
+    train, val = ([path for path, use in files if use == wanted] for wanted in USES)
+    if skipped := [f"{path.name} ({use})" for path, use in files if use not in USES]:
+        print(f"skipped {at_most_3(skipped)}")
     if not train:
         raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
                          "val.bin, *_val_*.bin and files in a folder val")
+    if Path(args.out).resolve() in [Path(x).resolve() for x in args.data]:
+        raise UsageError(f"--out {args.out}: a run's folder is no data: name another one")
 
-    # The last twentieth of each file in `ends` is held out, and nothing of `whole`.
-    texts, bins = [p for p in train if not is_bin(p)], list(filter(is_bin, train))
+    used = train + val
     if val:
-        whole, ends = train, []
-        held_out = at_most_3([p.name for p in val])
-    elif len(texts) >= 20:
-        val, whole, ends = texts[HELD_OUT], texts.copy(), bins
-        del whole[HELD_OUT]
-        held_out = "every 20th text file" + ", the last twentieth of each token file" * bool(bins)
+        held_out = at_most_3([path.name for path in val])
+    elif len(train) >= 20 and not any(map(is_bin, train)):
+        held_out = "every 20th file"
+        val = train[HELD_OUT]
+        del train[HELD_OUT]
     else:
-        whole, ends = [], train
         held_out = "the last twentieth"
-    used = whole + val + ends
-    bins_used = sum(map(is_bin, used))
-    kinds = [f"{count:,} {kind} file{'s' * (count > 1)}" for count, kind in
-             ((len(used) - bins_used, "text"), (bins_used, "token")) if count]
-    print(f"{name}: {' and '.join(kinds)}, {sum(p.stat().st_size for p in used):,} bytes; "
-          f"held out: {held_out}")
-    for folder in sorted({p.parent for p in used if is_bin(p) and (p.parent / SUMS).exists()}):
-        print(f"token files are not checked here; to check: (cd {quote(str(folder))} && "
-              f"sha256sum -c {SUMS})")
-    if left_out:
-        print(f"skipped {at_most_3([p.name for p in left_out])}: empty, not UTF-8, a dangling "
-              "link, named twice, or beside token files")
+    print(f"{name}: {len(used):,} file{'s' * (len(used) > 1)}, "
+          f"{sum(path.stat().st_size for path in used):,} bytes; held out: {held_out}")
 
     train, val = ([(tokens, 0, len(tokens)) for tokens in tokens_of(paths, tokenizer)]
-                  for paths in (whole, val))
-    for tokens in tokens_of(ends, tokenizer):
-        n = len(tokens)
-        cut = n - max(n // 20, min(T + 1, n // 2))
-        train.append((tokens, 0, cut))
-        val.append((tokens, cut, n))
+                  for paths in (train, val))
+    if not val:
+        for part, (tokens, _, n) in enumerate(train):
+            cut = n - max(n // 20, min(T + 1, n // 2))
+            train[part] = tokens, 0, cut
+            val.append((tokens, cut, n))
     return (Sequences(train, T, f"{name}, without its held-out part"),
             Sequences(val, T, f"the held-out part of {name}"))
 

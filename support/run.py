@@ -33,6 +33,7 @@ from support.checkpoint import (
 )
 from support.cli import (
     UsageError,
+    at_most_3,
     clock,
     on_one_line,
     own_folder,
@@ -40,7 +41,7 @@ from support.cli import (
     replacing,
     stop_requests,
 )
-from support.data import check_fingerprint, files_of, fingerprint, hash_of, is_stream
+from support.data import absolute, changed_files, files_of, fingerprint, hash_of, is_stream
 from support.source import (
     TEXT,
     bare_lines,
@@ -134,12 +135,6 @@ def text(value):
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
-def absolute(names):
-    """What --data names, valid from any folder."""
-    known = is_stream(names) or names == ["stdlib"]
-    return names if known else [os.path.abspath(x) for x in names]
-
-
 # --------------------------------------------------------------------------------- the folder
 
 class Run:
@@ -173,8 +168,10 @@ class Run:
                 self.initial = self.ckpt or self.initial
                 self.files = list(files_of(args.data))
                 self.fingerprints = fingerprint(self.files)
-                if self.ckpt:
-                    check_fingerprint(self.ckpt["files"], self.fingerprints)
+                changed = self.ckpt and changed_files(self.ckpt["files"], self.fingerprints)
+                if changed:
+                    raise UsageError("the data has changed since the run began: "
+                                     f"{at_most_3(changed)}")
             self.stack = stack.pop_all()
         return self
 

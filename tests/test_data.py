@@ -1,5 +1,6 @@
 """Tests of support/data.py: which files are used for what, and the order of sequences."""
 import io
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import support.data
-import support.tokens
+import train
+from support.checkpoint import read_checkpoint
 from support.cli import UsageError
 from support.data import (
     Sequences,
-    check_fingerprint,
+    changed_files,
     files_of,
     fingerprint,
     get_data,
+    hash_of,
     permute,
     read_text,
     standard_library,
 )
-from tests.helpers import arrays_of, data_of, write
-
-WHY = "empty, not UTF-8, a dangling link, named twice, or beside token files"
+from tests.helpers import SMALL, arrays_of, data_of, write
 
 # ------------------------------------------------------------------------------------ files
 
@@ -54,43 +55,72 @@ def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
     training, held_out = data_of(tmp_path, T=9)
     assert [a.astype(int).tolist() for a in arrays_of(training)] == [[*range(50)], [*range(100)]]
     assert [a.astype(int).tolist() for a in arrays_of(held_out)] == [[*range(100, 150)]]
-    lines = [f"{tmp_path}: 3 token files, 400 bytes; held out: val.bin",
-             f"skipped input.txt, meta.pkl, prepare.py and 1 more: {WHY}"]
-    assert capsys.readouterr().out.splitlines() == lines
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: 3 files, 400 bytes; held out: val.bin\n" in out
+    assert "skipped input.txt (beside token files), meta.pkl" in out
 
 
-def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path, capsys):
+def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path):
     files = {f"train/{n:02}.txt": "t" * 50 for n in range(40)}
     write(tmp_path, files | {"val/a.txt": "v" * 30, "val/b.txt": "v" * 30})
     training, held_out = data_of(tmp_path, T=9)
     assert set(arrays_of(training)[0]) == {ord("t"), 256}
     assert len(arrays_of(training)[0]) == 40 * 51
     assert arrays_of(held_out)[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
-    line = f"{tmp_path}: 42 text files, 2,060 bytes; held out: a.txt, b.txt\n"
-    assert capsys.readouterr().out == line
 
 
-def test_a_line_says_what_was_found(tmp_path, capsys):
-    files = {f"{n}.txt": "t" * 50 for n in range(20)} | {"b.bin": np.zeros(50)}
-    write(tmp_path, files)
-    data_of(*(tmp_path / name for name in files), T=9)
-    words = "20 text files and 1 token file, 1,100 bytes; held out: every 20th text file, the last"
-    assert words in capsys.readouterr().out
-
-
-def test_a_folder_of_sources_may_hold_other_files(tmp_path, capsys):
-    files = {"a.py": b"a = 1\n" * 99, "__init__.py": b"", "b.pyc": b"\xff\x00\xfe",
-             ".hidden": b"text", "deep/c.txt": b"text"}
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert [p.name for p, use in files_of([str(tmp_path)]) if use] == ["a.py", "c.txt"]
+def test_what_is_skipped_in_a_folder_is_named_with_the_reason(tmp_path, capsys):
+    write(tmp_path, {"a.py": "a = 1\n" * 99, "__init__.py": b"", "b.pyc": b"\xff\x00\xfe",
+                     ".hidden": "text", ".git/c.txt": "text", "deep/c.txt": "text",
+                     "d.jsonl": "{}"})
+    (tmp_path / "e.txt").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe")
+    uses = {path.name: use for path, use in files_of([str(tmp_path)])}
+    assert uses == {
+        "a.py": "train", "c.txt": "train", "__init__.py": "empty", "e.txt": "a link to nothing",
+        "b.pyc": "not UTF-8, byte 0 is 0xff", "pipe": "missing, or not a file",
+        "d.jsonl": "python -m support.prepare turns it into token files"}
     data_of(tmp_path, T=8)
-    lines = [f"{tmp_path}: 2 text files, 598 bytes; held out: the last twentieth",
-             f"skipped __init__.py, b.pyc: {WHY}"]
+    lines = ["skipped __init__.py (empty), b.pyc (not UTF-8, byte 0 is 0xff), d.jsonl (python -m "
+             "support.prepare turns it into token files) and 2 more",
+             f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth"]
     assert capsys.readouterr().out.splitlines() == lines
-    with pytest.raises(UsageError, match="fewer than one sequence"):
-        data_of(tmp_path / "__init__.py", T=8)
+
+
+@pytest.mark.parametrize("name, reason", [
+    ("no", "missing"), ("/dev/null", "not a file"), ("a.jsonl", "support.prepare"),
+    ("a.jsonl.gz", "support.prepare"), ("b.parquet", "support.prepare"), ("c.txt", "empty"),
+    ("d.txt", "not UTF-8, byte 9 is 0xff"), ("run", "the folder of a run")])
+def test_what_is_named_but_cannot_be_used_is_refused(tmp_path, name, reason):
+    write(tmp_path, {"a.jsonl": "{}", "a.jsonl.gz": b"\x1f", "b.parquet": "P", "c.txt": "",
+                     "d.txt": b"123456789\xff", "run/flags.txt": "model\tx\nequations\tabc\n"})
+    with pytest.raises(UsageError, match=f"{name}: .*{reason}"):
+        data_of(tmp_path / name, T=9)
+
+
+def test_a_folder_without_text_is_explained(tmp_path):
+    with pytest.raises(UsageError, match="deep: nothing to train on"):
+        data_of(write(tmp_path / "deep", {"b.pyc": b"\xff"}), T=9)
+
+
+def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsys):
+    """`cd texts; python train.py --data .` trains on the texts, and can be resumed."""
+    write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000})
+    monkeypatch.chdir(tmp_path)
+    for flags in ("--out out --steps 1", "--out out --steps 2 --resume", "--out b/other --steps 1",
+                  "--out out --steps 1 --force"):
+        train.main([*SMALL, "--data", ".", *flags.split()])
+        out = flags.split()[1]
+        files = read_checkpoint(tmp_path / out / "ckpt.pt")["files"]
+        assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
+    assert "skipped other (the folder of a run), out (the" in capsys.readouterr().out
+
+
+def test_a_run_may_not_be_in_its_data(tmp_path):
+    write(tmp_path / "texts", {"a.txt": "a" * 5000})
+    with pytest.raises(UsageError, match="--out .*texts: a run's folder is no data"):
+        train.main([*SMALL, "--data", f"{tmp_path}/texts", "--out", f"{tmp_path}/texts"])
+    assert os.listdir(tmp_path / "texts") == ["a.txt"]
 
 
 def test_the_standard_library_is_found_without_its_tests():
@@ -98,6 +128,12 @@ def test_the_standard_library_is_found_without_its_tests():
     assert len(texts) > 100
     assert sum(map(len, texts)) > 5e6
     assert sum("import unittest" in text for text in texts) < 0.05 * len(texts)
+
+
+def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(support.data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(UsageError, match="no source of Python's library"):
+        data_of("stdlib", T=9)
 
 
 def test_documents_are_joined_by_end_of_text_and_whole_ones_are_held_out(tmp_path):
@@ -117,50 +153,52 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
     tokenizer = tiktoken.Encoding(
         "wide", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
         special_tokens={"<|endoftext|>": 6000})
-    args = SimpleNamespace(data=[str(tmp_path / "a.bin"), str(tmp_path / "b.txt")], seq_len=16)
-    training, held_out = get_data(args, tokenizer, list(files_of(args.data)))
+    data = [str(tmp_path / "a.bin"), str(tmp_path / "b.txt")]
+    args = SimpleNamespace(data=data, seq_len=16, out="out")
+    training, held_out = get_data(args, tokenizer, list(files_of(data)))
     sizes = [(len(a), len(b)) for a, b in zip(arrays_of(training), arrays_of(held_out))]
     assert sizes == [(9001 - 450, 450), (4750, 250)]
     assert arrays_of(training)[1].astype(int).tolist() == list(range(4750))
     assert arrays_of(held_out)[1].astype(int).tolist() == list(range(4750, 5000))
 
 
-# -------------------------------------------------------------------------------- bad paths
-
-def test_what_is_no_text_is_explained(tmp_path):
-    write(tmp_path, {"a.jsonl": "{}", "deep/b.pyc": b"\xff"})
-    for name, message in (("no", "no does not exist"), ("/dev/null", "or is not a file"),
-                          ("deep", "deep: nothing to train on"),
-                          ("a.jsonl", "python -m support.prepare turns it into token files")):
-        with pytest.raises(UsageError, match=message):
-            data_of(tmp_path / name, T=9)
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    write(tmp_path, {"a.txt": b"\xef\xbb\xbfna\xc3\xafve" * 20})
+    training, _ = data_of(tmp_path / "a.txt", T=8)
+    start = bytes(arrays_of(training)[0][:9].astype(np.uint8))
+    assert start == b"na\xc3\xafve\xef\xbb\xbf"        # only the one that begins the file goes
 
 
-def test_a_link_is_no_second_text(tmp_path, capsys):
-    """Of a file and its links the first counts; dangling ones are skipped."""
-    write(tmp_path, {"data/b.txt": "b" * 99, "elsewhere.txt": "e" * 99})
-    for name, target in {"a.txt": "b.txt", "c.txt": "../elsewhere.txt", "d.txt": "../elsewhere.txt",
-                         "e.txt": "nothing"}.items():
+# ------------------------------------------------------------------------------------ links
+
+def test_a_linked_folder_is_followed_once_for_each_real_folder(tmp_path):
+    """Also where links lead in circles."""
+    write(tmp_path, {"data/a.txt": "a", "elsewhere/b.txt": "b", "elsewhere/deep/c.txt": "c"})
+    for name, target in {"link": "../elsewhere", "more": "../elsewhere", "up": ".."}.items():
         (tmp_path / "data" / name).symlink_to(target)
-    found = {path.name: use for path, use in files_of([str(tmp_path / "data")])}
-    assert found == {"a.txt": "train", "b.txt": None, "c.txt": "train", "d.txt": None,
-                     "e.txt": None}
-    twice = [str(tmp_path / "data/b.txt"), str(tmp_path / "data/a.txt")]
-    assert [use for _, use in files_of(twice)] == ["train", None]
-    data_of(tmp_path / "data", T=8)
-    assert "skipped b.txt, d.txt, e.txt: empty," in capsys.readouterr().out
+    found = [str(path.relative_to(tmp_path)) for path, _ in files_of([tmp_path / "data"])]
+    assert found == ["data/a.txt", "data/link/b.txt", "data/link/deep/c.txt"]
 
 
-def test_links_in_circles_are_not_followed(tmp_path):
-    write(tmp_path, {"deep/a.txt": "a" * 99})
-    (tmp_path / "deep/up").symlink_to("..")
-    assert [path.name for path, _ in files_of([tmp_path])] == ["a.txt"]
+def test_a_file_and_its_links_are_one_text(tmp_path):
+    write(tmp_path, {"data/b.txt": "b" * 99, "elsewhere.txt": "e" * 99})
+    for name, target in {"a.txt": "b.txt", "c.txt": "../elsewhere.txt", "d.txt": "c.txt"}.items():
+        (tmp_path / "data" / name).symlink_to(target)
+    assert [path.name for path, _ in files_of([tmp_path / "data"])] == ["a.txt", "c.txt"]
+    twice = [tmp_path / "data/b.txt", tmp_path / "data/a.txt"]
+    assert [path.name for path, _ in files_of(twice)] == ["b.txt"]
 
 
-def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(support.data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(UsageError, match="no source of Python's library"):
-        data_of("stdlib", T=9)
+def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
+    """DVC and git-annex make such links: the same content, kept elsewhere."""
+    folder = write(tmp_path / "data", {f"{n:02}.txt": chr(65 + n) * 30 for n in range(40)})
+    old, before = fingerprint(files_of([folder])), data_of(folder, T=8)
+    for name in ("19.txt", "05.txt"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+    assert fingerprint(files_of([folder])) == old
+    for a, b in zip(before, data_of(folder, T=8)):
+        assert [x.tolist() for x in arrays_of(a)] == [x.tolist() for x in arrays_of(b)]
 
 
 # ------------------------------------------------------------------------------ fingerprints
@@ -177,59 +215,22 @@ def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_pat
     file.seek(0)
     assert torch.load(file, weights_only=True)["files"] == found
     monkeypatch.chdir("data")
-    check_fingerprint(found, fingerprint(files_of(["../data"])))
-
-
-def test_fingerprints_of_what_is_no_path(tmp_path, monkeypatch):
-    write(tmp_path, {"a.py": "a", "deep/b.py": "b", "test/c.py": "c"})
-    monkeypatch.setattr(support.data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert fingerprint(files_of(["../data"])) == found
     assert fingerprint(files_of(["abcdigits"])) == []
-    assert len(fingerprint(files_of(["stdlib"]))) == 2
 
 
-@pytest.mark.parametrize("content, message", [
-    (b"a" * 10_001, "a.bin has changed"), (b"a" * 9_998, "a.bin has changed"),
-    (b"b" + b"a" * 9_999, "a.bin has changed"), (b"a" * 9_999 + b"b", "a.bin has changed"),
-    (None, "a.bin is missing")])
-def test_a_file_that_is_another_one_now_is_named(tmp_path, content, message):
-    write(tmp_path, {"a.bin": b"a" * 10_000, "b.bin": b"b" * 10_000})
+def test_what_differs_between_two_fingerprints_is_named_file_by_file(tmp_path):
+    names = ("a.bin", "b.bin", "c.bin", "d.bin")
+    write(tmp_path, {name: b"a" * 10_000 for name in names})
     old = fingerprint(files_of([tmp_path]))
-    check_fingerprint(old, fingerprint(files_of([tmp_path])))
-    (tmp_path / "a.bin").unlink()
-    if content:
-        write(tmp_path, {"a.bin": content})
-    with pytest.raises(UsageError, match=f"{message}$") as e:
-        check_fingerprint(old, fingerprint(files_of([tmp_path])))
-    assert "b.bin" not in str(e.value)
-
-
-def test_new_files_are_named_three_at_most(tmp_path):
-    old = fingerprint(files_of([write(tmp_path, {"a.txt": "a"})]))
-    write(tmp_path, {f"{name}.txt": "b" for name in "bcdef"})
-    message = "b.txt is new, .*c.txt is new, .*d.txt is new and 2 more$"
-    with pytest.raises(UsageError, match=message):
-        check_fingerprint(old, fingerprint(files_of([tmp_path])))
-
-
-def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
-    """DVC and git-annex make such links: the same content, kept elsewhere."""
-    folder = write(tmp_path / "data", {f"{n:02}.txt": chr(65 + n) * 30 for n in range(40)})
-    old, before = fingerprint(files_of([folder])), data_of(folder, T=8)
-    for name in ("19.txt", "05.txt"):
-        (folder / name).rename(tmp_path / name)
-        (folder / name).symlink_to(tmp_path / name)
-    check_fingerprint(old, fingerprint(files_of([folder])))
-    for a, b in zip(before, data_of(folder, T=8)):
-        assert [x.tolist() for x in arrays_of(a)] == [x.tolist() for x in arrays_of(b)]
-
-
-def test_fingerprints_in_another_order_or_of_another_use_differ(tmp_path):
-    folder = write(tmp_path, {f"{n}.txt": str(n) * 30 for n in range(4)})
-    old = fingerprint(files_of([folder]))
-    with pytest.raises(UsageError, match=".*3.txt comes before .*0.txt"):
-        check_fingerprint(old, old[::-1])
-    with pytest.raises(UsageError, match="3.txt has changed"):
-        check_fingerprint(old, [*old[:3], [*old[3][:3], "val"]])
+    assert changed_files(old, old) == []
+    write(tmp_path, {"a.bin": b"a" * 9_998, "b.bin": b"a" * 9_999 + b"b", "e.bin": b"ee"})
+    (tmp_path / "c.bin").unlink()
+    new = fingerprint(files_of([tmp_path]))
+    assert changed_files(old, new) == [f"{tmp_path}/{line}" for line in (
+        "a.bin has changed", "b.bin has changed", "c.bin is missing", "e.bin is new")]
+    assert len(hash_of(old)) == 12 and hash_of(old) != hash_of(new)
+    assert hash_of(old) == hash_of([["/elsewhere", *rest] for _, *rest in old])
 
 
 # -------------------------------------------------------------------------------- sequences

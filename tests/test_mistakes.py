@@ -111,8 +111,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--data missing.txt", "missing.txt does not exist"),
-    ("--data empty.txt", "fewer than one sequence"),
+    ("--data missing.txt", "missing.txt: missing"),
+    ("--data empty.txt", "empty.txt: empty"),
     ("--data latin.txt", "not UTF-8"), ("--data short.txt", "fewer than one sequence"),
     ("--data empty.bin", "not a token file"), ("--data odd.bin", "not a token file"),
     ("--data truncated.bin", "truncated"), ("--data beyond.bin", "beyond the vocabulary"),
