@@ -1,6 +1,4 @@
 """Tokens: of a text, and of files in the formats of nanoGPT and llm.c."""
-import hashlib
-
 import numpy as np
 import tiktoken
 
@@ -8,7 +6,7 @@ from support.cli import UsageError, replacing
 
 EDGE = 4096                                            # bytes at each end of a file: one page
 LLM_C = 20240520                                       # llm.c's token files begin with it
-SUMS = "SHA256SUMS"                                    # of a folder; `sha256sum -c` reads it
+LLM_C_UINT32 = 20240801                                # and those of Llama 3's tokens with it
 
 
 def get_tokenizer(name):
@@ -66,6 +64,9 @@ def read_bin(path, vocab_size):
     size = path.stat().st_size
     magic, version, count, vocabulary = np.resize(np.fromfile(path, "<i4", 4), 4).tolist()
     header = 1024 if magic == LLM_C else 0
+    if magic == LLM_C_UINT32 or has_4_bytes(np.fromfile(path, "<u2", EDGE)):
+        raise UsageError(f"{path} has tokens of 4 bytes or more each, expected 2 (uint16): make it "
+                         "again with GPT-2's tokenizer, as support.prepare and nanoGPT do")
     if not size or size % 2 or header and (version, size) != (1, header + 2 * count):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
@@ -80,15 +81,15 @@ def read_bin(path, vocab_size):
     return tokens
 
 
+def has_4_bytes(halves):
+    """Whether numbers, read as uint16, are tokens of 4 or 8 bytes: only every second is above 3."""
+    low, high = halves[::2], halves[1::2]
+    return len(halves) >= 64 and high.max() < 4 and (low > 3).mean() > 0.4
+
+
 def write_bin(path, tokens, vocab_size=0):
-    """Write a token file in llm.c's format, after its line in the folder's SHA256SUMS."""
+    """Write a token file in llm.c's format."""
     header = np.zeros(256, "<i4")
     header[:4] = LLM_C, 1, len(tokens), vocab_size
-    content = header.tobytes() + tokens.astype("<u2").tobytes()
-    sums, line = path.with_name(SUMS), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n"
-    before = sums.read_text() if sums.exists() else ""
-    if line not in before:                             # of a shard that is made again
-        with replacing(sums) as file:
-            file.write(f"{before}{line}".encode())
     with replacing(path) as file:
-        file.write(content)
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
