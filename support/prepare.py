@@ -11,9 +11,7 @@ row, .txt with one per file. Or a data set on the Hugging Face hub, which is str
 
 Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
 data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they go to
-data_val_000000.bin beside it. Rerun the command to continue at the first missing shard.
-SHA256SUMS has a line for each shard: `sha256sum -c` says which have changed. train.py checks only
-sizes and headers.
+data_val_000000.bin beside it. Rerun the command to continue after the last shard.
 """
 import hashlib
 import json
@@ -61,48 +59,38 @@ def encoded_batches(stream, args):
             if texts is None or None in texts:
                 raise UsageError(f"a document has no text in --field {args.field}; its fields: "
                                  f"{', '.join(batch)}")
+            texts = [text.removeprefix("\ufeff") for text in texts]    # a byte order mark
             tokens = threads.map(lambda text: encode_document(text, tokenizer), texts)
             yield [(text.encode(), t) for text, t in zip(texts, tokens)]
 
 
-def part_of(content, one_in):
-    """"val" for held-out documents, chosen by a hash of the text, "train" for the others."""
-    number = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
-    return "val" if one_in and number % one_in == 0 else "train"
-
-
 def write_shards(out, stream, args, journal):
-    """Write the missing shards. If a training shard exists, everything before it is done."""
-    ends, n = journal["ends"], 0
-    while n < len(ends) and (out / f"data_train_{n:06}.bin").exists():
-        n += 1
-    if n:
-        stream.load_state_dict(ends[n - 1])
+    """Write the shards that the journal does not have yet: it has the state after each."""
+    states = journal["states"]
+    if states:
+        stream.load_state_dict(states[-1])
     batches = encoded_batches(stream, args)
     while True:
         parts, size = {"val": [], "train": []}, 0
         while size < args.shard_tokens and (batch := next(batches, None)):
             for content, tokens in batch:
-                parts[part_of(content, args.held_out)].append(tokens)
+                number = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
+                held_out = args.held_out and number % args.held_out == 0
+                parts["val" if held_out else "train"].append(tokens)
                 size += len(tokens)
         if not size:
             return
-        ends[n:] = ends[n:] or [stream.state_dict()]
-        with replacing(out / JOURNAL) as file:
-            file.write(json.dumps(journal).encode())
         for part, arrays in parts.items():
-            path = out / f"data_{part}_{n:06}.bin"
-            if not path.exists() and (arrays or part == "train"):
-                tokens = np.concatenate([*arrays, np.empty(0, np.uint16)])
-                write_bin(path, tokens, get_tokenizer(args.tokenizer).n_vocab)
+            if arrays:
+                path = out / f"data_{part}_{len(states):06}.bin"
+                write_bin(path, np.concatenate(arrays), get_tokenizer(args.tokenizer).n_vocab)
                 print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
-        n += 1
+        states.append(stream.state_dict())
+        write_journal(out, journal)
 
 
-def write_books(out, stream, args, journal):
+def write_books(out, stream, args):
     """Write each document of more than --books tokens to a file with its number in the corpus."""
-    with replacing(out / JOURNAL) as file:
-        file.write(json.dumps(journal).encode())
     documents = (pair for batch in encoded_batches(stream, args) for pair in batch)
     for n, (content, tokens) in enumerate(documents):
         path = out / f"book_{n:06}.txt"
@@ -112,23 +100,30 @@ def write_books(out, stream, args, journal):
             print(f"{path}: {len(tokens) - 1:,} tokens", flush=True)
 
 
+def write_journal(out, journal):
+    with replacing(out / JOURNAL) as file:
+        file.write(json.dumps(journal).encode())
+
+
 def prepare(args):
-    """Fill the folder --out, from its first missing shard on."""
+    """Fill the folder --out, or go on where the same command was stopped."""
     out, (stream, files) = args.out, open_stream(args)
     corpus = fingerprint([(Path(path), "train") for path in files]) or args.data
     flags = vars(args) | {"out": "", "data": corpus}
-    made_from = hashlib.sha256(repr(flags).encode()).hexdigest()
-    journal = {"made_from": made_from, "ends": []}     # the state of the stream after each shard
-    if any(out.glob("[!.]*")):
+    journal = {"flags": flags, "states": []}
+    if any(out.glob("[!.]*")) or (out / JOURNAL).exists():
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
-        if journal.get("made_from") != made_from:
+        if journal.get("flags") != flags:
             raise UsageError(f"{out} holds something else, or shards of other files or flags: name "
                              "a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    write_journal(out, journal)
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
-    out.mkdir(parents=True, exist_ok=True)
-    write = write_shards if args.books is None else write_books
-    write(out, stream, args, journal)
+    if args.books is None:
+        write_shards(out, stream, args, journal)
+    else:
+        write_books(out, stream, args)
     print(f"{out}: finished, {len([*out.glob('*.bin'), *out.glob('*.txt')])} files")
 
 
