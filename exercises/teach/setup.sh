@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gradescope runs this once, as root, to build the image: a virtual environment with the versions of
-# pyproject.toml, and PyTorch without CUDA. Python must be 3.11 or later, which Ubuntu 22.04 has
+# constraints.txt, and PyTorch without CUDA. Python must be 3.11 or later, which Ubuntu 22.04 has
 # beside its python3.
 set -euo pipefail
 root=${AUTOGRADER_ROOT:-/autograder}
@@ -10,4 +10,4 @@ apt-get update
 apt-get install -y "$python" "$python-venv"
 "$python" -m venv "$root/venv"
 pip="$root/venv/bin/pip install --no-cache-dir"
-$pip -e "$root/source" --extra-index-url https://download.pytorch.org/whl/cpu
+$pip -e "$root/source" -c "$root/source/constraints.txt" --extra-index-url https://download.pytorch.org/whl/cpu
