@@ -1,9 +1,14 @@
 """The documents that a model learns ABCDigits from: a stream that becomes the task step by step.
 
-The curriculum, in words. Half of the documents help: their letters keep their own numbers, the same
-in all of them, until the loss shows lookup. Few letters fill a document at first. Documents then
-become ever more like the test: in the end a quarter of the lines ask about a letter seen once
-before. Training ends 12,000 documents after the loss shows lookup.
+The curriculum. A line's letter is drawn with the weights b^0 .. b^25, whose order is new in each
+document. At first b is 2, so a few letters fill a document, and half of the documents help: there
+each letter has its own number, the same in all of them. In one half of these, nine of ten numbers
+are own; in the other, nine of ten digits, each drawn separately. To predict them a model must bring
+the letter to each of its digits: just what lookup needs, and all other numbers require lookup.
+
+When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the end a quarter of the
+lines ask, as the benchmark does, about a letter seen once before. Validation is like the end.
+Training ends 12,000 documents after the loss shows lookup.
 """
 import math
 import re
@@ -15,32 +20,21 @@ from tasks.stream import Stream
 
 HELPED = 0.5                                           # share of documents with help at first
 OWN = 0.9                                              # share of own numbers, or digits, in those
-OWN_UNTIL = 1_500                                      # documents looked up until there are none
-FLAT_AFTER = 8_000                                     # documents looked up until b is 1.1
-DONE_AFTER = 12_000                                    # documents looked up until training ends
+
+# Documents from the step whose loss shows lookup ..
+OWN_UNTIL = 1_500                                      # .. until none helps
+FLAT_AFTER = 8_000                                     # .. until b is 1.1
+DONE_AFTER = 12_000                                    # .. until training ends
 
 
 class ABCDigitsStream(Stream):
-    """Endless ABCDigits documents of T + 1 tokens, by number. part: 0 training, 1 validation.
-
-    A document is lines LETTER=NUMBER; each letter has one random number per document. A line's
-    letter is drawn with the weights b^0 .. b^25, whose order is new in each document.
-
-    At first b is 2, so a few letters fill a document, and half of the documents help: there each
-    letter has its own number, the same in all of them. In one half of these documents nine of ten
-    numbers are own; in the other, nine of ten digits, each drawn separately. To predict them a
-    model must bring the letter to each of its digits: just what lookup needs, and all other numbers
-    require lookup. When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the
-    end a quarter of the lines ask, as the benchmark does, about a letter seen once before.
-    Validation is like the end. After some more documents of that kind the model has `learned`.
-    """
+    """Lines LETTER=NUMBER; each letter has one random number per document."""
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
             raise UsageError(f"--digits {digits}: use 2 to 18")
-        super().__init__(DONE_AFTER)
-        self.tokenizer, self.T, self.digits = tokenizer, T, digits
-        self.seed, self.part = seed, part
+        super().__init__(tokenizer, T, seed, part, DONE_AFTER)
+        self.digits = digits
         line = "A=" + "1" * digits + "\n"
         self.lines = T / len(tokenizer.encode_ordinary(line))      # of a document, on average
         self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded

@@ -1,4 +1,13 @@
-"""Passkey: the prompts of experiments/passkey.py, and the documents that teach a model the task."""
+"""Passkey: the prompts of experiments/passkey.py, and the documents that teach a model the task.
+
+The curriculum. A prompt has one number to look up, and few bytes around it are new, so for a long
+time a model would copy nothing. Three of four training documents help. They are ends of prompts,
+one after another, each with its answer: the key of the end before or, one time in four, a new key.
+Half of the new keys come after their needle. An end has the last 5 characters of its prompt or
+more, and at first at most 19, which any window holds. When the loss shows that keys are copied, it
+grows to 0.8 T, and the model learns to copy them from afar. Then help ends: every key to look up is
+far, and windows grow. Training ends 16,000 documents after the loss shows lookup.
+"""
 import math
 import re
 
@@ -17,9 +26,11 @@ MOST = 50_000                                          # the largest key; the sm
 HELPED = 0.75                                          # share of training documents that help
 NEW = 0.25                                             # share of new keys in those
 NEAR, FAR = 19, 0.8                                    # longest end, characters; at last, times T
-GROWN_AFTER = 4_000                                    # documents looked up until it has grown
-HELPED_UNTIL = 6_500                                   # documents looked up until none helps
-DONE_AFTER = 16_000                                    # documents looked up until training ends
+
+# Documents from the step whose loss shows lookup ..
+GROWN_AFTER = 4_000                                    # .. until ends are longest
+HELPED_UNTIL = 6_500                                   # .. until none helps
+DONE_AFTER = 16_000                                    # .. until training ends
 
 
 def prompt_sizes(tokenizer):
@@ -30,25 +41,15 @@ def prompt_sizes(tokenizer):
 
 
 class PasskeyStream(Stream):
-    """Endless passkey documents of T + 1 tokens, by number. part: 0 training, 1 validation.
+    """A prompt with as many fillers as fit, and its answer; the next one fills the document up.
 
-    A document is a prompt with as many fillers as fit, and its answer; the rest of its tokens begin
-    the next one. The key may stand between any two sentences of the fillers, so its distance from
-    the question says little.
-
-    A prompt has one number to look up, and few bytes around it are new, so for a long time a model
-    would copy nothing. Three of four training documents help. They are ends of prompts, one after
-    another, each with its answer: the key of the end before or, one time in four, a new key. Half
-    of the new keys come after their needle. An end has the last 5 characters of its prompt or more.
-    At first it has at most 19, which any window holds. When the loss shows that keys are copied, it
-    grows to 0.8 T, and the model learns to copy them from afar. Then help ends: every key to look
-    up is far, and windows grow. After some more documents the model has `learned`. Validation has
-    no help, and all keys that are multiples of 7; training has the other keys.
+    The key may stand between any two sentences of the fillers, so its distance from the question
+    says little. Validation has no help, and all keys that are multiples of 7; training has the
+    other keys.
     """
 
     def __init__(self, tokenizer, T, seed, part):
-        super().__init__(DONE_AFTER)
-        self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
+        super().__init__(tokenizer, T, seed, part, DONE_AFTER)
         frame, each = prompt_sizes(tokenizer)
         # The answer, end-of-text, and five more: GPT-2 has no token for some keys.
         frame += len(tokenizer.encode_ordinary(f" {MOST}")) + 6

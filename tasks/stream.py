@@ -9,14 +9,16 @@ from support.distributed import total
 
 
 class Stream(Data):
-    """Endless documents, by number, of a task that needs lookup. They change as a model learns it.
+    """Endless documents of T + 1 tokens, by number, of a task that needs lookup.
 
+    part: 0 training, 1 validation. Training documents change as a model learns the task.
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
     losses() -> bounds on the loss with and without lookup, in nats per token.
     """
 
-    def __init__(self, done_after):
-        self.done_after = done_after                   # documents looked up until training ends
+    def __init__(self, tokenizer, T, seed, part, done_after):
+        self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
+        self.done_after = done_after                   # looked_up at the end of training
         self.looked_up = 0                             # documents since the loss shows lookup
         self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
 
