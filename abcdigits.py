@@ -123,7 +123,7 @@ def get_parser(doc):
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
                    help="for models with RoPE: scaling factors of the positions, or of theta, as "
                    "ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
-    p.add_shared("--ckpt", "--device")
+    p.add_shared("--ckpt", "--device", "--table")
     return p
 
 
@@ -153,8 +153,8 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     run = describe_run(ckpt) | task_flags | {"swe": args.swe, "trials": trials}
     cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
              for depth in args.depths for factor in args.rope_scale or [None]]
-    table = Table(beside(args.ckpt, f"{name}.tsv"), (*RUN, *task_flags, *CELL), ["accuracy"],
-                  model_hash(ckpt))
+    table = Table(beside(args.ckpt, f"{name}.tsv", args.table), (*RUN, *task_flags, *CELL),
+                  ["accuracy"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
     with table.measuring():

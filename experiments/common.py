@@ -1,5 +1,6 @@
-"""Shared by the experiments: tables and figures."""
+"""Shared by the experiments: means, figures, and what a figure is drawn from."""
 import math
+import os
 import re
 import statistics
 import sys
@@ -16,7 +17,6 @@ from support.table import (
     write_rows,
 )
 
-# ---------------------------------------------------------------------------------- tables
 
 def report(path, columns, rows, title):
     """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
@@ -42,6 +42,11 @@ def paired_change(losses, original):
     return mean_and_std(changes)[:2]
 
 
+def signed(x):
+    """A difference as a cell of a table; NaN stays NaN."""
+    return x if math.isnan(x) else f"{x:+.4f}"
+
+
 def percent(share, digits=1):
     """A share as a cell of a table, halves up; None and NaN stay. digits: after the point."""
     if share is None or math.isnan(share):
@@ -50,23 +55,18 @@ def percent(share, digits=1):
     return f"{math.floor(100 * units * share + 0.5 + 1e-9) / units:.{digits}f}%"
 
 
-def signed(x):
-    """A difference as a cell of a table; NaN stays NaN."""
-    return x if math.isnan(x) else f"{x:+.4f}"
-
-
 # --------------------------------------------------------------------------------- figures
 
 def pyplot():
-    """matplotlib.pyplot without a window, or None after one line that says how to get it."""
+    """matplotlib.pyplot for files, or None after one line that says how to get it."""
+    # A notebook names a backend that may not be installed here, and matplotlib looks at it when it
+    # is imported.
+    os.environ["MPLBACKEND"] = "agg"
     try:
-        import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError:
         print("no figure: `pip install matplotlib` and run this again to draw it")
         return None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     plt.rcParams.update(SETTINGS)
     return plt
 
@@ -103,7 +103,7 @@ def get_figure(args, value, measure=None):
 
     The rows are those of the tables, or without tables those that measure(args) returns with a
     path. value: the column that was measured. With --out the rows of tables are kept beside the
-    figure. Beside ablations the plain Multiscreen is "Original".
+    figure.
     """
     flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
     if args.tables and flags:
@@ -115,10 +115,15 @@ def get_figure(args, value, measure=None):
             keep_rows(out.with_suffix(".tsv"), rows)
     else:
         rows, out = measure(args)
+    return rows, out, labels_of(rows)
+
+
+def labels_of(rows):
+    """{(model, parameters): label} of rows. Beside ablations the Multiscreen is "Original"."""
     models = {(row["model"], row["parameters"]) for row in rows}
     labels = label_models(models)
     if any(variant_of(name) in ABLATIONS for name, _ in models):
         known = {f"multiscreen:{variant}": label for variant, label in ABLATIONS.items()}
         known["multiscreen"] = "Original"
         labels = {(name, n): known.get(name, label) for (name, n), label in labels.items()}
-    return rows, out, labels
+    return labels

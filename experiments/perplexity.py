@@ -163,7 +163,7 @@ def measure(args):
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "document": name}
              for swe, factor in settings for name in documents]
-    table = Table(beside(args.ckpt, "perplexity.tsv"), KEYS, ["nats"], model_hash(ckpt))
+    table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(len(missing))
     with table.measuring():
@@ -330,7 +330,7 @@ def perplexity_args():
                    "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
-    p.add_shared("--ckpt", "--device")
+    p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if args.documents < 1 or args.length is not None and args.length < 1:
         raise UsageError("--length and --documents must be above 0")

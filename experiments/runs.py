@@ -16,7 +16,7 @@ import numpy as np
 from support.cli import Parser, UsageError, own_folder
 from support.data import STREAMS
 from support.source import bare_lines, parts_of
-from support.table import keep_rows, named_paths, read_file, read_flags, read_rows
+from support.table import keep_rows, named_paths, read_flags, read_rows
 
 # Lines of flags.txt without which a run is not comparable.
 NEEDED = ("model", "psi", "parameters", "data", "tokenizer", "seq_len", "batch_tokens", "steps",
@@ -124,7 +124,7 @@ def read_folder(path, label="", window=10):
 def read_log(path):
     """The rows of a log as dicts of numbers, without empty cells."""
     try:
-        rows = [{name: float(x) for name, x in row.items() if x} for row in read_file(path)[0]]
+        rows = [{name: float(x) for name, x in row.items() if x} for row in read_rows(path)]
     except ValueError as e:
         raise UsageError(f"{path}: {e}") from None
     if any("step" not in row for row in rows):

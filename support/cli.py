@@ -31,6 +31,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHARED = {
     "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
     "--device": {"default": DEVICE, "help": f"cpu, cuda or mps [{DEVICE}]"},
+    "--table": {"type": Path, "help": "the table to fill [beside the checkpoint]"},
 }
 
 

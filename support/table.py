@@ -1,11 +1,13 @@
-"""A table of measurements: one TSV beside a checkpoint, one row per cell, added when measured.
+"""A table of measurements: one TSV beside a checkpoint, a row a cell, appended when measured.
 
-A row names the run and the cell that was measured, and has the values and a hash of the weights and
-the equations. Rerun a command to measure what is missing. Rows are appended, so two commands
-may fill one table, and nothing is locked.
+A row names the run and the cell, and has the values and a hash of the weights and the code that
+were measured. Rows are only ever appended, so none is lost, and a row is reused only for its own
+hash: undo an edit, and the old rows count again. Nothing is locked; two commands may fill one
+table.
 """
 import glob
 import math
+import os
 import re
 import sys
 import time
@@ -13,30 +15,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.cli import UsageError, clock, on_one_line, replacing
+from support.source import ROOT
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
 # Flags in which the runs of one model may differ.
 MAY_DIFFER = ("seed", "log_every", "eval_every", "save_every")
 # Lines of a run's flags.txt that do not say what was trained, or that a row says better.
-UNSEEN = (*MAY_DIFFER, "data", "classes", "versions")
+UNSEEN = (*MAY_DIFFER, "data", "equations", "classes", "versions")
 
 
 class Table:
-    """The rows of one hash at `path`. keys: the columns that name a cell; values: those measured.
-
-    Rows of another hash are replaced when the first new one is added.
-    """
+    """The rows of one hash at `path`. keys: the columns of a cell; values: those measured."""
 
     def __init__(self, path, keys, values, model_hash):
         self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
         self.columns = (*keys, *values, "hash")
-        self.rows, self.replaced = {}, 0
-        self.in_file = False
-        if self.path.exists():
-            rows, wrong = read_file(self.path, self.columns)
-            self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}
-            self.replaced = wrong + sum(row["hash"] != model_hash for row in rows)
-            self.in_file = self.path.read_bytes().endswith(b"\n")
+        head, rows = read_file(self.path) if self.path.exists() else ((), [])
+        if head and head != self.columns:
+            raise UsageError(f"{path} does not have the columns {' '.join(self.columns)}: move it "
+                             "away, or name another with --table")
+        self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}
+        self.last = last_hashes(rows)
 
     def key_of(self, cell):
         return tuple(as_text(cell[name]) for name in self.keys)
@@ -48,30 +47,38 @@ class Table:
         if len(found) < len(cells):
             print(f"reusing {len(cells) - len(found)} of {len(cells)} measurements in {self.path}",
                   file=sys.stderr)
-        if self.replaced and found:
-            print(f"replacing {self.replaced} row{'s' * (self.replaced > 1)} in {self.path}: other "
-                  "weights or equations, or damaged", file=sys.stderr)
+        # An edit was measured since: one more row makes those of this hash the run's last again.
+        for row in self.rows_of(cells.values()):
+            if self.last[run_of(row)] != self.hash:
+                self.append(row)
         return found
 
     def add(self, cell, **values):
         """Append the row of a cell."""
         row = cell | values | {"hash": self.hash}
         row = {name: as_text(row[name]) for name in self.columns}
+        self.append(row)
         self.rows[self.key_of(row)] = row
-        if self.in_file and not self.replaced and self.path.exists():
-            try:
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(as_line(row.values()))
-            except OSError as e:
-                e.filename = str(self.path)            # a full disk does not say which file
-                raise
-        else:
-            # Another command may have begun the table, too: its rows stay.
-            others = read_file(self.path, self.columns)[0] if self.path.exists() else []
-            others = [row for row in others if row["hash"] == self.hash]
-            self.rows = {self.key_of(row): row for row in others} | self.rows
-            write_rows(self.path, [*self.rows.values()])
-            self.in_file, self.replaced = True, 0
+
+    def append(self, row):
+        """Write a row on a line of its own, even behind half a row of a killed process."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(self.path, "ab+") as file:
+                file.seek(0)
+                first = file.readline()
+                if not first.endswith(b"\n"):          # a new file, or half a head
+                    if first:
+                        file.truncate(0)
+                    file.write(as_line(self.columns).encode())
+                else:
+                    file.seek(-1, os.SEEK_END)
+                    file.write(b"" if file.read() == b"\n" else b"\n")
+                file.write(as_line(row.values()).encode())
+        except OSError as e:
+            e.filename = str(self.path)                # a full disk does not say which file
+            raise
+        self.last[run_of(row)] = self.hash
 
     @contextmanager
     def measuring(self):
@@ -88,10 +95,30 @@ class Table:
         return [self.rows[key] for key in keys if key in self.rows]
 
 
-def beside(ckpt_path, name):
-    """The path of a checkpoint's table or figure. For m.pt its name begins with m_."""
-    path = Path(ckpt_path)
-    return path.with_name(name if path.name == "ckpt.pt" else f"{path.stem}_{name}")
+def beside(ckpt_path, name, given=None):
+    """The path of a checkpoint's table: `given` by --table, or beside it, m_NAME for m.pt.
+
+    That of a bundled model, or of one in a folder that cannot be written, is in out/; a line says
+    so. Raises UsageError if it cannot be written there either.
+    """
+    ckpt_path = Path(ckpt_path)
+    path = ckpt_path.with_name(name if ckpt_path.name == "ckpt.pt" else f"{ckpt_path.stem}_{name}")
+    if given:
+        path = Path(given)
+    elif path.resolve().parent == ROOT / "models" or not can_write(path):
+        label = ckpt_path.resolve().parent.name if ckpt_path.name == "ckpt.pt" else ckpt_path.stem
+        path = Path("out") / f"{label}_{name}"
+        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
+    if not can_write(path):
+        raise UsageError(f"{path} cannot be written: choose a table with --table PATH")
+    return path
+
+
+def can_write(path):
+    """Whether a file, or a new one with its folders, can be written."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return os.access(path, os.W_OK)
 
 
 def describe_run(ckpt):
@@ -105,33 +132,30 @@ def describe_run(ckpt):
 # ------------------------------------------------------------------------------------- files
 
 def read_rows(path):
-    """The rows of a table as dicts of text. Prints how many were incomplete."""
-    rows, torn = read_file(path)
-    tell(path, torn)
-    return rows
+    """The rows of a table as dicts of text, without half a row that a killed process left."""
+    return read_file(path)[1]
 
 
-def tell(path, torn):
-    """Print how many rows of a table are incomplete."""
-    if torn:
-        print(f"skipped {torn} incomplete row{'s' * (torn > 1)} of {path}", file=sys.stderr)
-
-
-def read_file(path, columns=None):
-    """(the complete rows, how many are not). A killed process may leave half a last row.
-
-    Raises UsageError if there is no file, or a table with other columns.
-    """
+def read_file(path):
+    """(the columns of a table, or () if it has none, its complete rows)"""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    *lines, last = [line.split("\t") for line in text.split("\n")]
-    head, *lines = lines or [[]]
-    if head and columns and head != list(columns):
-        raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, or "
-                         "name another")
-    rows = [dict(zip(head, line)) for line in lines if len(line) == len(head)]
-    return rows, len(lines) - len(rows) + bool(head and last != [""])
+    lines = [tuple(line.split("\t")) for line in text.split("\n")[:-1]]
+    head = lines[0] if lines else ()
+    # Two commands that begin one table at once may both write its head.
+    return head, [dict(zip(head, line)) for line in lines
+                  if len(line) == len(head) and line != head]
+
+
+def run_of(row):
+    """What names the run of a row: its columns of RUN."""
+    return tuple(row.get(name, "") for name in RUN)
+
+
+def last_hashes(rows):
+    """{run: the hash of its last row}"""
+    return {run_of(row): row["hash"] for row in rows}
 
 
 def named_paths(words):
@@ -148,51 +172,36 @@ def named_paths(words):
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
-    A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
-    multiscreen=mine. It may be a pattern, mine=out/mine-*/abcdigits.tsv. Runs that began with other
-    weights, or whose flags were changed, are models of their own. A note says where the equations
-    of one model differ, and its flags where tables are in their runs' folders. Raises UsageError if
-    two runs, by their weights, would be one in a figure, or if two tables have other values for one
-    cell.
+    In each table a run's rows with its last hash count. A path may have a label,
+    mine=out/abcdigits.tsv: the models of its rows are then called multiscreen=mine. A note says in
+    which flags the seeds of a model differ, where tables are in their runs' folders. Raises
+    UsageError if two runs, by their hashes, would be one in a figure.
     """
-    rows, places, runs, known, columns = {}, {}, {}, {}, None
+    found, hashes, known, columns = {}, {}, {}, None
     for label, path in named_paths(paths):
-        found = read_measured(path, columns, value)
-        columns, flags = tuple(found[0]), flags_beside(path)
-        for row in found:
-            if label:
-                row["model"] = f"{re.split('[:=]', row['model'])[0]}={label}"
-            key = tuple(row[name] for name in columns[:-2])
-            weights, _, of_model = row["hash"].partition("-")
-            before, same = runs.setdefault(key[: len(RUN)], (path, weights))
-            if same == weights:
-                before = places.setdefault(key, path)
-            if same != weights or before != path and rows[key] != row:
-                raise UsageError(f"{path} and {before} both have {row['model']}, seed "
-                                 f"{row['seed']}: label the runs, as in mine={path}")
-            rows[key] = row
-            one = known.setdefault((row["model"], row["parameters"]), {})
-            for name, text in (flags | {"equations": of_model}).items():
-                one.setdefault(name, set()).add(text)
+        head, rows = read_file(path)
+        columns = columns or head
+        if not rows:
+            raise UsageError(f"{path} has no rows: measure a model first")
+        if head != columns or head[: len(RUN)] != RUN or head[-2:] != (value, "hash"):
+            raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
+                             "name another")
+        last, flags = last_hashes(rows), read_flags(Path(path).parent)
+        for row in rows:
+            if row["hash"] != last[run_of(row)]:
+                continue
+            row = row | {"model": name_of_model(row, label)}
+            if hashes.setdefault(run_of(row), row["hash"]) != row["hash"]:
+                raise UsageError(f"two runs are {row['model']}, seed {row['seed']}: label the "
+                                 f"runs, as in mine={path}")
+            found[tuple(row[name] for name in columns[:-2])] = row
+            of_model = known.setdefault((row["model"], row["parameters"]), {})
+            for name, text in (flags | {"code": row["hash"].partition("-")[2]}).items():
+                of_model.setdefault(name, set()).add(text)
     for (model, _), values in known.items():
-        if names := [name for name, found in values.items() if len(found) > 1]:
+        if names := [x for x in values if len(values[x]) > 1 and x not in UNSEEN]:
             print(f"note: the runs of {model} differ in {', '.join(names)}", file=sys.stderr)
-    return [row | {"model": name_by_training(row)} for row in rows.values()]
-
-
-def read_measured(path, columns, value):
-    """The rows of one table of measurements. columns: see `read_file`; value: the one measured."""
-    rows, torn = read_file(path, columns)
-    if not rows:
-        raise UsageError(f"{path} has no rows: measure a model first")
-    columns = tuple(rows[0])
-    if columns[: len(RUN)] != RUN or columns[-2:] != (value, "hash"):
-        raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
-                         "name another")
-    tell(path, torn)
-    for row in rows:
-        check_numbers(row, path, value)
-    return rows
+    return [*found.values()]
 
 
 def read_flags(out):
@@ -202,37 +211,14 @@ def read_flags(out):
     return dict(line.partition("\t")[::2] for line in lines)
 
 
-def flags_beside(path):
-    """{name: text} of what a run trained, if a table is in its folder; without its seed."""
-    flags = read_flags(Path(path).parent)
-    return {name: text for name, text in flags.items() if name not in UNSEEN}
-
-
-def name_by_training(row):
-    """The name of a row's model. It says so if the run did not simply train."""
+def name_of_model(row, label):
+    """The name of a row's model, which says so if it has a label or did not simply train."""
+    family, variant = re.match("([^:=]*)[:=]?(.*)", row["model"]).groups()
     words = ["--init"] * bool(row["init_weights"])
     words += [re.sub(r"from step \d+: ", "", row["changes"])] * bool(row["changes"])
-    if not words:
+    if not label and ("=" in row["model"] or not words):
         return row["model"]
-    family, variant = re.match("([^:=]*)[:=]?(.*)", row["model"]).groups()
-    return f"{family}={', '.join([variant or family, *words])}"
-
-
-def check_numbers(row, path, value):
-    """Raise UsageError if a cell that figures count with is not a finite number.
-
-    Sizes are whole numbers. Some may be missing: random weights have no training length.
-    """
-    for name in ("parameters", "seed", "seq_len", "step", "length", "trials", value):
-        cell = row.get(name, "")
-        try:
-            numbers = [float(x) if name == value else int(x) for x in cell.split()]
-            right = all(map(math.isfinite, numbers)) and (
-                numbers or name not in ("parameters", "length", value))
-        except ValueError:
-            right = False
-        if not right:
-            raise UsageError(f"{path}: {name} is {cell!r} in a row: measure it again")
+    return f"{family}={', '.join([label or variant or family, *words])}"
 
 
 def keep_rows(path, rows, measured=()):
@@ -241,14 +227,13 @@ def keep_rows(path, rows, measured=()):
     measured: columns in which a row may have new values.
     """
     def known(row):
-        return {name: x for name, x in row.items() if name not in measured}
+        return frozenset((name, x) for name, x in row.items() if name not in measured)
 
-    if Path(path).exists():
-        found, torn = read_file(path, tuple(rows[0]))
-        new = [known(row) for row in rows]
-        if lost := torn + sum(known(row) not in new for row in found):
-            raise UsageError(f"{path} already holds {lost} other row{'s' * (lost > 1)}: add this "
-                             "table to the inputs, or choose another --out")
+    new = {known(row) for row in rows}
+    found = read_rows(path) if Path(path).exists() else []
+    if lost := sum(known(row) not in new for row in found):
+        raise UsageError(f"{path} already holds {lost} other row{'s' * (lost > 1)}: add this "
+                         "table to the inputs, or choose another --out")
     write_rows(path, rows)
 
 
@@ -275,15 +260,12 @@ def as_text(x):
 # ------------------------------------------------------------------------------ what is printed
 
 def print_table(columns, rows, title):
-    """Print rows in columns of equal width."""
-    print(f"\n{title}\n{as_columns(columns, rows)}")
-
-
-def as_columns(columns, rows):
-    """Rows in columns of equal width, a line each. None and NaN are shown as -."""
+    """Print rows in columns of equal width. None and NaN are shown as -."""
     cells = [list(columns), *([cell_text(x) for x in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    return "\n".join("  ".join(x.rjust(n) for x, n in zip(row, widths)) for row in cells)
+    print(f"\n{title}")
+    for row in cells:
+        print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
 
 
 def cell_text(x):

@@ -141,8 +141,6 @@ COMMANDS = {
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name == "scaling"],
     ]) for name in ("scaling", "compare")},
-    "experiments.fill_report": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
-                                     "--ckpt x"]),
     "experiments.retrieval": ("", ["", *TABLES]),
     "benchmarks.cpu": ("--out new", [
         *(f"--contexts {x}" for x in (0, -1, "²", 10**13, HUGE)), "--psi 0", "--psi -1",

@@ -1,71 +1,110 @@
-"""Tests of experiments/report/report.md: its tables are what their commands print now."""
-import contextlib
-import importlib
-import io
+"""Tests of what README and the report say: the numbers of README's tables are those of the TSVs."""
 import re
-import sys
+import statistics
 
 import pytest
 
-from experiments import fill_report
-from support.cli import UsageError
+from experiments import perplexity, retrieval, scaling
+from experiments.common import labels_of, percent
+from experiments.runs import read_runs
+from support.table import read_rows, read_tables
 from tests.helpers import ROOT
 
-TEXT = fill_report.REPORT.read_text()
+FOLDER = ROOT / "experiments/report"
+README = (ROOT / "README.md").read_text()
+REPORT = (FOLDER / "report.md").read_text()
 
 
-@pytest.fixture
-def run_here(monkeypatch):
-    """Run a command in this process, without drawing its figure."""
-    def run(command, folder):
-        _, _, name, *flags = command.split()
-        script = importlib.import_module(name)
-        monkeypatch.setattr(script, "pyplot", lambda: None, raising=False)
-        monkeypatch.setattr(sys, "argv", [name, *flags])
-        monkeypatch.chdir(folder)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            script.main()
-        return out.getvalue()
-
-    return run
+def rows_of(text, title):
+    """The rows of the Markdown table with that title in its head, each a list of cells."""
+    table = text[text.index(f"| {title} |"):].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
 
-def test_each_table_is_what_its_command_prints_now(run_here):
-    emptied = fill_report.BLOCK.sub(r"<!-- \1 -->\n```\n```\n", TEXT)
-    assert len(emptied) < len(TEXT) / 2
-    found = fill_report.filled(emptied, run_here)
-    assert found == TEXT, "run python -m experiments.fill_report"
+def shares(name):
+    """{model: {length: its share of answers, a mean over the seeds}} of a table"""
+    rows = read_tables([FOLDER / f"{name}.tsv"], "accuracy")
+    found = {}
+    for panel in retrieval.get_panels(rows, labels_of(rows)):
+        means = retrieval.mean_by_length(panel.cells).items()
+        found[retrieval.name_of(panel)] = {length: shares.values() for length, shares in means}
+    return found
 
 
-def test_the_tables_of_the_readme_are_those_of_the_report():
-    text = fill_report.README.read_text()
-    emptied = fill_report.FILLED.sub(lambda table: table[0].partition("\n")[0] + "\n", text)
-    assert text.count("\n") > emptied.count("\n") + 12
-    found = fill_report.filled_readme(emptied, TEXT)
-    assert found == text, "run python -m experiments.fill_report"
+def in_percent(found, *lengths):
+    """Shares as README shows them."""
+    cells = [percent(statistics.mean(found[n])) if n in found else "-" for n in lengths]
+    return [cell.replace(".0%", "%").replace("%", " %") for cell in cells]
 
 
-def test_the_tallies_are_those_of_the_verdicts():
-    said = list(fill_report.verdicts(TEXT).values())
+def test_the_answers_found():
+    for name, table, label in (
+            ("Multiscreen", "abcdigits", "Multiscreen"),
+            ("Multiscreen + SWE", "abcdigits", "Multiscreen + SWE"),
+            ("Multiscreen, no MiPE", "abcdigits_ablations", "MiPE → NoPE"),
+            ("Softmax", "competition", "Softmax"),
+            ("Softmax + SWE", "competition", "Softmax + SWE"),
+            ("Transformer, local", "abcdigits", "Transformer, local"),
+            ("Transformer", "abcdigits", "Transformer")):
+        found = shares(table)[label]
+        seeds = f"{sum(x >= 0.95 for x in found[8192])} of {len(found[8192])}"
+        row, = (row for row in rows_of(README, "answers found, by bytes of context")
+                if row[0] == name)
+        assert row[1:] == [*in_percent(found, 256, 2048, 8192, 32768), seeds]
+
+
+def test_the_numbers_of_the_claims():
+    """Of both families, in the order of their columns."""
+    said = {int(row[0]): " ".join(row[2:4]) for row in rows_of(README, "#")}
+    found, keys = shares("abcdigits"), shares("passkey")
+    expected = {
+        15: [in_percent(found[name], 8192)[0]
+             for name in ("Multiscreen", "Transformer", "Transformer, local")],
+        16: in_percent(found["Multiscreen + SWE"], 8192, 32768),
+        17: [in_percent(keys[name], 8192)[0] for name in ("Multiscreen + SWE", "Transformer")]}
+    numbers = {n: re.findall(r"\d[\d.,]*(?: %)?", text) for n, text in said.items()}
+    numbers = {n: [x.rstrip(",") for x in found] for n, found in numbers.items()}
+    assert {n: numbers[n] for n in expected} == expected
+
+    curves = perplexity.get_curves(read_tables([FOLDER / "long_context.tsv"], "nats"))
+    at = [perplexity.positions(8192).index(n) for n in (256, 8192)]
+    flat, rising = (perplexity.summarize(seeds) for curve, seeds in curves.items()
+                    if curve.factor in ("", "1"))
+    assert numbers[11] == [f"{means[n][0]:.3g}" for means in (flat, rising) for n in at]
+
+    losses = {}
+    for row in read_rows(FOLDER / "lr_sweep.tsv"):
+        if not row["end"]:
+            losses.setdefault((row["run"], float(row["lr"])), []).append(float(row["val_loss"]))
+    means = {key: statistics.mean(x) for key, x in losses.items()}
+    assert numbers[5] == [f"{x:.2f}" for name in ("Multiscreen", "Transformer") for x in
+                          (min(means[key] for key in means if key[0] == name), means[name, 1.0])]
+
+    models = scaling.at_best_rates(scaling.model_rows(read_runs([FOLDER / "scaling.tsv"])))
+    pairs = [row for row in scaling.between_rows(models) if row[0] == "total"]
+    assert numbers[1] == [f"{pairs[n][i] / 1000:.0f}" for i in (2, 3) for n in (1, 4)]
+
+    ms = {(row["setting"], row["length"]): statistics.mean(map(float, row["ms"].split()))
+          for row in read_rows(FOLDER / "latency.tsv")}
+    assert numbers[18] == [f"{ms[name, n]:,.0f}" for name in ("initial", "flash")
+                           for n in ("1024", "16384")]
+
+
+def test_the_verdicts_and_their_tallies():
+    said = {row[0]: row[-1] for row in rows_of(REPORT, "#")}
     assert len(said) == 22
+    for row in rows_of(README, "#"):
+        assert said[row[0]].startswith(row[-1])
     for word in ("shown", "partly", "contradicted", "not testable here", "a GPU's claim"):
-        count = sum(verdict.startswith(word) for verdict in said)
-        for text in (TEXT, fill_report.README.read_text()):
+        count = sum(verdict.startswith(word) for verdict in said.values())
+        for text in (REPORT, README):
             tally = rf"\b{count} (are |is ){word}"
             assert not count or re.search(tally, text.replace("\n", " ")), (word, count)
 
 
-def test_every_block_has_its_command_and_every_table_and_figure_is_shown():
-    assert TEXT.count("```\n") == 2 * len(fill_report.BLOCK.findall(TEXT))
-    folder = fill_report.REPORT.parent
-    for path in [*folder.rglob("*.tsv"), *folder.rglob("*.png")]:
-        name = str(path.relative_to(ROOT if path.suffix == ".tsv" else folder))
-        assert re.search(rf"<!-- .*\b{re.escape(name)}\b.* -->|\]\({re.escape(name)}\)", TEXT), name
-
-
-def test_no_committed_table_has_changed_unnoticed():
-    path = fill_report.REPORT.with_name("SHA256SUMS")
-    assert path.read_text() == fill_report.sums(), "run python -m experiments.fill_report"
+def test_every_table_and_every_figure_is_in_the_report():
+    for path in [*FOLDER.rglob("*.tsv"), *FOLDER.rglob("*.png")]:
+        assert path.relative_to(FOLDER).as_posix() in REPORT, path
 
 
 def test_the_table_of_memory_adds_up():
@@ -81,9 +120,3 @@ def test_the_table_of_memory_adds_up():
             assert [weights, gradients, moments] == pytest.approx(known, abs=0.006)
             assert whole == pytest.approx(sum(sizes[:5]), abs=0.03)
             assert checkpoint == pytest.approx(3 * state, abs=0.006)
-
-
-def test_a_command_that_fails_is_told(tmp_path):
-    assert fill_report.run("python -c print(3)", tmp_path) == "3\n"
-    with pytest.raises(UsageError, match="nowhere.tsv does not exist"):
-        fill_report.run("python -m experiments.retrieval nowhere.tsv", tmp_path)

@@ -1,4 +1,6 @@
-"""Tests of tables of measurements: no row is lost, doubled or mistaken for another."""
+"""Tests of tables of measurements: no row is lost, or mistaken for one of other weights or code."""
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from support.table import (
     read_tables,
     write_rows,
 )
-from tests.helpers import fit, read_table
+from tests.helpers import ROOT, fit, read_table
 
 KEYS = ("model", "length")
 CELL = {"model": "multiscreen", "length": 64}
@@ -42,28 +44,30 @@ def test_a_measurement_is_found_again(tmp_path):
         {"model": "multiscreen", "length": "128", "loss": "3", "hash": "abc-1"}]
 
 
-def test_rows_of_other_weights_are_replaced_when_one_is_measured_again(tmp_path, capsys):
-    path = tmp_path / "loss.tsv"
-    table(path).add(CELL, loss=1)
-    table(path).add(CELL | {"length": 128}, loss=1)
-    other = table(path, "xyz-1")
-    assert other.missing([CELL]) == [CELL]
-    assert capsys.readouterr().err.startswith(f"replacing 2 rows in {path}: other weights")
-    assert len(read_table(path)) == 2
-    other.add(CELL, loss=2)
-    other.add(CELL | {"length": 32}, loss=2)
-    assert [(row["loss"], row["hash"]) for row in read_table(path)] == [("2", "xyz-1")] * 2
+def test_rows_count_for_their_own_hash_and_an_edit_that_is_undone_loses_none(tmp_path, capsys):
+    path, cells = tmp_path / "loss.tsv", [CELL_OF_RUN | {"length": n} for n in (1, 2, 3)]
 
+    def open_table(model_hash):
+        return Table(path, (*RUN, "length"), ["loss"], model_hash)
 
-@pytest.mark.parametrize("column, cell", [
-    ("accuracy", "0,5"), ("accuracy", ""), ("accuracy", "inf"), ("length", "²"), ("length", ""),
-    ("parameters", "65.506"), ("parameters", ""), ("seed", "a")])
-def test_what_is_no_number_is_told_in_one_line(tmp_path, column, cell):
-    row = CELL_OF_RUN | {"length": "64", "accuracy": "0.5", "hash": "abc-1"} | {column: cell}
-    write_rows(tmp_path / "t.tsv", [row])
-    with pytest.raises(UsageError, match=f"t.tsv: {column} is '{cell}' in a row") as e:
-        read_tables([tmp_path / "t.tsv"], "accuracy")
-    assert "\n" not in str(e.value)
+    def drawn():
+        return [(row["length"], row["loss"]) for row in read_tables([path], "loss")]
+
+    original = open_table("abc-1")
+    for n, cell in enumerate(cells):
+        original.add(cell, loss=n)
+    edited = open_table("abc-2")
+    assert edited.missing(cells) == cells
+    edited.add(cells[0], loss=9)
+    assert drawn() == [("1", "9")]
+    undone = open_table("abc-1")
+    assert undone.missing(cells) == []
+    assert capsys.readouterr().err == f"reusing 3 of 3 measurements in {path}\n"
+    assert drawn() == [("1", "0"), ("2", "1"), ("3", "2")]
+    assert open_table("abc-2").missing(cells) == cells[1:]
+    # What is current is decided for each run of a table, not for the file.
+    open_table("xyz-1").add(CELL_OF_RUN | {"seed": 7, "length": 1}, loss=5)
+    assert drawn() == [("1", "9"), ("1", "5")]
 
 
 def test_two_commands_that_begin_one_table_lose_no_row(tmp_path):
@@ -75,13 +79,7 @@ def test_two_commands_that_begin_one_table_lose_no_row(tmp_path):
     assert [row["loss"] for row in read_table(path)] == ["1", "2", "3"]
     path.unlink()                                      # during a measurement
     second.add(CELL | {"length": 512}, loss=4)
-    assert [row["loss"] for row in read_table(path)] == ["1", "2", "4"]
-
-
-def test_of_a_cell_with_two_values_in_a_file_the_last_counts(tmp_path):
-    rows = [CELL_OF_RUN | {"length": "64", "accuracy": x, "hash": "abc-1"} for x in ("0.5", "0.75")]
-    write_rows(tmp_path / "t.tsv", rows)
-    assert [row["accuracy"] for row in read_tables([tmp_path / "t.tsv"], "accuracy")] == ["0.75"]
+    assert [row["loss"] for row in read_table(path)] == ["4"]
 
 
 def test_ctrl_c_says_what_is_kept(tmp_path):
@@ -105,7 +103,7 @@ def test_a_full_disk_names_the_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", ["multis", "multiscreen\t128\t1\tabc-1"])
-def test_half_a_last_row_of_a_killed_process_is_dropped(tmp_path, torn):
+def test_half_a_last_row_of_a_killed_process_does_not_count(tmp_path, torn):
     path = tmp_path / "loss.tsv"
     table(path).add(CELL, loss=1)
     whole = path.read_text()
@@ -114,7 +112,8 @@ def test_half_a_last_row_of_a_killed_process_is_dropped(tmp_path, torn):
     more = CELL | {"length": 128}
     assert again.missing([CELL, more]) == [more]
     again.add(more, loss=2)
-    assert path.read_text() == whole + "multiscreen\t128\t2\tabc-1\n"
+    assert path.read_text() == f"{whole}{torn}\nmultiscreen\t128\t2\tabc-1\n"
+    assert table(path).missing([CELL, more]) == []
 
 
 def test_half_a_head_is_begun_anew(tmp_path):
@@ -154,8 +153,8 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     a, b = add("a", "abc-1", 0, 64, 1), add("b", "xyz-1", 1, 64, 2)
     assert [row["loss"] for row in read_tables([a, b, a], "loss")] == ["1", "2"]
     assert noted(a, b) == ""
-    assert noted(a, add("c", "xyz-2", 1, 128, 2)) == (
-        "note: the runs of multiscreen differ in equations\n")
+    edited = add("c", "xyz-2", 1, 128, 2)
+    assert noted(a, edited) == "note: the runs of multiscreen differ in code\n"
     assert noted(a, f"mine={add('m', 'xyz-2', 1, 128, 2)}") == ""
     runs = [add(f"run-{n}/t", f"{n}-1", n, 64, 5) for n in (1, 2)]
     for n, path in enumerate(runs):
@@ -164,10 +163,10 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     two = [add("seeds-0", "p-1", 0, 64, 3), add("seeds-1", "q-1", 1, 64, 4)]
     found = read_tables([a, f"mine={tmp_path}/seeds-*"], "loss")
     assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
-    with pytest.raises(UsageError, match="both have multiscreen, seed 0: label the runs"):
+    with pytest.raises(UsageError, match="two runs are multiscreen, seed 0: label the runs"):
         read_tables([a, two[0]], "loss")
     # A run with, say, another rate is another run, even if its measured cells are other ones.
-    with pytest.raises(UsageError, match="both have multiscreen, seed 0: label the runs"):
+    with pytest.raises(UsageError, match="two runs are multiscreen, seed 0: label the runs"):
         read_tables([a, add("rate", "rate-1", 0, 128, 2)], "loss")
 
     # A run with --init or changed flags is a model of its own, whenever it was changed.
@@ -177,6 +176,11 @@ def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
     assert [row["model"] for row in read_tables([b, *others], "loss")] == [
         "multiscreen", "multiscreen=multiscreen, --init",
         *["multiscreen=multiscreen, --lr 1"] * 2]
+    named = read_tables([others[0], f"mine={others[1]}"], "loss")
+    assert [row["model"] for row in named] == ["multiscreen=multiscreen, --init",
+                                               "multiscreen=mine, --lr 1"]
+    write_rows(tmp_path / "named", named)
+    assert read_tables([tmp_path / "named"], "loss") == named
     with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
         read_tables([a], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
@@ -207,9 +211,26 @@ def test_a_row_says_what_the_run_is(tmp_path):
     assert model_hash(ckpt) == f"{weights_hash(ckpt)}-{equations('multiscreen')}"
 
 
-def test_two_checkpoints_in_a_folder_have_tables_of_their_own():
-    assert str(beside("out/ckpt.pt", "windows.tsv")) == "out/windows.tsv"
-    assert str(beside("models/a.pt", "windows.tsv")) == "models/a_windows.tsv"
+def test_the_table_is_beside_the_checkpoint_or_where_one_can_write(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert beside("out/ckpt.pt", "windows.tsv") == Path("out/windows.tsv")
+    assert beside("x/a.pt", "windows.tsv") == Path("x/a_windows.tsv")
+    assert beside("x/a.pt", "windows.tsv", "y/mine.tsv") == Path("y/mine.tsv")
+    assert capsys.readouterr().err == ""
+    # Beside a bundled model a table would change the checkout.
+    models = ROOT / "models"
+    assert beside(models / "retrieval.pt", "windows.tsv") == Path("out/retrieval_windows.tsv")
+    assert capsys.readouterr().err == (
+        f"nothing is written to {models}: the table is out/retrieval_windows.tsv\n")
+    # A folder that cannot be written. Root writes everywhere, so the answer is made up.
+    full = tmp_path / "theirs/run-3"
+    full.mkdir(parents=True)
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).resolve() != full)
+    assert beside(full / "ckpt.pt", "windows.tsv") == Path("out/run-3_windows.tsv")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="out/run-3_windows.tsv cannot be .* --table PATH"):
+        beside(full / "ckpt.pt", "windows.tsv")
+    assert [*tmp_path.iterdir()] == [tmp_path / "theirs"]
 
 
 def test_the_hash_of_the_weights_sees_each_of_them():
