@@ -162,7 +162,7 @@ def test_the_best_rope_scale_counts(measure, capsys):
     assert [row["factor"] for row in rows] == ["1", "2", "4"]
     assert "100.0% x2" in capsys.readouterr().out
     cells = retrieval.get_cells(rows)
-    assert cells == {(260, 0.5): ({"0": 1.0}, {"0": 2}, "2")}
+    assert cells == {(260, 0.5): ({"0": 1.0}, "2")}
 
 
 def row(**values):
@@ -175,7 +175,7 @@ def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds():
     rows = [row(seed=str(seed), factor=str(factor), accuracy=str(int(factor >= least)))
             for seed, least in ((0, 2), (1, 4)) for factor in (1, 2, 4)]
     assert retrieval.get_cells(rows) == {
-        (64, 0.5): ({"0": 1.0, "1": 1.0}, {"0": 2, "1": 2}, "4")}
+        (64, 0.5): ({"0": 1.0, "1": 1.0}, "4")}
     assert retrieval.get_cells([row(), row(trials="10", accuracy="0.5")])[64, 0.5].mean == 0.5
 
 

@@ -27,7 +27,7 @@ def shares(name):
     found = {}
     for panel in retrieval.get_panels(rows, labels_of(rows)):
         means = retrieval.mean_by_length(panel.cells).items()
-        found[retrieval.name_of(panel)] = {length: shares.values() for length, shares in means}
+        found[panel.name] = {length: shares.values() for length, shares in means}
     return found
 
 
@@ -88,6 +88,27 @@ def test_the_numbers_of_the_claims():
           for row in read_rows(FOLDER / "latency.tsv")}
     assert numbers[18] == [f"{ms[name, n]:,.0f}" for name in ("initial", "flash")
                            for n in ("1024", "16384")]
+
+
+def test_the_reports_claims_about_retrieval_have_the_means_of_its_tables():
+    def percents(n):
+        said, = (row[3] for row in rows_of(REPORT, "#") if row[0] == str(n))
+        return [float(x) for x in re.findall(r"([\d.]+)(?: ± [\d.]+)? %", said)]
+
+    def means(found, names, lengths):
+        return [float(percent(statistics.mean(found[name][n]))[:-1])
+                for n in lengths for name in names]
+
+    models, keys, ablations = map(shares, ("abcdigits", "passkey", "abcdigits_ablations"))
+    ours, expanded = "Multiscreen", "Multiscreen + SWE"
+    assert percents(14)[:3] == means(models, [ours], (2048, 8192, 32768))
+    assert percents(16)[:6] == means(models, [expanded, ours], (8192, 16384, 32768))
+    assert percents(17) == [*means(keys, [expanded], [8192]),
+                            *means(keys, [ours], (512, 1024, 2048, 4096, 8192)),
+                            *means(keys, ["Transformer"], (512, 1024))]
+    names = ("Original", "MiPE → NoPE", "w/o Gate", "w/o TanhNorm", "Fixed r = 1", "MiPE → RoPE")
+    assert percents(22) == [*means(ablations, names, (2048, 8192)),
+                            *means(ablations, [f"{name} + SWE" for name in names], [8192])]
 
 
 def test_the_verdicts_and_their_tallies():

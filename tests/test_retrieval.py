@@ -3,7 +3,8 @@ import pytest
 
 from abcdigits import CELL
 from experiments import passkey, retrieval
-from experiments.retrieval import Cell
+from experiments.common import labels_of
+from experiments.style import ABLATIONS
 from support.cli import UsageError
 from support.table import RUN, write_rows
 from support.tokens import get_tokenizer
@@ -56,22 +57,15 @@ def test_passkeys_are_measured_and_their_table_drawn(call, checkpoints, capsys):
     assert [row["accuracy"] for row in read_table(path.with_name("passkey.tsv"))] == ["0", "0"]
     capsys.readouterr()
     call(retrieval, path.with_name("passkey.tsv"))
-    row = means(capsys)[0]
-    assert row == ["Multiscreen", "420", "26.25", "1", "2", "0.0%", "-", "0.0%"]
+    assert shown(capsys) == [["Multiscreen", "0", "0.0%"]]
     assert path.with_name("passkey.png").exists()
-    assert not path.with_name("passkey_by_length.png").exists()
+    assert path.with_name("passkey_by_length.png").exists()
 
 
-def tables(capsys):
-    """The cells of the two printed tables: by seed, and the means."""
-    lines = cells_of(capsys)
-    titles = [n for n, line in enumerate(lines) if line[0].startswith("Needles found")]
-    return lines[titles[0] + 2 : titles[1]], lines[titles[1] + 2 :]
-
-
-def means(capsys):
-    """The rows of the table of means."""
-    return tables(capsys)[1]
+def shown(capsys):
+    """The rows of the printed table."""
+    lines = [line for line in cells_of(capsys) if len(line) > 2]
+    return lines[1:]
 
 
 def cell(accuracy="1", **values):
@@ -91,13 +85,11 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
             cell(**values), cell("0.25", length="32", **values),
             cell(accuracy, length="32", depth="0.5", **values)])
     call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
-    by_seed, means = tables(capsys)
-    assert by_seed[:3] == [["Multiscreen + SWE", "0", "100.0%", "50.0%"],
-                           ["Multiscreen + SWE", "1", "100.0%", "25.0%"],
-                           ["Multiscreen + SWE", "95 %", "2 of 2", "0 of 2"]]
-    assert means[:2] == [
-        ["Multiscreen + SWE", "16", "1", "2", "4", "100.0%", "0.0%", "100.0%"],
-        ["Multiscreen + SWE", "32", "2", "2", "4", "37.5%", "17.7%", "25.0%"]]
+    assert shown(capsys) == [["Multiscreen + SWE", "0", "100.0%", "50.0%"],
+                             ["Multiscreen + SWE", "1", "100.0%", "25.0%"],
+                             ["Multiscreen + SWE", "mean", "100.0%", "37.5%"],
+                             ["Multiscreen + SWE", "std", "0.0%", "17.7%"],
+                             ["Multiscreen + SWE", "95 %", "2 of 2", "0 of 2"]]
     assert (tmp_path / "f_by_length.png").exists()
     assert len(read_table(tmp_path / "f.tsv")) == 6
 
@@ -109,54 +101,45 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
 def test_a_seed_with_fewer_depths_does_not_count(call, no_figure, tmp_path, capsys):
     write_rows(tmp_path / "t.tsv", [cell(), cell(depth="0.5"), cell("0", seed="1")])
     call(retrieval, tmp_path / "t.tsv")
-    assert means(capsys)[0] == ["Multiscreen", "16", "1", "1", "4", "100.0%", "-", "100.0%"]
+    assert shown(capsys) == [["Multiscreen", "0", "100.0%"]]
 
 
 def test_seeds_may_be_measured_at_different_depths(call, no_figure, tmp_path, capsys):
     write_rows(tmp_path / "t.tsv", [cell("0.5"), cell(seed="1", depth="0.5")])
     call(retrieval, tmp_path / "t.tsv")
-    assert means(capsys)[0] == ["Multiscreen", "16", "1", "2", "4", "75.0%", "35.4%", "50.0%"]
+    assert shown(capsys)[2:4] == [["Multiscreen", "mean", "75.0%"], ["Multiscreen", "std", "35.4%"]]
 
 
-def panels_of(call, tmp_path, monkeypatch, rows):
-    """The panels of a figure as (row, title, number of cells)."""
-    found = []
-    monkeypatch.setattr(retrieval, "draw_panels", lambda plt, panels, *rest: found.extend(panels))
-    write_rows(tmp_path / "t.tsv", rows)
-    call(retrieval, tmp_path / "t.tsv")
-    return [(retrieval.ROWS[panel.row], panel.title, len(panel.cells)) for panel in found]
+def panels_of(rows):
+    """The panels of a figure as (name, number of cells)."""
+    panels = retrieval.get_panels(rows, labels_of(rows))
+    return [(panel.name, len(panel.cells)) for panel in panels]
 
 
-@needs_matplotlib
-def test_panels_are_in_the_papers_order(call, tmp_path, monkeypatch):
-    """A row of panels per model, a column per size; ablations stand beside the original."""
-    large = {"parameters": "900000"}
-    rows = [cell(**large), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
+def test_panels_are_in_the_papers_order():
+    """Multiscreens, then with SWE, then Transformers; ablations stand beside the original."""
+    rows = [cell(parameters="900000"), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
             cell(length="32")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Transformer", "4.6K", 1), ("Multiscreen", "4.6K", 2), ("Multiscreen", "0.9M", 1),
-        ("Multiscreen + SWE", "4.6K", 1)]
-    (tmp_path / "t_by_length.png").unlink()
+    assert panels_of(rows) == [("Multiscreen, 4.6K", 2), ("Multiscreen, 0.9M", 1),
+                               ("Multiscreen, 4.6K + SWE", 1), ("Transformer, 4.6K", 1)]
     rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
             cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
             cell(model="multiscreen:yours", length="64")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Transformer", "Transformer", 1), ("Multiscreen", "Original", 1),
-        ("Multiscreen", "Multiscreen, yours", 1), ("Multiscreen", "MiPE → RoPE", 1),
-        ("Multiscreen", "w/o Gate", 1), ("Multiscreen + SWE", "Original", 1)]
-    assert not (tmp_path / "t_by_length.png").exists()
+    assert panels_of(rows) == [
+        ("Original", 1), ("Multiscreen, yours", 1), ("MiPE → RoPE", 1), ("w/o Gate", 1),
+        ("Original + SWE", 1), ("Transformer", 1)]
 
 
 @needs_matplotlib
-def test_many_panels_stay_as_wide_as_a_page(call, tmp_path, monkeypatch):
+def test_many_panels_stay_as_wide_as_a_page_and_draw_no_curves(call, tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(retrieval, "save_figure", lambda fig, path: found.append(fig))
-    names = ("rope", "nope", "no-gate", "fixed-r")
-    rows = [cell(), *(cell(model=f"multiscreen:{name}", seed="0") for name in names)]
-    write_rows(tmp_path / "t.tsv", rows)
+    names = ("", *(f":{name}" for name in ABLATIONS))
+    write_rows(tmp_path / "t.tsv", [cell(model=f"multiscreen{name}") for name in names])
     call(retrieval, tmp_path / "t.tsv")
-    titles = [ax.get_title() for ax in found[0].axes if ax.get_images()]
-    assert len(titles) == 5 and found[0].get_size_inches()[0] < 10
+    figure, = found
+    assert len([ax for ax in figure.axes if ax.get_images()]) == len(names) > 7
+    assert figure.get_size_inches()[0] < 10
 
 
 def test_a_table_can_have_a_label(call, no_figure, tmp_path, capsys):
@@ -164,29 +147,23 @@ def test_a_table_can_have_a_label(call, no_figure, tmp_path, capsys):
     write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
     write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
     call(retrieval, "a.tsv", "mine=b.tsv", "--out", "o/f.png")
-    shown = {line[0]: line[5] for line in means(capsys)[:2]}
-    assert shown == {"Multiscreen": "100.0%", "mine": "50.0%"}
+    rows = shown(capsys)
+    assert rows == [["Multiscreen", "0", "100.0%"], ["mine", "0", "50.0%"]]
     call(retrieval, "o/f.tsv", "--out", "o/g.png")
-    assert {line[0] for line in means(capsys)[:2]} == {*shown}
+    assert shown(capsys) == rows
 
 
-@needs_matplotlib
-def test_what_differs_is_said(call, tmp_path, monkeypatch):
+def test_what_differs_is_said():
     rows = [cell(), cell(step="10", hash="1-"), cell(digits="6")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Multiscreen", "4.6K, 2 digits, step 9", 1), ("Multiscreen", "4.6K, 2 digits, step 10", 1),
-        ("Multiscreen", "4.6K, 6 digits, step 9", 1)]
-    rows = [cell(), cell(seq_len="32", hash="1-")]
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [
-        ("Multiscreen", "4.6K, trained at 16", 1), ("Multiscreen", "4.6K, trained at 32", 1)]
+    assert panels_of(rows) == [("Multiscreen, 2 digits, step 9", 1),
+                               ("Multiscreen, 2 digits, step 10", 1),
+                               ("Multiscreen, 6 digits, step 9", 1)]
+    assert panels_of([cell(), cell(seq_len="32", hash="1-")]) == [
+        ("Multiscreen, trained at 16", 1), ("Multiscreen, trained at 32", 1)]
     rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds stop when they have learned
-    assert panels_of(call, tmp_path, monkeypatch, rows) == [("Multiscreen", "4.6K", 1)]
-    assert retrieval.count_seeds({1: retrieval_cell(1), 2: retrieval_cell(3)}) == "1 to 3 seeds"
-
-
-def retrieval_cell(seeds):
-    shares = {str(n): 1.0 for n in range(seeds)}
-    return Cell(shares, dict.fromkeys(shares, 4))
+    assert panels_of(rows) == [("Multiscreen", 1)]
+    panel, = retrieval.get_panels([*rows, cell(depth="0.5")], labels_of(rows))
+    assert retrieval.name_of(panel) == "Multiscreen, 1 to 2 seeds"
 
 
 def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
