@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
 from support.cli import UsageError, replacing
 from support.table import (
+    RUN,
     cell_text,
     keep_rows,
     named_paths,
@@ -127,3 +128,26 @@ def labels_of(rows):
         known["multiscreen"] = "Original"
         labels = {(name, n): known.get(name, label) for (name, n), label in labels.items()}
     return labels
+
+
+def group_rows(rows, labels, texts):
+    """{(label, setting): rows}: rows that differ only in the seed and in what was measured.
+
+    texts: {column: text for its value}. A setting, such as " + SWE, step 9", has the texts of cells
+    that are not empty and differ among the rows, and always those of swe and factor. Of steps it
+    says something only where one seed has several: seeds end at different steps.
+    """
+    def run(row):
+        return tuple(row[name] for name in RUN if name != "step")
+
+    steps, groups = {}, {}
+    for row in rows:
+        steps.setdefault(run(row), set()).add(row["step"])
+    differ = {name for name in texts if len({row.get(name) for row in rows}) > 1}
+    for row in rows:
+        shown = [text.format(row[name]) for name, text in texts.items() if row.get(name)
+                 and (name in differ or name in ("swe", "factor"))]
+        shown += [f", step {row['step']}"] * (len(steps[run(row)]) > 1)
+        key = labels[row["model"], row["parameters"]], "".join(shown)
+        groups.setdefault(key, []).append(row)
+    return groups

@@ -27,7 +27,6 @@ first curve. The paper prints no numbers for its curves.
 import hashlib
 import itertools
 import math
-import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from experiments.common import add_tables, get_figure, mean_and_std, pyplot, save_figure
+from experiments.common import add_tables, get_figure, group_rows, pyplot, save_figure
 from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import (
     load_for_evaluation,
@@ -177,139 +176,105 @@ def measure(args):
                 raise UsageError(f"{cell['document']}: the mean loss is {max(means):g} nats: is "
                                  f"{args.ckpt} a trained model?")
             table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
-            progress.add(1, f"{setting_of(cell)}, {cell['document']}")
+            setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
+            progress.add(1, f"{cell['document']}{setting}")
     return table.rows_of(cells), table.path.with_suffix(".png")
 
 
 # ------------------------------------------------------------------------------------ curves
 
 class Curve(NamedTuple):
-    """What one curve shows, as text: the columns of a row except the seed and the document."""
-    model: str
-    parameters: str
-    seq_len: str
-    step: str
-    data: str
-    window: str
-    length: str
-    swe: str
-    factor: str
+    """Perplexity at positions(length): its mean and deviation over the seeds, arrays (n,)."""
+    label: str
+    setting: str
+    T_train: int
+    length: int
+    n_seeds: int
+    mean: np.ndarray
+    std: np.ndarray
 
 
-def get_curves(rows):
-    """{Curve: {seed: [nats at each position]}}, means over the documents that all seeds have.
+def get_curves(rows, labels):
+    """The Curves of rows, of the documents that all seeds of a curve have.
 
-    A line says so where curves of the same data have other documents.
+    A line says so where curves have other documents.
     """
-    found, documents = {}, {}
-    for row in rows:
-        curve = Curve(*(row[name] for name in Curve._fields))
-        nats = [float(x) for x in row["nats"].split()]
-        if len(nats) != len(positions(int(curve.length))):
-            raise UsageError(f"{row['document']}: its row has {len(nats)} positions: delete it, "
-                             "and measure again")
-        found.setdefault(curve, {}).setdefault(row["seed"], {})[row["document"]] = nats
-    curves = {}
-    for curve, seeds in found.items():
+    curves, documents = [], {}
+    groups = group_rows(rows, labels, {
+        "seq_len": ", trained at {}", "swe": " + SWE", "factor": ", RoPE ×{}", "data": ", data {}",
+        "window": ", window {}", "length": ", length {}"})
+    for (label, setting), found in groups.items():
+        seeds = {}
+        for row in found:
+            nats = np.array(row["nats"].split(), dtype=float)
+            seeds.setdefault(row["seed"], {})[row["document"]] = nats
         shared = set.intersection(*map(set, seeds.values()))
-        documents.setdefault((curve.data, curve.length), []).append(shared)
+        length = int(found[0]["length"])
+        documents.setdefault(f"{found[0]['data']}, length {length}", []).append(shared)
         if shared:
-            curves[curve] = {seed: [statistics.mean(x) for x in zip(*(d[name] for name in shared))]
-                             for seed, d in sorted(seeds.items())}
-    for (data, length), of_curves in documents.items():
+            x = np.exp([np.mean([nats[name] for name in shared], 0) for nats in seeds.values()])
+            std = x.std(0, ddof=1) if len(x) > 1 else np.full(x.shape[1], math.nan)
+            curves.append(Curve(label, setting, int(found[0]["seq_len"]), length, len(x),
+                                x.mean(0), std))
+    for words, of_curves in documents.items():
         if any(shared != of_curves[0] for shared in of_curves):
-            least, most = min(map(len, of_curves)), max(map(len, of_curves))
-            print(f"note: the curves of {data}, length {length}, are of {least} to {most} "
-                  "documents, not all of the same", file=sys.stderr)
+            counts = [*map(len, of_curves)]
+            print(f"note: the curves of {words}, are of {min(counts)} to {max(counts)} documents, "
+                  "not all of the same", file=sys.stderr)
     return curves
 
 
-def summarize(seeds):
-    """(perplexity, its deviation over the seeds) at each position, of {seed: [nats]}."""
-    return [mean_and_std([math.exp(x) for x in column])[:2] for column in zip(*seeds.values())]
-
-
-def setting_of(row):
-    """What was done to the model before it was measured, in words."""
-    words = ["SWE"] if row["swe"] else []
-    if row["factor"]:
-        words.append(f"RoPE ×{row['factor']}")
-    return " ".join(words) or "as trained"
-
-
-def words_of(curve, curves):
-    """`setting_of` a curve among others, and how it was measured where they differ in that."""
-    words = [setting_of(curve._asdict())]
-    for name in ("data", "window", "length"):
-        if len({getattr(other, name) for other in curves}) > 1:
-            words.append(f"{name} {getattr(curve, name)}")
-    return ", ".join(words)
-
-
-def print_curves(curves, labels):
-    """A row for each curve: perplexity and deviation at powers of two and at a text's end.
-
-    labels: {(model, parameters): label}
-    """
-    shown, rows = set(), []
-    for curve, seeds in curves.items():
-        L, found = int(curve.length), {}
-        for p, (mean, std) in zip(positions(L), summarize(seeds)):
-            if p == L or math.log2(p).is_integer():
-                found[p] = f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
+def print_curves(curves):
+    """A row for each curve: perplexity and deviation at powers of two and at a text's end."""
+    rows, shown = [], set()
+    for curve in curves:
+        found = {p: f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
+                 for p, mean, std in zip(positions(curve.length), curve.mean, curve.std)
+                 if p == curve.length or math.log2(p).is_integer()}
         shown |= found.keys()
-        rows.append(([labels[curve.model, curve.parameters], words_of(curve, curves), len(seeds)],
-                     found))
+        rows.append(([curve.label + curve.setting, curve.n_seeds], found))
     shown = sorted(shown)
-    print_table(["model", "curve", "seeds", *map(str, shown)],
+    print_table(["model", "seeds", *map(str, shown)],
                 [[*words, *map(found.get, shown)] for words, found in rows],
                 "Perplexity by tokens of context")
 
 
-def draw_curves(plt, curves, labels, path):
-    """Perplexity by position: a curve for each model and setting, and a band over its seeds.
+def draw_curves(plt, curves, path):
+    """Perplexity by position, with a band over the seeds.
 
-    More curves than there are colours get a panel for each model, beside the first curve.
+    More curves than there are colours get a panel for each model, each with the first curve.
     """
-    def model_of(curve):
-        return labels[curve.model, curve.parameters]
-
-    panels = {"": [*curves]}
+    panels = {"": curves}
     if len(curves) > len(COLORS):
-        first, *others = curves
-        panels = {model: [first, *(curve for curve in others if model_of(curve) == model)]
-                  for model in dict.fromkeys(map(model_of, others))}
+        panels = {curve.label: [curves[0]] for curve in curves[1:]}
+        for curve in curves[1:]:
+            panels[curve.label].append(curve)
     columns = min(len(panels), 3)
-    rows = math.ceil(len(panels) / columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(WIDTH, 5.5 if rows == 1 else 2.4 * rows + 1),
-                             sharey=True, squeeze=False, layout="constrained")
+    lines = math.ceil(len(panels) / columns)
+    fig, axes = plt.subplots(lines, columns, sharey=True, squeeze=False, layout="constrained",
+                             figsize=(WIDTH, 5.5 if lines == 1 else 2.4 * lines + 1))
+    for ax in axes.flat[len(panels):]:
+        ax.axis("off")
     styles, handles = {}, {}
-    for ax, (title, shown) in zip(axes.flat, panels.items()):
-        for curve in shown:
-            mean, std = zip(*summarize(curves[curve]))
-            words = [words_of(curve, curves), count_of(len(curves[curve]), "seed")]
-            if not title or curve == shown[0]:
-                words = [model_of(curve), *words]
-            if words[1] == "as trained":
-                del words[1]
-            label = ", ".join(words)
-            plot_with_band(ax, positions(int(curve.length)), mean,
-                           std if len(curves[curve]) > 1 else None, label=label,
-                           **styles.setdefault(label, look(len(styles))))
-        for T in sorted({int(curve.seq_len) for curve in shown}):
+    for n, (title, ax) in enumerate(zip(panels, axes.flat)):
+        for curve in panels[title]:
+            name = curve.label + curve.setting
+            if title and curve is not curves[0]:
+                name = curve.setting.lstrip(" ,+") or "as trained"
+            name += f", {count_of(curve.n_seeds, 'seed')}"
+            plot_with_band(ax, positions(curve.length), curve.mean, curve.std, label=name,
+                           **styles.setdefault(name, look(len(styles))))
+        for T in sorted({curve.T_train for curve in panels[title]}):
             ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
                        label=f"training length, {T:,} tokens")
         ax.set_xscale("log", base=2)
         ax.set(yscale="log", title=title)
+        if n + columns >= len(panels):
+            ax.set_xlabel("position (tokens of context)")
+        if n % columns == 0:
+            ax.set_ylabel("perplexity per token")
         plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
-        found, names = ax.get_legend_handles_labels()
-        handles |= dict(zip(names, found))
-    for ax in axes.flat[len(panels):]:
-        ax.axis("off")
-    for ax in axes.flat[len(panels) - columns : len(panels)]:
-        ax.set_xlabel("position (tokens of context)")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("perplexity per token")
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
     fig.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
     save_figure(fig, path)
 
@@ -343,10 +308,10 @@ def perplexity_args():
 
 def main():
     rows, out, labels = get_figure(perplexity_args(), "nats", measure)
-    curves = get_curves(rows)
-    print_curves(curves, labels)
+    curves = get_curves(rows, labels)
+    print_curves(curves)
     if plt := pyplot():
-        draw_curves(plt, curves, labels, out)
+        draw_curves(plt, curves, out)
 
 
 if __name__ == "__main__":

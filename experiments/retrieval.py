@@ -22,6 +22,7 @@ from typing import NamedTuple
 from experiments.common import (
     add_tables,
     get_figure,
+    group_rows,
     mean_and_std,
     percent,
     pyplot,
@@ -38,7 +39,7 @@ from experiments.style import (
     variant_of,
 )
 from support.cli import Parser, cli
-from support.table import RUN, print_table
+from support.table import print_table
 
 ORDER = ("", *ABLATIONS)
 
@@ -102,35 +103,22 @@ def mean_by_length(cells):
 def get_panels(rows, labels):
     """The Panels of rows: Multiscreens, ablations in the paper's order; with SWE; Transformers.
 
-    A name says in which digits, training length or step models differ; in steps only where one seed
-    has several, since seeds end at different steps. An original stands beside its ablations at
-    their lengths only.
+    An original stands beside its ablations at their lengths only.
     """
     lengths = {row["length"] for row in rows if variant_of(row["model"]) in ABLATIONS}
-    steps, groups = {}, {}
-    for row in rows:
-        steps.setdefault(tuple(row[name] for name in RUN[:-1]), set()).add(row["step"])
-    for row in rows:
-        if not lengths or row["model"] != "multiscreen" or row["length"] in lengths:
-            several = len(steps[tuple(row[name] for name in RUN[:-1])]) > 1
-            key = (row["model"], row["parameters"], row["swe"], row.get("digits", ""),
-                   row["seq_len"], row["step"] if several else "")
-            groups.setdefault(key, []).append(row)
+    rows = [row for row in rows
+            if not lengths or row["model"] != "multiscreen" or row["length"] in lengths]
 
-    def place(key):
-        variant = variant_of(key[0])
-        return (key[0].startswith("transformer"), key[2],
-                ORDER.index(variant) if variant in ORDER else 0, int(key[1]))
+    def place(group):
+        row = group[1][0]
+        variant = variant_of(row["model"])
+        return (row["model"].startswith("transformer"), row["swe"],
+                ORDER.index(variant) if variant in ORDER else 0, int(row["parameters"]))
 
-    panels = []
-    for key in sorted(groups, key=place):
-        words = [labels[key[:2]]]
-        for n, text in ((3, "{} digits"), (4, "trained at {}"), (5, "step {}")):
-            if key[n] and len({other[n] for other in groups}) > 1:
-                words.append(text.format(key[n]))
-        name = ", ".join(words) + " + SWE" * bool(key[2])
-        panels.append(Panel(name, int(key[4]), get_cells(groups[key])))
-    return panels
+    groups = group_rows(rows, labels, {"digits": ", {} digits", "seq_len": ", trained at {}",
+                                       "swe": " + SWE"})
+    return [Panel(label + setting, int(found[0]["seq_len"]), get_cells(found))
+            for (label, setting), found in sorted(groups.items(), key=place)]
 
 
 def table_rows(panels, lengths):

@@ -8,6 +8,7 @@ import torch
 import multiscreen
 import train
 from experiments import latency, passkey, perplexity, retrieval, sample, tiles
+from experiments.common import labels_of
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
@@ -103,14 +104,21 @@ def test_means_over_documents_then_over_seeds(capsys):
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
-    found = perplexity.get_curves(rows)
-    assert [*found.values()] == [{"0": [2.0], "1": [4.0]}, {"0": [7.0]}]
+    plain, expanded = perplexity.get_curves(rows, labels_of(rows))
+    assert (plain.setting, plain.n_seeds) == ("", 2)
+    assert (expanded.setting, expanded.mean) == (" + SWE", pytest.approx([math.e**7]))
     assert capsys.readouterr().err == ("note: the curves of books, length 32, are of 1 to 2 "
                                        "documents, not all of the same\n")
-    assert perplexity.get_curves(rows[:5]) and not capsys.readouterr().err
-    (mean, std), = perplexity.summarize(next(iter(found.values())))
-    assert mean == pytest.approx((math.e**2 + math.e**4) / 2)
-    assert std == pytest.approx((math.e**4 - math.e**2) / math.sqrt(2))
+    assert perplexity.get_curves(rows[:5], labels_of(rows)) and not capsys.readouterr().err
+    assert plain.mean == pytest.approx([(math.e**2 + math.e**4) / 2])
+    assert plain.std == pytest.approx([(math.e**4 - math.e**2) / math.sqrt(2)])
+    # Seeds may end at different steps; a seed that went on is another curve.
+    rows = [document("a", "1"), document("a", "2", seed="1", step="10")]
+    curve, = perplexity.get_curves(rows, labels_of(rows))
+    assert curve.n_seeds == 2
+    rows[1]["seed"] = "0"
+    assert [curve.setting for curve in perplexity.get_curves(rows, labels_of(rows))] == [
+        ", step 9", ", step 10"]
 
 
 def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice(
@@ -133,10 +141,11 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     capsys.readouterr()
     call(perplexity, *flags, tmp_path / "more")
     assert len(read_table(path.with_name("perplexity.tsv"))) == 12
-    shown = cells_of(capsys)[-5:-1]                    # a line about the figure follows
-    assert [line[1] for line in shown] == ["RoPE ×1", "RoPE ×4", "SWE RoPE ×1", "SWE RoPE ×4"]
+    shown = [line for line in cells_of(capsys) if line[0].startswith("MiPE → RoPE")]
+    assert [line[0].removeprefix("MiPE → RoPE") for line in shown] == [
+        ", RoPE ×1", ", RoPE ×4", " + SWE, RoPE ×1", " + SWE, RoPE ×4"]
     nats = [float(row["nats"].split()[0]) for row in rows[4:6]]
-    assert float(shown[0][3]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
+    assert float(shown[0][2]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
 
 
 def test_two_folders_of_one_name_are_two_corpora(call, checkpoints, tmp_path, capsys):
@@ -152,8 +161,8 @@ def test_two_folders_of_one_name_are_two_corpora(call, checkpoints, tmp_path, ca
     assert tables[0]["data"] != tables[1]["data"]
     capsys.readouterr()
     call(perplexity, path.with_name("perplexity.tsv"), "--out", tmp_path / "f.png")
-    shown = [line for line in cells_of(capsys) if line[0] == "Multiscreen"]
-    assert [line[1] for line in shown] == [f"as trained, data {row['data']}" for row in tables]
+    shown = [line for line in cells_of(capsys) if line[0].startswith("Multiscreen")]
+    assert [line[0] for line in shown] == [f"Multiscreen, data {row['data']}" for row in tables]
     for line, row in zip(shown, tables):
         nats = float(row["nats"].split()[-1])
         assert float(line[-1]) == pytest.approx(math.exp(nats), rel=5e-3)
@@ -183,10 +192,10 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
     monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # drawing needs no model
     call(perplexity, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
     assert cells_of(capsys)[1:5] == [
-        ["model", "curve", "seeds", "32", "40"],
-        ["Multiscreen, 4.6K", "as trained", "2", "5.05 ± 3.3", "31 ± 33"],
-        ["Multiscreen, 4.6K", "SWE", "1", "2.72", "7.39"],
-        ["Transformer, 10K", "RoPE ×4", "1", "2.72", "7.39"]]
+        ["model", "seeds", "32", "40"],
+        ["Multiscreen, 4.6K", "2", "5.05 ± 3.3", "31 ± 33"],
+        ["Multiscreen, 4.6K + SWE", "1", "2.72", "7.39"],
+        ["Transformer, 10K, RoPE ×4", "1", "2.72", "7.39"]]
     assert (tmp_path / "figure/f.png").exists()
     assert read_table(tmp_path / "figure/f.tsv") == read_table(tmp_path / "t.tsv")
 
