@@ -8,22 +8,7 @@ from pathlib import Path
 
 from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
 from support.cli import UsageError, replacing
-from support.table import (
-    RUN,
-    cell_text,
-    keep_rows,
-    named_paths,
-    print_table,
-    read_tables,
-    write_rows,
-)
-
-
-def report(path, columns, rows, title):
-    """Print rows as a table and write them to `path` as TSV. None and NaN are shown as -."""
-    print_table(columns, rows, title)
-    write_rows(path, [dict(zip(columns, map(cell_text, row))) for row in rows])
-    print(f"wrote {path}")
+from support.table import RUN, keep_rows, named_paths, read_tables
 
 
 def mean_and_std(losses):

@@ -9,34 +9,36 @@ Paper:  python -m experiments.tiles --ckpt out/paper/multiscreen_psi64-0/ckpt.pt
 Small:  python -m experiments.tiles --ckpt out/ckpt.pt
         10 seconds: 64 tiles for psi = 8, and 203 bytes of our own text.
 
-windows.png has a point for each tile, r by w on a logarithmic axis, and a histogram of each. A tile
-with w > w_th, the dotted line, has no positional encoding. The dashed line is the training length.
-The paper says: most windows are local or medium-range, a few exceed the training length, and r is
-often close to 1.
+tiles.tsv, beside the checkpoint, has a row for each tile; a summary of each layer is printed.
 
-relevance_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer;
-relevance_maps_of_six.png has at most six, from narrow windows to wide ones, of tiles with Pr > 0.
-In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
-future. White: inside it, and exactly 0. Pr is the share of the pairs inside the window with alpha_d
-> 0. The paper says: many maps have a substantial number of zeros, more in some tiles. A layer that
-does not call the screen it is given has no maps.
+tiles_windows.png has a point for each tile, r by w on a logarithmic axis, and a histogram of each.
+A tile with w > w_th, the dotted line, has no positional encoding. The dashed line is the training
+length. The paper says: most windows are local or medium-range, a few exceed the training length,
+and r is often close to 1.
+
+tiles_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer; tiles_six.png
+has at most six, from narrow windows to wide ones, of tiles with Pr > 0. In a map, queries i go down
+and keys j to the right. Dark gray: outside the window, or in the future. White: inside it, and
+exactly 0. Pr, `alive` in the table, is the share of the pairs inside the window with alpha_d > 0.
+The paper says: many maps have a substantial number of zeros, more in some tiles. A layer that does
+not call the screen it is given has no maps.
 
 A tile with Pr 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some come
 back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these accepted
 a key at a later checkpoint, up to step 450; of the 18 at step 200, 5 did (LOG.md).
 """
 import math
-import statistics
 
 import numpy as np
 import torch
 
-from experiments.common import pyplot, report, save_figure
+from experiments.common import pyplot, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
+from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, cli
 from support.maps import count_alive, inside, require_finite
-from support.table import beside
+from support.table import beside, cell_text, print_table, write_rows
 
 TEXT = (
     "Softmax attention hands out a fixed amount of weight, so a key can only win what "
@@ -52,41 +54,55 @@ TEXT = (
     "that was ever said. Because a far key cannot take weight from a near one, a longer text "
     "does not blur what was seen before.\n"
 )
-WINDOWS = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
-           "w>T_train"]
-MAPS = ["layer", "tile", "w", "r", "alive"]
+COLUMNS = ["layer", "tile", "w", "r", "alive"]
+SUMMARY = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
+           "w>T_train", "alive", "alive=0"]
 OUTSIDE = (0.3, 0.3, 0.3, 1.0)                         # dark gray
 MOST = 4096                                            # tokens: memory grows with their square
 
 
-# ------------------------------------------------------------------------------------ windows
+# -------------------------------------------------------------------------------------- table
 
 @torch.no_grad()
-def windows_and_widths(model):
-    """(w, r) of all tiles: two arrays (N_L, N_H), w in tokens, inf for a window without an edge."""
-    w = torch.stack([tile.reach() for tile in model.layers])
-    r = torch.stack([tile.acceptance() for tile in model.layers])
-    return w.cpu().double().numpy(), r.cpu().double().numpy()
+def measure(model, tokens):
+    """(rows of COLUMNS for all tiles, counted from 1; maps (N_L, N_H, T, T), or None).
+
+    tokens: (1, T). Raises FloatingPointError for relevances that are not finite: they would count
+    as alive.
+    """
+    maps = model.relevance_maps(tokens) if model.has_maps else None
+    rows = []
+    for n, tile in enumerate(model.layers):
+        w, r = window(tile.s_w), tile.acceptance()
+        alive = torch.full_like(w, math.nan)
+        if maps:
+            require_finite(maps[n], "relevances")
+            count, pairs = count_alive(maps[n], w)
+            alive = count / pairs
+        rows += [[n + 1, m, *cells]
+                 for m, cells in enumerate(zip(w.tolist(), r.tolist(), alive.tolist()), 1)]
+    return rows, torch.cat(maps).float().cpu().numpy() if maps else None
 
 
-def summary(name, w, r, w_th, T_train):
-    """A row of WINDOWS for tiles with the windows w and the acceptance widths r, both (n,)."""
-    row = [name, len(w)]
-    for x in (w.tolist(), r.tolist()):
-        row += [min(x), statistics.median(x), max(x)]
-    return [*row, int((w > w_th).sum()), int((w > T_train).sum())]
+def summary(name, rows, w_th, T_train):
+    """A row of SUMMARY for some rows of COLUMNS. alive: the mean over the tiles."""
+    _, _, w, r, alive = np.array(rows).T
+    return [name, len(w), w.min(), np.median(w), w.max(), r.min(), np.median(r), r.max(),
+            int((w > w_th).sum()), int((w > T_train).sum()), alive.mean(), int((alive == 0).sum())]
 
 
-def draw_windows(plt, w, r, w_th, T_train):
-    """Points (w, r) coloured by layer, with marginal histograms. w, r: (N_L, N_H)
+# ------------------------------------------------------------------------------------ figures
+
+def draw_windows(plt, rows, w_th, T_train):
+    """Points (w, r) coloured by layer, with marginal histograms. rows: of COLUMNS
 
     Infinite windows stand at the right edge as triangles, and in the last bin.
     """
+    layer, _, w, r, _ = np.array(rows).T
     finite = np.isfinite(w)
     edge = 2 * max(w[finite].max(initial=1.0), w_th, T_train)
-    layer = np.broadcast_to(np.arange(1, len(w) + 1)[:, None], w.shape)
     shown = np.where(finite, w, edge)
-    color = {"cmap": "viridis", "vmin": 1, "vmax": max(len(w), 2), "edgecolors": "black",
+    color = {"cmap": "viridis", "vmin": 1, "vmax": max(layer.max(), 2), "edgecolors": "black",
              "linewidths": 0.3}
     fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), width_ratios=[4, 1], height_ratios=[1, 4],
                              sharex="col", sharey="row", layout="constrained")
@@ -106,49 +122,16 @@ def draw_windows(plt, w, r, w_th, T_train):
            xlabel="screening window w (tokens)", ylabel="acceptance width r")
 
     # The histograms.
-    top.hist(shown.ravel(), np.geomspace(1, 1.2 * edge, 31), color="gray")
-    right.hist(r.ravel(), np.linspace(0, 1, 21), orientation="horizontal", color="gray")
+    top.hist(shown, np.geomspace(1, 1.2 * edge, 31), color="gray")
+    right.hist(r, np.linspace(0, 1, 21), orientation="horizontal", color="gray")
     top.set(ylabel="tiles")
     right.set(xlabel="tiles")
     for axis in (top.yaxis, right.xaxis):
         axis.set_major_locator(plt.MaxNLocator(3, integer=True))
     legend_below(fig, ax)
-    ticks = range(1, len(w) + 1, math.ceil(len(w) / 8))
+    ticks = np.arange(1, layer.max() + 1, math.ceil(layer.max() / 8))
     fig.colorbar(points, ax=axes, label="layer", ticks=ticks)
     return fig
-
-
-def show_windows(model, ckpt, path):
-    """The table and the figure of all windows and acceptance widths. path: of the checkpoint."""
-    table = beside(path, "windows.tsv")
-    w, r = windows_and_widths(model)
-    w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
-    rows = [summary(str(n), *layer, w_th, T_train) for n, layer in enumerate(zip(w, r), 1)]
-    rows.append(summary("all", w.ravel(), r.ravel(), w_th, T_train))
-    report(table, WINDOWS, rows,
-           f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
-           f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train} (the paper's figure: "
-           "256 and 4096)")
-    if plt := pyplot():
-        save_figure(draw_windows(plt, w, r, w_th, T_train), table.with_suffix(".png"))
-
-
-# --------------------------------------------------------------------------------------- maps
-
-@torch.no_grad()
-def get_maps(model, tokens):
-    """(maps (N_L, N_H, T, T), rows of MAPS for all tiles, counted from 1). tokens: (1, T)
-
-    Raises FloatingPointError for relevances that are not finite: they would count as alive.
-    """
-    maps, rows = model.relevance_maps(tokens), []
-    for n, (alpha_d, tile) in enumerate(zip(maps, model.layers), 1):
-        require_finite(alpha_d, "relevances")
-        w, r = tile.reach(), tile.acceptance()
-        alive, pairs = count_alive(alpha_d, w)
-        for m, cells in enumerate(zip(w.tolist(), r.tolist(), (alive / pairs).tolist()), 1):
-            rows.append([n, m, *cells])
-    return torch.cat(maps).float().cpu().numpy(), rows
 
 
 def short_width(w):
@@ -205,27 +188,12 @@ def draw_maps(plt, maps, rows, columns):
     return fig
 
 
-def show_maps(model, tokens, ckpt, path):
-    """The table and the figures of the maps of some tokens. path: of the checkpoint."""
-    maps, rows = get_maps(model, torch.tensor([tokens], device=model.W_E.device))
-    table = beside(path, "relevance_maps.tsv")
-    report(table, MAPS, rows,
-           "Window w (tokens), acceptance width r, and alive = Pr(alpha_d > 0) inside the window, "
-           f"{ckpt['model']} after {ckpt['step']} steps")
-    if plt := pyplot():
-        N_H, maps = maps.shape[1], maps.reshape(-1, *maps.shape[2:])
-        save_figure(draw_maps(plt, maps, rows, N_H), table.with_suffix(".png"))
-        some = spread(rows)
-        save_figure(draw_maps(plt, maps[some], [rows[n] for n in some], 3),
-                    table.with_name(f"{table.stem}_of_six.png"))
-
-
 def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help="the text to map [six lines about screening]")
     p.add_argument("--tokens", type=int, default=203,
                    help=f"at most this many of its tokens, {MOST} or fewer [203]")
-    p.add_shared("--ckpt", "--device")
+    p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if not 1 <= args.tokens <= MOST:
         raise UsageError(f"--tokens {args.tokens}: use 1 to {MOST}")
@@ -233,14 +201,35 @@ def main():
         raise UsageError("--text must not be empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     require_windows(model, args.ckpt, ckpt["model"])
-    show_windows(model, ckpt, args.ckpt)
-    if not model.has_maps:
-        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
-        return
+    path = beside(args.ckpt, "tiles.tsv", args.table)
+
+    # The table.
     tokens = tokenizer.encode_ordinary(args.text)
     shown = tokens[: args.tokens]
-    print(f"\n{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})", flush=True)
-    show_maps(model, shown, ckpt, args.ckpt)
+    rows, maps = measure(model, torch.tensor([shown], device=model.W_E.device))
+    write_rows(path, [dict(zip(COLUMNS, map(cell_text, row))) for row in rows])
+    w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
+    layers = [summary(n, [row for row in rows if row[0] == n], w_th, T_train)
+              for n in range(1, len(model.layers) + 1)]
+    print_table(SUMMARY, [*layers, summary("all", rows, w_th, T_train)],
+                f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
+                f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train}; alive in "
+                f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})")
+    print(f"wrote {path}")
+    if maps is None:
+        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
+
+    # The figures.
+    if plt := pyplot():
+        def save(figure, name):
+            save_figure(figure, path.with_name(f"{path.stem}_{name}.png"))
+
+        save(draw_windows(plt, rows, w_th, T_train), "windows")
+        if maps is not None:
+            N_H, maps = maps.shape[1], maps.reshape(-1, *maps.shape[2:])
+            save(draw_maps(plt, maps, rows, N_H), "maps")
+            some = spread(rows)
+            save(draw_maps(plt, maps[some], [rows[n] for n in some], 3), "six")
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys,
     call(tiles, "--ckpt", tmp_path / "out/ckpt.pt")
     said = capsys.readouterr().out
     assert "no maps: a layer of multiscreen:own does not call the screen" in said
-    assert (tmp_path / "out/windows.tsv").exists()
+    assert (tmp_path / "out/tiles.tsv").exists()
 
 
 def test_a_gradient_that_overflows_is_seen_before_it_is_saved(tmp_path):

@@ -220,22 +220,10 @@ def test_more_curves_than_colours_get_a_panel_for_each_model_beside_the_first(ca
 
 # -------------------------------------------------------------- windows, relevance maps, samples
 
-def test_summary_of_windows():
-    w, r = np.array([2.0, 300.0, np.inf]), np.array([0.5, 1.0, 0.25])
-    row = tiles.summary("1", w, r, 256.0, 300)
-    assert row == ["1", 3, 2.0, 300.0, INF, 0.25, 0.5, 1.0, 2, 1]
-
-
-@pytest.mark.parametrize("name, r", [("multiscreen", 0.5), ("multiscreen:fixed-r", 1.0)])
-def test_windows_of_a_checkpoint(call, checkpoints, monkeypatch, name, r):
-    """Initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, with s_w from 0 to ln 256."""
-    monkeypatch.setattr(tiles, "pyplot", lambda: None)                 # no figures
-    call(tiles, "--ckpt", checkpoints[name], "--tokens", 20, "--device", "cpu")
-    rows = read_table(checkpoints[name].with_name("windows.tsv"))
-    assert [row["layer"] for row in rows] == ["1", "2", "all"]
-    last = {key: float(value) for key, value in rows[-1].items() if key != "layer"}
-    assert last == {"tiles": 6, "w_min": 2, "w_median": 17, "w_max": 257, "r_min": r,
-                    "r_median": r, "r_max": r, "w>w_th": 2, "w>T_train": 4}
+def test_a_layer_is_summarized():
+    rows = [[1, 1, 2.0, 0.5, 0.0], [1, 2, 300.0, 1.0, 0.5], [1, 3, INF, 0.25, 1.0]]
+    assert tiles.summary(1, rows, 256.0, 300) == [
+        1, 3, 2.0, 300.0, INF, 0.25, 0.5, 1.0, 2, 1, 0.5, 1]
 
 
 @needs_matplotlib
@@ -244,7 +232,19 @@ def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call
     checkpoints["multiscreen"].rename(path)
     call(tiles, "--ckpt", path, "--tokens", 20, "--device", "cpu")
     assert sorted(p.name for p in path.parent.glob("*.png")) == [
-        "mine_relevance_maps.png", "mine_relevance_maps_of_six.png", "mine_windows.png"]
+        f"mine_tiles_{name}.png" for name in ("maps", "six", "windows")]
+
+
+@pytest.mark.parametrize("script, flags", [
+    (tiles, ["--tokens", 20]), (perplexity, ["--length", 40, "--documents", 1]),
+    (passkey, ["--lengths", 420, "--trials", 1, "--depths", 0.5])])
+def test_a_table_can_be_named_and_nothing_is_written_beside_the_checkpoint(
+        call, checkpoints, monkeypatch, tmp_path, script, flags):
+    monkeypatch.setattr(script, "pyplot", lambda: None, raising=False)
+    path = checkpoints["multiscreen"]
+    call(script, "--ckpt", path, "--device", "cpu", *flags, "--table", "mine/t.tsv")
+    assert len(read_table(tmp_path / "mine/t.tsv")) > 0
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(call, checkpoints):
@@ -271,14 +271,17 @@ def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypat
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
-    """The mean of `alive`, weighted by the pairs in each window, is train.py's number."""
+    """The mean of `alive`, weighted by the pairs in each window, is train.py's number.
+
+    Initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, with s_w from 0 to ln 256.
+    """
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
     path, text = checkpoints["multiscreen"], "screening is enough" * 9
     call(tiles, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
-    rows = read_table(path.with_name("relevance_maps.tsv"))
+    rows = read_table(path.with_name("tiles.tsv"))
     assert [row["layer"] + row["tile"] for row in rows] == ["11", "12", "13", "21", "22", "23"]
     assert [row["w"] for row in rows] == ["2", "17", "257"] * 2
-    assert {row["r"] for row in rows} == {"0.5"}
+    assert {row["r"] for row in rows} == {"0.5"}       # initial values
     pairs = {"2": 20 + 19, "17": sum(range(4, 21)), "257": 210}
     alive = sum(float(row["alive"]) * pairs[row["w"]] for row in rows)
     model, tokenizer, _ = load_checkpoint(path)
