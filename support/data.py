@@ -50,11 +50,12 @@ def absolute(names):
 
 # ------------------------------------------------------------------------------------- files
 
-def files_of(names):
+def files_of(names, out=None):
     """Yield (path, use) of each file that --data names: "train", "val", or why it is skipped.
 
     stdlib names the files of Python's own standard library, a stream none. What is named twice, or
     also by links, is used once. Text is read to check it, file by file: a caller may stop early.
+    out: the folder of the run that asks. Whatever lies in a run's folder is no data.
     """
     if is_stream(names):
         return
@@ -63,7 +64,9 @@ def files_of(names):
         return
     taken = set()
     for root in map(Path, names):
-        found = visible_files(root) if root.is_dir() else [root]
+        if out and root.resolve() == Path(out).resolve():
+            raise UsageError(f"--out {out}: a run's folder is no data: name another one")
+        found = visible_files(root, out) if root.is_dir() else [root]
         has_bins = any(map(is_bin, found))
         for path in found:
             real = os.path.realpath(path)
@@ -75,22 +78,22 @@ def files_of(names):
             taken.add(real)
 
 
-def visible_files(folder):
+def visible_files(folder, out=None):
     """The files below a folder, in order, without hidden ones. Of a run it lists only the folder.
 
-    Links to folders are followed, into each real folder once.
+    Links to folders are followed, into each real folder once. out: the folder of a new run.
     """
-    found, seen = [], set()
+    found, seen, own = [], set(), out and os.path.realpath(out)
     for here, folders, files in os.walk(folder, followlinks=True):
         here, real = Path(here), os.path.realpath(here)
         if real in seen:
             folders.clear()
-        elif is_run(here):
+        elif real == own or is_run(here):
             folders.clear()
             found.append(here)
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            # A run that has just begun holds only its lock.
+            # Another run that has just begun holds only its lock.
             found += [here / name for name in files if not name.startswith(".") and name != "lock"]
         seen.add(real)
     return sorted(found)
@@ -238,7 +241,7 @@ class Sequences(Data):
 def get_data(args, tokenizer, files):
     """(training data, validation data) of train.py's flags, after a line about what was found.
 
-    files: the pairs (path, use) of `files_of(args.data)`. If no name says what to hold out, it is
+    files: the pairs (path, use) of `files_of`. If no name says what to hold out, it is
     every twentieth of 20 or more texts, or the last twentieth of all text and of each token file.
     """
     T, name = args.seq_len, at_most_3(args.data)
@@ -248,8 +251,6 @@ def get_data(args, tokenizer, files):
     if not train:
         raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
                          "val.bin, *_val_*.bin and files in a folder val")
-    if Path(args.out).resolve() in [Path(x).resolve() for x in args.data]:
-        raise UsageError(f"--out {args.out}: a run's folder is no data: name another one")
 
     used = train + val
     if val:

@@ -166,7 +166,7 @@ class Run:
                 self.finished = True
             else:
                 self.initial = self.ckpt or self.initial
-                self.files = list(files_of(args.data))
+                self.files = list(files_of(args.data, args.out))
                 self.fingerprints = fingerprint(self.files)
                 changed = self.ckpt and changed_files(self.ckpt["files"], self.fingerprints)
                 if changed:

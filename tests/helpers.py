@@ -156,7 +156,7 @@ def cells_of(capsys):
 
 def data_of(*paths, T):
     """(training data, validation data) of `--data PATHS --seq-len T`."""
-    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T, out="out")
+    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T)
     return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
 
 

@@ -105,7 +105,8 @@ def test_a_folder_without_text_is_explained(tmp_path):
 
 def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsys):
     """`cd texts; python train.py --data .` trains on the texts, and can be resumed."""
-    write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000})
+    write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000, "out/page.html": "the page",
+                     "other/lock": "process 1 on here"})                # a run that begins
     monkeypatch.chdir(tmp_path)
     for flags in ("--out out --steps 1", "--out out --steps 2 --resume", "--out b/other --steps 1",
                   "--out out --steps 1 --force"):
@@ -154,7 +155,7 @@ def test_held_out_tokens_are_not_trained_on(tmp_path):
         "wide", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
         special_tokens={"<|endoftext|>": 6000})
     data = [str(tmp_path / "a.bin"), str(tmp_path / "b.txt")]
-    args = SimpleNamespace(data=data, seq_len=16, out="out")
+    args = SimpleNamespace(data=data, seq_len=16)
     training, held_out = get_data(args, tokenizer, list(files_of(data)))
     sizes = [(len(a), len(b)) for a, b in zip(arrays_of(training), arrays_of(held_out))]
     assert sizes == [(9001 - 450, 450), (4750, 250)]
