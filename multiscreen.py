@@ -4,7 +4,7 @@ Softmax attention divides a fixed budget of weight among all keys: keys compete,
 rejected. Screening compares unit queries with unit keys. It keeps a key only if the similarity
 passes a threshold (Trim) and the distance lies in a learned window (Softmask), and sums the values
 of the keys that remain. Each relevance is in [0, 1], exactly 0 for a rejected key, and independent
-of every other key. Many small gated screening tiles make a layer.
+of every other key; rounding may bring one to 1.001. Many small gated screening tiles make a layer.
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen
@@ -65,11 +65,11 @@ def window(s_w):
 
 
 def acceptance(s_r):
-    """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-6.
+    """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    float32 resolves about that much near s = 1.
+    In float32 a similarity is off by up to 5e-7, and a relevance by 2/r times as much: at most 1e-3.
     """
-    return torch.sigmoid(s_r).clamp_min(1e-6)
+    return torch.sigmoid(s_r).clamp_min(1e-3)
 
 
 def unit(x, eps=1e-6):

@@ -93,6 +93,7 @@ def test_window_and_acceptance_by_hand():
     w[:4].sum().backward()
     torch.testing.assert_close(s_w.grad, torch.tensor([1.0, 256.0, 0.0, 0.0, 0.0]))
     assert ms.acceptance(torch.tensor(0.0)) == 0.5
+    assert ms.acceptance(torch.tensor(-INF)) == torch.tensor(1e-3)
     torch.testing.assert_close(ms.acceptance(torch.tensor(math.log(3.0))).item(), 0.75)
 
 
@@ -240,6 +241,20 @@ def test_relevance_of_a_pair_does_not_depend_on_other_keys(seed, w, r, dtype):
         assert (after[..., 11, 7] > before[..., 11, 7]).all()
     assert before.min() >= 0
     assert before.max() <= 1 + 1e-5
+
+
+@guards("Eqs. (4) to (11), relevance")
+@given(seed=seeds, s_r=st.floats(-30, 30), w=widths, i0=st.integers(0, 2**17))
+@example(seed=0, s_r=-30.0, w=20.0, i0=2**17)
+def test_every_relevance_is_in_0_1_and_that_of_an_exact_match_is_1(seed, s_r, w, i0):
+    """To 1e-3, whatever s_r: in float32 a unit vector's similarity to itself is off by 5e-7."""
+    x = torch.randn(1, 1, 40, 16, generator=random(seed))
+    w, r = torch.tensor([w]), ms.acceptance(torch.tensor([s_r]))
+    q = ms.mipe(ms.unit(x), ms.mipe_angle(torch.arange(i0, i0 + 40), w, 256.0))
+    alpha_d = ms.relevance(q, q, w, r)
+    assert (alpha_d >= 0).all()
+    assert (alpha_d < 1 + 1e-3).all()
+    assert (alpha_d.diagonal(dim1=-2, dim2=-1) > 1 - 1e-3).all()
 
 
 @guards("Eqs. (8) to (12), screening")

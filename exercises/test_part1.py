@@ -53,22 +53,22 @@ def test_acceptance():
     expect(mine.acceptance(s_r), [0.5, 0.75, 0.25, 1], "acceptance([0, log 3, -log 3, inf])",
            [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
              "here r is the sigmoid of s_r"),
-            (torch.sigmoid(-s_r).clamp_min(1e-6),
+            (torch.sigmoid(-s_r).clamp_min(1e-3),
              "the sign of s_r is the other way: a larger s_r accepts more"),
-            (torch.full((4,), 1e-6), "1e-6 is a lower limit: clamp(min=1e-6), not max"),
-            (torch.tanh(s_r).clamp_min(1e-6), "r is the sigmoid of s_r, not its tanh"),
+            (torch.sigmoid(s_r) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
+            (torch.full((4,), 1e-3), "1e-3 is a lower limit: clamp(min=1e-3), not max"),
+            (torch.tanh(s_r).clamp_min(1e-3), "r is the sigmoid of s_r, not its tanh"),
             (torch.sigmoid(2 * s_r), "sigmoid(s) is (tanh(s/2) + 1)/2"),
             (1 + (-s_r).exp(), "brackets: 1/(1 + e^-s_r)"),
-            (torch.sigmoid(s_r.clamp(min=1e-6)), "1e-6 is the lower limit of r, not of s_r"),
+            (torch.sigmoid(s_r.clamp(min=1e-3)), "1e-3 is the lower limit of r, not of s_r"),
             (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
-    expect(mine.acceptance(torch.tensor([-9.0, -12.0])) * 1e4, [1.23395, 0.0614417],
-           "10^4 acceptance([-9, -12])",
-           [([1.24395, 0.0714417], "1e-6 is a lower limit: clip r there, add nothing"),
-            ([1.23395, 0.1], "clipped at 1e-5: the limit is 1e-6"),
-            ([100.0, 100.0], "clipped at 1e-2: the limit is 1e-6")], tolerance=1e-4)
+    expect(mine.acceptance(torch.tensor([-6.0, -9.0])) * 1e3, [2.47262, 1],
+           "10^3 acceptance([-6, -9])",
+           [([2.47262, 0.123395], "r is not clipped, or too low: the limit is 1e-3"),
+            ([10.0, 10.0], "clipped at 1e-2: the limit is 1e-3")], tolerance=1e-4)
     expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
     smallest = mine.acceptance(torch.tensor([-100.0]))
-    check(smallest >= 0.99e-6, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-6 from "
+    check(smallest >= 0.99e-3, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-3 from "
           "below, or Trim divides by 0")
 
 

@@ -69,17 +69,17 @@ def window_by_a_mask(s_w):
 
 
 mistakes("acceptance", {
-    "clip r there, add nothing": lambda s_r: torch.sigmoid(s_r) + 1e-6,
+    "clip r there, add nothing": lambda s_r: torch.sigmoid(s_r) + 1e-3,
     "older version of the paper": lambda s_r: s_r.exp() + 1,
-    "clip r at 1e-6": lambda s_r: torch.sigmoid(s_r),
-    "10^4 acceptance([-9, -12])": lambda s_r: torch.sigmoid(s_r).clamp_min(1e-2),
+    "is not clipped": lambda s_r: torch.sigmoid(s_r),
+    "10^3 acceptance([-6, -9])": lambda s_r: torch.sigmoid(s_r).clamp_min(2e-3),
     "no gradient comes back": lambda s_r: ms.acceptance(s_r.detach()),
 })
 
 
 @correct("acceptance")
 def acceptance_as_a_fraction(s_r):
-    return (1 / (1 + torch.exp(-s_r))).clamp(1e-6, 1)
+    return (1 / (1 + torch.exp(-s_r))).clamp(1e-3, 1)
 
 
 # ------------------------------------------------------------------------------ unit vectors

@@ -178,20 +178,13 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
                         r"definition", line)
 
 
-def test_what_rounds_too_coarsely_to_find_exact_matches_does_not_screen(monkeypatch):
-    """Each s is 1.1e-6 too small, as from products with few bits, and within every limit.
-
-    But a tile with the smallest r, 1e-6, would no longer see any key.
-    """
+def test_what_rounds_too_coarsely_for_the_smallest_r_does_not_screen(monkeypatch):
+    """Each s is 1e-5 too small, as from products with few bits: 2 % of a relevance, r = 1e-3."""
     def coarse(q, *others, right=screen_windowed):
-        return right(q * (1 - 1.1e-6), *others)
+        return right(q * (1 - 1e-5), *others)
 
     monkeypatch.setattr(choose, "screen_windowed", coarse)
-    screen, line, expected = get_screen(of_sizes())
-    assert screen is ms.screen
-    assert not expected
-    assert line == ("screen_windowed rejects keys that match exactly, with r = 1e-06: using "
-                    "multiscreen.screen, the definition")
+    assert get_screen(of_sizes())[0] is ms.screen
 
 
 def fails(*inputs):
@@ -297,7 +290,7 @@ def as_on_a_gpu(monkeypatch):
         return SimpleNamespace(config=of_sizes(**sizes).config, dtype=dtype, W_E=weight)
 
     wide = CASES[0][3]
-    cases = [(30, 30, NEARBY, wide), (17, 30, NEARBY, (1e-6,))]
+    cases = [(30, 30, NEARBY, wide), (17, 30, NEARBY, (1e-3,))]
     monkeypatch.setattr(choose, "CASES", cases)
     monkeypatch.setattr(choose, "revealing_inputs", on_this_device)
     monkeypatch.setattr(choose, "memory", lambda device: 64 * 2**30)
@@ -352,7 +345,7 @@ if fused.triton is not None:
 @needs_kernel
 @pytest.mark.parametrize("T, S, widths, dtype", [
     (20, 40, CASES[0][3], torch.float32), (20, 40, CASES[0][3], BF16),
-    (64, 64, (1e-6,), torch.float32)])
+    (64, 64, (1e-3,), torch.float32), (64, 64, (1e-3,), BF16)])
 def test_the_kernel_is_five_times_below_the_limit(monkeypatch, T, S, widths, dtype):
     """With every window and acceptance width, and float32 products as on a GPU.
 
@@ -367,7 +360,6 @@ def test_the_kernel_is_five_times_below_the_limit(monkeypatch, T, S, widths, dty
     error = difference(found, wanted)
     print(f"{error:.2g} of {limit:g}")
     assert error < 0.2 * limit * max(0.03 / min(widths), 1)
-    assert not choose.rejects_matches(found[0], wanted[0])
 
 
 @needs_kernel
@@ -402,8 +394,8 @@ def test_the_interpreter_compares_few_pairs_and_says_that_it_does(monkeypatch, c
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(fused, "screen", record)
     get_screen(of_sizes(), "triton")
-    assert len(pairs) == 4 and max(pairs) < 2**15
-    assert capsys.readouterr().out.startswith("comparing the kernel in Triton's interpreter, in 4")
+    assert len(pairs) == 3 and max(pairs) < 2**15
+    assert capsys.readouterr().out.startswith("comparing the kernel in Triton's interpreter, in 3")
 
 
 @pytest.mark.parametrize("reason, triton, hip, capability", [

@@ -33,8 +33,8 @@ FILE = "multiscreen.py"
 CLASSES = [f"{FILE}:{name}" for name in ("Config", "GatedScreeningTiles", "Multiscreen")]
 # A hash of a model's outputs on random inputs would miss the first eight.
 EDITS = [
-    ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
-    ("return torch.sigmoid(s_r).clamp_min(1e-6)", "return torch.sigmoid(s_r).clamp(1e-6, 0.7)"),
+    ("return torch.sigmoid(s_r).clamp_min(1e-3)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
+    ("return torch.sigmoid(s_r).clamp_min(1e-3)", "return torch.sigmoid(s_r).clamp(1e-3, 0.7)"),
     ("def unit(x, eps=1e-6):", "def unit(x, eps=0.3):"),
     ("def unit(x, eps=1e-6):", "def unit(x, eps=0.1):"),
     ("s_w.clamp(max=80.0)", "s_w.clamp(max=7.0)"),
