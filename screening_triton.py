@@ -27,15 +27,19 @@
 
 4. Precision. With float32 values all products are float32, each made of three tf32 products. With
    16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
-   and r may be 1e-6. So float32 q and k are split into parts of v's dtype:
+   and r may be 1e-3. So float32 q and k are split into parts:
 
+       float16, 22 bits:   q = q0 + q1         s = q0 k0 + (q0 k1 + q1 k0)
        bfloat16, 24 bits:  q = q0 + q1 + q2    s = q0 k0 + (q0 k1 + q1 k0)
                                                          + (q0 k2 + q1 k1 + q2 k0)
-       float16, 22 bits:   q = q0 + q1         s = q0 k0 + (q0 k1 + q1 k0)
 
-   MiPE's part of dL/dw is a small difference of large sums. They cancel only if both backward
-   kernels use the same dz: both round it to the same 16 bits, and multiply it by all parts of q
-   and k.
+   Forward takes parts of float16: unit vectors fit its range. Backward takes parts of v's dtype,
+   as dz needs the range of bfloat16.
+
+   MiPE's part of dL/dw is a small difference of large sums. They cancel if both backward kernels
+   use the same dz: both round it to the same 16 bits, and multiply it by all parts of q and k. They
+   add s and c up in different orders, so in one of some ten thousand pairs the two dz differ by one
+   rounding. With the products of an Ampere dL/ds_w was off by up to 1e-2 (w = 3, T = 2,048).
 
 5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
    give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
@@ -469,6 +473,8 @@ def choose_parts(kernel, qk_dtype, v_dtype):
         return v_dtype, 1
     if kernel == "decode":
         return torch.float32, 1
+    if kernel == "forward":
+        return torch.float16, 2
     number = 3 if (qk_dtype, v_dtype) == (torch.float32, torch.bfloat16) else 2
     return v_dtype, number
 
