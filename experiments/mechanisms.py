@@ -1,194 +1,278 @@
-"""Twelve ways to attend, compared: the weights that each gives the same keys.
+"""Twelve ways to attend, compared: by the weights they give, and by what their runs have measured.
 
     python -m experiments.mechanisms
 
-trains nothing. It gives one layer of each mechanism of baselines/attention.py the same scores
-s = q . k / sqrt(K): one key, 24 tokens back, matches the query with s = 6, all others are random,
-of mean 0 and deviation 1.5. It prints and draws the weight of each key, once among the last 64
-keys and once among all 1,024. The match has the same distance in both, so that only the number of
-other keys changes. RoPE is off, so that scores are the same for all; weights that are trained,
-such as slopes, gates, r and windows, have their initial values. The head is the last one, which
-sees farthest. Weights are before screening's TanhNorm.
+trains nothing. It prints and draws the weights that each mechanism of baselines/attention.py gives
+the same scores, once among 64 keys and once among 1,024: see weights.py. --names draws those of
+your choice, also the one that you have added to BLOCKS of baselines/__init__.py.
 
-    python -m experiments.mechanisms --names softmax screening softpick
+    python -m experiments.mechanisms 'out/mechanisms/*' --out out/mechanisms.png
 
-draws those of your choice, also the one that you have added to BLOCKS of baselines/__init__.py.
+compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
+perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. A row of the
+table is a model: means over its seeds; one more has what --swe or the best --rope-scale gives. The
+numbers go to out/mechanisms.tsv, a row a run and a measurement. Name such a table in place of
+folders to draw it again. Rows that it has of other runs are kept, and drawn, too.
 """
 import math
+import statistics
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-
-from baselines import BLOCKS
-from baselines.attention import Forgetting, Screening
-from baselines.transformer import TransformerConfig
+from baselines import tries
 from experiments.common import figure_path, pyplot, save_figure
-from experiments.style import COLORS, WIDTH, legend_below
-from multiscreen import screen
+from experiments.style import COLORS, WIDTH, legend_below, paper_name, plain_axis
+from experiments.weights import TITLES, show_weights
 from support.cli import Parser, UsageError, cli
-from support.table import print_table
+from support.data import STREAMS
+from support.table import named_paths, print_table, read_flags, read_rows, write_rows
 
-# The rows of the table in baselines/attention.py, and what a figure calls them. BLOCKS calls
-# softmax "".
-TITLES = {
-    "softmax": "softmax (RoPE)",
-    "nope": "softmax, no positions",
-    "local": "local: the nearest 64 keys",
-    "alibi": "ALiBi: s - m · distance",
-    "ssmax-rope": "Scalable-Softmax: s log n",
-    "off-by-one": "off by one: exp s / (1 + Σ)",
-    "sigmoid": "sigmoid(s - log n)",
-    "entmax": "1.5-entmax",
-    "stick-breaking": "stick-breaking",
-    "forgetting": f"forgetting: f = {torch.tensor(Forgetting.b_0).sigmoid():.2g}",
-    "selective": "selective",
-    "screening": f"screening: r = {Screening.r_0}",
-}
+# ------------------------------------------------------------------------- what runs have measured
+
+COLUMNS = ("model", "task", "seed", "lr", "step", "what", "value")
+DIGITS = {"loss": 4, "perplexity": 2, "needles": 1}
+SETTINGS = {"": "as trained", "SWE": "with SWE", "RoPE": "with the best RoPE scaling"}
 
 
-# ------------------------------------------------------------------ the weights, without training
+def read_run(folder, label=""):
+    """The rows of a run of train.py and of what was measured with it, dicts of text by COLUMNS."""
+    folder = Path(folder)
+    flags = read_flags(folder)
+    if not flags or not (folder / "log.tsv").exists():
+        raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
+    log = read_rows(folder / "log.tsv")
+    loss, needle, ms = ([float(row[name]) for row in log if row[name]] or [math.nan]
+                        for name in ("val_loss", "needle", "ms"))
+    values = {"parameters": int(flags["parameters"]), "ms": statistics.median(ms),
+              "loss": math.nan if (folder / "diverged.txt").exists() else loss[-1],
+              "needle digits": needle[-1],
+              **measured(folder / "perplexity.tsv", perplexities),
+              **measured(folder / "abcdigits.tsv", needles)}
+    model = f"{flags['model'].partition(':')[0]}={label}" if label else flags["model"]
+    task = flags["data"] if flags["data"] in STREAMS else "text"
+    run = model, task, flags["seed"], flags["lr"], log[-1]["step"]
+    return [dict(zip(COLUMNS, (*run, what, f"{x:.6g}"))) for what, x in values.items()
+            if what == "loss" or not math.isnan(x)]
 
-N_KEYS = 64, 1024
-MATCH = 24                                             # its distance from the query
-SCORE = 6.0                                            # the match's; 1.5, of others the deviation
-LOWEST = 1e-4                                          # weights below it are drawn in a lane
-CONFIG = TransformerConfig(N_L=1, N_H=4, d_E=64, vocab_size=1)
 
+def measured(path, summary):
+    """{what: value} of the last rows of a table beside a checkpoint, for each setting it has.
 
-def draw_tokens(n, matching=True, seed=7):
-    """(the query's token (1, 1, E), n tokens whose keys it meets (1, n, E)), the nearest last.
-
-    The last tokens are the same for every n. A head's part of a token has q . q / sqrt(K) = SCORE.
-    In the first head, which says for `selective` what old tokens called for, each token is of one
-    of 15 kinds and calls for those of its kind; the match is of a kind of its own.
+    "needles 256" is as trained, "needles 256 SWE" with SWE, "needles 256 RoPE" with the best of
+    all factors.
     """
-    K, g = CONFIG.d_K, torch.Generator().manual_seed(seed)
-    x = torch.randn(max(N_KEYS) + 1, CONFIG.N_H, K, generator=g, dtype=torch.float64)
-    kinds = torch.randint(K - 1, (len(x),), generator=g)
-    other, x, kinds = x[0], x[1:].flip(0), kinds[1:].flip(0)
-    kinds[-1 - MATCH] = K - 1
-    x[:, 0] = F.one_hot(kinds, K)
-    length = math.sqrt(SCORE * math.sqrt(K))
-    x, other = (length * F.normalize(y, dim=-1) for y in (x, other))
-    query = x[-1 - MATCH].clone()
-    if not matching:
-        x[-1 - MATCH, 1:] = other[1:]
-    return query.view(1, 1, -1), x[-n:].reshape(1, n, -1)
+    rows = read_rows(path) if path.exists() else []
+    rows = [row for row in rows if row["hash"] == rows[-1]["hash"]]
+    plain = [row for row in rows if not row["swe"]]
+    found = {"": [row for row in plain if row["factor"] in ("", "1")],
+             "SWE": [row for row in rows if row["swe"]],
+             "RoPE": plain if any(row["factor"] for row in plain) else []}
+    return {f"{what} {setting}".strip(): x for setting, rows in found.items() if rows
+            for what, x in summary(rows).items()}
 
 
-@torch.no_grad()
-def get_weights(name, n, matching=True):
-    """The weight that a mechanism of BLOCKS gives each of n keys, the nearest first. (n,)
+def perplexities(rows):
+    """{"perplexity 64": x, "perplexity 2048": y}: the longest length measured, if it is above 64.
 
-    It is found by passing the identity matrix as values.
+    Means over the documents, with the RoPE factor that is best at the end.
     """
-    layer = BLOCKS["" if name == "softmax" else name](CONFIG).double()
-    layer.rope_scale = None                            # the scores are the same for all
-    for W in layer.parameters():
-        if W.ndim > 1:
-            W.zero_()
-    for W in (layer.W_Q, layer.W_K):
-        W.copy_(torch.eye(CONFIG.d_E))
-
-    query, x = draw_tokens(n, matching)
-    i, screened = torch.arange(n), []
-    q, k = layer.project(query, i[-1:])[0], layer.project(x, i)[1]
-    e = torch.eye(n, dtype=q.dtype).expand(1, CONFIG.N_H, n, n)
-
-    def record(*inputs):
-        screened.append(screen(*inputs))
-        return screened[0]
-
-    h = layer.mix(q, k, e, n - 1, record)
-    return (screened or [h])[0][0, -1, 0].flip(0)
+    length, factors = max(int(row["length"]) for row in rows), {}
+    for row in rows:
+        if int(row["length"]) == length:
+            factors.setdefault(row["factor"], []).append([float(x) for x in row["nats"].split()])
+    means = [[statistics.mean(x) for x in zip(*documents)] for documents in factors.values()]
+    best = min(means, key=lambda nats: nats[-1])
+    if length <= 64:
+        return {}
+    # The positions are 32, 45, 64, 91, .., length.
+    return {"perplexity 64": math.exp(best[2]), f"perplexity {length}": math.exp(best[-1])}
 
 
-def is_zero(p):
-    """Which weights are exactly 0, not merely too small for float64, as a nearer one almost is."""
-    smallest = p.where(p > 0, 1.0).cummin(0).values
-    return (p == 0) & (smallest > 1e-200)
+def needles(rows):
+    """{"needles 256": share of answers found}, means over the depths.
+
+    In each cell the best RoPE factor counts, and of several measurements the one of most prompts.
+    """
+    most, cells = max(int(row["trials"]) for row in rows), {}
+    for row in rows:
+        if int(row["trials"]) == most:
+            depths = cells.setdefault(int(row["length"]), {})
+            depths[row["depth"]] = max(depths.get(row["depth"], 0.0), float(row["accuracy"]))
+    return {f"needles {n}": statistics.mean(depths.values()) for n, depths in sorted(cells.items())}
 
 
-def summarize(name):
-    """(the match's weight among each of N_KEYS, zeros of the last, totals without a match)"""
-    weights = [get_weights(name, n) for n in N_KEYS]
-    totals = [get_weights(name, n, matching=False).sum().item() for n in N_KEYS]
-    return [p[MATCH].item() for p in weights], is_zero(weights[-1]).sum().item(), totals
+def gather(words, path):
+    """The rows of the runs and tables that `words` name, after those of other runs at `path`."""
+    found = {}
+    for label, name in named_paths(words):
+        for row in read_rows(name) if name.endswith(".tsv") else read_run(name, label):
+            place, rows = found.setdefault(run_of(row), (name, []))
+            if place != name:
+                raise UsageError(f"{place} and {name} are both {', '.join(run_of(row))}: label "
+                                 f"one, as in mine={name}")
+            rows.append(row)
+    others = read_rows(path) if path.exists() else []
+    others = [row for row in others if run_of(row) not in found]
+    return others + [row for _, rows in found.values() for row in rows]
 
 
-def words_of(match, zeros, totals):
-    """What a panel's numbers say, in three lines."""
-    few, many = match
-    if many < LOWEST:
-        found = f"match: under {LOWEST:.4f}, lost"
-    else:
-        found = f"match: {few:.2f} → {many:.2f}, {'kept' if many > 0.9 * few else 'diluted'}"
-    if all(abs(total - 1) < 1e-6 for total in totals):
-        total = "no match: total 1, must attend"
-    else:
-        total = "no match: total {:.2f} → {:.2f}".format(*totals)
-    return f"{found}\n{total}\nexactly 0: {zeros:,} of {N_KEYS[-1]:,} keys"
+def run_of(row):
+    """What names a run: model, task and seed."""
+    return tuple(row[name] for name in COLUMNS[:3])
 
 
-def draw_weights(plt, names, path):
-    """A panel for each mechanism: the weight of each key by its distance, for both N_KEYS."""
-    tiny, zero = LOWEST / 3, LOWEST / 15               # two lanes below the axis
-    looks = ({"edgecolor": COLORS[0], "color": "none", "s": 14, "marker": "o", "lw": 0.8},
-             {"color": COLORS[4], "s": 6, "marker": "o", "lw": 0})
-    columns = min(3, len(names))
-    lines = math.ceil(len(names) / columns)
-    fig, axes = plt.subplots(lines, columns, figsize=(WIDTH, 2.4 * lines + 1), sharex=True,
-                             sharey=True, squeeze=False, layout="constrained")
-    for ax, name in zip(axes.flat, names):
-        ax.axhspan(zero / 2, LOWEST / 1.8, color="0.93", lw=0)
-        for n, look, z in zip(N_KEYS, looks, (2, 1)):
-            p, d = get_weights(name, n), torch.arange(n)
-            y = p.clamp(min=LOWEST).masked_fill(p < LOWEST, tiny).masked_fill(is_zero(p), zero)
-            ax.scatter(d, y, **look, zorder=z, label=f"each of {n:,} keys")
-            ax.scatter(d[MATCH], y[MATCH], **look | {"marker": "*", "s": 170}, zorder=z + 2,
-                       label=f"the key that matches, among {n:,}")
-        ax.set_title(TITLES.get(name, name), loc="left", pad=42, fontweight="bold")
-        ax.text(0, 1.04, words_of(*summarize(name)), transform=ax.transAxes, fontsize=9,
-                va="bottom")
-        ax.set(yscale="log", ylim=(zero / 2, 3), xlim=(-0.3, 1.3 * N_KEYS[-1]))
-        ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-        ax.set_xticks([0, 1, 10, 100, 1000], ["0", "1", "10", "100", "1,000"])
-        ax.set_yticks([zero, tiny, 1e-4, 1e-3, 1e-2, 0.1, 1],
-                      ["0", "< 0.0001", "0.0001", "0.001", "0.01", "0.1", "1"])
-        ax.minorticks_off()
-    for ax in axes.flat[len(names):]:
-        ax.axis("off")
-    for ax in axes[-1]:
-        ax.set_xlabel("distance from the query")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("weight of a key")
-    fig.suptitle("One key matches the query with score s = 6; all others are random, 0 ± 1.5.\n"
-                 "match: its weight among 64 keys → among 1,024. no match: the sum of all weights "
-                 "if none matches.\nGates, slopes, windows and r are untrained.", fontsize=10)
-    legend_below(fig, axes[0, 0], 2)
+# ----------------------------------------------------------------------- the table and the figure
+
+def mechanism_of(model):
+    """The model of which this is the other try, alibi of alibi-flat, or itself."""
+    begin, _, kind = model.rpartition(":")
+    return f"{begin}:{kind.rpartition('-')[0]}" if kind in tries.BLOCKS else model
+
+
+def merge_tries(rows):
+    """The rows, of a mechanism's name where one of its tries won on text, and another on the task.
+
+    Prints what was merged. Tries that trained on one task with one seed stay apart.
+    """
+    models = {}
+    for row in rows:
+        runs = models.setdefault(mechanism_of(row["model"]), {})
+        runs.setdefault(run_of(row)[1:], set()).add(row["model"])
+    merged = [model for model, runs in models.items() if max(map(len, runs.values())) == 1]
+    for model in merged:
+        found = sorted({(task, *names) for (task, _), names in models[model].items()})
+        if any(name != model for _, name in found):
+            words = (f"{name.rpartition(':')[2]} on {task}" for task, name in found)
+            print(f"{paper_name(model)}: {', '.join(words)}")
+    return [row | {"model": mechanism_of(row["model"])}
+            if mechanism_of(row["model"]) in merged else row for row in rows]
+
+
+def get_lines(rows):
+    """{(what a table calls a model, setting): {column: {seed: value}}}, in the order of TITLES.
+
+    Columns: "loss", "parameters" and "ms", a step's, of texts; "perplexity 2048", divided by that
+    at 64 as trained; "needles 256" and so on, and "needle digits" in validation, in percent.
+    """
+    values = {}
+    for row in rows:
+        of_task = row["what"].startswith("needle")
+        if of_task == (row["task"] != "text") or row["what"] == "parameters":
+            x = float(row["value"]) * (100 if of_task else 1)
+            of_model = values.setdefault(row["model"], {})
+            of_model.setdefault(row["what"], {})[row["seed"]] = x
+    names = {model: paper_name(model).removeprefix("Transformer, ") for model in values}
+    names = {model: "softmax" if name == "Transformer" else name for model, name in names.items()}
+
+    def place(model):
+        known = [*TITLES, names[model]]
+        return model.startswith("multiscreen"), known.index(names[model])
+
+    lines = {}
+    for model in sorted(values, key=place):
+        several = [*names.values()].count(names[model]) > 1        # of several sizes
+        first = values[model].get("perplexity 64", {})
+        for what, seeds in values[model].items():
+            kind, n, setting = [*what.split(), "", ""][:3]
+            if kind == "perplexity":
+                seeds = {seed: x / first[seed] for seed, x in seeds.items() if seed in first}
+            if seeds:
+                line = lines.setdefault((model if several else names[model], setting), {})
+                line[f"{kind} {n}".strip()] = seeds
+    return lines
+
+
+def columns_of(lines):
+    """{column: what a panel calls it} of what was measured: loss, perplexity, needles by length."""
+    found = {column for line in lines.values() for column in line}
+    known = {"loss": "loss on text\n(less is better)"}
+    for kind, title in (("perplexity", "perplexity at\n{:,} / at 64"),
+                        ("needles", "answers found\nat {:,} (%)")):
+        lengths = sorted(int(x.split()[1]) for x in found if x.startswith(kind))
+        known |= {f"{kind} {n}": title.format(n) for n in lengths if n != 64}
+    return {column: title for column, title in known.items() if column in found}
+
+
+def print_results(lines, columns):
+    """A row for each model and setting: means over the seeds."""
+    rows = []
+    for (name, setting), line in lines.items():
+        means = {column: statistics.mean(seeds.values()) for column, seeds in line.items()}
+        digits = line.get("needle digits", {}).values()
+        learned = f"{sum(x > 50 for x in digits)} of {len(digits)}" if digits else None
+        rows.append([name, SETTINGS[setting], len(line.get("loss", ())) or None,
+                     *(f"{means[x]:.{DIGITS[x.split()[0]]}f}" if x in means else None
+                       for x in columns), learned,
+                     *(round(means[x]) if x in means else None for x in ("parameters", "ms"))])
+    print_table(["model", "", "seeds", *columns, "learned", "parameters", "ms"], rows,
+                "Means over the seeds. seeds, loss, ms of a step: of runs on text; perplexity N: "
+                "at N tokens over that at 64;\nneedles N: answers found at N tokens (%); learned: "
+                "runs that guess most digits of needles in validation")
+
+
+def draw_results(plt, lines, columns, path):
+    """A panel for each column: a row for each model, its mean, and small marks for its seeds."""
+    names = [*dict.fromkeys(name for name, _ in lines)]
+    looks = dict(zip(SETTINGS, ({"color": COLORS[0], "marker": "o"},
+                                {"color": COLORS[1], "marker": "^", "mfc": "white"},
+                                {"color": COLORS[2], "marker": "s", "mfc": "white"})))
+    fig, axes = plt.subplots(1, len(columns), figsize=(WIDTH, 0.3 * len(names) + 1.6), sharey=True,
+                             squeeze=False, layout="constrained")
+    for ax, (column, title) in zip(axes[0], columns.items()):
+        for (name, setting), line in lines.items():
+            x = [*line.get(column, {}).values()]
+            y, look = names.index(name), looks[setting]
+            if x:
+                ax.plot(x, [y] * len(x), ls="", ms=3, alpha=0.5, clip_on=False, **look)
+                ax.plot(statistics.mean(x), y, ls="", ms=7, clip_on=False, **look)
+            digits = line.get("needle digits", {}).values()
+            if column.startswith("needles") and digits and max(digits) <= 50:
+                ax.text(95, y, "no lookup", ha="right", va="center", fontsize=8, color="0.3")
+        ax.set_title(title)
+        ax.set_ylim(len(names) - 0.5, -0.5)            # the first one on top
+        ax.grid(axis="y", color="0.9")
+        if column.startswith("needles"):
+            ax.set_xlim(0, 100)
+        elif column.startswith("perplexity"):
+            ax.set(xscale="log", xlim=(min(1, ax.get_xlim()[0]), None))
+            plain_axis(plt, ax.xaxis)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    for setting, look in looks.items():
+        if any(of_line == setting for _, of_line in lines):
+            label = SETTINGS[setting] + " (small: one seed)" * (not setting)
+            axes[0, 0].plot([], [], ls="", ms=7, label=label, **look)
+    legend_below(fig, axes[0, 0], 3)
     save_figure(fig, path)
+
+
+def compare(words, out):
+    """Print and draw what runs have measured, and keep it as a TSV."""
+    rows = gather(words, out.with_suffix(".tsv"))
+    lines = get_lines(merge_tries(rows))
+    columns = columns_of(lines)
+    write_rows(out.with_suffix(".tsv"), rows)
+    print_results(lines, columns)
+    if plt := pyplot():
+        draw_results(plt, lines, columns, out)
 
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--names", nargs="+", default=[*TITLES], help="mechanisms: softmax, or a name "
-                   "in BLOCKS of baselines/__init__.py [the twelve of baselines/attention.py]")
-    p.add_argument("--out", type=figure_path, default=Path("out/mechanism_weights.png"),
-                   help="path of the figure, .png [out/mechanism_weights.png]")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="folders of train.py, label=folder, or "
+                   "tables of this script")
+    p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, or a "
+                   "name in BLOCKS of baselines/__init__.py [the twelve of baselines/attention.py]")
+    p.add_argument("--out", type=figure_path, help="path of the figure, .png; the rows of runs go "
+                   "beside it as .tsv [out/mechanism_weights.png; for runs beside the first table, "
+                   "or out/mechanisms.png]")
     args = p.parse_args()
-    for name in args.names:
-        if name not in BLOCKS and name != "softmax":
-            raise UsageError(f"--names {name}: use softmax, or one of "
-                             f"{', '.join(filter(None, BLOCKS))}")
-    rows = [[name, *match, zeros, *totals]
-            for name in args.names for match, zeros, totals in [summarize(name)]]
-    print_table(["mechanism", *(f"match of {n}" for n in N_KEYS), "exactly 0",
-                 *(f"total of {n}" for n in N_KEYS)], rows,
-                f"Weights: of the match among so many keys, how many of {N_KEYS[-1]:,} are exactly "
-                "0, and their sum if no key matches")
-    if plt := pyplot():
-        draw_weights(plt, args.names, args.out)
+    if args.runs and args.names:
+        raise UsageError("--names is for the figure of weights: leave it out, or the runs")
+    if args.runs:
+        first = args.runs[0]
+        out = Path(first).with_suffix(".png") if first.endswith(".tsv") else "out/mechanisms.png"
+        compare(args.runs, args.out or Path(out))
+    else:
+        show_weights(args.names or [*TITLES], args.out or Path("out/mechanism_weights.png"))
 
 
 if __name__ == "__main__":
