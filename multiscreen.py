@@ -67,7 +67,7 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    In float32 a similarity is off by up to 5e-7, and a relevance by 2/r times as much: at most 1e-3.
+    In float32 a similarity is off by up to 5e-7, a relevance by 2/r times as much: at most 1e-3.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 

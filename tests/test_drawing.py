@@ -1,6 +1,5 @@
 """Tests of reading runs, and of experiments.scaling."""
 import math
-import os
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from experiments import common, runs, scaling
 from experiments.style import plain_axis
 from support.cli import UsageError
 from tests.helpers import INF, needs_matplotlib, read_table
-from tests.helpers import run as run_python
 
 NAN = math.nan
 FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
