@@ -1,96 +1,136 @@
-"""What a laptop feels: training and decoding beside the Transformer, measured side by side.
+"""How long a model takes, beside a Transformer: a step of training, a decoded token, a long text.
 
-    python -m benchmarks.cpu                 psi = 8 beside transformer:8M
+    python -m benchmarks.cpu                            ten minutes on two cores
+    python -m benchmarks.cpu --what forward             section "Inference Latency" of the paper
+    python -m benchmarks.cpu --models multiscreen multiscreen:nope transformer:8M
+    python -m benchmarks.cpu out/latency/latency.tsv    draws the table, times nothing
 
-train    a default step of train.py: 8 sequences of 256 bytes, eager and with --compile
-decode   one token at a time, after 256, 8,192 and 131,072 tokens of context, with initial and
-         trained-like windows, and the Transformer with its cache
+train      a step of train.py's default: 8 sequences of 256 bytes; train-compiled with --compile
+decode     one more token, after each of --contexts
+forward    hidden states and logits of each of --lengths, in one pass; forward-compiled
 
-OUT/cpu.tsv has tokens per second, from medians. Rerun the command to measure what is missing.
-The two models take turns, so that other work on the machine slows both. The contexts of `decode`
-are random keys and values: a token's cost does not depend on them.
+The settings of Multiscreen are its windows: untrained ones, a guess at trained ones, those of
+--ckpt, and with SWE (benchmarks/timing.py has more). The models take turns, so that other work on
+the machine slows all. Each time is a row of latency.tsv beside the figure, latency.png, which has
+the forward passes. Rerun the command to measure what is missing.
+
+The paper's sizes and lengths need a GPU: `python -m benchmarks.gpu` times those with random
+weights, `--device cuda --ckpt out/ckpt.pt` a trained model. What the paper compares is left out
+here: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel. It prints no
+latency in its text; its figures, from an RTX 4090, are images.
 """
-from functools import partial
 from pathlib import Path
 
-import torch
+from benchmarks.timing import COLUMNS, KEYS, VALUES, Subject, group_of, measure, summarize
+from experiments.common import add_tables, get_figure, pyplot, save_figure
+from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
+from support.cli import Parser, UsageError, cli, get_device
+from support.table import beside, print_table
 
-from baselines import recipe
-from benchmarks.measure import (
-    cached,
-    get_decoder,
-    measure_missing,
-    take_turns,
-    training_step,
-)
-from support.checkpoint import has_windows
-from support.cli import Parser, UsageError, cli, get_device, own_folder
-from support.compiled import compile_model
-from support.timing import random_model, set_trained_like
-
-COLUMNS = ("multiscreen", "transformer", "ratio")
-BATCH, LENGTH, VOCABULARY = 8, 256, 257                # those of train.py, with bytes
-STEPS, TOKENS = 20, 64                                 # that are timed
+# What is timed, and how many passes.
+PASSES = {"train": 20, "train-compiled": 20, "decode": 64, "forward": 5, "forward-compiled": 5}
+BATCH, LENGTH = 8, 256                                 # of a step
 
 
-def measure(args, what, setting, context):
-    """Tokens per second of the two models, which take turns."""
-    names = "multiscreen", f"transformer:{args.transformer}"
-    sizes = {"psi": args.psi, "vocab_size": VOCABULARY}
-    models = [random_model(name, sizes, "cpu") for name in names]
-    if setting == "compiled":
-        for model in models:
-            compile_model(model)
-    if setting == "trained-like":
-        set_trained_like(models[0])
-    if what == "train":
-        tokens, repeats = BATCH * LENGTH, STEPS
-        runs = [training_step(m, recipe(name), BATCH, LENGTH) for m, name in zip(models, names)]
-    else:
-        tokens, repeats = 1, TOKENS
-        runs = [get_decoder(cached(m), fill_caches(m, context)) for m in models]
-
-    ours, theirs = (tokens / seconds for seconds in take_turns(runs, repeats))
-    return {"multiscreen": ours, "transformer": theirs, "ratio": ours / theirs}
-
-
-def fill_caches(model, context):
-    """A KeyCache for each layer, with random keys and values of `context` tokens."""
-    c, caches = model.config, model.new_caches()
-    d_K, d_V = (c.d_K, c.d_V) if has_windows(model) else [c.d_E // c.N_H] * 2
-    for cache in caches:
-        k, v = (torch.nn.functional.normalize(torch.randn(1, c.N_H, context, d), dim=-1)
-                for d in (d_K, d_V))
-        cache.append(k, v, torch.full((c.N_H,), torch.inf))
-    return caches
+def get_parser():
+    p = Parser(__doc__)
+    add_tables(p, "*")
+    p.add_argument("--what", nargs="+", choices=PASSES, metavar="WHAT",
+                   default=["train", "train-compiled", "decode", "forward"],
+                   help=f"{', '.join(PASSES)} [all but the last]")
+    p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:8M"],
+                   help="as train.py's --model [multiscreen transformer:8M]")
+    p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
+    p.add_argument("--ckpt", help="a trained model with its windows, in place of `multiscreen`")
+    p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
+                   help="tokens before the decoded one [256 8192 131072]")
+    p.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 15)],
+                   help="tokens of a forward pass [2^10 .. 2^14]")
+    p.add_argument("--repeats", type=int, help="timed passes [train 20, decode 64, forward 5]")
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu or cuda [cpu]")
+    p.add_argument("--table", type=Path,
+                   help="the table to fill [out/latency/latency.tsv, or beside the checkpoint]")
+    return p
 
 
-def cells(args):
-    about = {"psi": args.psi, "beside": args.transformer, "threads": torch.get_num_threads()}
-    settings = [("train", "eager", None), ("train", "compiled", None)]
-    settings += [("decode", windows, context) for windows in ("initial", "trained-like")
-                 for context in args.contexts]
-    for what, setting, context in settings:
-        yield ({"what": what, "setting": setting, "context": context} | about,
-               partial(measure, args, what, setting, context))
+def measure_models(args):
+    """Time what is missing. Returns (the rows that args ask for, path of their figure)."""
+    if args.out:
+        raise UsageError("--out is for tables: the figure goes beside the table; see --table")
+    device = get_device(args.device).type
+    sizes = [*args.contexts, *args.lengths]
+    if not 1 <= min(sizes) <= max(sizes) <= 2**24 or not 1 <= args.psi <= 2**10:
+        raise UsageError("--contexts and --lengths must be from 1 to 2^24, --psi from 1 to 2^10")
+    if args.repeats is not None and args.repeats < 1:
+        raise UsageError("--repeats must be at least 1")
+    vocab_size = 257 if device == "cpu" else 50257
+    subjects = [Subject(name, args.psi, vocab_size, None, device) for name in args.models]
+    path = args.table or Path("out/latency/latency.tsv")
+    if args.ckpt:
+        subjects = [Subject("", ckpt=args.ckpt, device=device),
+                    *(x for x in subjects if x.name != "multiscreen")]
+        path = beside(args.ckpt, "latency.tsv", args.table)
+
+    groups = []
+    for what in args.what:
+        cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
+                 "forward": [(1, T) for T in sorted(args.lengths)]}[what.partition("-")[0]]
+        groups += [group_of(subjects, what, *case, args.repeats or PASSES[what]) for case in cases]
+    rows = measure(path, KEYS, VALUES, groups, device, args.ckpt)
+    if not rows:
+        raise UsageError("nothing could be timed, for the reasons above")
+    return rows, path.with_suffix(".png")
+
+
+def draw_latency(plt, rows, labels, path):
+    """Forward passes by size at the longest length, if there are several sizes, and by length.
+
+    rows: of `summarize`
+    """
+    longest = max(row["length"] for row in rows)
+    for row in rows:
+        row["kind"] = paper_name(row["model"])
+        row["label"] = labels[row["model"], str(row["parameters"])]
+    short = {row["label"] for row in rows if row["length"] < longest}
+    panels = []
+    if len({row["label"] for row in rows}) > len({row["kind"] for row in rows}):
+        panels.append(("parameters", f"parameters (millions), at {longest:,} tokens", "kind",
+                       [row for row in rows if row["length"] == longest]))
+    if short or not panels:
+        panels.append(("length", "context (tokens)", "label",
+                       [row for row in rows if row["label"] in short or not panels]))
+    fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 5.2), sharey=True, squeeze=False,
+                             layout="constrained")
+    for ax, (x, xlabel, name, shown) in zip(axes[0], panels):
+        lines = {}
+        for row in shown:
+            lines.setdefault(f"{row[name]}, {row['setting']}", []).append(row)
+        for n, (label, line) in enumerate(lines.items()):
+            line.sort(key=lambda row: row[x])
+            ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
+                        [row["std"] for row in line], ms=5, label=label,
+                        **look(n) | {"ls": "--" if "transformer" in line[0]["model"] else "-"})
+        millions_axis(plt, ax)
+        ax.set(xlabel=xlabel, yscale="log")
+        plain_axis(plt, ax.yaxis)
+        if x == "length":
+            ax.set_xscale("log", base=2)
+            for T in {int(row["seq_len"]) for row in shown if row["seq_len"]}:
+                ax.axvline(T, color="black", ls=":", lw=1.5, label="training length")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3 - len(panels),
+                  frameon=False)
+    axes[0, 0].set_ylabel("latency of one forward pass (ms)")
+    save_figure(fig, path)
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
-    p.add_argument("--transformer", default="8M", help="the Transformer's size [8M]")
-    p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
-                   help="tokens before the decoded one [256 8192 131072]")
-    p.add_argument("--out", type=own_folder, default=Path("out/cpu"),
-                   help="folder of cpu.tsv [out/cpu]")
-    args = p.parse_args()
-    if not 1 <= args.psi <= 2**10 or min(args.contexts) < 1 or max(args.contexts) > 2**24:
-        raise UsageError("--psi must be from 1 to 2^10, --contexts from 1 to 2^24")
-    get_device("cpu")                                  # as train.py: glibc keeps freed memory
-    path = args.out / "cpu.tsv"
-    torch.manual_seed(0)
-    measure_missing(path, COLUMNS, cells(args))
-    print(f"wrote {path}")
+    rows, out, labels = get_figure(get_parser().parse_args(), "ms", measure_models)
+    rows = summarize(rows)
+    print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],
+                f"Milliseconds of one pass; {rows[0]['machine']}")
+    forward = [row for row in rows if row["what"].startswith("forward")]
+    if forward and (plt := pyplot()):
+        draw_latency(plt, forward, labels, out)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,250 @@
 """Everything that only a GPU can tell: is the kernel right, and how fast is it?
 
     python -m benchmarks.gpu                     all parts, the most important first
-    python -m benchmarks.gpu layer peers         some of them
+    python -m benchmarks.gpu kernel train        some of them
 
 check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
-layer     screening of a psi = 48 layer, T = 2^10 .. 2^17, beside its matrix products
-training  tokens per second and memory of a step, beside the Transformer
-peers     attention, FlexAttention and other ways to screen, beside the fused kernel
-tests     all tests of the kernel, compiled, and a small case under compute-sanitizer
+kernel    screening alone, beside attention
+train     a step of training, beside the Transformer of the same size
+decode    one more token after 256, 8,192 and 131,072, beside the Transformer
+forward   all tokens in one pass, by size and by length, beside the Transformer
+tests     all tests of the kernel, compiled, and small cases under compute-sanitizer
 
-Each part writes OUT/PART.tsv row by row, then OUT/report.md with all tables. Rerun the command to
-measure what is missing: after a crash, after Ctrl-C, after --minutes. A row that has begun is
-finished: if a command may take 10 minutes, use --minutes 8. Times are medians with a cold cache.
+Each part writes a table, row by row: train, decode and forward share OUT/latency.tsv, the others
+have OUT/PART.tsv. Rerun the command to measure what is missing: after a crash, after Ctrl-C, after
+--minutes. What has begun is finished: if a command may take 10 minutes, use --minutes 8.
+`python -m benchmarks.cpu OUT/latency.tsv` draws the forward passes.
 """
-import inspect
+import importlib.util
+import math
 import os
+import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
+import torch._functorch.config
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from benchmarks import gpu_check, gpu_times
-from benchmarks.measure import measure_missing
-from screening_triton import available, triton
-from support.cli import Parser, UsageError, cli, own_folder, replacing
+from baselines.transformer import SIZES
+from benchmarks import timing
+from multiscreen import Config, Multiscreen, softmask, trim, unit
+from screening_triton import available, screen
+from support import windowed
+from support.cli import DEVICE, Parser, UsageError, cli, own_folder
 from support.source import ROOT
-from support.table import read_rows
+from support.table import print_table
+from support.windowed import screen_windowed
 
-# Each part: what makes its cells (the report shows its docstring), and its columns.
-PARTS = {
-    "check": (gpu_check.check, (*gpu_check.GRADIENTS, "verdict")),
-    "layer": (gpu_times.layer, ("forward_ms", "backward_ms", "products_ms")),
-    "training": (gpu_times.training, ("ms", "tokens_per_s", "peak_GiB")),
-    "peers": (gpu_times.peers, ("forward_ms", "backward_ms", "x_forward", "x_backward")),
-    "tests": (gpu_check.tests, ("result",)),
+CHECKED = [{"T": T, "v": v} for T in (2**12 - 1, 2**15, 2**17)
+           for v in ("float32", "float16", "bfloat16")]
+LIMITS = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
+GRADIENTS = ("h", "dq", "dk", "dv", "dw", "dr")
+
+# Of the part `kernel`, the most important first: a layer with psi = 48, and the attention of the
+# 1.3B Transformer.
+PSI, (_, HEADS, WIDTH) = 48, SIZES["1.3B"]
+WAYS = [("fused kernel", windows, 2**n) for n in (17, 12, 15, 10)
+        for windows in ("initial", "trained-like")]
+WAYS += [(way, "infinite", 2**n) for n in (17, 14, 12, 15)
+         for way in ("fused kernel", "flash", "cudnn")]
+WAYS += [("matrix products", None, 2**n) for n in (17, 12, 15)]
+WAYS += [("FlexAttention", "initial", 2**n) for n in (12, 15, 17)]
+
+# By psi: the Transformer of its size.
+BESIDE = {8: "8M", 32: "353M", 16: "45M", 48: "1.3B"}
+CONTEXTS, LENGTHS = (256, 8192, 131072), (2**16, 2**14, 2**12, 2**10)
+# A step by psi: tokens in the vocabulary, sequences, tokens in each. First train.py's defaults.
+STEPS = {8: (257, 8, 256), 16: (50257, 16, 4096), 32: (50257, 4, 4096)}
+
+
+# ------------------------------------------------------------------------ is the kernel right?
+
+def draw_inputs(T, w, dtype=torch.bfloat16):
+    """q and k around one direction of their tile, in float32, v in dtype, w, r and dh.
+
+    One sequence of T positions, a tile for each window in w.
+    """
+    torch.manual_seed(0)
+    H, draw = len(w), partial(torch.randn, device=DEVICE)
+    base = draw(1, H, 1, 16)
+    q, k = (unit(0.6 * base + 0.4 * draw(1, H, T, 16)) for _ in range(2))
+    v = unit(draw(1, T, H, 64)).transpose(1, 2).to(dtype)
+    dh = draw(1, T, H, 64).transpose(1, 2).to(dtype)
+    return q, k, v, torch.tensor(w, device=DEVICE), torch.full((H,), 0.5, device=DEVICE), dh
+
+
+def value_and_gradients(f, *x, dtype=None):
+    """[h, dq, dk, dv, dw, dr]. x: q, k, v, w, r and dh, cast to dtype if one is given."""
+    *x, dh = x
+    x = [a.detach().to(dtype or a.dtype).requires_grad_() for a in x]
+    h = f(*x)
+    return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
+
+
+def check(T, v):
+    """Largest error over largest value, against `screen_windowed` in float64."""
+    x = draw_inputs(T, (2.0, 17.5, 256.0, 5000.0, math.inf), getattr(torch, v))
+    # Larger blocks: at T = 2^17 those for a CPU are half a minute of launches.
+    with mock.patch.object(windowed, "PAIRS", 2**24):
+        exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)
+    first, second = (value_and_gradients(screen, *x) for _ in range(2))
+    errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
+    verdict = "right"
+    if not all(e < LIMITS[v] for e in errors):         # a NaN is not
+        verdict = f"off by more than {LIMITS[v]}"
+    elif not all(torch.equal(a, b) for a, b in zip(first, second)):
+        verdict = "different bits the second time"
+    return dict(zip(GRADIENTS, errors)) | {"verdict": verdict}
+
+
+# ------------------------------------------------------------------------- how fast is it alone?
+
+def kernel(way, windows, T):
+    """Milliseconds of one layer with psi = 48, and query-key pairs in the windows per second.
+
+    Infinite windows are those of 16 tiles, beside the 16 heads of the 1.3B Transformer's attention.
+    A model has 48 layers of screening; the Transformer has 24 of attention. Targets at T = 131,072:
+    with initial windows forward in 0.2 of the time of the layer's matrix products, backward in 3.5
+    times forward's; with infinite windows 2e12 pairs a second, and 6e11 backward.
+    """
+    randn = partial(torch.randn, dtype=torch.bfloat16, device=DEVICE)
+    if way == "matrix products":
+        x = [randn(T, PSI**2), randn(PSI**2, PSI * (16 + 16 + 64 + 64)),
+             randn(T, PSI * 64), randn(PSI * 64, PSI**2)]
+        return {"forward_ms": milliseconds(lambda: (x[0] @ x[1], x[2] @ x[3]))}
+    w = windows_of(windows)
+    *x, dh = draw_inputs(T, w)
+    if way in timing.BACKENDS:
+        f = partial(timing.BACKENDS[way], is_causal=True)
+        *x, dh = (randn(1, HEADS, T, WIDTH // HEADS) for _ in "qkvh")
+    else:
+        f = screen if way == "fused kernel" else flex_screen(T, x[3])
+    forward = milliseconds(lambda: f(*x))
+    x = [a.requires_grad_() for a in x]
+    h = f(*x)
+    backward = milliseconds(lambda: torch.autograd.grad(h, x, dh, retain_graph=True))
+    reaches = [min(math.ceil(min(width, T)), T) for width in w]
+    pairs = sum(n * T - n * (n - 1) // 2 for n in reaches)
+    return {"forward_ms": forward, "backward_ms": backward,
+            "forward_pairs_per_s": 1e3 * pairs / forward,
+            "backward_pairs_per_s": 1e3 * pairs / backward}
+
+
+def windows_of(name):
+    """The windows of a layer by name."""
+    if name == "infinite":
+        return [math.inf] * HEADS
+    tile, = Multiscreen(Config(psi=PSI, N_L=1, d_E=1, vocab_size=1)).layers
+    return (timing.trained_like(PSI) if name == "trained-like" else tile.reach().detach()).tolist()
+
+
+def milliseconds(f):
+    """The median of up to 50 passes, in about a second."""
+    times, = timing.take_turns([f], DEVICE, repeats=50, seconds=1)
+    return statistics.median(times)
+
+
+def flex_screen(T, w):
+    """Stock PyTorch's way to screen: a function (q, k, v, w, r). T: a multiple of 128.
+
+    A softmax of log alpha_d is alpha_d over its sum, and exp(lse) is that sum: relevances are at
+    least 0, so the product of the two is Eq. 12. Below 1e-30 a relevance counts as 1e-30. q and k
+    are cast to v's dtype, as FlexAttention requires. The block mask is made here, once, from the
+    windows w (H,): while they are trained it must be made again after each step.
+    """
+    def inside(b, h, i, j):
+        return (j <= i) & (i - j < edges[h])
+
+    edges, compiled = w.detach(), w.is_cuda
+    block_mask = create_block_mask(inside, None, len(w), T, T, device=w.device, _compile=compiled)
+    if compiled:
+        torch._functorch.config.donated_buffer = False  # backward is timed again and again
+    flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+
+    def screen(q, k, v, w, r):
+        def score(s, b, h, i, j):
+            return (trim(s, r[h]) * softmask(j - i, w[h])).clamp(min=1e-30).log()
+
+        u, lse = flex(q.to(v.dtype), k.to(v.dtype), v, score_mod=score, block_mask=block_mask,
+                      scale=1.0, return_lse=True)
+        return (u * lse.exp()[..., None]).to(v.dtype)
+
+    return screen
+
+
+# ------------------------------------------------------------- models, beside the Transformers
+
+def model_groups(part):
+    """The groups of `measure`, one for each model at each length in each setting."""
+    def subject(name, psi=None, vocab_size=50257):
+        return timing.Subject(name, psi, vocab_size, device=DEVICE)
+
+    pairs = [(subject("multiscreen", psi), subject(f"transformer:{size}"))
+             for psi, size in BESIDE.items()]
+    if part == "train":
+        cases = [(subject(name, psi, vocab_size), "train-compiled", batch, T)
+                 for psi, (vocab_size, batch, T) in STEPS.items()
+                 for name in ("multiscreen", f"transformer:{BESIDE[psi]}")]
+    elif part == "decode":
+        cases = [(x, "decode", 1, T) for pair in pairs[:2] for T in CONTEXTS for x in pair]
+    else:
+        cases = [(x, "forward-compiled", 1, 2**17) for pair in pairs for x in pair]
+        cases += [(x, "forward-compiled", 1, T) for T in LENGTHS for x in pairs[1]]
+    for x, *case in cases:
+        cells, function = timing.group_of([x], *case, repeats=20, seconds=5)
+        yield from (([cell], function) for cell in cells)          # so their memory is counted
+
+
+# ------------------------------------------------------------------------------------ its tests
+
+def run_tests(end, command):
+    """The last line of a command that succeeds in time, at most 100 seconds after `end`.
+
+    pytest: the kernel's tests, compiled. The others: compute-sanitizer's tools on small cases.
+    """
+    beside = "-n 8" if importlib.util.find_spec("xdist") else ""
+    line = f"{sys.executable} -m pytest -q {beside} test_multiscreen.py -k kernel"
+    if command != "pytest":
+        small = ("from benchmarks.gpu import *; windows = 2.0, 70.5, math.inf; "
+                 "value_and_gradients(screen, *draw_inputs(130, windows)); "
+                 "value_and_gradients(screen, *draw_inputs(16, windows))")     # 16: as in decoding
+        # Calls of CUDA that fail are no mistake of the kernel; compilers are not looked at.
+        flags = "--report-api-errors no" if command == "memcheck" else ""
+        line = (f"compute-sanitizer --tool {command} {flags} --error-exitcode 9 "
+                f"--target-processes application-only {sys.executable} -c '{small}'")
+    return run_command(line, min(240, 100 + end - time.monotonic()))
+
+
+def run_command(line, seconds):
+    """{"result": the last line of a shell command}. Raises RuntimeError if it fails."""
+    # A pool of memory would hide mistakes.
+    settings = "PATH=$PATH:/usr/local/cuda/bin TRITON_INTERPRET=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1"
+    # `timeout` ends a command with its children.
+    done = subprocess.run(f"exec timeout -k 5 {seconds:.0f} env {settings} {line} 2>&1",
+                          shell=True, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode:
+        print("\n".join(lines[-60:]))
+        why = "took too long" if done.returncode == 124 else f"exit code {done.returncode}"
+        raise RuntimeError(f"{why}: {' / '.join(lines[-2:])}")
+    return {"result": lines[-1]}
+
+
+# ---------------------------------------------------------------------------------- the command
+
+PARTS = ("check", "kernel", "train", "decode", "forward", "tests")
+# A function, its arguments, the columns of what it returns.
+ALONE = {
+    "check": (check, CHECKED, (*GRADIENTS, "verdict")),
+    "kernel": (kernel, [dict(zip(("way", "windows", "T"), way)) for way in WAYS],
+               ("forward_ms", "backward_ms", "forward_pairs_per_s", "backward_pairs_per_s")),
+    "tests": (run_tests, [{"command": x} for x in ("pytest", "memcheck", "racecheck")],
+              ("result",)),
 }
 
 
@@ -48,36 +257,34 @@ def require_gpu():
 
 
 def measure_part(name, out, end):
-    """Measure what a part lacks. Nothing is timed before the check has found the kernel right."""
+    """(columns, rows) of a part, after measuring what it lacks.
+
+    Nothing is timed before the check has found the kernel right.
+    """
     if name not in ("check", "tests"):
         measure_part("check", out, end)
-    make_cells, columns = PARTS[name]
-    cells = list(make_cells())
-    rows = measure_missing(out / f"{name}.tsv", columns, cells, end)
+    if name not in ALONE:
+        rows = timing.measure(out / "latency.tsv", timing.KEYS, timing.VALUES,
+                              [*model_groups(name)], DEVICE, end=end)
+        return timing.COLUMNS, timing.summarize(rows)
+    f, cells, values = ALONE[name]
+    if name == "tests":
+        f = partial(f, end)
+    groups = [([cell], partial(alone, f)) for cell in cells]
+    path = out / f"{name}.tsv"
+    rows = timing.measure(path, [*cells[0]], values, groups, DEVICE, end=end)
     if name == "tests" and len(rows) < len(cells):
         raise UsageError("tests of the kernel failed, or time is up: see above")
     if name == "check" and {row["verdict"] for row in rows} != {"right"}:
         raise UsageError("the kernel is not right, or not checked (python -m benchmarks.gpu check):"
-                         f" see {out / 'check.tsv'}")
+                         f" see {path}")
+    return (*cells[0], *values), rows
 
 
-def write_report(out):
-    """Write report.md: the commit, and the tables with what they were measured on."""
-    commit = subprocess.run("git rev-parse --short HEAD", shell=True, cwd=ROOT, text=True,
-                            capture_output=True).stdout.strip()
-    text = (f"# Measured on a GPU\n\nCommit {commit or 'unknown'}, triton "
-            f"{getattr(triton, '__version__', 'none')}, CUDA {torch.version.cuda}\n")
-    for name, (make_cells, _) in PARTS.items():
-        path = out / f"{name}.tsv"
-        rows = read_rows(path) if path.exists() else []
-        text += f"\n## {name}\n\n{inspect.getdoc(make_cells)}\n\n"
-        text += f"Code {rows[0]['hash']}\n\n" if rows else "not measured\n"
-        columns = [*rows[0]][:-1] if rows else []
-        lines = [columns, ["---"] * len(columns), *([row[c] for c in columns] for row in rows)]
-        text += "".join(f"| {' | '.join(line)} |\n" for line in lines if rows)
-    with replacing(out / "report.md") as file:
-        file.write(text.encode())
-    print(f"wrote {out / 'report.md'}")
+def alone(f, cells):
+    """The values of a group of one cell, whose last column is the machine."""
+    *arguments, _ = cells[0].values()
+    return [f(*arguments)]
 
 
 def main():
@@ -85,7 +292,7 @@ def main():
     p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
                    help="folder of the tables [out/gpu]")
-    p.add_argument("--minutes", type=float, default=60.0, help="begin no row after this many [60]")
+    p.add_argument("--minutes", type=float, default=60.0, help="begin nothing after this many [60]")
     args = p.parse_args()
     if unknown := set(args.part) - {*PARTS}:
         raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)}")
@@ -95,14 +302,15 @@ def main():
 
     end, failed = time.monotonic() + 60 * args.minutes, []
     if len(wanted) == 1:
-        measure_part(wanted[0], args.out, end)
+        columns, rows = measure_part(wanted[0], args.out, end)
+        print_table(columns, [[row[name] for name in columns] for row in rows],
+                    f"{wanted[0]}, on {timing.machine_of(DEVICE)}")
     else:
         # A process each: after an invalid access to memory a process can no longer use the GPU.
         for name in wanted:
             left = str((end - time.monotonic()) / 60)
             command = [sys.executable, "-m", "benchmarks.gpu", name, "--out", args.out]
             failed += [name] * bool(subprocess.run([*command, "--minutes", left]).returncode)
-    write_report(args.out)
     if failed:
         raise UsageError(f"{', '.join(failed)} failed")
 

@@ -141,8 +141,10 @@ retrieval() {
 }
 
 latency() {
+    echo "python -m benchmarks.gpu train decode forward"
     for name in $multiscreens psi64-0; do
-        echo "python -m experiments.latency --repeats 100 --compile --ckpt $OUT/$name/ckpt.pt"
+        echo "python -m benchmarks.cpu --what forward-compiled --models multiscreen --repeats 100" \
+            "--lengths {1024,4096,16384,65536,131072} --device cuda --ckpt $OUT/$name/ckpt.pt"
     done
 }
 

@@ -127,26 +127,23 @@ COMMANDS = {
             "--tokens 0", "--temperature -1", "--temperature 1e-45", "--temperature nan",
             "--top-k 0", "--seed -1", f"--seed {2**64}", "--tokens ²")),
     ]),
-    "experiments.latency": ("", [
-        *TABLES, "wrong.tsv --device cpu",
-        *(f"--ckpt {x}" for x in NO_FILES),
-        *(f"--out new.png {x}" for x in (
-            "--psi 0", "--psi ²", f"--psi {HUGE}", "--lengths 0", f"--lengths {HUGE}",
-            f"--lengths {10**13}", "--repeats 0", "--transformer 3M", "--device meta",
-            "--psi 8 --ckpt out/ckpt.pt")),
-        *(f"--psi 2 --transformer 1,2,8 --lengths 8 --repeats 1 --out {x}" for x in (
-            "/dev/zero", "text.txt", "wrong.png", "folder/x/new.png")),
-    ]),
     **{f"experiments.{name}": ("", [
         *FIRST, "--nonsense", "out --out /dev/zero", "out --out text.txt", "out --out fifo",
         "out torn_log", "notes", "nan.tsv", "cut.tsv", *["out cut_run"][:name == "scaling"],
     ]) for name in ("scaling", "compare")},
     "experiments.retrieval": ("", ["", *TABLES]),
-    "benchmarks.cpu": ("--out new", [
-        *(f"--contexts {x}" for x in (0, -1, "²", 10**13, HUGE)), "--psi 0", "--psi -1",
-        "--transformer 3M", "--out text.txt", "--out /dev/zero", "--nonsense"]),
+    "benchmarks.cpu": ("", [
+        *TABLES, "wrong.tsv --device cpu", "--out new.png",
+        *(f"--ckpt {x}" for x in NO_FILES),
+        *(f"--table new.tsv {x}" for x in (
+            "--psi 0", "--psi ²", f"--psi {HUGE}", "--repeats 0", "--models transformer:3M",
+            "--device meta", "--what nothing", *(f"{name} {x}" for name in (
+                "--lengths", "--contexts") for x in (0, -1, "²", 10**13, HUGE)))),
+        *(f"--psi 2 --models multiscreen --what forward --lengths 8 --repeats 1 --table {x}"
+          for x in ("/dev/zero", "text.txt", "wrong.tsv", "folder/x/new.tsv")),
+    ]),
     "benchmarks.gpu": ("", ["nothing", "check nothing", "--minutes x", "--out text.txt",
-                            "--out /dev/zero", "--nonsense", "check", "layer", "all"]),
+                            "--out /dev/zero", "--nonsense", "check", "kernel", "all"]),
     "benchmarks.kernel_compile": ("", ["--x", "3", "-1", "x y", "--psi 3", "--h", "-q", "²", "a",
                                        "--ckpt x"]),
     "playground.__main__": ("--device cpu", [

@@ -3,21 +3,32 @@ from tests import DEVICE
 
 # isort: split
 import os
-import re
 import sys
 import time
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, gpu_check, gpu_peers, gpu_times, measure
+from baselines.transformer import attention_by
+from benchmarks import cpu, gpu, timing
 from multiscreen import KeyCache, screen
-from support import choose, timing
+from support import choose
 from support.checkpoint import build_model
 from support.cli import UsageError
+from support.table import write_rows
 from support.windowed import screen_windowed
-from tests.helpers import INF, ROOT, correlated, draw_tokens, read_table, run, small
+from tests.helpers import (
+    INF,
+    ROOT,
+    correlated,
+    draw_tokens,
+    needs_matplotlib,
+    read_table,
+    run,
+    small,
+)
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
@@ -29,76 +40,97 @@ def few_cases(monkeypatch):
     monkeypatch.setattr(choose, "CASES", choose.CASES[4:])
 
 
-# --------------------------------------------------------------------------------- the parts
+# ----------------------------------------------------------------------------- the timer, a table
 
-@interpreted
-def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_check, "CHECKED", [20])
-    monkeypatch.setattr(gpu_check, "LIMITS", {torch.float32: 1e-4, torch.float16: 4e-3})
-    with pytest.raises(UsageError, match="or not checked"):
-        gpu.measure_part("layer", tmp_path, end=0)
-    gpu.measure_part("check", tmp_path, end=INF)
-    rows = read_table(tmp_path / "check.tsv")
-    assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
-        ("20", v, "right") for v in ("float32", "float16")]
-    assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
-
-    monkeypatch.setattr(gpu_check, "screen", lambda q, k, v, w, r: screen(q, k, v, 1.1 * w, r))
-    monkeypatch.setattr(gpu_check, "CHECKED", [40])
-    for part in ("check", "layer"):
-        with pytest.raises(UsageError, match="the kernel is not right"):
-            gpu.measure_part(part, tmp_path, end=INF)
-    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-2:]] == [
-        "off by more than 0.0001", "off by more than 0.004"]
-    assert not (tmp_path / "layer.tsv").exists()
+def test_passes_take_turns_and_end_when_time_is_over():
+    order = []
+    runs = [lambda: order.append("a"), lambda: (order.append("b"), time.sleep(0.02))]
+    a, b = timing.take_turns(runs, "cpu", repeats=3)
+    assert "".join(order) == 5 * "ab"
+    assert len(a) == 3
+    assert max(a) < 10 < 20 <= min(b)                  # milliseconds
+    assert len(timing.take_turns(runs, "cpu", repeats=3, seconds=0)[1]) == 1
 
 
-def test_other_bits_the_second_time_are_wrong(monkeypatch):
-    noise = iter(range(10))
-    monkeypatch.setattr(gpu_check, "screen",
-                        lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
-    found = gpu_check.compare_with_float64(70, torch.float32)
-    assert found["verdict"] == "different bits the second time"
+def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, monkeypatch,
+                                                                      capsys):
+    asked, path = [], tmp_path / "t.tsv"
+
+    def do(cells):
+        asked.append([cell["name"] for cell in cells])
+        if "bad" in asked[-1] and len(asked) < 3:
+            raise ValueError("no luck\nat\tall")
+        return [{"why": "no"} if cell["name"] == "never" else {"x": 1 / 3} for cell in cells]
+
+    def measured(*groups, **options):
+        asked.clear()
+        groups = [([{"name": name} for name in names], do) for names in groups]
+        timing.measure(path, ["name"], ("x", "y"), groups, "cpu", **options)
+        return asked
+
+    assert measured(["a", "never"], ["bad"]) == [["a", "never"], ["bad"]]
+    rows = read_table(path)
+    assert [(row["name"], row["x"], row["y"]) for row in rows] == [("a", "0.33333", "")]
+    assert "ValueError: no luck at all" in capsys.readouterr().out
+    assert measured(["a", "never"], ["b"], ["bad"]) == [["never"], ["b"], ["bad"]]
+    assert measured(["a"], ["c"], end=time.monotonic()) == []
+    monkeypatch.setattr(timing, "machine_of", lambda device: "other")
+    assert measured(["a"]) == [["a"]]
+    monkeypatch.setattr(timing, "code_hash", lambda: "other")
+    assert measured(["a"]) == [["a"]]
+    assert read_table(path)[-1]["hash"] == "other"
 
 
-def test_the_tests_are_run_and_what_fails_shows_its_last_lines():
-    names = [what["command"] for what, _ in gpu_check.tests()]
-    assert names == ["pytest", "memcheck", "racecheck"]
-    say = "echo $TRITON_INTERPRET one; echo; echo two"
-    assert gpu_check.run_command(f"sh -c '{say}'", 9) == {"result": "two"}
-    with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
-        gpu_check.run_command(f"sh -c '{say}; exit 3'", 9)
-    with pytest.raises(RuntimeError, match="took too long: now"):
-        gpu_check.run_command("sh -c 'echo now; sleep 9'", 1)
+def test_rows_are_tied_to_the_files_that_are_timed(tmp_path, monkeypatch):
+    for name in ("multiscreen.py", "screening_triton.py", "support/windowed.py",
+                 "baselines/transformer.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    monkeypatch.setattr(timing, "ROOT", tmp_path)
+    before = timing.code_hash()
+    assert timing.code_hash() == before
+    for name in ("multiscreen.py", "baselines/mine.py"):
+        (tmp_path / name).write_text("edited")
+        assert timing.code_hash() != before
+        before = timing.code_hash()
 
 
-@interpreted
-@pytest.mark.filterwarnings("ignore")                  # FlexAttention warns without a compiler
-@pytest.mark.parametrize("part", ["layer", "training", "peers"])
-def test_what_is_timed_runs_at_tiny_sizes(part, monkeypatch):
-    """Only clocks and the compiler need CUDA, and are replaced; the definition is timed."""
-    def two_milliseconds(f, during=0):
-        f()
-        return 2.0
+# ---------------------------------------------------------------------------------- what is timed
 
-    changes = {"PSI": 2, "LENGTHS": [40, 20], "DENSE": 20, "SLOW": 20,
-               "N_L": 24, "HEADS": 1, "WIDTH": 16, "STEPS": {2: (11, 2, 16, "1,2,8")},
-               "milliseconds": two_milliseconds, "compile_model": lambda model: None,
-               "screen": screen}
-    for name, value in changes.items():
-        monkeypatch.setattr(gpu_times, name, value)
-    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    make_cells, columns = gpu.PARTS[part]
-    rows = []
-    for what, function in make_cells():
-        if what.get("way") not in ("attention, cudnn", "FlexAttention"):   # no backward on a CPU
-            rows.append(what | function())
-            assert tuple(rows[-1])[-len(columns):] == columns
-    if part == "training":                             # 32 tokens in 2 ms
-        assert [row["tokens_per_s"] for row in rows] == [16000, 16000]
-    if part == "peers":                                # 24 layers of attention over 2 of screening
-        assert {row["x_forward"] for row in rows if "attention" in row["way"]} == {12}
+def test_trained_like_windows_have_the_stated_shares_and_ranges():
+    w = timing.trained_like(1000)
+    shares = [((a <= w) & (w <= b)).sum() for a, b in ((2, 128), (256, 4096), (4096, 65536))]
+    assert shares == [700, 250, 50]
+    near = w[w <= 128]
+    assert abs((near < 16).float().mean() - 0.5) < 0.06        # 16: the geometric mean
+    assert 0 < (w[:100] > 4096).sum() < 20                     # shuffled over the layers
+    assert (timing.trained_like(9) > 4096).sum() == 1
+
+
+def test_settings_change_only_the_windows_they_should():
+    model = build_model("multiscreen", {"psi": 6, "vocab_size": 11})
+
+    def widths():
+        return torch.cat([tile.reach().detach() for tile in model.layers])
+
+    before = widths()
+    timing.set_up(model, "initial", 4096)
+    assert torch.equal(widths(), before)
+    timing.set_up(model, "trained-like", 4096)
+    likely = widths()
+    torch.testing.assert_close(likely, timing.trained_like(36), rtol=1e-5, atol=0)
+    timing.set_up(model, "trained-like + SWE", 4096)
+    assert (likely > 4096).sum() == 2
+    assert torch.equal(widths(), torch.where(likely > 4096, INF, likely))
+
+
+def test_a_step_of_training_is_a_step():
+    torch.manual_seed(0)
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 11})
+    before = [p.detach().clone() for p in model.parameters()]
+    timing.training_step(model, {"lr": 1.0, "weight_decay": 0.0, "clip": 0.0}, 2, 8)()
+    assert all(p.grad is None and not torch.equal(p, old)
+               for p, old in zip(model.parameters(), before))
 
 
 def test_a_forward_pass_makes_the_logits_of_all_tokens():
@@ -112,75 +144,135 @@ def test_a_forward_pass_makes_the_logits_of_all_tokens():
         torch.testing.assert_close(torch.cat(made, 1), logits(model.hidden(tokens)))
 
 
-def test_a_step_of_training_is_a_step():
-    torch.manual_seed(0)
+@pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
+def test_filled_caches_are_those_of_a_context(name):
+    model = build_model(name, {"psi": 2, "vocab_size": 11})
+    with torch.no_grad():
+        caches = timing.fill_caches(model, 30)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), caches)
+        real = [KeyCache() for _ in model.layers]
+        model.hidden(torch.zeros(1, 30, dtype=torch.int64), real)
+        model.hidden(torch.zeros(1, 1, dtype=torch.int64), real)
+    for a, b in zip(caches, real):
+        assert (a.first, a.end) == (b.first, b.end) == (0, 31)
+        assert a.k[:, :, :31].shape == b.k[:, :, :31].shape
+        assert a.v[:, :, :31].shape == b.v[:, :, :31].shape
+
+
+def test_caches_that_forget_hold_what_a_token_may_see():
     model = build_model("multiscreen", {"psi": 2, "vocab_size": 11})
-    before = [p.detach().clone() for p in model.parameters()]
-    measure.training_step(model, {"lr": 1.0, "weight_decay": 0.0, "clip": 0.0}, 2, 8)()
-    assert all(p.grad is None and not torch.equal(p, old)
-               for p, old in zip(model.parameters(), before))
+    model.screen = model.agreeing = screen_windowed
+    caches = timing.fill_caches(model, 10_000)
+    for tile, cache in zip(model.layers, caches):
+        assert cache.end == 10_000
+        assert cache.end - cache.first == tile.reach().max().ceil()
+    decode = timing.get_decoder(model, 10_000)
+    decode()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_flex_attention_screens_as_the_definition_does():
     q, k, v = correlated(0, 1, 3, 256, 256)
     w, r = torch.tensor([2.0, 40.5, INF]).double(), torch.tensor([0.3, 0.5, 1.0]).double()
-    found = gpu_peers.flex_screen(256, w)(q, k, v, w, r)
+    found = gpu.flex_screen(256, w)(q, k, v, w, r)
     torch.testing.assert_close(found, screen(q, k, v, w, r), rtol=1e-6, atol=1e-12)
 
 
-# --------------------------------------------------------------------- the table, the command
+# --------------------------------------------------------------------------------- on a GPU
 
-def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, monkeypatch,
-                                                                      capsys):
-    asked, path = [], tmp_path / "t.tsv"
+@interpreted
+def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch, tmp_path):
+    def checked(T):
+        cells = [{"T": T, "v": v} for v in ("float32", "float16")]
+        monkeypatch.setitem(gpu.ALONE, "check", (gpu.check, cells, gpu.ALONE["check"][2]))
 
-    def cells(*names):
-        def do(name):
-            asked.append(name)
-            if name == "bad" and len(asked) < 4:
-                raise ValueError("no luck\nat\tall")
-            return {"x": len(asked) / 3, "y": None}
+    checked(20)
+    with pytest.raises(UsageError, match="or not checked"):
+        gpu.measure_part("kernel", tmp_path, end=0)
+    gpu.measure_part("check", tmp_path, end=INF)
+    rows = read_table(tmp_path / "check.tsv")
+    assert [(row["T"], row["v"], row["verdict"]) for row in rows] == [
+        ("20", v, "right") for v in ("float32", "float16")]
+    assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
 
-        return [({"name": name}, lambda name=name: do(name)) for name in names]
-
-    def measured(*names, **options):
-        asked.clear()
-        measure.measure_missing(path, ("x", "y"), cells(*names), **options)
-        return asked
-
-    assert measured("a", "bad") == ["a", "bad"]
-    rows = read_table(path)
-    assert [(row["name"], row["x"], row["y"]) for row in rows] == [("a", "0.33333", "")]
-    assert "bad  ValueError: no luck at all" in capsys.readouterr().out
-    assert measured("a", "bad", "b") == ["bad", "b"]
-    assert measured("a", "b", "c", end=time.monotonic()) == []
-    monkeypatch.setattr(measure, "code_and_machine", lambda: "other")
-    assert measured("a") == ["a"]
-    assert read_table(path)[-1]["hash"] == "other"
+    monkeypatch.setattr(gpu, "screen", lambda q, k, v, w, r: screen(q, k, v, 1.1 * w, r))
+    checked(40)
+    for part in ("check", "kernel"):
+        with pytest.raises(UsageError, match="the kernel is not right"):
+            gpu.measure_part(part, tmp_path, end=INF)
+    assert [row["verdict"] for row in read_table(tmp_path / "check.tsv")[-2:]] == [
+        "off by more than 0.0001", "off by more than 0.004"]
+    assert [path.name for path in tmp_path.iterdir()] == ["check.tsv"]
 
 
-def test_rows_are_tied_to_the_files_that_are_measured(tmp_path, monkeypatch):
-    for name in timing.CODE:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    before = measure.code_and_machine()
-    monkeypatch.setattr(timing, "ROOT", tmp_path)
-    assert measure.code_and_machine() == before
-    (tmp_path / "multiscreen.py").write_text("edited")
-    assert measure.code_and_machine() != before
+def test_other_bits_the_second_time_are_wrong(monkeypatch):
+    noise = iter(range(10))
+    monkeypatch.setattr(gpu, "screen",
+                        lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
+    assert gpu.check(70, "float32")["verdict"] == "different bits the second time"
 
 
-def test_the_report_has_each_table_and_what_it_was_measured_on(tmp_path):
-    row = {"ms": 2.0, "tokens_per_s": 16000, "peak_GiB": 0.5}
-    measure.measure_missing(tmp_path / "training.tsv", tuple(row), [({"psi": 2}, lambda: row)])
-    gpu.write_report(tmp_path)
-    text = (tmp_path / "report.md").read_text()
-    assert re.search("Commit [0-9a-f]{7,}, triton [0-9.]+, CUDA ", text)
-    assert f"\nCode {measure.code_and_machine()}\n" in text
-    assert "| psi | ms | tokens_per_s | peak_GiB |\n| --- |" in text
-    assert "| 2 | 2 | 16000 | 0.5 |\n" in text
-    assert text.count("not measured") == len(gpu.PARTS) - 1
+@interpreted
+def test_screening_alone_is_timed_in_pairs_per_second(monkeypatch):
+    """The definition is timed: only the clock and FlexAttention's backward need a GPU."""
+    def two_milliseconds(f):
+        f()
+        return 2.0
+
+    for name, value in {"PSI": 2, "HEADS": 3, "WIDTH": 48, "screen": screen,
+                        "milliseconds": two_milliseconds}.items():
+        monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setitem(timing.BACKENDS, "cudnn", attention_by(SDPBackend.MATH))
+    monkeypatch.setattr(gpu.timing, "trained_like", lambda n: torch.tensor([1.0, 3.5]))
+    columns = gpu.ALONE["kernel"][2]
+    found = {}
+    for way, windows, _ in gpu.WAYS:
+        if way != "FlexAttention":
+            found[way, windows] = gpu.kernel(way, windows, 40)
+            assert tuple(found[way, windows]) == columns[:len(found[way, windows])]
+    assert found["matrix products", None] == {"forward_ms": 2.0}
+    # A query sees itself, and three of the others where there are three.
+    assert found["fused kernel", "trained-like"][columns[2]] == 500 * (40 + 1 + 2 + 3 + 37 * 4)
+    assert found["cudnn", "infinite"][columns[3]] == 500 * 3 * 40 * 41 / 2
+
+
+@pytest.mark.parametrize("part, rows", [("train", 2), ("decode", 3), ("forward", 4)])
+def test_models_are_timed_beside_the_transformer(part, rows, monkeypatch, tmp_path):
+    for name, value in {"BESIDE": {2: "1,2,8"}, "STEPS": {2: (11, 2, 16)}, "CONTEXTS": [20],
+                        "LENGTHS": []}.items():
+        monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setattr(timing, "compile_model", lambda model: None)
+    monkeypatch.setattr(gpu, "model_groups", lambda part, of=gpu.model_groups: shortened(of(part)))
+    monkeypatch.setitem(gpu.ALONE, "check", (lambda: {"verdict": "right"}, [{}], ("verdict",)))
+    columns, found = gpu.measure_part(part, tmp_path, end=INF)
+    assert len(read_table(tmp_path / "latency.tsv")) == len(found) == rows
+    for row in found:
+        tokens = {"train": 32, "decode": 1, "forward": 64}[part]
+        assert row["tokens_per_s"] == pytest.approx(1e3 * tokens / row["ms"])
+        assert (row["x_transformer"] is None) == (row["model"] != "multiscreen")
+
+
+def shortened(groups):
+    """Groups whose forward passes have 64 tokens."""
+    for (cell,), function in groups:
+        yield [cell | {"length": min(cell["length"], 64)}], function
+
+
+def test_the_tests_are_run_and_what_fails_shows_its_last_lines(monkeypatch):
+    say = "echo $TRITON_INTERPRET one; echo; echo two"
+    assert gpu.run_command(f"sh -c '{say}'", 9) == {"result": "two"}
+    with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
+        gpu.run_command(f"sh -c '{say}; exit 3'", 9)
+    with pytest.raises(RuntimeError, match="took too long: now"):
+        gpu.run_command("sh -c 'echo now; sleep 9'", 1)
+
+    ran = []
+    monkeypatch.setattr(gpu, "run_command", lambda *inputs: ran.append(inputs))
+    for cell in gpu.ALONE["tests"][1]:
+        gpu.run_tests(time.monotonic(), **cell)
+    assert all(99 < seconds <= 100 for _, seconds in ran)
+    assert [any(word in line for line, _ in ran)
+            for word in ("pytest -q", "memcheck", "racecheck")] == [True] * 3
 
 
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
@@ -192,8 +284,8 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
     monkeypatch.setattr(gpu, "available", lambda: "there is no CUDA GPU")
     with pytest.raises(UsageError, match="no CUDA GPU"):
         gpu.main()
-    monkeypatch.setattr(sys, "argv", ["gpu", "layers"])
-    with pytest.raises(UsageError, match="layers is not a part"):
+    monkeypatch.setattr(sys, "argv", ["gpu", "kernels"])
+    with pytest.raises(UsageError, match="kernels is not a part"):
         gpu.main()
     assert not (tmp_path / "out").exists()
 
@@ -226,40 +318,102 @@ def test_the_kernels_compile_ahead_of_time_without_spills():
         assert target != "sm_90" or float(interior) <= aims[name]
 
 
-# --------------------------------------------------------------------------------- the CPU
+# --------------------------------------------------------------------------------- on a CPU
 
-def test_the_cpu_benchmark_has_a_row_for_each_setting(monkeypatch, tmp_path):
+CPU = ["--psi", 2, "--models", "multiscreen", "transformer:1,2,8", "--repeats", 2]
+
+
+def test_the_cpu_benchmark_has_a_row_for_each_setting(call, monkeypatch, tmp_path):
     compiled = []
-    monkeypatch.setattr(cpu, "compile_model", compiled.append)
-    for name in ("LENGTH", "STEPS", "TOKENS"):
-        monkeypatch.setattr(cpu, name, 3)
-    monkeypatch.setattr(sys, "argv", [
-        "cpu", "--psi", "2", "--transformer", "1,2,8", "--contexts", "5", "40",
-        "--out", str(tmp_path)])
-    cpu.main()
-    rows = read_table(tmp_path / "cpu.tsv")
-    assert [(row["what"], row["setting"], row["context"]) for row in rows] == [
-        ("train", "eager", ""), ("train", "compiled", ""),
-        *(("decode", s, T) for s in ("initial", "trained-like") for T in ("5", "40"))]
+    monkeypatch.setattr(timing, "compile_model", compiled.append)
+    monkeypatch.setattr(cpu, "LENGTH", 16)
+    monkeypatch.setitem(timing.BACKENDS, "flash",
+                        attention_by(SDPBackend.CUDNN_ATTENTION))          # no CPU has it
+    flags = [*CPU, "--contexts", 5, "--lengths", 64, 32, "--table", tmp_path / "t.tsv"]
+    call(cpu, *flags)
+    rows = read_table(tmp_path / "t.tsv")
+    windows = ["initial", "trained-like", "trained-like + SWE"]
+    assert [(row["what"], row["setting"], row["length"]) for row in rows] == [
+        ("train", "initial", "16"), ("train", "default", "16"),
+        ("train-compiled", "initial", "16"), ("train-compiled", "default", "16"),
+        ("decode", "initial", "5"), ("decode", "trained-like", "5"), ("decode", "default", "5"),
+        *(("forward", setting, T) for T in ("32", "64") for setting in windows)]
     assert len(compiled) == 2
-    for row in rows:
-        ratio = float(row["multiscreen"]) / float(row["transformer"])
-        assert float(row["ratio"]) == pytest.approx(ratio, rel=1e-3)
-    monkeypatch.setattr(cpu, "random_model", None)
-    cpu.main()                                         # nothing is missing
-    assert read_table(tmp_path / "cpu.tsv") == rows
+    assert all(float(ms) > 0 for row in rows for ms in row["ms"].split())
+
+    # Only what could not run is tried again.
+    tried = []
+    monkeypatch.setattr(timing, "prepare", lambda subject, cell: tried.append(cell["setting"]))
+    call(cpu, *flags)
+    assert tried == ["flash", "flash"]
+    assert read_table(tmp_path / "t.tsv") == rows
 
 
-@pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
-def test_filled_caches_are_those_of_a_context(name):
-    model = build_model(name, {"psi": 2, "vocab_size": 11})
-    with torch.no_grad():
-        caches = cpu.fill_caches(model, 30)
-        model.hidden(torch.zeros(1, 1, dtype=torch.int64), caches)
-        real = [KeyCache() for _ in model.layers]
-        model.hidden(torch.zeros(1, 30, dtype=torch.int64), real)
-        model.hidden(torch.zeros(1, 1, dtype=torch.int64), real)
-    for a, b in zip(caches, real):
-        assert (a.first, a.end) == (b.first, b.end) == (0, 31)
-        assert a.k[:, :, :31].shape == b.k[:, :, :31].shape
-        assert a.v[:, :, :31].shape == b.v[:, :, :31].shape
+@pytest.mark.parametrize("flags, message", [
+    (["--lengths", "0"], "from 1"), (["--contexts", "0"], "from 1"), (["--psi", "0"], "from 1"),
+    (["--repeats", "0"], "at least 1"), (["--device", "meta"], "invalid choice"),
+    (["--models", "transformer:3M"], "unknown"), (["--ckpt", "nowhere.pt"], "not exist"),
+    (["--out", "a.png"], "see --table"), (["nowhere.tsv"], "measure a model first"),
+    (["a.tsv", "--psi", "8"], "--psi is for measuring")])
+def test_a_mistake_is_told_in_one_line_before_any_work(call, flags, message):
+    with pytest.raises(UsageError, match=message) as e:
+        call(cpu, *flags)
+    assert "\n" not in str(e.value)
+
+
+def test_the_times_of_a_checkpoint_are_a_table_beside_it(call, checkpoints):
+    path = checkpoints["multiscreen"]
+    call(cpu, "--ckpt", path, *CPU[2:], "--what", "decode", "forward", "--contexts", 9,
+         "--lengths", 32)
+    rows = read_table(path.with_name("latency.tsv"))
+    assert [(row["model"], row["what"], row["setting"], row["seq_len"]) for row in rows] == [
+        ("multiscreen", "decode", "trained", "16"), ("transformer:1,2,8", "decode", "default", ""),
+        ("multiscreen", "forward", "trained", "16"),
+        ("multiscreen", "forward", "trained + SWE", "16"),
+        ("transformer:1,2,8", "forward", "flash", "")]
+
+
+def timed(model, parameters, setting, length, ms, machine="CPU"):
+    """A row of the report's latency.tsv, which has forward passes only."""
+    row = dict.fromkeys((*timing.RUN, "setting", "length", "machine", "repeats", "ms", "hash"), "")
+    return row | {"model": model, "parameters": parameters, "setting": setting, "length": length,
+                  "machine": machine, "repeats": "3", "ms": ms, "hash": "1"}
+
+
+@needs_matplotlib
+def test_a_time_is_compared_with_the_fastest_of_the_transformer_nearest_in_size(call, tmp_path,
+                                                                                capsys):
+    """Other machines' times do not count, nor do a Transformer's variants."""
+    write_rows(tmp_path / "t.tsv", [
+        timed("transformer:a", "10", "flash", "64", "9", "GPU"),
+        timed("transformer:a", "10", "flash", "32", "4"),
+        timed("transformer:a", "10", "flash", "64", "400"),
+        timed("transformer:a", "10", "math", "64", "80 120"),
+        timed("transformer:a:alibi", "10", "flash", "64", "1"),
+        timed("transformer:b", "80", "flash", "64", "14"),
+        timed("multiscreen", "90", "initial", "64", "7"),
+        timed("multiscreen", "9", "initial", "64", "45 50 55")])
+    call(cpu, tmp_path / "t.tsv")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [[line[n] for n in (4, 5, 6, 8, 9)] for line in lines[3:10]] == [
+        ["32", "4", "-", "-", "-"], ["64", "400", "-", "-", "-"],
+        ["64", "100", "28.284", "-", "-"], ["64", "1", "-", "100", "-"],
+        ["64", "14", "-", "-", "-"], ["64", "7", "-", "2", "-"],
+        ["64", "50", "5", "2", "0.6"]]               # 2 * hypot(0.28284, 0.1)
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+@needs_matplotlib
+def test_each_model_of_a_table_is_a_line_by_length_and_its_sizes_a_line(call, tmp_path,
+                                                                        monkeypatch):
+    found = []
+    monkeypatch.setattr(cpu, "save_figure", lambda fig, path: found.append(fig))
+    monkeypatch.setattr(timing, "build_model", None)   # a drawing needs no model
+    write_rows(tmp_path / "t.tsv", [timed("multiscreen", size, "initial", length, "5")
+                                    for size in ("20000", "4000") for length in ("64", "32")])
+    call(cpu, "t.tsv", "mine=t.tsv")
+    by_size, by_length = ({line.get_label(): [*line.lines[0].get_xdata()]
+                           for line in ax.containers} for ax in found[0].axes)
+    assert by_size == {name: [4000, 20000] for name in ("Multiscreen, initial", "mine, initial")}
+    assert by_length == {f"{name}, {size}, initial": [32, 64] for name in ("Multiscreen", "mine")
+                         for size in ("20K", "4K")}

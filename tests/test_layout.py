@@ -20,8 +20,8 @@ ROOMS = {
     "exercises": {"torch", "triton", "numpy", "matplotlib", "pytest", "support", "multiscreen"},
     "experiments": {"torch", "numpy", "matplotlib", "support", "tasks", "baselines",
                     "multiscreen", "abcdigits"},
-    "benchmarks": {"torch", "triton", "numpy", "support", "baselines", "multiscreen",
-                   "screening_triton"},
+    "benchmarks": {"torch", "triton", "support", "baselines", "multiscreen", "screening_triton",
+                   "experiments"},
     "playground": {"torch", "numpy", "support", "multiscreen", "abcdigits"},
 }
 

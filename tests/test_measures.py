@@ -7,7 +7,7 @@ import torch
 
 import multiscreen
 import train
-from experiments import latency, passkey, perplexity, retrieval, sample, tiles
+from experiments import passkey, perplexity, retrieval, sample, tiles
 from experiments.common import labels_of
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
@@ -26,15 +26,13 @@ from tests.helpers import (
 
 
 @pytest.mark.parametrize("script, flags, message", [
-    (latency, ["--lengths", "0"], "at least 1"), (latency, ["--ckpt", "nowhere.pt"], "not exist"),
     (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "above 0"),
     (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
-    (latency, ["nowhere.tsv"], "measure a model first"), (retrieval, [], "required"),
+    (retrieval, [], "required"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
     (perplexity, ["a.tsv", "--out", "b.tsv"], "name a .png file"),
     (perplexity, ["--out", "b.png"], "is for tables"),
-    (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring"),
-    (latency, ["a.tsv", "--device", "cpu"], "--device is for measuring")])
+    (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, message):
     with pytest.raises(UsageError, match=message) as e:
         call(script, *flags)

@@ -1,0 +1,365 @@
+"""What is timed, the timer, and the table: shared by benchmarks.cpu and benchmarks.gpu.
+
+A row is a model in one setting. `what` says what it does, `ms` how long each pass took:
+
+train      a step of train.py on random tokens: `batch` sequences of `length` tokens
+decode     one more token after `length` tokens; random keys and values take as long as others
+forward    hidden states and logits of `length` tokens at once, without cache and gradient
+
+"train-compiled": layers and head are compiled by torch.compile. Weights are random: a relevance of
+0 takes as long as any other, so only the windows matter. `initial` windows are 2 to 257 tokens.
+`trained-like` windows are a guess: 70 % of the tiles log-uniform in 2 .. 128, 25 % in 256 .. 4096,
+5 % in 4096 .. 65536. SWE changes only the last 5 %.
+"""
+import gc
+import hashlib
+import math
+import re
+import statistics
+import time
+import warnings
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import normalize
+
+from baselines import count_parameters, recipe
+from baselines.transformer import attention_by
+from support.checkpoint import (
+    build_model,
+    has_windows,
+    load_for_evaluation,
+    read_checkpoint,
+    weights_hash,
+)
+from support.choose import get_screen
+from support.cli import UsageError, on_one_line, products_dtype
+from support.compiled import compile_model
+from support.source import ROOT
+from support.table import RUN, Table, as_text, describe_run
+
+KEYS, VALUES = (*RUN, "what", "batch", "setting", "length"), ("GiB", "ms")
+COLUMNS = ("model", "parameters", "what", "setting", "length", "ms", "std", "tokens_per_s",
+           "x_transformer", "x_std", "GiB")
+# Of a Transformer's attention in a forward pass. Elsewhere PyTorch chooses.
+BACKENDS = {"flash": attention_by(SDPBackend.FLASH_ATTENTION),
+            "cudnn": attention_by(SDPBackend.CUDNN_ATTENTION)}
+CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/*.py")
+
+
+# ----------------------------------------------------------------------------- the timer, a table
+
+def take_turns(runs, device, repeats, seconds=math.inf):
+    """Milliseconds of each pass of each function, after two to warm up.
+
+    They take turns, so other work slows all alike. No turn begins after `seconds`, but one is made.
+    """
+    began, times = time.perf_counter(), [[] for _ in runs]
+    for n in range(2 + repeats):
+        if n > 2 and time.perf_counter() - began > seconds:
+            break
+        for column, run in zip(times, runs):
+            column.append(milliseconds(run, device))
+    return [column[2:] for column in times]
+
+
+def milliseconds(run, device):
+    """The milliseconds that run() takes. On a GPU: until it is idle, with a cold cache."""
+    if device == "cpu":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.zeros(2**28, dtype=torch.uint8, device=device)           # this empties the cache
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
+    """Measure the cells that a table lacks for this code and machine. Returns the rows of all.
+
+    groups: (cells, function), where function(cells) returns a dict of `values` for each, or
+    {"why": a reason}. A failure is printed, and tried again the next time. No group begins after
+    `end`, by time.monotonic(). ckpt: the path of a model that is among those timed.
+    """
+    machine = {"machine": machine_of(device)}
+    groups = [([cell | machine for cell in cells], function) for cells, function in groups]
+    weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
+    table = Table(path, (*keys, "machine"), values, weights + code_hash())
+    missing = table.missing([cell for cells, _ in groups for cell in cells])
+    with table.measuring():
+        for cells, function in groups:
+            cells = [cell for cell in cells if cell in missing]
+            if not cells or time.monotonic() > end:
+                continue
+            gc.collect()                               # a compiled model refers to itself
+            if device != "cpu":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                found = function(cells)
+            except UsageError:                         # from the flags: all cells have it
+                raise
+            except Exception as e:                     # a compiler's errors have many types
+                found = [reason(e)] * len(cells)
+            for cell, row in zip(cells, found):
+                row = {name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()}
+                if "why" not in row:
+                    table.add(cell, **dict.fromkeys(values) | row)
+                if "ms" in row:
+                    row["ms"] = f"{mean_ms(row):.4g} ms"
+                shown = [as_text(x)[:300] for x in (*[*cell.values()][:-1], *row.values())]
+                print("  ".join(filter(None, shown)), flush=True)
+    return table.rows_of([cell for cells, _ in groups for cell in cells])
+
+
+def reason(e):
+    """The values of a cell that failed."""
+    return {"why": f"{type(e).__name__}: {on_one_line(e)}"}
+
+
+def mean_ms(row):
+    return statistics.mean(map(float, row["ms"].split()))
+
+
+def code_hash():
+    """Twelve digits that change with the files that are timed."""
+    paths = [path for name in CODE for path in sorted(ROOT.glob(name))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
+def machine_of(device):
+    """What times depend on besides the code."""
+    name = f"CPU, {torch.get_num_threads()} threads"
+    if device != "cpu":
+        name = torch.cuda.get_device_name(device)
+    dtype = products_dtype(torch.device(device)) or torch.float32
+    return f"{name}, {str(dtype)[6:]}, torch {torch.__version__}"
+
+
+# ------------------------------------------------------------------------------------ the models
+
+class Subject(NamedTuple):
+    """A model that is timed: with random weights, or of a checkpoint."""
+    name: str
+    psi: int | None = None
+    vocab_size: int = 257
+    ckpt: str | None = None
+    device: str = "cpu"
+
+
+def load(subject):
+    """(the model, the tokens of a sequence in its training). Prints what screens, if unexpected."""
+    if subject.ckpt:
+        model, _, ckpt = load_for_evaluation(subject.ckpt, subject.device)
+        return model, ckpt["args"]["seq_len"]
+    with torch.device(subject.device) as device:
+        model = build_model(subject.name, sizes_of(subject), products_dtype(device))
+    if has_windows(model):
+        model.screen, line, expected = get_screen(model)
+        if not expected:
+            print(line, flush=True)
+    return model, 2**12
+
+
+def sizes_of(subject):
+    return {"psi": subject.psi, "vocab_size": subject.vocab_size}
+
+
+def describe(subject):
+    """(the columns RUN of a model, whether it has windows)"""
+    ckpt = {"model": subject.name, "config": sizes_of(subject)}
+    if subject.ckpt:
+        ckpt = read_checkpoint(subject.ckpt)
+    with torch.device("meta"):                         # this takes no memory
+        model = build_model(ckpt["model"], ckpt["config"])
+    run = dict.fromkeys(RUN) | {"model": subject.name, "parameters": count_parameters(model)[0]}
+    return describe_run(ckpt) if subject.ckpt else run, has_windows(model)
+
+
+def get_settings(subject, windowed, what):
+    """What a model is timed in: its windows, or the backends of its attention."""
+    forward = what.startswith("forward")
+    if not windowed:
+        backends = ["flash"] if subject.device == "cpu" else BACKENDS
+        return [*backends] if forward else ["default"]
+    windows = ["trained"] if subject.ckpt else ["initial", "trained-like"]
+    if what.startswith("train"):
+        return windows[:1]
+    return windows + [f"{windows[-1]} + SWE"] * forward
+
+
+def group_of(subjects, what, batch, length, repeats, seconds=math.inf):
+    """(cells, function) for `measure`: models, each in its settings, take turns."""
+    of, cells = {}, []
+    for subject in subjects:
+        run, windowed = describe(subject)
+        of[run["model"], run["parameters"]] = subject
+        cells += [run | {"what": what, "batch": batch, "setting": setting, "length": length}
+                  for setting in get_settings(subject, windowed, what)]
+    return cells, partial(time_models, of, repeats, seconds)
+
+
+def time_models(of, repeats, seconds, cells):
+    """The values of each cell. of: the Subject with a name and a number of parameters."""
+    runs, found = {}, {}
+    with warnings.catch_warnings(action="ignore"):     # at length, of a backend that cannot run
+        for n, cell in enumerate(cells):
+            try:
+                run = prepare(of[cell["model"], cell["parameters"]], cell)
+                run()
+                runs[n] = run
+            except Exception as e:                     # no compiler, too little memory
+                found[n] = reason(e)
+        device = [*of.values()][0].device
+        for n, times in zip(runs, take_turns(runs.values(), device, repeats, seconds)):
+            found[n] = {"ms": " ".join(f"{ms:.6g}" for ms in times)}
+            if device != "cpu":
+                found[n]["GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    return [found[n] for n in range(len(cells))]
+
+
+def prepare(subject, cell):
+    """A function that makes one pass of a cell."""
+    model, T_train = load(subject)
+    set_up(model, cell["setting"], T_train)
+    what, _, compiled = cell["what"].partition("-")
+    if compiled:
+        # One limit for all sizes; beyond it layers would silently run eagerly.
+        torch._dynamo.config.recompile_limit = 64
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        compile_model(model)
+    batch, T, device = cell["batch"], cell["length"], model.W_E.device
+    if what == "train":
+        return training_step(model, recipe(cell["model"]), batch, T)
+    if what == "decode":
+        return get_decoder(model, T)
+    tokens = torch.randint(model.config.vocab_size, (batch, T), device=device)
+    return partial(forward_pass, model, tokens)
+
+
+@torch.no_grad()
+def set_up(model, setting, T_train):
+    """Put a model into a setting, in place: the backend of its attention, or its windows.
+
+    SWE expands those it has; "initial" and "trained" leave them as they are.
+    """
+    if setting in BACKENDS:
+        for layer in model.layers:
+            layer.attend = BACKENDS[setting]
+    if setting.startswith("trained-like"):
+        sizes = [len(layer.s_w) for layer in model.layers]
+        for layer, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
+            layer.s_w.copy_((w - 1).log())
+    if setting.endswith("SWE"):
+        model.expand_windows(T_train)
+
+
+def trained_like(n):
+    """n shuffled windows (n,), log-uniform in three ranges.
+
+    5 % (at least one) are in 4096 .. 65536, 25 % in 256 .. 4096, the rest in 2 .. 128.
+    """
+    rng = torch.Generator().manual_seed(0)
+    n_far, n_middle = max(round(0.05 * n), 1), round(0.25 * n)
+    bounds = [(4096.0, 65536.0)] * n_far + [(256.0, 4096.0)] * n_middle
+    bounds = torch.tensor(bounds + [(2.0, 128.0)] * (n - len(bounds)))
+    low, high = bounds[torch.randperm(n, generator=rng)].log().T
+    return (low + (high - low) * torch.rand(n, generator=rng)).exp()
+
+
+# ------------------------------------------------------------------------------- one pass of each
+
+def training_step(model, recipe, batch, T):
+    """A function that makes a step as train.py does, on random tokens (batch, T + 1).
+
+    recipe: of baselines.recipe. The learning rate is a hundredth: nothing is to be learned.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"] / 100, betas=(0.9, 0.95),
+                                  weight_decay=recipe["weight_decay"], fused=True)
+
+    def step():
+        x = torch.randint(model.config.vocab_size, (batch, T + 1), device=model.W_E.device)
+        loss = model.loss(x[:, :-1], x[:, 1:])
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe["clip"] or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.stack([loss.detach(), norm]).tolist()    # the one synchronisation with a GPU
+
+    return step
+
+
+@torch.no_grad()
+def get_decoder(model, context):
+    """A function that decodes one more token, greedily, after `context` tokens."""
+    tokens = torch.zeros(1, 1, dtype=torch.int64, device=model.W_E.device)
+    caches, head = fill_caches(model, context), model.head()
+
+    @torch.no_grad()
+    def step():
+        nonlocal tokens
+        x = model.hidden(tokens, caches)
+        tokens = model.logits(x[:, -1], head).argmax(-1, keepdim=True)
+
+    return step
+
+
+@torch.no_grad()
+def fill_caches(model, context):
+    """Caches after `context` tokens: random keys and values of those that a cache keeps."""
+    caches = model.new_caches()
+    model.hidden(torch.zeros(1, 1, dtype=torch.int64, device=model.W_E.device), caches)
+    for layer, cache in zip(model.layers, caches):
+        reach = layer.reach().max().item() if cache.forgets else math.inf
+        kept, filled = min(math.ceil(min(reach, context)), context), type(cache)(cache.forgets)
+        k, v = (normalize(torch.randn(1, x.shape[1], kept, x.shape[3], device=x.device), dim=-1)
+                for x in (cache.k, cache.v))
+        filled.append(k.to(cache.k.dtype), v.to(cache.v.dtype), torch.tensor(math.inf))
+        filled.first, filled.end = context - kept, context
+        cache.__dict__ = filled.__dict__
+    return caches
+
+
+@torch.no_grad()
+def forward_pass(model, tokens):
+    """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
+    x, head = model.hidden(tokens), model.head()
+    for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
+        model.logits(part, head)
+
+
+# ---------------------------------------------------------------------------------- what is shown
+
+def summarize(rows):
+    """The rows of the last machine, by COLUMNS, numbers as numbers.
+
+    x_transformer: the time of the plain Transformer nearest in size, in its fastest setting, over
+    that of the row; x_std: its deviation, from those of both times.
+    """
+    found = []
+    for row in rows:
+        if row["machine"] == rows[-1]["machine"]:
+            ms, length = row["ms"].split(), int(row["length"])
+            row = {"what": "forward", "batch": "1", "GiB": ""} | row
+            tokens = 1 if row["what"] == "decode" else length * int(row["batch"])
+            found.append(row | {
+                "parameters": int(row["parameters"]), "length": length, "ms": mean_ms(row),
+                "std": statistics.stdev(map(float, ms)) if len(ms) > 1 else math.nan,
+                "tokens_per_s": 1e3 * tokens / mean_ms(row), "GiB": row["GiB"] or None})
+    for row in found:
+        peers = [x for x in found if re.fullmatch("transformer:[^:]*", x["model"])
+                 and all(x[name] == row[name] for name in ("what", "batch", "length"))]
+        row |= {"x_transformer": None, "x_std": None}
+        if peers and row not in peers:
+            peer = min(peers, key=lambda x: (abs(math.log(x["parameters"] / row["parameters"])),
+                                             x["ms"]))
+            ratio = peer["ms"] / row["ms"]
+            row |= {"x_transformer": ratio,
+                    "x_std": ratio * math.hypot(*(x["std"] / x["ms"] for x in (peer, row)))}
+    return found
