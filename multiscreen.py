@@ -238,7 +238,8 @@ class GatedScreeningTiles(nn.Module):
         first = 0
         if cache:
             k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w)
-        return self.bound(screen(q_tilde, k_tilde, v_bar, w, r, start - first).to(x.dtype))
+        h = screen(q_tilde, k_tilde, v_bar, w, r, start - first)
+        return self.bound(h.to(x.dtype))
 
     def forward(self, x, screen, cache=None):
         """Eq. (18), the update: Delta x = (u * g_hat) (e^s_O W_O); Eq. (2): x + sum_h Delta x^(h).
