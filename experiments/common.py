@@ -19,20 +19,6 @@ def mean_and_std(losses):
     return mean, std, len(losses) - len(good)
 
 
-def paired_change(losses, original):
-    """(mean, standard deviation) of losses - original, by seed, over the seeds that both have.
-
-    Runs of one seed see equal data in equal order.
-    """
-    changes = [losses[seed] - original[seed] for seed in losses.keys() & original.keys()]
-    return mean_and_std(changes)[:2]
-
-
-def signed(x):
-    """A difference as a cell of a table; NaN stays NaN."""
-    return x if math.isnan(x) else f"{x:+.4f}"
-
-
 def percent(share, digits=1):
     """A share as a cell of a table, halves up; None and NaN stay. digits: after the point."""
     if share is None or math.isnan(share):

@@ -45,7 +45,7 @@ scaling() {
     echo "$eight --psi 64 --batch-size 1 --shard 8 $data --steps 65536 --seed 0 --out $OUT/psi64-0"
     echo "$eight --model transformer:1.3B --batch-size 2 $data --steps 65536 --seed 0" \
         "--out $OUT/1.3B-0"
-    echo "python -m experiments.scaling --unfitted 64 --out $OUT/report" \
+    echo "python -m experiments.scaling --out $OUT/report" \
         "$OUT/{psi8,psi16,psi32,8M,45M,353M}-{0,1,2} $OUT/{psi48,psi64,1.3B}-0"
 }
 

@@ -12,4 +12,5 @@ run python -m experiments.passkey --lengths 512 --trials 1 --ckpt $OUT/needles_o
 run python -m experiments.scaling $OUT/text_multiscreen-0 $OUT/text_transformer-0 --out $OUT/report
 run python -m experiments.scaling
 run python -m experiments.compare $OUT/text_*-0 --by lr --out $OUT/report
+run python -m experiments.mechanisms --names softmax screening --out $OUT/report/mechanisms.png
 run python -m experiments.sample --tokens 4 --ckpt $OUT/text_multiscreen-0/ckpt.pt

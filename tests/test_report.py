@@ -81,9 +81,8 @@ def test_the_numbers_of_the_claims():
     assert numbers[5] == [f"{x:.2f}" for name in ("Multiscreen", "Transformer") for x in
                           (min(means[key] for key in means if key[0] == name), means[name, 1.0])]
 
-    models = scaling.at_best_rates(scaling.model_rows(read_runs([FOLDER / "scaling.tsv"])))
-    pairs = [row for row in scaling.between_rows(models) if row[0] == "total"]
-    assert numbers[1] == [f"{pairs[n][i] / 1000:.0f}" for i in (2, 3) for n in (1, 4)]
+    rows = scaling.equal_losses(scaling.get_models(read_runs([str(FOLDER / "scaling.tsv")])))
+    assert numbers[1] == [f"{rows[n][i] / 1000:.0f}" for i in (3, 4) for n in (2, 5)]
 
     ms = {(row["setting"], row["length"]): statistics.mean(map(float, row["ms"].split()))
           for row in read_rows(FOLDER / "latency.tsv")}

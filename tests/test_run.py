@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from experiments.runs import read_folder
+from experiments.runs import read_run
 from support.checkpoint import read_checkpoint, save_checkpoint
 from support.cli import UsageError, on_one_line
 from support.data import Sequences
@@ -229,7 +229,7 @@ def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
     name = os.fsdecode(path)
     fit(tmp_path / "out", "--steps", "1", data=name)
     resume(tmp_path / "out", "--steps", "2")
-    found = read_folder(tmp_path / "out")
+    found = read_run(tmp_path / "out")
     assert found.flags["data"] == on_one_line(name)
     assert found.flags["seq_len"] == "32"
 
