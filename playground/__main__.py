@@ -15,6 +15,7 @@ if not __package__:
 import json
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import multiscreen
 from abcdigits import generate_by_line_count
@@ -25,7 +26,8 @@ from support.cli import Parser, UsageError, cli, get_device, replacing
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
 SCRIPT = Path(__file__).with_name("model.js")
-MARKERS = ("PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")     # in the page, once
+README = Path(multiscreen.__file__).with_name("README.md")
+MARKERS = ("PLAYGROUND_README", "PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")    # in the page, once
 # What screening is: read from the file, for python -OO has no docstrings.
 SCREENING = Path(multiscreen.__file__).read_text(encoding="utf-8").split("\n\n")[1]
 MOST_TOKENS = 1000
@@ -41,10 +43,13 @@ def default_text(ckpt, n_tokens):
 
 
 def write_page(path, data):
-    """The page with the model's script and the data. Escaped: no text can end the element."""
+    """The page, with README's address from there, the model's script, and the data."""
+    readme = quote(Path(os.path.relpath(README, path.parent)).as_posix())
+    # Escaped: no text can end the element.
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     page = PAGE.read_text(encoding="utf-8")
-    page = page.replace(MARKERS[0], SCRIPT.read_text(encoding="utf-8")).replace(MARKERS[1], text)
+    for marker, part in zip(MARKERS, (readme, SCRIPT.read_text(encoding="utf-8"), text)):
+        page = page.replace(marker, part)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(page.encode())

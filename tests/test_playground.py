@@ -77,6 +77,8 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
     playground.main(flags)
     assert not any(marker in page.read_text() for marker in playground.MARKERS)
     assert json.dumps(prompt(200)) in page.read_text()
+    readme = re.search('href="([^"]*)#the-idea"', page.read_text())[1]
+    assert (page.parent / readme).resolve() == ROOT / "README.md"
     assert "a text of 197 bytes" in capsys.readouterr().out
     playground.main([*flags, "--text", "naïve", "--tokens", "3"])          # ï has two bytes
     assert '"text": "na"' in page.read_text().replace(json.dumps("naï"), '"na"')
@@ -515,9 +517,8 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "R=89, is the needle. The model answers “89”, the first letter" in answer
     assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
     assert weigh()[0] == "89"
-    assert "this tile's similarities, at a temperature set on this page, says “89” with weight " \
-        f"{weigh()[1]:.3f}," in softmax
-    assert softmax.endswith("It is softmax(s / 0.10), not the attention of a trained model.")
+    assert f"gives “89” a weight of {weigh()[1]:.3f}, and divides" in softmax
+    assert "softmax(s / 0.10)" in softmax and "no model was trained with it" in softmax
     assert button == "Delete the needle"
     real.point("#delete", click=True)
     answer, screening, softmax, button = says()
@@ -527,7 +528,7 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "answers “" in answer
     assert answer.endswith(": a guess, since it must always write something.")
     other, weight = weigh()
-    assert (f"must answer all the same: it says “{other}” with weight {weight:.3f}, and "
+    assert (f"must still choose: it gives “{other}” a weight of {weight:.3f}, and "
             f"divides {1 - weight:.3f} among the rest") in softmax
     real.point("#delete", click=True)
     assert real.evaluate("$('typing').value") == PROMPT
