@@ -102,15 +102,15 @@ def beside(ckpt_path, name, given=None):
     so. Raises UsageError if it cannot be written there either.
     """
     ckpt_path = Path(ckpt_path)
-    path = ckpt_path.with_name(name if ckpt_path.name == "ckpt.pt" else f"{ckpt_path.stem}_{name}")
-    if given:
-        path = Path(given)
-    elif path.resolve().parent == ROOT / "models" or not can_write(path):
+    own = ckpt_path.with_name(name if ckpt_path.name == "ckpt.pt" else f"{ckpt_path.stem}_{name}")
+    path = Path(given) if given else own
+    if not given and (own.resolve().parent == ROOT / "models" or not can_write(own)):
         label = ckpt_path.resolve().parent.name if ckpt_path.name == "ckpt.pt" else ckpt_path.stem
         path = Path("out") / f"{label}_{name}"
-        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     if not can_write(path):
         raise UsageError(f"{path} cannot be written: choose a table with --table PATH")
+    if not given and path != own:
+        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     return path
 
 
