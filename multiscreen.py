@@ -24,6 +24,7 @@ Relevances use float32; MiPE's angles float64, reduced mod 2 pi. Casts are writt
 """
 import math
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +123,18 @@ def softmask(d, w):
     return torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
 
 
+def no_autocast(f):
+    """f, whose products an autocast would round to 16 bits, outside of it."""
+    @wraps(f)
+    def outside(q, *inputs, **options):
+        if not torch.is_autocast_enabled(q.device.type):
+            return f(q, *inputs, **options)
+        with torch.autocast(q.device.type, enabled=False):
+            return f(q, *inputs, **options)
+    return outside
+
+
+@no_autocast
 def relevance(q, k, w, r, i0=0):
     """Eq. (11), distance-aware relevance of key j to query i: alpha_d_ij = Trim(s_ij) m_ij.
 
@@ -136,6 +149,7 @@ def relevance(q, k, w, r, i0=0):
     return trim(s, r) * softmask(j - i[:, None], w)
 
 
+@no_autocast
 def screen(q, k, v, w, r, i0=0):
     """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j. The definition, T x S in memory.
 
@@ -163,9 +177,10 @@ def tanh_norm(x, eps=1e-6):
 
 def product(axes, x, W, dtype=None):
     """torch.einsum(axes, x, W), multiplied in `dtype` (None: as it is), returned in x's dtype."""
-    if dtype is None:
-        return torch.einsum(axes, x, W)
-    return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
+    if dtype is not None:
+        return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
+    y = torch.einsum(axes, x, W)
+    return y if y.dtype == x.dtype else y.to(x.dtype)          # an autocast multiplies in 16 bits
 
 
 class GatedScreeningTiles(nn.Module):

@@ -90,6 +90,37 @@ def test_a_chunk_of_the_loss_moves_the_embedding_a_few_times(monkeypatch, dtype)
     assert 0 < moved[1] - moved[0] <= 9
 
 
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+def test_relevances_are_float32_in_an_autocast(screen):
+    """With r = 0.01 and products of 16 bits h would be another one: nearly equal q and k."""
+    q, _, v = (x.float() for x in correlated(1, 1, 2, 200, 200))
+    k = ms.unit(q + 0.01 * torch.randn(q.shape, generator=random(2)))
+    w, r = torch.tensor([9.0, INF]), torch.tensor([0.01, 0.01])
+    with torch.autocast("cpu", torch.bfloat16):
+        h, alpha_d = screen(q, k, v, w, r), ms.relevance(q, k, w, r)
+    assert torch.equal(h, screen(q, k, v, w, r))
+    assert torch.equal(alpha_d, ms.relevance(q, k, w, r))
+
+
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+def test_a_step_in_an_autocast_is_one_with_products_of_16_bits(screen):
+    """The loss and every gradient, for tiles with r = 0.01 whose queries find their own keys."""
+    model, tokens = small(1, moved=True), draw_tokens(2, 151)
+    for tile in model.layers:
+        tile.W_K.data.copy_(tile.W_Q)
+        tile.s_r.data.fill_(math.log(0.01 / 0.99))
+    model.screen, found = screen, []
+    for dtype in (torch.bfloat16, None):
+        use_products_of(model, dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+        model.zero_grad()
+    for wanted, x in zip(*found):
+        assert (x - wanted).norm() < 0.1 * wanted.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameters_of_16_bits_are_refused_in_one_line(dtype):
     with pytest.raises(TypeError, match="keep them in float32") as e:
