@@ -13,32 +13,76 @@ sequences, drawn at random without replacement. The sizes are a laptop's.
 
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds per step, tokens per second, time left.
+
+OUT gets ckpt.pt (all that is needed to resume), log.tsv (a row for each printed line), flags.txt
+(what the run is) and source/ (the code that ran; source_until_STEP/ is from before an edit). A run
+that diverged leaves diverged.txt.
 """
 import math
+import platform
+import shutil
 import time
 from argparse import BooleanOptionalAction
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from baselines import BLOCKS, count_parameters
+from baselines import BLOCKS, count_parameters, recipe
 from baselines.ablations import TILES
 from baselines.transformer import SIZES
 from support import distributed as dist  # without torchrun it does nothing
 from support.checkpoint import (
+    FIXED,
     SIZE_FLAGS,
     build_model,
     has_windows,
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
+    load_moments,
     load_weights,
+    read_checkpoint,
+    save_checkpoint,
+    weights_hash,
 )
 from support.choose import get_screen, require_memory
-from support.cli import Parser, cli, get_device, printable, products_dtype
+from support.cli import (
+    Parser,
+    UsageError,
+    at_most_3,
+    cli,
+    clock,
+    get_device,
+    number,
+    on_one_line,
+    own_folder,
+    printable,
+    products_dtype,
+    rank,
+    replacing,
+    stop_requests,
+)
 from support.compiled import try_to_compile
-from support.data import get_data, is_stream
+from support.data import (
+    absolute,
+    changed_files,
+    files_of,
+    fingerprint,
+    get_data,
+    hash_of,
+    is_run,
+    is_stream,
+)
 from support.maps import alive_fraction
-from support.run import Run, passes_of
+from support.source import code_hash, differences, edited_files, source_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
+
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
+           "val_loss", "val_bpb", "alive", "needle", "base")
+# Flags that do not say what is trained, and those that only say how far and how often.
+FREE = ("out", "resume", "force", "device", "shard", "compile")
+LENGTH = ("--steps", "--log-every", "--eval-every", "--save-every")
 
 # ----------------------------------------------------------------------------------- flags
 
@@ -47,8 +91,9 @@ def get_parser():
 
     def flag(name, default, text, **options):
         shown = options.pop("shown", default)
-        options = {"type": type(default)} | options
-        p.add_argument(name, default=default, help=f"{text} [{shown}]", **options)
+        kind = options.pop("type", type(default))
+        kind = partial(number, kind, options.pop("least", 1)) if kind in (int, float) else kind
+        p.add_argument(name, default=default, type=kind, help=f"{text} [{shown}]", **options)
 
     flag("--model", "multiscreen", f"multiscreen, multiscreen:ABLATION ({', '.join(TILES)}), "
          f"transformer:SIZE ({', '.join(SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
@@ -69,11 +114,14 @@ def get_parser():
     flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
          type=int, shown="those of one pass")
     flag("--steps", 620, "optimizer steps; at most, for abcdigits and passkey (paper: 2^16)")
-    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
-    flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)")
-    flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)")
-    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
+         least=0)
+    flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
+         least=0)
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)",
+         least=0)
+    flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)", least=0)
+    flag("--seed", 0, "seed of the initial weights and of the order of the data", least=0)
     p.add_shared("--device")
     flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
          "(paper: bfloat16)",
@@ -98,6 +146,58 @@ def get_parser():
                        help="continue from OUT/ckpt.pt, with its flags unless given anew")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
+
+
+def get_args(argv=None):
+    """(the flags, completed; the checkpoint of --resume or --init, or None).
+
+    A flag that argv leaves out comes from that checkpoint, or else from the model's recipe. Raises
+    UsageError for impossible ones.
+    """
+    parser = get_parser()
+    args = parser.parse_args(argv)
+    if args.resume and args.init:
+        raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
+    if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
+        raise UsageError(f"--force would overwrite {args.init}: name another --out")
+    path = Path(args.out) / "ckpt.pt" if args.resume else args.init
+    ckpt = read_checkpoint(path) if path else None
+    kept = {name: x for name, x in (ckpt["args"] if ckpt else {}).items()
+            if name in FIXED or args.resume and name in vars(args) and name not in FREE}
+    parser.set_defaults(**recipe(kept.get("model", args.model)) | kept)
+    args = parser.parse_args(argv)
+    args.data = absolute(args.data)
+
+    # What cannot be.
+    for name in FIXED:
+        now = getattr(args, name)
+        if kept.get(name, now) != now:
+            raise UsageError(f"{path} was trained with {flag(name, kept[name])}, not {shown(now)}: "
+                             f"leave {flag(name)} out, or start a new run")
+    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
+    if args.model.startswith("transformer") and {*sizes} - {"layers"}:
+        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
+                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
+
+    args.save_every = args.save_every or args.eval_every
+    per_pass = args.batch_size * args.seq_len * dist.world()
+    args.batch_tokens = args.batch_tokens or per_pass
+    if args.batch_tokens % per_pass:
+        raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {per_pass} "
+                         f"({args.batch_size} sequences x {args.seq_len} tokens x {dist.world()} "
+                         "processes)")
+    return args, ckpt
+
+
+def flag(name, *value):
+    return " ".join([f"--{name.replace('_', '-')}", *map(shown, value)])
+
+
+def shown(value):
+    """A flag's value on one line."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {x}" for name, x in value.items())
+    return on_one_line(" ".join(value) if isinstance(value, list) else value)
 
 
 # ------------------------------------------------------------------------------ evaluation
@@ -144,6 +244,128 @@ def describe(model):
     return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
 
 
+# -------------------------------------------------------------------------- a run's folder
+
+def resumable(out, args, initial, state):
+    """What --out holds: nothing to go on from (None), or this run, as its checkpoint.
+
+    initial: the checkpoint of --resume or --init; state: what this command would save. Anything
+    else is refused, after what differs; with --resume `state` gets a note of it.
+    """
+    ours = [out / name for name in ("ckpt.pt", "log.tsv", "flags.txt", "source")]
+    if not is_run(out) and (there := [path for path in ours if path.exists()]):
+        raise UsageError(f"{there[0]} belongs to no run: name another --out")
+    if args.force:
+        return None
+    # A run that was killed before its first checkpoint is a new run.
+    ckpt = initial if args.resume else None
+    if ckpt is None and (out / "ckpt.pt").exists():
+        ckpt = read_checkpoint(out / "ckpt.pt")
+
+    # What differs: flags, lines of code, names of data.
+    changes, other = [], []
+    if ckpt:
+        changes = [f"{flag(name, ckpt['args'].get(name))} | {shown(now)}"
+                   for name, now in vars(args).items()
+                   if name not in FREE and ckpt["args"].get(name) != now]
+        if hash_of(ckpt["files"]) != hash_of(state["files"]):
+            files = changed_files(ckpt["files"], state["files"])
+            other.append(at_most_3(files) if files else "the files of --data in another order")
+        if not args.resume and initial and weights_hash(initial) != ckpt["init_weights"]:
+            other.append(f"other weights in {args.init}")
+    if state["equations"] is None or ckpt and ckpt["equations"] is None:
+        other.append("code replaced at run time")
+    code = differences(ckpt["source"], state["source"]) if ckpt else []
+    if ckpt and not args.resume and (changes or code or other):
+        print(f"{out} after step {ckpt['step']}, as it is | as it would be:",
+              *(f"  {line}" for line in changes + other), *code, sep="\n")
+        raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
+                         "--force overwrites it, another --out starts a new run")
+
+    # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
+    if (out / "diverged.txt").exists() and not args.resume:
+        said = (out / "diverged.txt").read_text("utf-8").strip()
+        lines = (out / "flags.txt").read_text("utf-8").splitlines()
+        same = {*flag_lines(args, state).splitlines()} <= {*lines}
+        raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
+                         3 if same else 1)
+
+    if ckpt:
+        state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
+        changes = [x for x in changes if not x.startswith(LENGTH)]
+        changes += edited_files(ckpt["source"], state["source"])
+    if changes + other:
+        note = f"from step {state['step']}: {', '.join(changes + other)}"
+        state["changes"] = [*state["changes"], note]
+        print(note)
+    return ckpt
+
+
+def flag_lines(args, state):
+    """The lines of flags.txt that say what is trained, and on what."""
+    lines = {name: shown(x) for name, x in vars(args).items() if name not in FREE}
+    lines |= {"equations": state["equations"], "corpus": hash_of(state["files"])}
+    return "".join(f"{name}\t{x}\n" for name, x in lines.items())
+
+
+def write_folder(out, args, state, ckpt, parameters):
+    """Write flags.txt, by which a folder is known as a run's, then log.tsv and source/.
+
+    A new run deletes an old one; what ran before an edit stays in source_until_STEP/.
+    """
+    old = [*out.glob("ckpt.pt.*.tmp"), out / "diverged.txt"] + [out / "ckpt.pt"] * (not ckpt)
+    for path in old:
+        path.unlink(missing_ok=True)
+    until = out / f"source_until_{state['step']}"
+    if ckpt and ckpt["source"] != state["source"] and not until.exists():
+        (out / "source").rename(until)
+    for folder in [out / "source", *(() if ckpt else out.glob("source_until_*"))]:
+        shutil.rmtree(folder, ignore_errors=True)
+    more = {"parameters": parameters, "init_weights": state["init_weights"],
+            "changes": "; ".join(state["changes"]), "versions": state["versions"]}
+    about = flag_lines(args, state) + "".join(f"{name}\t{shown(x)}\n" for name, x in more.items())
+    texts = {f"source/{name}": text for name, text in state["source"].items()}
+    for name, text in {"flags.txt": about, "log.tsv": state["log"], **texts}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out / name) as file:
+            file.write(text.encode())
+
+
+def save(out, args, state, model, optimizer, data):
+    """Write the checkpoint: what state holds, weights, moments, and where data and chance are."""
+    weights, moments = dist.get_states(model, optimizer)
+    state |= {"data_state": data.state(), "learned": data.learned,
+              "random_state": torch.get_rng_state()}
+    if rank() == 0:
+        save_checkpoint(out / "ckpt.pt", state | {"weights": weights, "optimizer": moments})
+    dist.wait()                                        # torchrun ends all when one ends
+    end = ", the end: it has learned the task" * data.learned
+    print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
+
+
+def log(out, args, state, step, row, left=""):
+    """Print a line, and add a row to the log. row: numbers by column; left: the time."""
+    at = f"{step:>6}/{args.steps:<6}"
+    if "loss" in row:
+        windows = " " * 23
+        if "w_min" in row:
+            windows = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
+        print(f"{at} {row['loss']:8.4f} {row['lr']:8.2g} {row['grad_norm']:8.4f} {windows} "
+              f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} {left:>8}", flush=True)
+    else:
+        words = [f"validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte"]
+        if "alive" in row:
+            words.append(f"{row['alive']:.1%} of the pairs inside the windows are alive")
+        words += [f"{name} {row[name]:.3f}" for name in ("needle", "base") if name in row]
+        print(f"{at} {'; '.join(words)}", flush=True)
+    row = {name: f"{x:.6g}" for name, x in row.items()} | {"step": str(step)}
+    line = "\t".join(row.get(name, "") for name in COLUMNS) + "\n"
+    state["log"] += line
+    if rank() == 0:
+        with open(out / "log.tsv", "a") as file:
+            file.write(line)
+
+
 # -------------------------------------------------------------------------------- training
 
 def set_rate(optimizer, args, step):
@@ -159,11 +381,11 @@ def train_step(model, data, args, drawn):
 
     drawn: how many sequences all processes have drawn before.
     """
-    n_passes = passes_of(args)
+    per_pass = args.batch_size * dist.world()          # sequences
+    n_passes = args.batch_tokens // (per_pass * args.seq_len)
     losses = []
     for n in range(n_passes):
-        first = drawn + n * args.batch_size * dist.world()
-        x = dist.draw(data, first, args, model.W_E.device)
+        x = dist.draw(data, drawn + n * per_pass, args, model.W_E.device)
         # Processes average their gradients in the last pass; until then each adds up its own.
         dist.average_gradients(model, n == n_passes - 1)
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
@@ -177,31 +399,55 @@ def train_step(model, data, args, drawn):
     return loss, norm
 
 
-def train(args, run):
+def require_finite(out, state, step, **values):
+    """Raise UsageError if a value is not finite, and keep the reason in diverged.txt."""
+    found = [f"{name} is {x:g}" for name, x in values.items() if not math.isfinite(x)]
+    if found:
+        saved = f"{out / 'ckpt.pt'} holds step {state['step']}"
+        message = (f"training diverged: at step {step} {', '.join(found)}; "
+                   f"{saved if state['step'] else 'nothing was saved'}: "
+                   "try a smaller --lr, or undo your last edit")
+        if rank() == 0:
+            (out / "diverged.txt").write_text(f"{message}\n", "utf-8")
+        raise UsageError(message, code=3)
+
+
+def train(out, argv):
+    args, initial = get_args(argv)
+
     # The data: text, or the documents of a task.
     tokenizer = get_tokenizer(args.tokenizer)
+    files = list(files_of(args.data, args.out))
     if is_stream(args.data):
         train_data, val_data = get_stream(args, tokenizer)
     else:
-        train_data, val_data = get_data(args, tokenizer, run.files)
+        train_data, val_data = get_data(args, tokenizer, files)
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # The flags that are given set the model's sizes.
-    flags = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()}
-    sizes = {field: size for field, size in flags.items() if size is not None}
-    sizes["vocab_size"] = tokenizer.n_vocab
-
-    # The model, new or with the sizes and weights of a checkpoint: of this run, or of --init.
+    # The model. The flags that are given set its sizes.
     device = get_device(dist.own_device(args.device))
     dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
     dtype = dtypes[args.dtype]
+    sizes = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()}
+    sizes = {field: size for field, size in sizes.items() if size is not None}
     torch.manual_seed(args.seed)
-    if run.initial:
-        sizes = run.initial["config"]
-    model = build_model(args.model, sizes, dtype).to(device)
-    if run.initial:
-        load_weights(model, run.initial["weights"], run.path if run.ckpt else args.init)
+    model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
+
+    # Where the run stands: what a checkpoint needs, but for weights and moments, is in `state`.
+    state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
+             "args": vars(args), "files": fingerprint(files), "equations": code_hash(model),
+             "source": source_of(model, train_data), "changes": [], "step": 0, "drawn": 0,
+             "init_weights": weights_hash(initial) if args.init else "",
+             "log": "\t".join(COLUMNS) + "\n",
+             "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}}
+    ckpt = resumable(out, args, initial, state)
+    if ckpt and (ckpt["learned"] or ckpt["step"] >= args.steps):
+        end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"
+        print(f"{out} is already finished, at step {ckpt['step']}: {end}")
+        return
+    if ckpt or initial:
+        load_weights(model, (ckpt or initial)["weights"], out / "ckpt.pt" if ckpt else args.init)
 
     # What screens, and what saves memory or time.
     if has_windows(model):
@@ -227,34 +473,54 @@ def train(args, run):
               {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
 
-    # Where the run stands, new or resumed: steps done, sequences drawn.
-    step, drawn = run.begin(model, optimizer, train_data, parameters)
+    # Go on from the checkpoint.
+    if ckpt:
+        load_moments(model, optimizer, ckpt["optimizer"], out / "ckpt.pt")
+        if ckpt["args"]["data"] == args.data:
+            train_data.load(ckpt["data_state"])
+        torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
+    if rank() == 0:
+        write_folder(out, args, state, ckpt, parameters)
+    if ckpt or initial:
+        print(f"continuing at step {state['step']}" if ckpt else f"weights from {args.init}")
+    ckpt = initial = None                              # up to 12 bytes per parameter
+
+    print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
+          f"{'ms':>7} {'tok/s':>8} {'at most' if is_stream(args.data) else 'left':>8}", flush=True)
+    step, drawn = state["step"], state["drawn"]        # steps done, sequences drawn
     per_step = args.batch_tokens // args.seq_len       # sequences
-
+    began, first = time.perf_counter(), step
     last = stopping = False
-    while not last and not stopping:
-        began = time.perf_counter()
-        lr = set_rate(optimizer, args, step)
-        loss, norm = train_step(model, train_data, args, drawn)
-        step, drawn = step + 1, drawn + per_step
-        run.check(step, loss=loss, grad_norm=norm)     # before a weight changes
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        train_data.observe(loss, per_step)             # a task gets harder as it is learned
-        last = step == args.steps or train_data.learned
-        seconds = time.perf_counter() - began
+    with stop_requests() as stop:
+        while not last and not stopping:
+            start = time.perf_counter()
+            lr = set_rate(optimizer, args, step)
+            loss, norm = train_step(model, train_data, args, drawn)
+            step, drawn = step + 1, drawn + per_step
+            require_finite(out, state, step, loss=loss, grad_norm=norm)    # before weights change
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            train_data.observe(loss, per_step)         # a task gets harder as it is learned
+            last = step == args.steps or train_data.learned
+            now = time.perf_counter()
 
-        if last or step == 1 or step % args.log_every == 0:
-            run.log(step, loss=loss, lr=lr, grad_norm=norm, **describe(model), ms=1e3 * seconds,
-                    tokens_per_s=args.batch_tokens / seconds)
-        if last or step % args.eval_every == 0:
-            run.log(step, **evaluate(model, train_data, val_data, args, tokenizer))
-        stopping = run.told_to_stop()
-        if last or stopping or step % args.save_every == 0:
-            run.save(model, optimizer, step, drawn, train_data)
+            if last or step == 1 or step % args.log_every == 0:
+                row = {"loss": loss, "lr": lr, "grad_norm": norm, **describe(model),
+                       "ms": 1e3 * (now - start), "tokens_per_s": args.batch_tokens / (now - start)}
+                left = clock((now - began) / (step - first) * (args.steps - step))
+                log(out, args, state, step, row, left)
+            if last or step % args.eval_every == 0:
+                row = evaluate(model, train_data, val_data, args, tokenizer)
+                require_finite(out, state, step, val_loss=row["val_loss"])
+                log(out, args, state, step, row)
+            stopping = dist.total(len(stop)) != [0]    # one of the processes was told to stop
+            if last or stopping or step % args.save_every == 0:
+                state |= {"step": step, "drawn": drawn}
+                save(out, args, state, model, optimizer, train_data)
     # Told to stop: all work is saved, and the exit code is 130.
     if not last:
-        raise run.interrupt(step)
+        raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: rerun the "
+                                f"command{' without --force' * args.force} to resume")
 
     # A sample, where one process holds the model.
     if dist.world() == 1:
@@ -263,7 +529,7 @@ def train(args, run):
         answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
         text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
         print(f"a sample, after its first 32 tokens:\n{printable(text)}")
-    print(f"next: {next_command(args, run.path)}")
+    print(f"next: {next_command(args, out / 'ckpt.pt')}")
 
 
 def next_command(args, path):
@@ -278,9 +544,9 @@ def next_command(args, path):
 
 def main(argv=None):
     dist.join()
-    with Run(get_parser(), argv) as run:
-        if not run.finished:
-            train(run.args, run)
+    out = own_folder(get_parser().parse_args(argv).out)
+    with dist.locked(out):
+        train(out, argv)
     dist.wait()
 
 

@@ -6,6 +6,7 @@ import platform
 import re
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +52,24 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
 
 
+def number(kind, least, text):
+    """The number of a flag: kind is int or float, least the smallest it may be."""
+    try:
+        value = kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}"
+                                         ) from None
+    if not least <= value < 2**63:
+        rule = "is too large" if value > least else f"must be at least {least}"
+        raise argparse.ArgumentTypeError(f"{text} {rule}")
+    return value
+
+
 def cli(main):
     """Run `main()`. An error the user can fix prints one line and exits with 1, Ctrl-C with 130."""
     sys.stdout = sys.stdout or open(os.devnull, "w")   # a closed one is None
-    sys.stdout.reconfigure(errors="replace")
+    if hasattr(sys.stdout, "reconfigure"):             # a notebook's has no such thing
+        sys.stdout.reconfigure(errors="replace")
     try:
         main()
         sys.stdout.flush()
@@ -207,6 +222,8 @@ def stop_requests():
     """
     names = ("SIGINT", "SIGTERM", "SIGHUP")            # Windows has no SIGHUP
     stop, handlers = [], {}
+    if threading.current_thread() is not threading.main_thread():
+        names = ()                                     # only the main one may have handlers
 
     def note(sent, _):
         stop.append(sent)

@@ -8,8 +8,10 @@ are used: they take as long as the rest of PyTorch.
 import atexit
 import os
 import sys
+from contextlib import contextmanager
 from types import MethodType
 
+import filelock
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -59,6 +61,33 @@ def total(*values):
 def wait():
     """Wait until all processes are here."""
     total(0)
+
+
+@contextmanager
+def locked(out):
+    """Inside, no other command trains into the folder `out`, which is made if it is missing.
+
+    If the command is refused before a run begins, nothing of it stays.
+    """
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    lock = filelock.FileLock(out / "lock", timeout=0)
+    try:
+        if rank() == 0:
+            out.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        wait()
+        yield
+    except filelock.Timeout:
+        raise UsageError(f"{out} is in use by another process: stop it, or name another --out"
+                         ) from None
+    finally:
+        if lock.is_locked:
+            lock.release()
+            if not (out / "flags.txt").exists():
+                (out / "lock").unlink()
+                for folder in made:
+                    if not any(folder.iterdir()):
+                        folder.rmdir()
 
 
 def distribute(model, shard, device):

@@ -53,10 +53,10 @@ def random_checkpoints(tmp_path_factory):
             for W in model.layers.parameters():        # make layers and positions matter
                 W.mul_(6 if W.ndim > 1 else 1)
         args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
-                                          "seq_len": 16, "kernel": "definition"}
+                                          "seq_len": 16, "kernel": "definition", "seed": 0}
         paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir()
-        empty = {name: [] for name in ("files", "changes", "classes")} | {"source": {}}
+        empty = {name: [] for name in ("files", "changes")} | {"source": {}}
         save_checkpoint(paths[name], dict.fromkeys(KEYS, 0) | empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
             "tokenizer": "bytes", "args": args, "equations": equations(name),

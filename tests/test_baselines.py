@@ -22,7 +22,6 @@ from support.checkpoint import (
 )
 from support.choose import get_screen
 from support.cli import UsageError
-from support.run import get_args
 from support.windowed import screen_windowed
 from tests.helpers import (
     add_noise,
@@ -231,7 +230,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     again = fit(tmp_path / "next", "--init", str(tmp_path / "out/ckpt.pt"), "--steps", "1")
     assert again["config"] == sizes
     with pytest.raises(UsageError, match="--d-V .* are for Multiscreen"):
-        get_args(train.get_parser(), ["--model", "transformer:2,2,8", "--d-V", "8"])
+        train.get_args(["--model", "transformer:2,2,8", "--d-V", "8"])
     with pytest.raises(UsageError, match="RoPE turns pairs"):
         build_model("multiscreen:rope", TINY | {"d_K": 3})
 
@@ -245,7 +244,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args, _ = get_args(train.get_parser(), flags)
+    args, _ = train.get_args(flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 

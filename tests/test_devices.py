@@ -9,7 +9,6 @@ from baselines.transformer import Transformer
 from experiments import perplexity, sample
 from multiscreen import Multiscreen
 from support import checkpoint, choose, cli
-from support.run import get_args
 from tests.helpers import SMALL, TEXT, assert_same_weights, needs_interpreter, read_table
 from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
@@ -89,7 +88,7 @@ def test_float64_is_refused_on_an_apple_gpu():
 def test_an_apple_gpu_is_taken_where_it_is_asked_for_and_only_there(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert cli.DEVICE != "mps"
-    assert get_args(train.get_parser(), ["--steps", "1"])[0].device == cli.DEVICE
+    assert train.get_args(["--steps", "1"])[0].device == cli.DEVICE
     with Pretended("mps") as gpu:
         assert cli.get_device("mps") == gpu.device
 

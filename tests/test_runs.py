@@ -11,7 +11,6 @@ import pytest
 
 import train
 from support import distributed
-from support.run import get_args
 from tests.helpers import ROOT
 
 SCRIPTS = ("tiny", "small", "tune_transformers", "paper")
@@ -98,7 +97,7 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(
         flags = words[words.index("train.py") + 1:]
         gpus = 8 * int(words[words.index("--nnodes") + 1]) if words[0] == "torchrun" else 1
         monkeypatch.setattr(distributed, "world", lambda gpus=gpus: gpus)
-        args, _ = get_args(train.get_parser(), flags)
+        args, _ = train.get_args(flags)
         assert flags[-1] == args.out
         given = flags[::2]
         assert name == "tiny" or len(set(given)) == len(given), flags

@@ -109,13 +109,13 @@ def children(process):
 
 SLOW_TO_SAVE = """
 import sys, time
-import support.run
-right = support.run.save_checkpoint
+import train
+right = train.save_checkpoint
 def save_checkpoint(path, ckpt):
     time.sleep(1)
     right(path, ckpt)
     print("saved at last", file=sys.stderr, flush=True)
-support.run.save_checkpoint = save_checkpoint
+train.save_checkpoint = save_checkpoint
 """
 
 
@@ -138,8 +138,8 @@ def test_a_signal_to_one_process_saves_and_stops_all(tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (["--shard", "2"], "--shard 2: it must divide the number of processes, 1"),
-    (["--batch-tokens", "500"], "of 128 .4 sequences x 32 tokens x 1 processes.: use 384 or 512"),
-    (["--batch-tokens", "60"], "use 128"), (["--batch-tokens", "0"], "at least 1")])
+    (["--batch-tokens", "500"], "of 128 .4 sequences x 32 tokens x 1 processes."),
+    (["--batch-tokens", "60"], "of 128"), (["--batch-tokens", "0"], "at least 1")])
 def test_what_does_not_divide_is_explained(tmp_path, flags, message):
     with pytest.raises(UsageError, match=message):
         fit(tmp_path / "out", "--steps", "2", *flags)

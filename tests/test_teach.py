@@ -17,7 +17,6 @@ from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
 from support.checkpoint import build_model
 from support.cli import UsageError
-from support.run import get_args
 from tests.helpers import ROOT, run
 
 TEACH = ROOT / "exercises/teach"
@@ -184,7 +183,7 @@ def test_the_variants_of_part_5_are_models():
         assert model(torch.arange(5)[None]).shape == (1, 5, 20)
     flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
     # They follow the flags of idea.sh.
-    assert get_args(train.get_parser(), ["--psi", "6", *flags.split()])[0].lr == 2**-7
+    assert train.get_args(["--psi", "6", *flags.split()])[0].lr == 2**-7
 
 
 def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():

@@ -1,8 +1,11 @@
 """Tests of train.py: learning, logging, stopping and resuming, checkpoints, evaluation."""
 import math
+import multiprocessing
 import os
+import random
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +13,10 @@ import pytest
 import torch
 
 import multiscreen
-import support.checkpoint
-import support.run
 import tasks.abcdigits
 import train
 from multiscreen import Multiscreen
-from support import distributed
+from support import distributed, source
 from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from support.cli import UsageError
 from support.data import Sequences
@@ -30,6 +31,7 @@ from tests.helpers import (
     draw_tokens,
     fit,
     read_table,
+    run_cases,
     small,
 )
 
@@ -45,7 +47,7 @@ def test_training_learns_and_logs_what_it_does(tmp_path):
     """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
     fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
     rows = read_table(tmp_path / "out/log.tsv")
-    assert tuple(rows[0]) == support.run.COLUMNS
+    assert tuple(rows[0]) == train.COLUMNS
     assert [int(row["step"]) for row in rows] == [1, 10, 20, 30, 40, 50, 60, 60]
     first, last = rows[0], rows[-1]
     assert float(first["loss"]) > 5
@@ -216,30 +218,39 @@ def test_a_run_of_init_goes_on_and_does_not_begin_with_other_weights_again(tmp_p
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/log.tsv").write_text("step\tloss\tlr\n1\t5.5\t0.1\n")
-    ckpt = fit(tmp_path / "out", "--steps", "2")
-    assert_same_weights(ckpt, fit(tmp_path / "whole", "--steps", "2"))
+    whole = fit(tmp_path / "whole", "--steps", "2")
+    fit(tmp_path / "out", "--steps", "9")
+    (tmp_path / "out/ckpt.pt").unlink()
+    assert_same_weights(fit(tmp_path / "out", "--steps", "2"), whole)
     assert [row["step"] for row in read_table(tmp_path / "out/log.tsv")] == ["1", "2", "2"]
 
 
-def test_a_run_with_other_equations_is_refused_and_resumed_when_told_to(tmp_path, monkeypatch):
-    fit(tmp_path / "out", "--steps", "2")
-    before = contents(tmp_path)
-    monkeypatch.setattr(support.run, "equations", lambda name: "other")
-    with pytest.raises(UsageError, match="other equations: .*--force .*another --out"):
-        fit(tmp_path / "out", "--steps", "2")
-    assert contents(tmp_path) == before
-    train.main(["--resume", "--out", str(tmp_path / "out"), "--steps", "3"])
+def test_five_random_kills_change_nothing(tmp_path):
+    """SIGKILL at any moment, then the same command again."""
+    flags = [*SMALL, "--steps", "60", "--save-every", "1", "--log-every", "1", "--eval-every", "20",
+             "--data", str(tmp_path / "text.txt")]
+    begin = time.perf_counter()
+    whole = fit(tmp_path / "whole", *flags)
+    seconds = time.perf_counter() - begin
+    for _ in range(5):
+        process = multiprocessing.Process(target=train.main, args=(
+            [*flags, "--out", str(tmp_path / "out")],))
+        process.start()
+        process.join(seconds * random.random())
+        process.kill()
+        process.join()
+    assert_same_weights(fit(tmp_path / "out", *flags), whole)
+    rows = [[{name: x for name, x in row.items() if name not in ("ms", "tokens_per_s")}
+             for row in read_table(tmp_path / name / "log.tsv")] for name in ("out", "whole")]
+    assert rows[0] == rows[1]
+    assert not [*(tmp_path / "out").glob("*.tmp")]
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--psi", "3"], "--psi 2"), (["--seq-len", "64"], "--seq-len 32"),
-    (["--seed", "9"], "--seed 0"), (["--w-th", "16"], "--w-th 256.0"),
-    (["--d-V", "8"], "--d-V None"),
-    (["--model", "multiscreen:nope"], "--model multiscreen"),
-    (["--data", "x"], "--data .*text.txt")])
-def test_resume_cannot_change_the_run(tmp_path, flags, message):
+    (["--psi", "3"], "--psi 2"), (["--w-th", "16"], "--w-th 256.0"),
+    (["--d-V", "8"], "--d-V None"), (["--tokenizer", "gpt2"], "--tokenizer bytes"),
+    (["--model", "multiscreen:nope"], "--model multiscreen")])
+def test_resume_cannot_change_the_model(tmp_path, flags, message):
     fit(tmp_path / "out", "--steps", "2")
     before = contents(tmp_path)
     with pytest.raises(UsageError, match=f"trained with {message}, not .*: leave --"):
@@ -279,27 +290,75 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("flags, message", [
-    (["--steps", "3"], "--steps 7, not 3"),
-    (["--lr", "0.5", "--steps", "7"], "--lr 0.0625, not 0.5"),
-    (["--steps", "7", "--log-every", "1"], "--log-every 10, not 1")])
-def test_a_run_with_other_flags_is_refused_and_left_alone(tmp_path, flags, message):
-    fit(tmp_path / "out", "--steps", "7")
-    (tmp_path / "out/abcdigits.tsv").write_text("a table")
-    before = contents(tmp_path)
-    with pytest.raises(UsageError, match=f"out holds a run with {message}: --force overwrites it, "
-                       "another --out starts a new run, --resume continues with changed flags"):
+def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypatch, capsys):
+    """Flags, code and data, all in one answer."""
+    out = tmp_path / "out"
+    fit(out, "--steps", "3")
+    (out / "abcdigits.tsv").write_text("a table")
+    before, right = contents(out), source.read
+
+    def edited(path):
+        return right(path).replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
+
+    monkeypatch.setattr(source, "read", edited)
+    (tmp_path / "more.txt").write_text("more")
+    data = ["--data", str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
+    capsys.readouterr()
+    with pytest.raises(UsageError, match="another run: --resume continues it with these changes, "
+                       "--force overwrites it, another --out starts a new run"):
+        fit(out, "--steps", "4", "--lr", "0.5", *data)
+    said = capsys.readouterr().out
+    for line in ("out after step 3, as it is | as it would be:", "  --steps 3 | 4\n",
+                 "  --lr 0.0625 | 0.5\n", f"  {data[-1]} is new\n", "  train.py\n",
+                 "    -    optimizer = ", "    +    optimizer = "):
+        assert line in said
+    assert contents(out) == before
+
+    fit(out, "--resume", "--steps", "4", "--lr", "0.5", *data)
+    note, = train.load_checkpoint(out / "ckpt.pt")[2]["changes"]
+    assert note.startswith("from step 3: --data ") and "--steps" not in note
+    assert note.endswith(f"--lr 0.0625 | 0.5, train.py, {data[-1]} is new")
+    assert f"changes\t{note}\n" in (out / "flags.txt").read_text()
+
+    # What ran before stays beside it.
+    assert (out / "source_until_3/train.py").read_text() == right("train.py")
+    assert (out / "source/train.py").read_text() == edited("train.py")
+    fit(out, "--steps", "2", "--force")
+    assert not (out / "source_until_3").exists()
+
+
+def test_a_run_of_init_does_not_go_on_with_other_weights(tmp_path, capsys):
+    first = tmp_path / "first"
+    fit(first, "--steps", "2")
+    flags = ["--init", str(first / "ckpt.pt"), "--steps", "2"]
+    fit(tmp_path / "out", *flags)
+    train.main(["--resume", "--out", str(first), "--steps", "3"])
+    with pytest.raises(UsageError, match="holds another run"):
         fit(tmp_path / "out", *flags)
-    assert contents(tmp_path) == before
+    assert f"  other weights in {first / 'ckpt.pt'}\n" in capsys.readouterr().out
 
 
-def test_a_damaged_checkpoint_is_named_and_left_alone(tmp_path):
+@pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
+@pytest.mark.parametrize("flags", [[], ["--force"]])
+def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
+    path = tmp_path / "out" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} belongs to no run: name anoth"):
+        fit(tmp_path / "out", "--steps", "2", *flags)
+    assert path.read_text() == "precious"
+    assert {x.name for x in path.parent.iterdir()} <= {path.name, "lock"}
+
+
+def test_other_files_are_no_matter(tmp_path):
+    """out/ also gets the page, tables and figures."""
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/ckpt.pt").write_bytes(b"half")
-    with pytest.raises(UsageError, match="truncated, or not a checkpoint"):
-        fit(tmp_path / "out", "--steps", "2")
-    assert (tmp_path / "out/ckpt.pt").read_bytes() == b"half"
-    assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
+    (tmp_path / "out/playground.html").write_text("a page")
+    (tmp_path / "out/ckpt.tmp").write_text("mine")
+    (tmp_path / "out/ckpt.pt.123.tmp").write_text("of a killed process")
+    fit(tmp_path / "out", "--steps", "1")
+    assert (tmp_path / "out/playground.html").read_text() == "a page"
+    assert [path.name for path in (tmp_path / "out").glob("*.tmp")] == ["ckpt.tmp"]
 
 
 def test_force_overwrites_the_run_and_nothing_else(tmp_path):
@@ -335,19 +394,22 @@ def test_flags_txt_says_what_the_run_is(tmp_path):
 
 # ------------------------------------------------------------------------------ checkpoints
 
-def test_a_checkpoint_is_whole_at_any_time(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
+    """Files may not grow beyond 4096 bytes here. torch speaks of an unexpected position."""
     path = tmp_path / "ckpt.pt"
     save_checkpoint(path, {"a": 1})
-
-    def save(value, file):
-        file.write(b"half")
-        raise RuntimeError("no space left\nsecond line")
-
-    monkeypatch.setattr(support.checkpoint.torch, "save", save)
-    with pytest.raises(UsageError, match="no space left.*; the file that was there is unchanged"):
-        save_checkpoint(path, {"a": 2})
-    assert torch.load(path) == {"a": 1}
-    assert list(tmp_path.iterdir()) == [path]
+    before = path.read_bytes()
+    code = """if True:
+        import pathlib, resource, torch
+        from support.checkpoint import save_checkpoint
+        from support.cli import cli
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        cli(lambda: save_checkpoint(pathlib.Path(case), {"a": torch.zeros(9999)}))"""
+    done = run_cases(code, [path, tmp_path / "new.pt"])
+    assert done.stderr == "".join(f"error: {x}: File too large\n" for x in (
+        path, tmp_path / "new.pt"))
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
 
 
 # ------------------------------------------------------------------------------- evaluation
