@@ -269,7 +269,8 @@ class GatedScreeningTiles(nn.Module):
 class KeyCache:
     """The keys and values of one layer that a later query may see: encoded, oldest first.
 
-    forgets: whether keys outside every window are dropped when the buffer is full.
+    forgets: whether keys outside every window are dropped when there is no room for more.
+    Gradients flow through it. For truncated backpropagation detach its k and v between two calls.
     """
 
     def __init__(self, forgets=False):
@@ -279,15 +280,17 @@ class KeyCache:
 
     def append(self, k, v, w):
         """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position."""
-        # n: how many keys the buffer holds. It may have room for more.
+        # n: how many keys there are. Room for 1,023 more tokens saves copies. With gradients there
+        # is none: backward may need what a call returned, so the next one makes new tensors.
         T, n = k.shape[2], self.end - self.first
+        room = 0 if torch.is_grad_enabled() else 1023
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
-        if n + T > self.k.shape[2]:
-            # Keep what a later query can see, or all. Room for 1,023 more tokens saves copies.
+        if n + T > self.k.shape[2] or not room:
+            # Keep what a later query can see, or all.
             kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
-            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + 1023))
-            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + 1023))
+            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
+            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
             self.first = self.end - kept
             n = kept
         self.k[:, :, n : n + T] = k

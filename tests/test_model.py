@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import baselines
 import multiscreen as ms
 from multiscreen import Config, KeyCache, Multiscreen
 from support.choose import get_screen
@@ -215,6 +216,53 @@ def test_a_model_follows_a_replaced_screen_until_one_is_chosen(monkeypatch):
     assert (model(tokens) - before).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("build", [
+    lambda: small(1, moved=True), lambda: baselines.build("transformer:2,2,8", {"vocab_size": 50})])
+def test_gradients_flow_through_caches(build, forgets):
+    """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
+    model, tokens = build(), draw_tokens(2, 151)
+    if forgets:
+        model.screen = model.agreeing = screen_windowed
+    for layer in model.layers:
+        if hasattr(layer, "s_w"):
+            layer.s_w.data.clamp_(max=3.0)                                 # windows up to 21
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    def gradients(lengths, between=lambda cache: None):
+        caches, loss = model.new_caches(), 0
+        for part, targets in zip(x.split(lengths, 1), y.split(lengths, 1)):
+            logits = model(part, caches)
+            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(),
+                                                            reduction="sum")
+            for cache in caches:
+                between(cache)
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    def detach(cache):
+        cache.k, cache.v = cache.k.detach(), cache.v.detach()
+
+    whole = gradients([150])
+    for a, b in zip(gradients([70, 1, 79]), whole):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
+    truncated = gradients([70, 1, 79], detach)
+    assert all(x.isfinite().all() for x in truncated)
+    assert not all(torch.allclose(a, b, rtol=1e-2) for a, b in zip(truncated, whole))
+
+    # A prompt may go through without gradients: what follows has those of truncation.
+    caches = model.new_caches()
+    with torch.no_grad():
+        model(x[:, :70], caches)
+    losses = []
+    for n in range(70, 73):
+        losses.append(model(x[:, n : n + 1], caches).square().sum())
+    with torch.no_grad():
+        model(x[:, 73:], caches)
+    sum(losses).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@torch.no_grad()
 def test_the_cache_has_every_key_in_the_windows_and_stays_bounded():
     cache, k, v = KeyCache(forgets=True), torch.randn(1, 3, 1, 16), torch.randn(1, 3, 1, 8)
     for n in range(3000):
