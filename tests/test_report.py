@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 
+import train
 from experiments import perplexity, retrieval, scaling
 from experiments.common import labels_of, percent
 from experiments.runs import read_runs
@@ -120,15 +121,17 @@ def test_every_table_and_every_figure_is_in_the_report():
 
 
 def test_the_table_of_memory_adds_up():
-    lines = re.findall(r"^\| `(.+)` \| (.+) \|$", (ROOT / "docs/scale.md").read_text(), re.M)
-    assert len([words for words, _ in lines if "--gpus" in words]) == 9
+    text = (ROOT / "docs/scale.md").read_text()
+    lines = re.findall(r"^\| `(--(?:psi|model) .+)` \| (.+) \|$", text, re.M)
+    assert len(lines) == 9
     for words, cells in lines:
-        if "--gpus" in words:
-            P, passes, *sizes = (float(x.replace(",", "")) for x in cells.split(" | "))
-            shard = int((re.findall(r"--shard (\d+)", words) or [1])[0])
-            weights, gradients, moments, _, _, whole, checkpoint = sizes
-            state = 4 * P / 2**30
-            known = [state / shard, state / (shard if passes == 1 else 1), 2 * state / shard]
-            assert [weights, gradients, moments] == pytest.approx(known, abs=0.006)
-            assert whole == pytest.approx(sum(sizes[:5]), abs=0.03)
-            assert checkpoint == pytest.approx(3 * state, abs=0.006)
+        args = train.get_parser().parse_args(words.split())
+        gpus, P, passes, *sizes = (float(x.replace(",", "")) for x in cells.split(" | "))
+        weights, gradients, moments, _, _, whole, checkpoint = sizes
+        state = 4 * P / 2**30
+        known = [state / args.shard, state / (args.shard if passes == 1 else 1),
+                 2 * state / args.shard]
+        assert passes == 2**22 / 2**12 / (args.batch_size * gpus)
+        assert [weights, gradients, moments] == pytest.approx(known, abs=0.006)
+        assert whole == pytest.approx(sum(sizes[:5]), abs=0.03)
+        assert checkpoint == pytest.approx(3 * state, abs=0.006)
