@@ -247,7 +247,7 @@ def test_a_mechanism_of_yours_is_a_file_and_a_line_and_changes_no_other_identity
            f"for name in {names}: print(code_hash(baselines.build(name, {{'vocab_size': 7}})))")
 
     before = run("-c", ask, cwd=tmp_path).stdout
-    assert len({*before.split()}) == 3                 # a file each: those of attention.py share one
+    assert len({*before.split()}) == 3                 # attention.py is one file
     (tmp_path / "baselines/softpick.py").write_text(SOFTPICK)
     path = tmp_path / "baselines/__init__.py"
     text = path.read_text().replace("import ablations", "import softpick, ablations")
