@@ -1,23 +1,22 @@
-"""How long a model takes, beside a Transformer: a step of training, a decoded token, a long text.
+"""What a laptop feels: how long a step, a decoded token and a long text take, beside a Transformer.
 
-    python -m benchmarks.cpu                            ten minutes on two cores
+    python -m benchmarks.cpu
     python -m benchmarks.cpu --what forward             section "Inference Latency" of the paper
     python -m benchmarks.cpu --models multiscreen multiscreen:nope transformer:8M
     python -m benchmarks.cpu out/latency/latency.tsv    draws the table, times nothing
 
-train      a step of train.py's default: 8 sequences of 256 bytes; train-compiled with --compile
+train      a step of train.py's default, 8 sequences of 256 bytes; train-compiled: with --compile
 decode     one more token, after each of --contexts
 forward    hidden states and logits of each of --lengths, in one pass; forward-compiled
 
-The settings of Multiscreen are its windows: untrained ones, a guess at trained ones, those of
---ckpt, and with SWE (benchmarks/timing.py has more). The models take turns, so that other work on
-the machine slows all. Each time is a row of latency.tsv beside the figure, latency.png, which has
-the forward passes. Rerun the command to measure what is missing.
+Multiscreen is timed with its untrained windows, with a guess at trained ones or those of --ckpt,
+and with SWE: see benchmarks/timing.py. The models take turns, so other work slows all alike. Each
+time is a row of latency.tsv; the figure beside it, latency.png, has the forward passes. Rerun the
+command to measure what is missing.
 
-The paper's sizes and lengths need a GPU: `python -m benchmarks.gpu` times those with random
-weights, `--device cuda --ckpt out/ckpt.pt` a trained model. What the paper compares is left out
-here: sizes, long contexts, bfloat16, the GPU's FlashAttention, the fused kernel. It prints no
-latency in its text; its figures, from an RTX 4090, are images.
+What the paper compares needs a GPU: large sizes, long contexts, bfloat16, FlashAttention, the fused
+kernel. `python -m benchmarks.gpu` times that with random weights, `--device cuda --ckpt
+out/ckpt.pt` a trained model. The paper's latencies, on an RTX 4090, are figures without numbers.
 """
 from pathlib import Path
 
@@ -65,17 +64,18 @@ def measure_models(args):
         raise UsageError("--repeats must be at least 1")
     vocab_size = 257 if device == "cpu" else 50257
     subjects = [Subject(name, args.psi, vocab_size, None, device) for name in args.models]
-    path = args.table or Path("out/latency/latency.tsv")
-    if args.ckpt:
+    if args.ckpt is not None:
         subjects = [Subject("", ckpt=args.ckpt, device=device),
                     *(x for x in subjects if x.name != "multiscreen")]
-        path = beside(args.ckpt, "latency.tsv", args.table)
 
     groups = []
     for what in args.what:
         cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
                  "forward": [(1, T) for T in sorted(args.lengths)]}[what.partition("-")[0]]
         groups += [group_of(subjects, what, *case, args.repeats or PASSES[what]) for case in cases]
+    path = args.table or Path("out/latency/latency.tsv")
+    if args.ckpt is not None:
+        path = beside(args.ckpt, "latency.tsv", args.table)
     rows = measure(path, KEYS, VALUES, groups, device, args.ckpt)
     if not rows:
         raise UsageError("nothing could be timed, for the reasons above")

@@ -27,6 +27,7 @@ from torch.nn.functional import normalize
 
 from baselines import count_parameters, recipe
 from baselines.transformer import attention_by
+from multiscreen import KeyCache
 from support.checkpoint import (
     build_model,
     has_windows,
@@ -155,7 +156,7 @@ class Subject(NamedTuple):
 
 def load(subject):
     """(the model, the tokens of a sequence in its training). Prints what screens, if unexpected."""
-    if subject.ckpt:
+    if subject.ckpt is not None:
         model, _, ckpt = load_for_evaluation(subject.ckpt, subject.device)
         return model, ckpt["args"]["seq_len"]
     with torch.device(subject.device) as device:
@@ -174,12 +175,12 @@ def sizes_of(subject):
 def describe(subject):
     """(the columns RUN of a model, whether it has windows)"""
     ckpt = {"model": subject.name, "config": sizes_of(subject)}
-    if subject.ckpt:
+    if subject.ckpt is not None:
         ckpt = read_checkpoint(subject.ckpt)
     with torch.device("meta"):                         # this takes no memory
         model = build_model(ckpt["model"], ckpt["config"])
     run = dict.fromkeys(RUN) | {"model": subject.name, "parameters": count_parameters(model)[0]}
-    return describe_run(ckpt) if subject.ckpt else run, has_windows(model)
+    return run if subject.ckpt is None else describe_run(ckpt), has_windows(model)
 
 
 def get_settings(subject, windowed, what):
@@ -188,7 +189,7 @@ def get_settings(subject, windowed, what):
     if not windowed:
         backends = ["flash"] if subject.device == "cpu" else BACKENDS
         return [*backends] if forward else ["default"]
-    windows = ["trained"] if subject.ckpt else ["initial", "trained-like"]
+    windows = ["initial", "trained-like"] if subject.ckpt is None else ["trained"]
     if what.startswith("train"):
         return windows[:1]
     return windows + [f"{windows[-1]} + SWE"] * forward
@@ -317,7 +318,7 @@ def fill_caches(model, context):
     model.hidden(torch.zeros(1, 1, dtype=torch.int64, device=model.W_E.device), caches)
     for layer, cache in zip(model.layers, caches):
         reach = layer.reach().max().item() if cache.forgets else math.inf
-        kept, filled = min(math.ceil(min(reach, context)), context), type(cache)(cache.forgets)
+        kept, filled = math.ceil(min(reach, context)), KeyCache(cache.forgets)
         k, v = (normalize(torch.randn(1, x.shape[1], kept, x.shape[3], device=x.device), dim=-1)
                 for x in (cache.k, cache.v))
         filled.append(k.to(cache.k.dtype), v.to(cache.v.dtype), torch.tensor(math.inf))
