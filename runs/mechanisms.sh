@@ -96,7 +96,8 @@ measure() {
 
 if [ "$1" = one ]; then
     out=$OUT/$2_$3-$5
-    train $2 $3 $4 $5 $out && measure $2 $3 $out
+    train $2 $3 $4 $5 $out
+    [ -f $out/ckpt.pt ] && measure $2 $3 $out       # not if it diverged
     exit
 fi
 
