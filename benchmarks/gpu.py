@@ -303,7 +303,7 @@ def main():
     end, failed = time.monotonic() + 60 * args.minutes, []
     if len(wanted) == 1:
         columns, rows = measure_part(wanted[0], args.out, end)
-        print_table(columns, [[row[name] for name in columns] for row in rows],
+        print_table(columns, [[row[name] or None for name in columns] for row in rows],
                     f"{wanted[0]}, on {timing.machine_of(DEVICE)}")
     else:
         # A process each: after an invalid access to memory a process can no longer use the GPU.
