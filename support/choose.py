@@ -15,8 +15,8 @@ NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4950.0, 5100.0, 7000.0, math.inf)
 WIDE = (1.0, 0.1, 0.5, 0.03, 0.2)
 CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE),
          (1, 2017, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,))]
-LIMIT = 5e-4                                           # of the largest value, in float32
-LIMIT_16 = 1e-1                                        # with values of 16 bits
+# Of the largest value: of pieces in float64, of the kernel in float32, with values of 16 bits.
+LIMIT_64, LIMIT, LIMIT_16 = 1e-7, 5e-4, 1e-1
 
 
 @torch.enable_grad()
@@ -24,8 +24,9 @@ def get_screen(model, kernel="auto"):
     """(the screen, one line that says why, whether it is the expected one). kernel: as --kernel.
 
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
-    `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT in
-    float32, to LIMIT_16 with values in the model's `dtype`. If none agrees it takes the definition.
+    `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT_64
+    in float64 or, for the kernel, LIMIT in float32; to LIMIT_16 with values in the model's `dtype`.
+    If none agrees it takes the definition.
     The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones; in Triton's
     interpreter, which is slow, fewer. It is made now: call this again after each edit.
     `model.agreeing` is the function that agrees, or None; with one a KeyCache may forget.
@@ -118,7 +119,7 @@ def get_own_screen(model, kernel):
     cut = partial(screen_windowed, screen=own)
     for case in CASES:
         inputs = revealing_inputs(*case, model.config, "cpu", True)
-        if difference(with_gradients(cut, inputs), with_gradients(own, inputs)) > LIMIT:
+        if difference(with_gradients(cut, inputs), with_gradients(own, inputs)) > LIMIT_64:
             return own, f"{line}: in pieces it differs (a changed equation?)", False
     if kernel == "auto" and model.W_E.device.type != "cpu":
         cut = while_it_fits(cut, model)
@@ -153,8 +154,7 @@ def cases_for(kernel, device):
 
 def exact_values(model, cases):
     """([(case, the definition's h and gradients in float64)]; why there are none, or None)."""
-    device = model.W_E.device
-    device = "cpu" if device.type == "mps" else device         # MPS has no float64
+    device = device_of_float64(model)
     try:
         exact = [(case, with_gradients(multiscreen.screen,
                                        revealing_inputs(*case, model.config, device, True)))
@@ -165,6 +165,12 @@ def exact_values(model, cases):
     if not all(x.isfinite().all() for _, values in exact for x in values):
         return None, "multiscreen.screen gives nan or inf in the comparison"
     return exact, None
+
+
+def device_of_float64(model):
+    """The model's device, but the CPU for an Apple GPU: it has no float64."""
+    device = model.W_E.device
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def screen_of(kind):
@@ -192,12 +198,15 @@ def objection(kind, model, exact):
     if kind == "triton" and (why := why_no_kernel(model)):
         return why
     f, label = screen_of(kind)
-    limits = {torch.float32: LIMIT}
-    if model.dtype not in (None, torch.float32):
+    # In float64 pieces of the definition equal it, whatever an edit makes of rounding.
+    pieces = kind == "windowed"
+    device = device_of_float64(model) if pieces else model.W_E.device
+    limits = {torch.float64: LIMIT_64} if pieces else {torch.float32: LIMIT}
+    if model.dtype in (torch.float16, torch.bfloat16):
         limits[model.dtype] = LIMIT_16
     for dtype, limit in limits.items():
         for case, wanted in exact:
-            inputs = revealing_inputs(*case, model.config, model.W_E.device)
+            inputs = revealing_inputs(*case, model.config, device, pieces)
             try:
                 found = with_gradients(f, inputs, dtype)
             except Exception as e:                     # whatever it is, this one cannot be used

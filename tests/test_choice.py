@@ -245,13 +245,25 @@ def test_the_definition_is_compared_in_float64(monkeypatch):
     assert seen == {torch.float64}
 
 
-def test_pieces_are_far_below_the_limit():
-    """At least ten times, for r of 0.03 or more."""
+@pytest.mark.parametrize("double, limit", [(True, choose.LIMIT_64), (False, LIMIT)])
+def test_pieces_are_far_below_the_limit(double, limit):
+    """At least ten times, for r of 0.03 or more; in float32 below the kernel's limit."""
     for case in CASES:
-        inputs, wide = (revealing_inputs(*case, Config(5), CPU, double) for double in (0, 1))
+        inputs, wide = (revealing_inputs(*case, Config(5), CPU, x) for x in (double, True))
         error = difference(with_gradients(screen_windowed, inputs),
                            with_gradients(ms.screen, wide))
-        assert error < 0.1 * LIMIT * max(0.03 / min(case[3]), 1)
+        assert error < 0.1 * limit * max(0.03 / min(case[3]), 1)
+
+
+@pytest.mark.parametrize("name, edit", [
+    ("trim", lambda s, r: (1 - (1 - s) / r).relu().sqrt()),
+    ("trim", lambda s, r: (1 - (1 - s) / r).relu() ** 0.1),
+    ("trim", lambda s, r: (1 - (1 - s) / r > 0).to(s) * s),
+    ("trim", lambda s, r: (-1e6 * (1 - s) / r).exp())])
+def test_an_edit_that_amplifies_rounding_is_no_false_alarm(monkeypatch, name, edit):
+    """The pieces call the very definition: with infinite slopes they, too, agree in float64."""
+    monkeypatch.setattr(ms, name, edit)
+    assert get_screen(of_sizes())[0] is screen_windowed
 
 
 def test_bfloat16_agrees_for_every_number_of_tiles():
