@@ -24,7 +24,6 @@ import shutil
 import time
 from argparse import BooleanOptionalAction
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,12 +52,9 @@ from support.cli import (
     cli,
     clock,
     get_device,
-    number,
     on_one_line,
-    own_folder,
     printable,
     products_dtype,
-    rank,
     replacing,
     stop_requests,
 )
@@ -88,59 +84,52 @@ LENGTH = ("--steps", "--log-every", "--eval-every", "--save-every")
 
 def get_parser():
     p = Parser(__doc__)
-
-    def flag(name, default, text, **options):
-        shown = options.pop("shown", default)
-        kind = options.pop("type", type(default))
-        kind = partial(number, kind, options.pop("least", 1)) if kind in (int, float) else kind
-        p.add_argument(name, default=default, type=kind, help=f"{text} [{shown}]", **options)
-
-    flag("--model", "multiscreen", f"multiscreen, multiscreen:ABLATION ({', '.join(TILES)}), "
-         f"transformer:SIZE ({', '.join(SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
-         f"({', '.join(filter(None, BLOCKS))})")
-    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers", type=int, shown="the model's own")
-    flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
-    flag("--d-E", None, "width of the model", type=int, shown="psi^2")
-    flag("--d-K", None, "dimensions of a query and a key", type=int, shown="16")
-    flag("--d-V", None, "dimensions of a value", type=int, shown="64")
-    flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
-    flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
-         "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
-    flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
-    flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")
-    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
-    flag("--batch-size", 8, "sequences in a forward pass of one process")
-    flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
-         type=int, shown="those of one pass")
-    flag("--steps", 620, "optimizer steps; at most, for abcdigits and passkey (paper: 2^16)")
-    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
-         least=0)
-    flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
-         least=0)
-    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)",
-         least=0)
-    flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)", least=0)
-    flag("--seed", 0, "seed of the initial weights and of the order of the data", least=0)
+    p.flag("--model", "multiscreen", f"multiscreen, multiscreen:ABLATION ({', '.join(TILES)}), "
+           f"transformer:SIZE ({', '.join(SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
+           f"({', '.join(filter(None, BLOCKS))})")
+    p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
+    p.flag("--layers", None, "number of layers", type=int, shown="the model's own")
+    p.flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
+    p.flag("--d-E", None, "width of the model", type=int, shown="psi^2")
+    p.flag("--d-K", None, "dimensions of a query and a key", type=int, shown="16")
+    p.flag("--d-V", None, "dimensions of a value", type=int, shown="64")
+    p.flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
+    p.flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
+           "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
+    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
+    p.flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")
+    p.flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
+    p.flag("--batch-size", 8, "sequences in a forward pass of one process")
+    p.flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
+           type=int, shown="those of one pass")
+    p.flag("--steps", 620, "optimizer steps; at most, for abcdigits and passkey (paper: 2^16)")
+    p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
+           least=0)
+    p.flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
+           least=0)
+    p.flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)",
+           least=0)
+    p.flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)", least=0)
+    p.flag("--seed", 0, "seed of the initial weights and of the order of the data", least=0)
     p.add_shared("--device")
-    flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
-         "(paper: bfloat16)",
-         choices=["auto", "float32", "bfloat16"])
-    flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton (the "
-         "fused kernel), or auto: the fastest that can run here and agrees with the definition",
-         choices=["auto", "definition", "windowed", "triton"])
+    p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
+           "(paper: bfloat16)",
+           choices=["auto", "float32", "bfloat16"])
+    p.flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton "
+           "(the fused kernel), or auto: the fastest that runs here and agrees with the definition",
+           choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction,
                    help="torch.compile the model; on a CPU it needs a C++ compiler [on a CUDA GPU "
                    "with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="recompute a layer's activations in backward: less memory, more time")
-    flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
-    flag("--log-every", 10, "steps between printed lines")
-    flag("--eval-every", 250, "steps between evaluations")
-    flag("--save-every", None, "steps between checkpoints", type=int, shown="--eval-every")
-    flag("--init", None, "checkpoint to take model, tokenizer and weights from, for training on "
-         "other data", type=str, shown="new weights")
-    flag("--out", "out", "folder for ckpt.pt and log.tsv")
+    p.flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
+    p.flag("--log-every", 10, "steps between printed lines")
+    p.flag("--eval-every", 250, "steps between evaluations")
+    p.flag("--save-every", None, "steps between checkpoints", type=int, shown="--eval-every")
+    p.flag("--init", None, "checkpoint to take model, tokenizer and weights from, for training on "
+           "other data", type=str, shown="new weights")
+    p.flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
                        help="continue from OUT/ckpt.pt, with its flags unless given anew")
@@ -276,11 +265,12 @@ def resumable(out, args, initial, state):
     if state["equations"] is None or ckpt and ckpt["equations"] is None:
         other.append("code replaced at run time")
     code = differences(ckpt["source"], state["source"]) if ckpt else []
-    if ckpt and not args.resume and (changes or code or other):
-        print(f"{out} after step {ckpt['step']}, as it is | as it would be:",
+    if ckpt and (changes or code or other):
+        print(f"{out} at step {ckpt['step']}, before | now:",
               *(f"  {line}" for line in changes + other), *code, sep="\n")
-        raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
-                         "--force overwrites it, another --out starts a new run")
+        if not args.resume:
+            raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
+                             "--force overwrites it, another --out starts a new run")
 
     # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
     if (out / "diverged.txt").exists() and not args.resume:
@@ -297,7 +287,6 @@ def resumable(out, args, initial, state):
     if changes + other:
         note = f"from step {state['step']}: {', '.join(changes + other)}"
         state["changes"] = [*state["changes"], note]
-        print(note)
     return ckpt
 
 
@@ -336,7 +325,7 @@ def save(out, args, state, model, optimizer, data):
     weights, moments = dist.get_states(model, optimizer)
     state |= {"data_state": data.state(), "learned": data.learned,
               "random_state": torch.get_rng_state()}
-    if rank() == 0:
+    if dist.rank() == 0:
         save_checkpoint(out / "ckpt.pt", state | {"weights": weights, "optimizer": moments})
     dist.wait()                                        # torchrun ends all when one ends
     end = ", the end: it has learned the task" * data.learned
@@ -361,7 +350,7 @@ def log(out, args, state, step, row, left=""):
     row = {name: f"{x:.6g}" for name, x in row.items()} | {"step": str(step)}
     line = "\t".join(row.get(name, "") for name in COLUMNS) + "\n"
     state["log"] += line
-    if rank() == 0:
+    if dist.rank() == 0:
         with open(out / "log.tsv", "a") as file:
             file.write(line)
 
@@ -407,7 +396,7 @@ def require_finite(out, state, step, **values):
         message = (f"training diverged: at step {step} {', '.join(found)}; "
                    f"{saved if state['step'] else 'nothing was saved'}: "
                    "try a smaller --lr, or undo your last edit")
-        if rank() == 0:
+        if dist.rank() == 0:
             (out / "diverged.txt").write_text(f"{message}\n", "utf-8")
         raise UsageError(message, code=3)
 
@@ -479,7 +468,7 @@ def train(out, argv):
         if ckpt["args"]["data"] == args.data:
             train_data.load(ckpt["data_state"])
         torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
-    if rank() == 0:
+    if dist.rank() == 0:
         write_folder(out, args, state, ckpt, parameters)
     if ckpt or initial:
         print(f"continuing at step {state['step']}" if ckpt else f"weights from {args.init}")
@@ -529,23 +518,17 @@ def train(out, argv):
         answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
         text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
         print(f"a sample, after its first 32 tokens:\n{printable(text)}")
-    print(f"next: {next_command(args, out / 'ckpt.pt')}")
-
-
-def next_command(args, path):
-    """What to do with a trained model."""
-    if args.data == ["abcdigits"]:
-        return f"python abcdigits.py --ckpt {path}"
-    if args.data == ["passkey"]:
-        return f"python -m experiments.passkey --ckpt {path}"
-    return (f"python -m experiments.sample --ckpt {path}, python -m experiments.tiles --ckpt "
-            f"{path}, python -m experiments.compare {path.parent}")
+    path = out / "ckpt.pt"
+    commands = {"abcdigits": f"python abcdigits.py --ckpt {path}",
+                "passkey": f"python -m experiments.passkey --ckpt {path}"}
+    for_text = (f"python -m experiments.sample --ckpt {path}, python -m experiments.tiles --ckpt "
+                f"{path}, python -m experiments.compare {out}")
+    print(f"next: {commands.get(args.data[0], for_text)}")
 
 
 def main(argv=None):
     dist.join()
-    out = own_folder(get_parser().parse_args(argv).out)
-    with dist.locked(out):
+    with dist.locked(get_parser().parse_args(argv).out) as out:
         train(out, argv)
     dist.wait()
 

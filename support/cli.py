@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,16 +49,23 @@ class Parser(argparse.ArgumentParser):
         for name in names:
             self.add_argument(name, **SHARED[name])
 
+    def flag(self, name, default, text, type=None, least=1, shown=None, **options):
+        """Add a flag of the default's type. least: of a number; shown: the default in words."""
+        kind = type or default.__class__
+        self.add_argument(name, default=default, help=f"{text} [{shown or default}]",
+                          type=partial(number, kind, least) if kind in (int, float) else kind,
+                          **options)
+
     def error(self, message):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
 
 
 def number(kind, least, text):
-    """The number of a flag: kind is int or float, least the smallest it may be."""
+    """The int or float of a flag's text, at least so much."""
     try:
         value = kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of type {kind.__name__}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number"
                                          ) from None
     if not least <= value < 2**63:
         rule = "is too large" if value > least else f"must be at least {least}"

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from support.cli import UsageError, rank
+from support.cli import UsageError, own_folder, rank
 
 
 def join():
@@ -64,11 +64,12 @@ def wait():
 
 
 @contextmanager
-def locked(out):
-    """Inside, no other command trains into the folder `out`, which is made if it is missing.
+def locked(name):
+    """`with locked(name) as out`: the folder, made if it is missing, in which no other run trains.
 
-    If the command is refused before a run begins, nothing of it stays.
+    If the command is refused before its run begins, nothing of it stays.
     """
+    out = own_folder(name)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     lock = filelock.FileLock(out / "lock", timeout=0)
     try:
@@ -76,7 +77,7 @@ def locked(out):
             out.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         wait()
-        yield
+        yield out
     except filelock.Timeout:
         raise UsageError(f"{out} is in use by another process: stop it, or name another --out"
                          ) from None
@@ -149,11 +150,6 @@ def recompute(model):
 def full(x):
     """A tensor put together from the shards of all processes, which must all take part."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
-
-
-def local(x):
-    """This process's part of a tensor."""
-    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def get_states(model, optimizer):

@@ -79,7 +79,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_checkpoint_has_the_rows(run,
 
 def hold(folder, pipe):
     """Lock a folder until a message arrives."""
-    with distributed.locked(folder):
+    with distributed.locked(str(folder)):
         pipe.send("locked")
         pipe.recv()
 
@@ -104,7 +104,7 @@ def test_flags_and_state_come_from_one_checkpoint(run, monkeypatch):
 
     def read_locked(path):
         with pytest.raises(UsageError, match="in use by another process"), (
-                distributed.locked(out)):
+                distributed.locked(str(out))):
             pass
         read.append(path)
         return read_checkpoint(path)

@@ -5,6 +5,8 @@ import os
 import random
 import re
 import signal
+import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ import train
 from multiscreen import Multiscreen
 from support import distributed, source
 from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from support.cli import UsageError
+from support.cli import UsageError, cli
 from support.data import Sequences
 from support.maps import alive_fraction
 from support.tokens import get_tokenizer
@@ -196,6 +198,17 @@ def test_main_gives_the_signal_handlers_back(tmp_path):
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_notebook_may_train_in_a_thread(tmp_path, monkeypatch):
+    """Its stdout has no `reconfigure`, and only the main thread may handle signals."""
+    said = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=said.append, flush=lambda: None))
+    thread = threading.Thread(target=cli, args=(lambda: fit(tmp_path / "out", "--steps", "1"),))
+    thread.start()
+    thread.join()
+    assert "".join(said).count("saved") == 1
+    assert read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 1
+
+
 @pytest.mark.parametrize("flags", [["--resume"], [*SMALL, "--steps", "2"]])
 def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     fit(tmp_path / "out", "--steps", "2")
@@ -308,7 +321,7 @@ def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypa
                        "--force overwrites it, another --out starts a new run"):
         fit(out, "--steps", "4", "--lr", "0.5", *data)
     said = capsys.readouterr().out
-    for line in ("out after step 3, as it is | as it would be:", "  --steps 3 | 4\n",
+    for line in ("out at step 3, before | now:", "  --steps 3 | 4\n",
                  "  --lr 0.0625 | 0.5\n", f"  {data[-1]} is new\n", "  train.py\n",
                  "    -    optimizer = ", "    +    optimizer = "):
         assert line in said
