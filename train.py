@@ -258,10 +258,7 @@ def resumable(out, args, initial, state):
                    for name, now in vars(args).items()
                    if name not in FREE and ckpt["args"].get(name) != now]
         if hash_of(ckpt["files"]) != hash_of(state["files"]):
-            files = changed_files(ckpt["files"], state["files"])
-            other.append(at_most_3(files) if files else "the files of --data in another order")
-        if not args.resume and initial and weights_hash(initial) != ckpt["init_weights"]:
-            other.append(f"other weights in {args.init}")
+            other.append(at_most_3(changed_files(ckpt["files"], state["files"])))
     if state["equations"] is None or ckpt and ckpt["equations"] is None:
         other.append("code replaced at run time")
     code = differences(ckpt["source"], state["source"]) if ckpt else []

@@ -226,23 +226,21 @@ def stop_requests():
     """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 
     A second one ends the process at once, except under torchrun, which repeats each itself.
-    Afterwards the old handlers are restored.
+    Afterwards the old handlers are restored. Only the main thread may have handlers.
     """
-    names = ("SIGINT", "SIGTERM", "SIGHUP")            # Windows has no SIGHUP
     stop, handlers = [], {}
-    if threading.current_thread() is not threading.main_thread():
-        names = ()                                     # only the main one may have handlers
 
     def note(sent, _):
         stop.append(sent)
         if not dist.is_initialized():
             signal.signal(sent, signal.SIG_DFL)
 
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            s = getattr(signal, name, None)            # Windows has no SIGHUP; nohup ignores it
+            if s and (name != "SIGHUP" or signal.getsignal(s) is not signal.SIG_IGN):
+                handlers[s] = signal.signal(s, note)
     try:
-        for s in [getattr(signal, name) for name in names if hasattr(signal, name)]:
-            handlers[s] = signal.getsignal(s)
-            if names.index(s.name) < 2 or handlers[s] is not signal.SIG_IGN:       # nohup
-                signal.signal(s, note)
         yield stop
     finally:
         for s, handler in handlers.items():

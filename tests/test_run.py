@@ -12,7 +12,6 @@ from experiments.runs import read_run
 from support import distributed
 from support.checkpoint import read_checkpoint, save_checkpoint
 from support.cli import UsageError, on_one_line
-from support.data import Sequences
 from tests.helpers import SMALL, TEXT, fit, read_table
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
@@ -28,51 +27,16 @@ def resume(out, *flags):
 
 # ---------------------------------------------------------------------------------- the log
 
-@pytest.mark.parametrize("damage", ["deleted", "torn", "rows lost", "rubbish"])
-def test_a_resumed_run_has_its_whole_log_again(run, damage):
+def test_a_resumed_run_has_its_whole_log_again(run):
+    """The checkpoint has it. A kill may leave half a row, or rows beyond the checkpoint."""
     out, _ = run
     log = out / "log.tsv"
     text = log.read_text()
-    damaged = {"torn": text[:-20], "rows lost": text[: text.index("\n") + 1],
-               "rubbish": "rubbish\0\n" * 9}
-    if damage == "deleted":
-        log.unlink()
-    else:
-        log.write_text(damaged[damage])
+    log.write_text(text[:-20] + "\n5\t1.0")
     resume(out, "--steps", "6")
     assert log.read_text().startswith(text)
     assert [row["step"] for row in read_table(log)] == [
         "1", "2", "2", "3", "4", "4", "5", "6", "6"]
-
-def test_rows_beyond_the_checkpoint_are_dropped(run):
-    """A kill between the log's row and the checkpoint leaves such rows."""
-    out, _ = run
-    text = (out / "log.tsv").read_text()
-    (out / "log.tsv").write_text(text + "5\t1.0" + "\t" * (len(train.COLUMNS) - 2) + "\n")
-    resume(out, "--steps", "5")
-    rows = read_table(out / "log.tsv")
-    assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4", "5", "5"]
-    assert float(rows[-2]["loss"]) != 1.0
-
-def test_a_full_disk_ends_a_run_in_one_line_and_the_checkpoint_has_the_rows(run, monkeypatch):
-    out, _ = run
-    before = (out / "log.tsv").read_text()
-    draw = Sequences.draw
-
-    def draw_and_fill(self, n, seed):
-        if n == 5 * 4:
-            (out / "log.tsv").unlink()
-            (out / "log.tsv").mkdir()                  # appending fails from now on
-        return draw(self, n, seed)
-
-    with monkeypatch.context() as m:
-        m.setattr(Sequences, "draw", draw_and_fill)
-        with pytest.raises(OSError) as e:
-            resume(out, "--steps", "9")
-    assert e.value.filename == str(out / "log.tsv")
-    (out / "log.tsv").rmdir()
-    resume(out, "--steps", "9")
-    assert (out / "log.tsv").read_text().startswith(before)
 
 
 # ------------------------------------------------------------------------- the folder's lock
@@ -126,7 +90,6 @@ def edited(ckpt, edit):
 EDITS = {
     "do not fit the model": lambda c: c["weights"].update(s_E=torch.zeros(7)),
     "state does not fit model and optimizer": lambda c: c["optimizer"]["state"].pop("layers.0.W_Q"),
-    "it lacks optimizer": lambda c: c.pop("optimizer"),
 }
 
 @pytest.mark.parametrize("message", EDITS)

@@ -219,7 +219,7 @@ def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     assert contents(tmp_path) == before
 
 
-def test_a_run_of_init_goes_on_and_does_not_begin_with_other_weights_again(tmp_path, monkeypatch):
+def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_path, monkeypatch):
     fit(tmp_path / "first", "--steps", "2")
     flags = ["--steps", "6", "--init", str(tmp_path / "first/ckpt.pt")]
     whole = fit(tmp_path / "whole", *flags)
@@ -338,17 +338,6 @@ def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypa
     assert (out / "source/train.py").read_text() == edited("train.py")
     fit(out, "--steps", "2", "--force")
     assert not (out / "source_until_3").exists()
-
-
-def test_a_run_of_init_does_not_go_on_with_other_weights(tmp_path, capsys):
-    first = tmp_path / "first"
-    fit(first, "--steps", "2")
-    flags = ["--init", str(first / "ckpt.pt"), "--steps", "2"]
-    fit(tmp_path / "out", *flags)
-    train.main(["--resume", "--out", str(first), "--steps", "3"])
-    with pytest.raises(UsageError, match="holds another run"):
-        fit(tmp_path / "out", *flags)
-    assert f"  other weights in {first / 'ckpt.pt'}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
