@@ -96,8 +96,9 @@ def test_the_last_evaluation_that_all_have_counts(run, said):
 
 
 def test_a_run_without_an_evaluation_in_common_spoils_nobody_elses_change(run, said):
-    lines = said(run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15), run("e", {20: 3.5}))
-    rows = rows_in(lines)
+    c, d, e = run("c", {20: 3.0}), run("d", {15: 3.9}, steps=15), run("e", {20: 3.5})
+    rows = rows_in(lines := said(c, e, d))
+    assert rows == rows_in(said(c, d, e))
     assert rows["d"][2:5] == ["3.9", "-", "-"]
     assert rows["e"][4] == "+0.5000"
     assert "d: the change uses 0 of its 1 finite losses: the first group lacks the others" in lines

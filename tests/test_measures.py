@@ -110,6 +110,8 @@ def test_means_over_documents_then_over_seeds(capsys):
     assert perplexity.get_curves(rows[:5], labels_of(rows)) and not capsys.readouterr().err
     assert plain.mean == pytest.approx([(math.e**2 + math.e**4) / 2])
     assert plain.std == pytest.approx([(math.e**4 - math.e**2) / math.sqrt(2)])
+    # Seeds without a document in common have no curve.
+    assert perplexity.get_curves([rows[0], document("b", "1", seed="1")], labels_of(rows)) == []
     # Seeds may end at different steps; a seed that went on is another curve.
     rows = [document("a", "1"), document("a", "2", seed="1", step="10")]
     curve, = perplexity.get_curves(rows, labels_of(rows))
