@@ -1,5 +1,5 @@
 """The models that are compared, by name, and the recipe that the paper trains each with."""
-from baselines import ablations, attention, transformer, tries
+from baselines import ablations, attention, transformer
 from multiscreen import Config, Multiscreen
 
 # The layers of a Transformer, by the word after its size. One of yours is a class in a file of its
@@ -19,7 +19,11 @@ BLOCKS = {
     "forgetting": attention.Forgetting,
     "selective": attention.Selective,
     "screening": attention.Screening,
-    **tries.BLOCKS,
+    "alibi-flat": attention.FlatALiBi,
+    "sigmoid-fixed": attention.FixedSigmoid,
+    "forgetting-late": attention.LateForgetting,
+    "screening-wide": attention.WideScreening,
+    "screening-slow": attention.SlowScreening,
 }
 NAMES = "multiscreen, multiscreen:ABLATION, transformer:SIZE, transformer:SIZE:VARIANT"
 

@@ -18,7 +18,7 @@ import math
 import statistics
 from pathlib import Path
 
-from baselines import tries
+from baselines import BLOCKS
 from experiments.common import figure_path, pyplot, save_figure
 from experiments.style import COLORS, WIDTH, legend_below, paper_name, plain_axis
 from experiments.weights import TITLES, show_weights
@@ -125,7 +125,10 @@ def run_of(row):
 def mechanism_of(model):
     """The model of which this is the other try, alibi of alibi-flat, or itself."""
     begin, _, kind = model.rpartition(":")
-    return f"{begin}:{kind.rpartition('-')[0]}" if kind in tries.BLOCKS else model
+    first = kind.rpartition("-")[0]
+    if first and {kind, first} <= BLOCKS.keys() and issubclass(BLOCKS[kind], BLOCKS[first]):
+        return f"{begin}:{first}"
+    return model
 
 
 def merge_tries(rows):

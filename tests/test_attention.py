@@ -251,7 +251,7 @@ def test_a_mechanism_of_yours_is_a_file_and_a_line_and_changes_no_other_identity
     (tmp_path / "baselines/softpick.py").write_text(SOFTPICK)
     path = tmp_path / "baselines/__init__.py"
     text = path.read_text().replace("import ablations", "import softpick, ablations")
-    path.write_text(text.replace("**tries", '"softpick": softpick.Softpick, **tries'))
+    path.write_text(text.replace("{\n    \"\"", '{"softpick": softpick.Softpick,\n    ""', 1))
     assert run("-c", ask, cwd=tmp_path).stdout == before
     (tmp_path / "text.txt").write_text("a screen keeps what matches. " * 400)
     done = run("train.py", "--model", name_of("softpick", "1,2,8"), "--data", "text.txt",
