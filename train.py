@@ -168,6 +168,7 @@ def get_args(argv=None):
         raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
                          "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
 
+    # What follows from other flags.
     args.save_every = args.save_every or args.eval_every
     per_pass = args.batch_size * args.seq_len * dist.world()
     args.batch_tokens = args.batch_tokens or per_pass
@@ -179,6 +180,7 @@ def get_args(argv=None):
 
 
 def flag(name, *value):
+    """A flag as one types it."""
     return " ".join([f"--{name.replace('_', '-')}", *map(shown, value)])
 
 
