@@ -300,37 +300,31 @@ class KeyCache:
 
 
 def checked(tokens):
-    """tokens, (B, T). Raises ValueError for another shape, or if there are none."""
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), B and T at "
-                         "least 1")
+    """tokens, if they are (B, T) and there are some."""
+    if tokens.ndim != 2 or not tokens.numel():
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
     return tokens
 
 
 class LanguageModel(nn.Module):
     """Tokens (B, T) -> logits (B, T, N), with layers of any kind. The baselines share it.
 
-    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. Its layers are called as
-    layer(x, screen, cache); those that screen have s_w, of which `reach` makes windows.
-    chosen: the function that screens, or None; agreeing: one that support/choose.py found to agree
-    with `screen`.
+    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. A layer, called as
+    layer(x, screen, cache), does three things. It projects x to queries, keys and values. It gives
+    keys and values to the cache, with its `reach()`: no later query sees a key at this distance or
+    beyond. It mixes the values of the keys that it gets back, in its own way or by `screen`.
     """
-    chosen = agreeing = None
+    agreeing = None                                    # what support/choose.py found to agree
 
-    @property
-    def screen(self):
-        """The function that screens: the one assigned, or `screen` as it stands now."""
-        return self.chosen or screen
-
-    @screen.setter
-    def screen(self, f):
-        self.chosen = f
+    @staticmethod
+    def screen(q, k, v, w, r, i0=0):
+        """The function `screen` as it stands now. Assign another one in its place."""
+        return screen(q, k, v, w, r, i0)
 
     @property
     def forgets(self):
-        """Whether caches may drop keys: yes if the screen in use agrees with the definition, which
-        gives a key outside the window exactly 0."""
-        return self.chosen is not None and self.chosen is self.agreeing
+        """Whether caches may drop keys: a screen that agrees gives those outside a window 0."""
+        return self.screen is self.agreeing
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
@@ -383,11 +377,8 @@ class LanguageModel(nn.Module):
         This saves memory. A piece has at most 2^12 tokens and, if the caches keep every key, at
         most 2^26 query-key pairs over all tiles.
         """
-        B, T = tokens.shape
-        length = 2**12
-        if not self.forgets:
-            length = min(length, max(2**26 // (B * T * self.config.N_H), 1))
-        return tokens.split(length, 1)
+        pairs = tokens.numel() * self.config.N_H       # of one query of each sequence
+        return tokens.split(2**12 if self.forgets else min(2**12, max(2**26 // pairs, 1)), 1)
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -406,8 +397,7 @@ class LanguageModel(nn.Module):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
             if not z.isfinite().all():
-                raise FloatingPointError("the model's logits are not finite: has it diverged, or "
-                                         "does an edit divide by 0?")
+                raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
             if top_k is not None:
                 k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the last that stays
                 z = z.masked_fill(z < k_th, -torch.inf)

@@ -447,8 +447,14 @@ def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
         model.loss(x, y.flatten())
 
 
-def test_the_definition_screens_unless_told_otherwise():
-    assert Multiscreen(Config(2, vocab_size=7)).screen is ms.screen
+def test_the_definition_screens_unless_told_otherwise(monkeypatch):
+    """As it stands when it is called: so an edit in a notebook acts on a model that exists."""
+    model, inputs = Multiscreen(Config(2, vocab_size=7)), object()
+    monkeypatch.setattr(ms, "screen", lambda *given: given)
+    assert model.screen(*[inputs] * 5, i0=3) == (*[inputs] * 5, 3)
+    model.screen = screen_windowed
+    assert model.screen is screen_windowed
+    assert vars(model)["screen"] is screen_windowed            # no property, no second name
 
 
 @settings(max_examples=10)

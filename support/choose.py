@@ -1,7 +1,9 @@
 """Choose the screen: the fastest function that runs here and agrees with the definition."""
 import math
 import os
+import sys
 from functools import partial
+from itertools import product
 
 import torch
 from torch.nn.functional import normalize
@@ -23,69 +25,75 @@ LIMIT_64, LIMIT, LIMIT_16 = 1e-7, 5e-4, 1e-1
 def get_screen(model, kernel="auto"):
     """(the screen, one line that says why, whether it is the expected one). kernel: as --kernel.
 
-    `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with
-    `multiscreen.screen` as it stands now, in float64, in value and in every gradient: to LIMIT_64
-    in float64 or, for the kernel, LIMIT in float32; to LIMIT_16 with values in the model's `dtype`.
-    If none agrees it takes the definition.
-    The comparison covers up to 5,017 keys, windows up to 7,000, and infinite ones; in Triton's
-    interpreter, which is slow, fewer. It is made now: call this again after each edit.
-    `model.agreeing` is the function that agrees, or None; with one a KeyCache may forget.
-
-    An ablation with its `own_screen` keeps it, in the pieces of `screen_windowed` if they agree.
-    If layers do not call the screen they are given, nothing is compared, and `model.has_maps` is
-    False.
+    `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with the
+    definition in value and in every gradient, else the definition: multiscreen.screen as it stands
+    now, or an ablation's `own_screen`. Call it again after each edit. `model.agreeing` becomes what
+    agrees with multiscreen.screen, or None; `model.has_maps` whether the layers call the screen
+    that they are given. If not, nothing is compared.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
-    device = model.W_E.device
+    (definition, name), device = definition_of(model), model.W_E.device
+    own = definition is not multiscreen.screen
     model.agreeing, model.has_maps = None, asks_for_screen(model)
     if not model.has_maps:
         return model.screen, ("screening by the layers' own code: nothing is compared, and there "
                               "are no relevance maps"), True
-    if hasattr(model, "own_screen"):
-        return get_own_screen(model, kernel)
     if kernel == "definition":
-        return multiscreen.screen, "screening by multiscreen.screen, the definition", True
-    exact, why = exact_values(model, cases_for(kernel, device))
-    objections = [why] if why else []
+        return definition, f"screening by {name}, the definition", True
+
     kinds = [kernel]
     if kernel == "auto":
-        kinds = ["triton", "windowed"] if device.type == "cuda" else ["windowed"]
+        kinds = ["triton", "windowed"] if device.type == "cuda" and not own else ["windowed"]
+    exact, objections = exact_values(model, cases_for(kernel, device))
     for kind in kinds if exact else []:
         if why := objection(kind, model, exact):
             objections.append(why)
             continue
-        f, label = screen_of(kind)
+        f, label = screen_of(kind, model)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
-            f = while_it_fits(f, model)
-            label = f"multiscreen.screen up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
-        model.agreeing = f
+            # On a GPU one call is faster: a third of the launches. For backward each layer keeps up
+            # to eight numbers per pair B H T S, which may fill half of the memory.
+            f = partial(f, at_once=memory(device) // (2 * 32 * model.config.N_L))
+            label = f"{name} up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
+        model.agreeing = None if own else f
         if objections:
             return f, f"{'; '.join(objections)}: using {label}", False
-        return f, f"screening by {label}, which agrees with multiscreen.screen", True
+        return f, f"screening by {label}, which agrees with {name}", True
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
-    return (multiscreen.screen,
-            f"{'; '.join(objections)}: using multiscreen.screen, the definition", False)
+    return definition, f"{'; '.join(objections)}: using {name}, the definition", False
+
+
+def definition_of(model):
+    """(the function that defines how a model screens, its name)."""
+    if own := getattr(model, "own_screen", None):
+        return own, own.__name__
+    return multiscreen.screen, "multiscreen.screen"
+
+
+def memory(device):
+    """The memory of a GPU, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return torch.mps.recommended_max_memory()
 
 
 def require_memory(model, batch, T, recompute=False):
     """Raise UsageError if relevances, T x T, exceed the memory of a CPU's machine in training.
 
-    Only a definition holds them: multiscreen.screen, or an ablation's own. For backward each layer,
-    or one with `recompute`, keeps about seven tensors of their size; four are counted, for an
-    edited one may keep fewer.
+    Only a definition holds them: for backward each layer, or one with `recompute`, keeps about
+    seven tensors of their size. Four are counted, for an edited one may keep fewer.
     """
-    device, layers = model.W_E.device, 1 if recompute else model.config.N_L
-    needed = 4 * layers * 4 * batch * model.config.N_H * T * T
-    definition = getattr(model, "own_screen", multiscreen.screen)
-    if model.screen is definition and device.type == "cpu" and hasattr(os, "sysconf"):
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > there:
-            raise UsageError(f"{definition.__name__} would keep {needed / 2**30:,.0f} GiB of "
-                             f"relevances for backward; this machine has {there / 2**30:,.0f}: "
-                             "use --kernel windowed, --recompute, or a smaller --batch-size or "
-                             "--seq-len")
+    definition, name = definition_of(model)
+    if model.screen is not definition or model.W_E.device.type != "cpu" or sys.platform == "win32":
+        return
+    needed = 16 * batch * model.config.N_H * T * T * (1 if recompute else model.config.N_L)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UsageError(f"{name} would keep {needed / 2**30:,.0f} GiB of relevances for backward; "
+                         f"this machine has {there / 2**30:,.0f}: use --kernel windowed, "
+                         "--recompute, or a smaller --batch-size or --seq-len")
 
 
 @torch.no_grad()
@@ -110,37 +118,7 @@ def asks_for_screen(model):
     return len(calls) == len(model.layers)
 
 
-def get_own_screen(model, kernel):
-    """`get_screen` of a model that has its `own_screen`."""
-    own = model.own_screen
-    line = f"screening by {own.__name__}, the model's own"
-    if kernel == "definition":
-        return own, line, True
-    cut = partial(screen_windowed, screen=own)
-    for case in CASES:
-        inputs = revealing_inputs(*case, model.config, "cpu", True)
-        if difference(with_gradients(cut, inputs), with_gradients(own, inputs)) > LIMIT_64:
-            return own, f"{line}: in pieces it differs (a changed equation?)", False
-    if kernel == "auto" and model.W_E.device.type != "cpu":
-        cut = while_it_fits(cut, model)
-    return cut, line, True
-
-
-def while_it_fits(cut, model):
-    """`cut` that calls the definition once for what fits into half of a GPU's memory.
-
-    On a GPU a step with the definition has a third of the launches. For backward each layer keeps
-    up to eight numbers per pair B H T S.
-    """
-    return partial(cut, at_once=memory(model.W_E.device) // (2 * 32 * model.config.N_L))
-
-
-def memory(device):
-    """The memory of a GPU, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return torch.mps.recommended_max_memory()
-
+# ------------------------------------------------------------------------------ the comparison
 
 def cases_for(kernel, device):
     """The cases to compare: in Triton's interpreter only small ones, after a line that says so."""
@@ -153,18 +131,18 @@ def cases_for(kernel, device):
 
 
 def exact_values(model, cases):
-    """([(case, the definition's h and gradients in float64)]; why there are none, or None)."""
-    device = device_of_float64(model)
-    try:
-        exact = [(case, with_gradients(multiscreen.screen,
-                                       revealing_inputs(*case, model.config, device, True)))
-                 for case in cases]
-    except Exception as e:                             # whatever it is, an edit caused it
-        return None, (f"multiscreen.screen fails in the comparison ({error_line(e)}), "
-                      "which --kernel definition skips")
-    if not all(x.isfinite().all() for _, values in exact for x in values):
-        return None, "multiscreen.screen gives nan or inf in the comparison"
-    return exact, None
+    """[(case, the definition's h and gradients in float64)], and in a list why there are none."""
+    (definition, name), exact = definition_of(model), []
+    for case in cases:
+        inputs = revealing_inputs(*case, model.config, device_of_float64(model), True)
+        try:
+            exact.append((case, with_gradients(definition, inputs)))
+        except Exception as e:                         # whatever it is, an edit caused it
+            return [], [f"{name} fails in the comparison ({error_line(e)}), "
+                        "which --kernel definition skips"]
+        if not all(x.isfinite().all() for x in exact[-1][1]):
+            return [], [f"{name} gives nan or inf in the comparison"]
+    return exact, []
 
 
 def device_of_float64(model):
@@ -173,14 +151,37 @@ def device_of_float64(model):
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def screen_of(kind):
+def screen_of(kind, model):
     """(the fast function of a kind, its name)."""
     if kind == "windowed":
-        return screen_windowed, "screen_windowed"
+        own = getattr(model, "own_screen", None)
+        return partial(screen_windowed, screen=own) if own else screen_windowed, "screen_windowed"
     # Imported here: it takes a second, and is of no use on a CPU.
     import screening_triton
 
     return screening_triton.screen, "screening_triton.screen"
+
+
+def objection(kind, model, exact):
+    """Why the function of that kind must not screen here, or None. exact: of `exact_values`."""
+    device, double, limits = model.W_E.device, False, {torch.float32: LIMIT}
+    if kind == "triton" and (why := why_no_kernel(model)):
+        return why
+    if kind == "windowed":
+        # In float64 pieces of the definition equal it, whatever an edit makes of rounding.
+        device, double, limits = device_of_float64(model), True, {torch.float64: LIMIT_64}
+    if model.dtype in (torch.float16, torch.bfloat16):
+        limits[model.dtype] = LIMIT_16
+    f, label = screen_of(kind, model)
+    for dtype, (case, wanted) in product(limits, exact):
+        inputs = revealing_inputs(*case, model.config, device, double)
+        try:
+            error = difference(with_gradients(f, inputs, dtype), wanted)
+        except Exception as e:                         # whatever it is, this one cannot be used
+            return f"{label} fails here ({error_line(e)})"
+        if error > limits[dtype] * max(0.03 / min(case[3]), 1):      # 2/r amplifies errors of s
+            return (f"{definition_of(model)[1]} and {label} differ by {error:.2g} of the largest "
+                    "value (a changed equation?)")
 
 
 def why_no_kernel(model):
@@ -191,31 +192,6 @@ def why_no_kernel(model):
         return "the kernel does not support float64"
     return (screening_triton.available(model.W_E.device)
             or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
-
-
-def objection(kind, model, exact):
-    """Why the function of that kind must not screen here, or None. exact: of `exact_values`."""
-    if kind == "triton" and (why := why_no_kernel(model)):
-        return why
-    f, label = screen_of(kind)
-    # In float64 pieces of the definition equal it, whatever an edit makes of rounding.
-    pieces = kind == "windowed"
-    device = device_of_float64(model) if pieces else model.W_E.device
-    limits = {torch.float64: LIMIT_64} if pieces else {torch.float32: LIMIT}
-    if model.dtype in (torch.float16, torch.bfloat16):
-        limits[model.dtype] = LIMIT_16
-    for dtype, limit in limits.items():
-        for case, wanted in exact:
-            inputs = revealing_inputs(*case, model.config, device, pieces)
-            try:
-                found = with_gradients(f, inputs, dtype)
-            except Exception as e:                     # whatever it is, this one cannot be used
-                return f"{label} fails here ({error_line(e)})"
-            error, r = difference(found, wanted), min(case[3])
-            if error > limit * max(0.03 / r, 1):       # an error of s is amplified 2/r times
-                return (f"multiscreen.screen and {label} differ by {error:.2g} of the largest "
-                        "value (a changed equation?)")
-    return None
 
 
 def revealing_inputs(T, S, windows, widths, config, device, double=False):

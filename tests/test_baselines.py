@@ -159,7 +159,7 @@ def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r)
         return torch.cat([g.flatten().double() for g in found])
 
     model.screen, line, _ = get_screen(model)
-    assert line == "screening by exponential, the model's own"
+    assert line == "screening by screen_windowed, which agrees with exponential"
     assert model.screen.func is screen_windowed
     cut = gradients()
     model.double().screen, *_ = get_screen(model, "definition")

@@ -322,7 +322,9 @@ def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on
     monkeypatch.setattr(ablations, "softmask", lambda d, w: beyond(d, w + 9))
     screen, line, expected = get_screen(model)
     assert (screen, expected) == (ablations.exponential, False)
-    assert line.endswith("the model's own: in pieces it differs (a changed equation?)")
+    assert re.fullmatch(r"exponential and screen_windowed differ by \S+ of the largest value \(a "
+                        r"changed equation\?\): using exponential, the definition", line)
+    assert model.agreeing is None
 
 
 @needs_kernel

@@ -96,7 +96,7 @@ def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, graphs):
     assert len(graphs) == 4
 
 
-@pytest.mark.parametrize("screen, parts", [(None, 1), (screen_windowed, 0)])
+@pytest.mark.parametrize("screen, parts", [(ms.screen, 1), (screen_windowed, 0)])
 def test_a_layer_that_recomputes_is_compiled_where_it_is_one_graph(model, graphs, screen, parts):
     tokens = draw_tokens(2, 180)
     model.screen = screen
