@@ -60,6 +60,8 @@ def test_differences_name_the_file_and_the_lines():
     new = {"a.py": 'def f(x):\n    """Twice."""\n    return 2 * x  # more\n', "b.py": "B = 1\n"}
     assert source.differences(old, old) == []
     assert source.differences(old, new) == ["  a.py", "    -    return x", "    +    return 2 * x"]
+    assert source.differences({"d.py": "f(1)\n"}, {"d.py": "f(2)\n"}) == [
+        "  d.py", "    -f(1)", "    +f(2)"]
     assert source.differences({}, {"c.py": "C = 1\nD = 2\n"}, most=1) == [
         "  c.py", "    +C = 1", "    and 1 more lines"]
 
