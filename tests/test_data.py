@@ -90,17 +90,14 @@ def test_what_is_skipped_in_a_folder_is_named_with_the_reason(tmp_path, capsys):
 @pytest.mark.parametrize("name, reason", [
     ("no", "missing"), ("/dev/null", "not a file"), ("a.jsonl", "support.prepare"),
     ("a.jsonl.gz", "support.prepare"), ("b.parquet", "support.prepare"), ("c.txt", "empty"),
-    ("d.txt", "not UTF-8, byte 9 is 0xff"), ("run", "the folder of a run")])
+    ("d.txt", "not UTF-8, byte 9 is 0xff"), ("run", "the folder of a run"),
+    ("deep", "nothing to train on")])
 def test_what_is_named_but_cannot_be_used_is_refused(tmp_path, name, reason):
     write(tmp_path, {"a.jsonl": "{}", "a.jsonl.gz": b"\x1f", "b.parquet": "P", "c.txt": "",
-                     "d.txt": b"123456789\xff", "run/flags.txt": "model\tx\nequations\tabc\n"})
+                     "d.txt": b"123456789\xff", "deep/b.pyc": b"\xff",
+                     "run/flags.txt": "model\tx\nequations\tabc\n"})
     with pytest.raises(UsageError, match=f"{name}: .*{reason}"):
         data_of(tmp_path / name, T=9)
-
-
-def test_a_folder_without_text_is_explained(tmp_path):
-    with pytest.raises(UsageError, match="deep: nothing to train on"):
-        data_of(write(tmp_path / "deep", {"b.pyc": b"\xff"}), T=9)
 
 
 def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsys):
@@ -188,18 +185,6 @@ def test_a_file_and_its_links_are_one_text(tmp_path):
     assert [path.name for path, _ in files_of([tmp_path / "data"])] == ["a.txt", "c.txt"]
     twice = [tmp_path / "data/b.txt", tmp_path / "data/a.txt"]
     assert [path.name for path, _ in files_of(twice)] == ["b.txt"]
-
-
-def test_a_file_that_becomes_a_link_keeps_its_place_and_its_use(tmp_path):
-    """DVC and git-annex make such links: the same content, kept elsewhere."""
-    folder = write(tmp_path / "data", {f"{n:02}.txt": chr(65 + n) * 30 for n in range(40)})
-    old, before = fingerprint(files_of([folder])), data_of(folder, T=8)
-    for name in ("19.txt", "05.txt"):
-        (folder / name).rename(tmp_path / name)
-        (folder / name).symlink_to(tmp_path / name)
-    assert fingerprint(files_of([folder])) == old
-    for a, b in zip(before, data_of(folder, T=8)):
-        assert [x.tolist() for x in arrays_of(a)] == [x.tolist() for x in arrays_of(b)]
 
 
 # ------------------------------------------------------------------------------ fingerprints
