@@ -111,7 +111,7 @@ def prepare(args):
     corpus = fingerprint([(Path(path), "train") for path in files]) or args.data
     flags = vars(args) | {"out": "", "data": corpus}
     journal = {"flags": flags, "states": []}
-    if any(out.glob("[!.]*")) or (out / JOURNAL).exists():
+    if any(out.glob("[!.]*")):
         journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
         if journal.get("flags") != flags:
             raise UsageError(f"{out} holds something else, or shards of other files or flags: name "

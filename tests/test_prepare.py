@@ -232,4 +232,5 @@ def test_a_kill_at_any_write_loses_nothing(corpus, tmp_path, monkeypatch, nth):
     (out / ".prepare.json.1.tmp").write_bytes(b"of a killed process")
     run(out, corpus)
     assert contents(out) == contents(tmp_path / "whole")
+    assert not [*out.glob("*.tmp")]
     assert all(path.stat().st_ino == n for path, n in kept.items())
