@@ -31,16 +31,23 @@ def figures(cell):
 @needs_interpreter
 @needs_matplotlib
 def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
-    """Run as a script, without a GPU."""
+    """Run as a script, without a GPU. The cell that trains takes 4 steps in place of 400."""
+    text = '\nprint(end="\\f")\n'.join(CODE).replace('"400"', '"4"')
+    text = text.replace('/ "out-notebook"', f'/ "{tmp_path}/out"')
     script = tmp_path / "notebook.py"
-    script.write_text("\n".join(CODE))
+    script.write_text(text)
     env = os.environ | {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
     out = run(script, env=env)
     said = [x for x in out.stderr.splitlines() if "retrieval.pt was trained with other" not in x]
     assert (out.returncode, said) == (0, [])
-    assert out.stdout == "".join(map(printed, CELLS)), (
-        "run all cells of exercises/notebook.ipynb without a GPU, and save")
+    for code, cell, found in zip(CODE, CELLS, out.stdout.split("\f")):
+        if "train.main" in code:                       # its times differ
+            assert "400/400    saved " in printed(cell) and "4/4      saved " in found
+        else:
+            assert found == printed(cell), (
+                "run all cells of exercises/notebook.ipynb without a GPU, and save")
     assert "60 degrees: similarity  0.50, relevance 0\n" in out.stdout
+    assert "screening  match: 0.98 → 0.98, kept; " in out.stdout
     assert "with the needle: accepted R=[8] " in out.stdout
     assert "the answer is 89\nwithout the needle: accepted nothing;" in out.stdout
     assert "still to do: Exercise 4.1" in out.stdout
@@ -48,7 +55,7 @@ def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
 
 def test_the_notebook_shows_its_figures_and_stays_small():
     assert [figures(cell) for cell in CELLS] == [text.count("plt.show()") for text in CODE]
-    assert NOTEBOOK.stat().st_size < 250_000
+    assert NOTEBOOK.stat().st_size < 300_000
 
 
 def of_last_cell(root):
