@@ -124,7 +124,7 @@ def softmask(d, w):
 
 
 def no_autocast(f):
-    """f, whose products an autocast would round to 16 bits, outside of it."""
+    """f without autocast, which would round its products to 16 bits."""
     @wraps(f)
     def outside(q, *inputs, **options):
         if not torch.is_autocast_enabled(q.device.type):
