@@ -221,7 +221,7 @@ class Nearby(torch.nn.Module):
         start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
         i = torch.arange(start, start + x.shape[1])
         if cache:
-            _, v, first = cache.append(v[..., :0], v, self.reach())
+            _, v, first = cache.append(v[..., :1], v, self.reach())
         d = i[:, None] - torch.arange(first, first + v.shape[2])
         p = ((d >= 0) & (d < 3)).to(x)
         return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
