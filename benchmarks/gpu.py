@@ -8,14 +8,15 @@ kernel    screening alone, beside attention
 train     a step of training, beside the Transformer of the same size
 decode    one more token after 256, 8,192 and 131,072, beside the Transformer
 forward   all tokens in one pass, by size and by length, beside the Transformer
-tests     all tests of the kernel, compiled, and small cases under compute-sanitizer
 
 Each part writes a table, row by row: train, decode and forward share OUT/latency.tsv, the others
 have OUT/PART.tsv. Rerun the command to measure what is missing: after a crash, after Ctrl-C, after
 --minutes. What has begun is finished: if a command may take 10 minutes, use --minutes 8.
 `python -m benchmarks.cpu OUT/latency.tsv` draws the forward passes.
+All tests of the kernel, compiled:
+
+    pytest -q test_multiscreen.py -k kernel
 """
-import importlib.util
 import math
 import os
 import statistics
@@ -36,7 +37,6 @@ from multiscreen import Config, Multiscreen, softmask, trim, unit
 from screening_triton import available, screen
 from support import windowed
 from support.cli import DEVICE, Parser, UsageError, cli, own_folder
-from support.source import ROOT
 from support.table import print_table
 from support.windowed import screen_windowed
 
@@ -200,51 +200,14 @@ def model_groups(part):
         yield from (([cell], function) for cell in cells)          # so their memory is counted
 
 
-# ------------------------------------------------------------------------------------ its tests
-
-def run_tests(end, command):
-    """The last line of a command that succeeds in time, at most 100 seconds after `end`.
-
-    pytest: the kernel's tests, compiled. The others: compute-sanitizer's tools on small cases.
-    """
-    beside = "-n 8" if importlib.util.find_spec("xdist") else ""
-    line = f"{sys.executable} -m pytest -q {beside} test_multiscreen.py -k kernel"
-    if command != "pytest":
-        small = ("from benchmarks.gpu import *; windows = 2.0, 70.5, math.inf; "
-                 "value_and_gradients(screen, *draw_inputs(130, windows)); "
-                 "value_and_gradients(screen, *draw_inputs(16, windows))")     # 16: as in decoding
-        # Calls of CUDA that fail are no mistake of the kernel; compilers are not looked at.
-        flags = "--report-api-errors no" if command == "memcheck" else ""
-        line = (f"compute-sanitizer --tool {command} {flags} --error-exitcode 9 "
-                f"--target-processes application-only {sys.executable} -c '{small}'")
-    return run_command(line, min(240, 100 + end - time.monotonic()))
-
-
-def run_command(line, seconds):
-    """{"result": the last line of a shell command}. Raises RuntimeError if it fails."""
-    # A pool of memory would hide mistakes.
-    settings = "PATH=$PATH:/usr/local/cuda/bin TRITON_INTERPRET=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1"
-    # `timeout` ends a command with its children.
-    done = subprocess.run(f"exec timeout -k 5 {seconds:.0f} env {settings} {line} 2>&1",
-                          shell=True, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode:
-        print("\n".join(lines[-60:]))
-        why = "took too long" if done.returncode == 124 else f"exit code {done.returncode}"
-        raise RuntimeError(f"{why}: {' / '.join(lines[-2:])}")
-    return {"result": lines[-1]}
-
-
 # ---------------------------------------------------------------------------------- the command
 
-PARTS = ("check", "kernel", "train", "decode", "forward", "tests")
+PARTS = ("check", "kernel", "train", "decode", "forward")
 # A function, its arguments, the columns of what it returns.
 ALONE = {
     "check": (check, CHECKED, (*GRADIENTS, "verdict")),
     "kernel": (kernel, [dict(zip(("way", "windows", "T"), way)) for way in WAYS],
                ("forward_ms", "backward_ms", "forward_pairs_per_s", "backward_pairs_per_s")),
-    "tests": (run_tests, [{"command": x} for x in ("pytest", "memcheck", "racecheck")],
-              ("result",)),
 }
 
 
@@ -261,20 +224,16 @@ def measure_part(name, out, end):
 
     Nothing is timed before the check has found the kernel right.
     """
-    if name not in ("check", "tests"):
+    if name != "check":
         measure_part("check", out, end)
     if name not in ALONE:
         rows = timing.measure(out / "latency.tsv", timing.KEYS, timing.VALUES,
                               [*model_groups(name)], DEVICE, end=end)
         return timing.COLUMNS, timing.summarize(rows)
     f, cells, values = ALONE[name]
-    if name == "tests":
-        f = partial(f, end)
     groups = [([cell], partial(alone, f)) for cell in cells]
     path = out / f"{name}.tsv"
     rows = timing.measure(path, [*cells[0]], values, groups, DEVICE, end=end)
-    if name == "tests" and len(rows) < len(cells):
-        raise UsageError("tests of the kernel failed, or time is up: see above")
     if name == "check" and {row["verdict"] for row in rows} != {"right"}:
         raise UsageError("the kernel is not right, or not checked (python -m benchmarks.gpu check):"
                          f" see {path}")

@@ -258,23 +258,6 @@ def shortened(groups):
         yield [cell | {"length": min(cell["length"], 64)}], function
 
 
-def test_the_tests_are_run_and_what_fails_shows_its_last_lines(monkeypatch):
-    say = "echo $TRITON_INTERPRET one; echo; echo two"
-    assert gpu.run_command(f"sh -c '{say}'", 9) == {"result": "two"}
-    with pytest.raises(RuntimeError, match="exit code 3: 0 one / two"):
-        gpu.run_command(f"sh -c '{say}; exit 3'", 9)
-    with pytest.raises(RuntimeError, match="took too long: now"):
-        gpu.run_command("sh -c 'echo now; sleep 9'", 1)
-
-    ran = []
-    monkeypatch.setattr(gpu, "run_command", lambda *inputs: ran.append(inputs))
-    for cell in gpu.ALONE["tests"][1]:
-        gpu.run_tests(time.monotonic(), **cell)
-    assert all(99 < seconds <= 100 for _, seconds in ran)
-    assert [any(word in line for line, _ in ran)
-            for word in ("pytest -q", "memcheck", "racecheck")] == [True] * 3
-
-
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path / "out")])
     monkeypatch.setenv("TRITON_INTERPRET", "1")
