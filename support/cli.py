@@ -117,10 +117,7 @@ def fail(message, code=1):
     if rank():
         time.sleep(5)                                  # torchrun ends this process meanwhile
         message = f"process {rank()}: {message}"
-    try:
-        print(f"error: {message}", file=sys.stderr)
-    except OSError:                                    # stderr is a file on a full disk
-        print(f"error: {message}")
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(code)
 
 

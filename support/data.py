@@ -93,8 +93,7 @@ def visible_files(folder, out=None):
             found.append(here)
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            # Another run that has just begun holds only its lock.
-            found += [here / name for name in files if not name.startswith(".") and name != "lock"]
+            found += [here / name for name in files if not name.startswith(".")]
         seen.add(real)
     return sorted(found)
 

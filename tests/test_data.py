@@ -103,7 +103,7 @@ def test_what_is_named_but_cannot_be_used_is_refused(tmp_path, name, reason):
 def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsys):
     """`cd texts; python train.py --data .` trains on the texts, and can be resumed."""
     write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000, "out/page.html": "the page",
-                     "other/lock": "process 1 on here"})                # a run that begins
+                     "other/lock": ""})                                  # a run that begins
     monkeypatch.chdir(tmp_path)
     for flags in ("--out out --steps 1", "--out out --steps 2 --resume", "--out b/other --steps 1",
                   "--out out --steps 1 --force"):
@@ -111,7 +111,7 @@ def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsy
         out = flags.split()[1]
         files = read_checkpoint(tmp_path / out / "ckpt.pt")["files"]
         assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
-    assert "skipped other (the folder of a run), out (the" in capsys.readouterr().out
+    assert "skipped other (the folder of a run), lock (empty), out (the" in capsys.readouterr().out
 
 
 def test_a_run_may_not_be_in_its_data(tmp_path):
