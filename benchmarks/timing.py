@@ -43,7 +43,7 @@ from support.table import RUN, Table, as_text, describe_run
 
 KEYS, VALUES = (*RUN, "what", "batch", "setting", "length"), ("GiB", "ms")
 COLUMNS = ("model", "parameters", "what", "setting", "length", "ms", "std", "tokens_per_s",
-           "x_transformer", "x_std", "GiB")
+           "x_transformer", "GiB")
 # Of a Transformer's attention in a forward pass. Elsewhere PyTorch chooses.
 BACKENDS = {"flash": attention_by(SDPBackend.FLASH_ATTENTION),
             "cudnn": attention_by(SDPBackend.CUDNN_ATTENTION)}
@@ -341,7 +341,7 @@ def summarize(rows):
     """The rows of the last machine, by COLUMNS, numbers as numbers.
 
     x_transformer: the time of the plain Transformer nearest in size, in its fastest setting, over
-    that of the row; x_std: its deviation, from those of both times.
+    that of the row.
     """
     found = []
     for row in rows:
@@ -356,11 +356,9 @@ def summarize(rows):
     for row in found:
         peers = [x for x in found if re.fullmatch("transformer:[^:]*", x["model"])
                  and all(x[name] == row[name] for name in ("what", "batch", "length"))]
-        row |= {"x_transformer": None, "x_std": None}
+        row["x_transformer"] = None
         if peers and row not in peers:
             peer = min(peers, key=lambda x: (abs(math.log(x["parameters"] / row["parameters"])),
                                              x["ms"]))
-            ratio = peer["ms"] / row["ms"]
-            row |= {"x_transformer": ratio,
-                    "x_std": ratio * math.hypot(*(x["std"] / x["ms"] for x in (peer, row)))}
+            row["x_transformer"] = peer["ms"] / row["ms"]
     return found
