@@ -517,12 +517,9 @@ def train(out, argv):
         answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
         text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
         print(f"a sample, after its first 32 tokens:\n{printable(text)}")
-    path = out / "ckpt.pt"
-    commands = {"abcdigits": f"python abcdigits.py --ckpt {path}",
-                "passkey": f"python -m experiments.passkey --ckpt {path}"}
-    for_text = (f"python -m experiments.sample --ckpt {path}, python -m experiments.tiles --ckpt "
-                f"{path}, python -m experiments.compare {out}")
-    print(f"next: {commands.get(args.data[0], for_text)}")
+    tasks = {"abcdigits": "abcdigits.py", "passkey": "-m experiments.passkey"}
+    command = tasks.get(args.data[0], "-m experiments.sample")
+    print(f"next: python {command} --ckpt {out / 'ckpt.pt'}")
 
 
 def main(argv=None):
