@@ -109,12 +109,19 @@ def edited_files(old, new):
 
 
 def differences(old, new, most=20):
-    """Lines that say in which lines two {path: text} differ, at most so many of each file."""
+    """Lines that say in which lines two {path: text} differ, at most so many of each file.
+
+    A longer file that only one of them has gets one line: nobody changed it.
+    """
     lines = []
     for path in edited_files(old, new):
         diff = difflib.unified_diff(bare(old.get(path, "")), bare(new.get(path, "")), n=0,
                                     lineterm="")
         changed = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+        if len(changed) > most and not (path in old and path in new):
+            side = "second" if path in new else "first"
+            lines.append(f"  {path}: only the {side} has this file, of {len(changed)} lines")
+            continue
         lines += [f"  {path}", *(f"    {line}" for line in changed[:most])]
         lines += [f"    and {len(changed) - most} more lines"] * (len(changed) > most)
     return lines

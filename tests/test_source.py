@@ -62,8 +62,15 @@ def test_differences_name_the_file_and_the_lines():
     assert source.differences(old, new) == ["  a.py", "    -    return x", "    +    return 2 * x"]
     assert source.differences({"d.py": "f(1)\n"}, {"d.py": "f(2)\n"}) == [
         "  d.py", "    -f(1)", "    +f(2)"]
-    assert source.differences({}, {"c.py": "C = 1\nD = 2\n"}, most=1) == [
-        "  c.py", "    +C = 1", "    and 1 more lines"]
+    longer = {"c.py": "C = 1\nD = 2\n"}
+    assert source.differences({"c.py": "E = 3\n"}, longer, most=2) == [
+        "  c.py", "    -E = 3", "    +C = 1", "    and 1 more lines"]
+    # A file of one of them: a short one is shown, a longer one is named.
+    assert source.differences({}, longer) == ["  c.py", "    +C = 1", "    +D = 2"]
+    assert source.differences(longer, {}, most=1) == [
+        "  c.py: only the first has this file, of 2 lines"]
+    assert source.differences({}, longer, most=1) == [
+        "  c.py: only the second has this file, of 2 lines"]
 
 
 @pytest.mark.parametrize("old, new", EDITS)
