@@ -12,11 +12,12 @@ parameters. A run named twice counts once.
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have. change: the difference from the first group, averaged over the seeds
 that both have, because runs with the same seed see the same data in the same order. alive: the
-share of pairs in the windows with relevance above 0. w_max: the largest window. spikes: rows of the
-log with a loss more than 5 deviations above the --window rows before. grad: the median gradient
-norm of the second half. Compare tokens per second only if each run had one machine to itself. A run
-has diverged if train.py stopped it, or if its mean training loss over the last eighth of the log is
-more than half a nat above the mean over another eighth, or above the first loss.
+share of pairs in the windows with relevance above 0. w_max: the largest window. Both are those of
+each run's end. spikes: rows of the log with a loss more than 5 deviations above the --window rows
+before. grad: the median gradient norm of the second half. Compare tokens per second only if each
+run had one machine to itself. A run has diverged if train.py stopped it, or if its mean training
+loss over the last eighth of the log is more than half a nat above the mean over another eighth, or
+above the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
@@ -127,8 +128,8 @@ def rows_of(groups, first, step, by=None):
                      change if math.isnan(change) else f"{change:+.4f}", change_std,
                      speed if math.isnan(speed) else round(speed), *facts])
     if single:
-        notes.append("one pair of runs shows nothing, since seeds differ, too; train more seeds of "
-                     + "; ".join(single))
+        notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
+                     "more seeds of " + "; ".join(single))
     return rows, notes
 
 

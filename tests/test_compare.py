@@ -155,7 +155,8 @@ def test_one_pair_of_runs_shows_nothing_and_two_do(run, said):
     for n in (0, 1):
         run(f"a-{n}", {20: 3.0 + n}, seed=n)
         run(f"b-{n}", {20: 3.1 + n}, seed=n)
-    note = "one pair of runs shows nothing, since seeds differ, too; train more seeds of b"
+    note = ("one pair of runs shows nothing, since another seed gives another loss; "
+            "train more seeds of b")
     assert note in said("a-*", "b-0")
     assert not any("one pair" in line for line in said("a-*", "b-*"))
 
