@@ -213,8 +213,8 @@ def main():
               for n in range(1, len(model.layers) + 1)]
     print_table(SUMMARY, [*layers, summary("all", rows, w_th, T_train)],
                 f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
-                f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train}; alive in "
-                f"{len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})")
+                f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train}; alive: on "
+                f"the first {len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})")
     print(f"wrote {path}")
     if maps is None:
         print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
