@@ -128,8 +128,8 @@ def draw_weights(plt, names, path):
              {"color": COLORS[4], "s": 6, "marker": "o", "lw": 0})
     columns = min(3, len(names))
     lines = math.ceil(len(names) / columns)
-    fig, axes = plt.subplots(lines, columns, figsize=(WIDTH, 2.4 * lines + 1), sharex=True,
-                             sharey=True, squeeze=False, layout="constrained")
+    fig, axes = plt.subplots(lines, columns, figsize=(WIDTH, 2.4 * max(lines, 1.4) + 1),
+                             sharex=True, sharey=True, squeeze=False, layout="constrained")
     for ax, name in zip(axes.flat, names):
         ax.axhspan(zero / 2, LOWEST / 1.8, color="0.93", lw=0)
         for n, look, z in zip(N_KEYS, looks, (2, 1)):
