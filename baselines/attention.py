@@ -19,6 +19,9 @@ forgetting      softmax_j(s_ij + sum_{j<l<=i} log f_l)          gates f       E 
 selective       softmax_j(s_ij - sum_{j<l<i} max(s'_lj, 0))     RoPE          -
 screening       Trim(q_i . k_j) Softmask(d), q, k of length 1   MiPE, window  s_w, s_r of a head
 
+In screening v_j has length 1, too, and h_i goes through TanhNorm. In sigmoid's source n is one for
+all queries, the length of a sequence in training.
+
 Sources: RoPE, Su 2021. nope: Kazemnejad 2023. local: Beltagy 2020 (windows), Yang 2025 (with nope).
 alibi: Press 2022. ssmax: Nakanishi 2025. off-by-one: Miller 2023. sigmoid: Ramapuram 2025. entmax:
 Peters 2019. stick-breaking: Tan 2025. forgetting: Lin 2025. selective: Leviathan 2025. screening:
