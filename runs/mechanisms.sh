@@ -20,8 +20,9 @@ flags_of() {
     esac
 }
 
-# The last value of a column in a run's log, or 99.
+# The last value of a column in a run's log, or 99 if there is none, or it diverged.
 last_of() {
+    [ -f "$1/diverged.txt" ] && echo 99 && return
     awk -F '\t' -v name="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) c = i }
         NR > 1 && $c != "" { x = $c } END { print x == "" ? 99 : x }' "$1/log.tsv"
 }
@@ -38,7 +39,7 @@ train() {
     else
         # In tuning a run that looks nothing up after 2,500 steps is stopped.
         run $command $TASK --steps 2500
-        if awk "BEGIN { exit !($(last_of $out needle) > 0.2) }"; then
+        if awk "BEGIN { x = $(last_of $out needle); exit !(x > 0.2 && x <= 1) }"; then
             run python train.py --resume --steps 4800 $TRAIN --out $out
         fi
     fi
