@@ -39,13 +39,13 @@ def get_parser():
                    help=f"{', '.join(PASSES)} [all but the last]")
     p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:8M"],
                    help="as train.py's --model [multiscreen transformer:8M]")
-    p.add_argument("--psi", type=int, default=8, help="Multiscreen's size [8]")
+    p.flag("--psi", 8, "Multiscreen's size")
     p.add_argument("--ckpt", help="a trained model with its windows, in place of `multiscreen`")
-    p.add_argument("--contexts", type=int, nargs="+", default=[256, 8192, 131072],
-                   help="tokens before the decoded one [256 8192 131072]")
-    p.add_argument("--lengths", type=int, nargs="+", default=[2**n for n in range(10, 15)],
-                   help="tokens of a forward pass [2^10 .. 2^14]")
-    p.add_argument("--repeats", type=int, help="timed passes [train 20, decode 64, forward 5]")
+    p.flag("--contexts", [256, 8192, 131072], "tokens before the decoded one", type=int, nargs="+",
+           shown="256 8192 131072")
+    p.flag("--lengths", [2**n for n in range(10, 15)], "tokens of a forward pass", type=int,
+           nargs="+", shown="2^10 .. 2^14")
+    p.flag("--repeats", None, "timed passes", type=int, shown="train 20, decode 64, forward 5")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu or cuda [cpu]")
     p.add_argument("--table", type=Path,
                    help="the table to fill [out/latency/latency.tsv, or beside the checkpoint]")
@@ -57,11 +57,8 @@ def measure_models(args):
     if args.out:
         raise UsageError("--out is for tables: the figure goes beside the table; see --table")
     device = get_device(args.device).type
-    sizes = [*args.contexts, *args.lengths]
-    if not 1 <= min(sizes) <= max(sizes) <= 2**24 or not 1 <= args.psi <= 2**10:
-        raise UsageError("--contexts and --lengths must be from 1 to 2^24, --psi from 1 to 2^10")
-    if args.repeats is not None and args.repeats < 1:
-        raise UsageError("--repeats must be at least 1")
+    if max(args.contexts + args.lengths) > 2**24 or args.psi > 2**10:
+        raise UsageError("--contexts and --lengths must be at most 2^24, --psi at most 2^10")
     vocab_size = 257 if device == "cpu" else 50257
     subjects = [Subject(name, args.psi, vocab_size, None, device) for name in args.models]
     if args.ckpt is not None:

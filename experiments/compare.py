@@ -245,14 +245,12 @@ def main():
     p.add_argument("runs", nargs="+", metavar="RUN",
                    help="folders of train.py, label=folder, or tables of runs")
     p.add_argument("--by", metavar="FLAG", help="draw the last loss against this flag of train.py")
-    p.add_argument("--window", type=int, default=10, help="rows of the log to average over [10]")
+    p.flag("--window", 10, "rows of the log to average over", least=2)
     p.add_argument("--out", type=own_folder, default=Path("out"),
                    help="folder for the results [out]")
     p.add_argument("--name", help="name of the figure, and of a table with a row for each run "
                    "[compare.png, no table]")
     args = p.parse_args()
-    if args.window < 2:
-        raise UsageError(f"--window {args.window}: use at least 2")
     by = args.by and args.by.removeprefix("--").replace("-", "_")
     runs = read_runs(args.runs, args.window)
     if by and not all(by in run.flags for run in runs):

@@ -284,12 +284,11 @@ def perplexity_args():
     add_tables(p, "*")
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
                    "[the standard library's held-out files]")
-    p.add_argument("--length", type=int,
-                   help="L in tokens (paper: 2^17) [32 times the training length]")
-    p.add_argument("--documents", type=int, default=16,
-                   help="at most this many documents (paper: 5747) [16]")
-    p.add_argument("--window", type=float, default=0.3,
-                   help="average over positions within this share of each (paper: 0.1) [0.3]")
+    p.flag("--length", None, "L in tokens (paper: 2^17)", type=int,
+           shown="32 times the training length")
+    p.flag("--documents", 16, "at most this many documents (paper: 5747)")
+    p.flag("--window", 0.3, "average over positions within this share of each (paper: 0.1)",
+           least=0)
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
                    help="for models with RoPE: a curve for each scaling factor of the positions, "
                    "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
@@ -297,8 +296,6 @@ def perplexity_args():
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
-    if args.documents < 1 or args.length is not None and args.length < 1:
-        raise UsageError("--length and --documents must be above 0")
     if not 0 < args.window < 1:
         raise UsageError("--window must be between 0 and 1")
     if args.out and not args.tables:

@@ -32,20 +32,15 @@ def decode_stream(tokens, tokenizer):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--prompt", default="", help="the text to continue [none: a new document]")
-    p.add_argument("--tokens", type=int, default=500, help="at most this many new tokens [500]")
-    p.add_argument("--temperature", type=float, default=0.7,
-                   help="0: always the likeliest token [0.7]")
-    p.add_argument("--top-k", type=int, help="sample from the k likeliest tokens only [all]")
-    p.add_argument("--seed", type=int, default=0, help="seed of the random numbers [0]")
+    p.flag("--prompt", "", "the text to continue", shown="none: a new document")
+    p.flag("--tokens", 500, "at most this many new tokens")
+    p.flag("--temperature", 0.7, "0: always the likeliest token", least=0)
+    p.flag("--top-k", None, "sample from the k likeliest tokens only", type=int, shown="all")
+    p.flag("--seed", 0, "seed of the random numbers", least=0)
     p.add_shared("--ckpt", "--device")
     args = p.parse_args()
-    if args.tokens < 1 or args.top_k is not None and args.top_k < 1:
-        raise UsageError("--tokens and --top-k must be at least 1")
-    if args.temperature != 0 and not args.temperature >= 1e-4:
+    if 0 < args.temperature < 1e-4:
         raise UsageError("--temperature must be 0, or at least 1e-4")
-    if not 0 <= args.seed < 2**63:
-        raise UsageError("--seed must be at least 0")
 
     model, tokenizer, _ = load_for_evaluation(args.ckpt, args.device)
     device = model.W_E.device

@@ -132,19 +132,17 @@ def main(argv=None):
     p.add_argument("data", nargs="+", metavar="DATA", help="files, folders, or a name on the hub")
     p.add_argument("--out", type=own_folder, required=True,
                    help="folder to write to: new, or one to continue")
-    p.add_argument("--tokenizer", default="gpt2", help="gpt2, bytes [gpt2]")
-    p.add_argument("--field", default="text", help="field or column of the text [text]")
-    p.add_argument("--subset", help="of a data set on the hub [its default]")
-    p.add_argument("--split", default="train", help="of a data set on the hub [train]")
-    p.add_argument("--shard-tokens", type=int, default=10**8, help="tokens in a shard [10^8]")
-    p.add_argument("--held-out", type=int, default=1000, help="hold out one document in N [1000]")
-    p.add_argument("--books", type=int, metavar="N",
-                   help="texts of more than N tokens, one per file")
+    p.flag("--tokenizer", "gpt2", "gpt2, bytes")
+    p.flag("--field", "text", "field or column of the text")
+    p.flag("--subset", None, "of a data set on the hub", type=str, shown="its default")
+    p.flag("--split", "train", "of a data set on the hub")
+    p.flag("--shard-tokens", 10**8, "tokens in a shard, below 2^30", shown="10^8")
+    p.flag("--held-out", 1000, "hold out one document in N; 0: none", least=0)
+    p.flag("--books", None, "texts of more than N tokens, one per file", type=int, metavar="N",
+           shown="token files")
     args = p.parse_args(argv)
-    if args.books is not None and args.books < 1:
-        raise UsageError(f"--books {args.books}: use at least 1")
-    if not 0 < args.shard_tokens < 2**30 or args.held_out < 0:
-        raise UsageError("--shard-tokens must be above 0 and below 2^30, --held-out 0 or more")
+    if args.shard_tokens >= 2**30:
+        raise UsageError("--shard-tokens must be below 2^30")
     try:
         prepare(args)
     except ImportError as e:

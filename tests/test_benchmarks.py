@@ -333,7 +333,7 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(call, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--lengths", "0"], "from 1"), (["--contexts", "0"], "from 1"), (["--psi", "0"], "from 1"),
+    (["--lengths", "0"], "at least 1"), (["--contexts", "20000000"], r"at most 2\^24"),
     (["--repeats", "0"], "at least 1"), (["--device", "meta"], "invalid choice"),
     (["--models", "transformer:3M"], "unknown"), (["--ckpt", "nowhere.pt"], "not exist"),
     (["--out", "a.png"], "see --table"), (["nowhere.tsv"], "measure a model first"),

@@ -26,7 +26,7 @@ from tests.helpers import (
 
 
 @pytest.mark.parametrize("script, flags, message", [
-    (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "above 0"),
+    (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "at least 1"),
     (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
     (retrieval, [], "required"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
