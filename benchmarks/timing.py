@@ -256,7 +256,8 @@ def set_up(model, setting, T_train):
     if setting.startswith("trained-like"):
         sizes = [len(layer.s_w) for layer in model.layers]
         for layer, w in zip(model.layers, trained_like(sum(sizes)).split(sizes)):
-            layer.s_w.copy_((w - 1).log())
+            # A Transformer's layer that screens may store s_w divided by its speed.
+            layer.s_w.copy_((w - 1).log() / getattr(layer, "speed", 1.0))
     if setting.endswith("SWE"):
         model.expand_windows(T_train)
 

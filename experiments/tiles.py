@@ -34,7 +34,6 @@ import torch
 
 from experiments.common import pyplot, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
-from multiscreen import window
 from support.checkpoint import load_for_evaluation, require_windows
 from support.cli import Parser, UsageError, cli
 from support.maps import count_alive, inside, require_finite
@@ -73,7 +72,7 @@ def measure(model, tokens):
     maps = model.relevance_maps(tokens) if model.has_maps else None
     rows = []
     for n, tile in enumerate(model.layers):
-        w, r = window(tile.s_w), tile.acceptance()
+        w, r = tile.reach(), tile.acceptance()
         alive = torch.full_like(w, math.nan)
         if maps:
             require_finite(maps[n], "relevances")
@@ -208,7 +207,9 @@ def main():
     shown = tokens[: args.tokens]
     rows, maps = measure(model, torch.tensor([shown], device=model.W_E.device))
     write_rows(path, [dict(zip(COLUMNS, map(cell_text, row))) for row in rows])
-    w_th, T_train = model.config.w_th, ckpt["args"]["seq_len"]
+    # Multiscreen's is a size; that of screening in a Transformer's layers is theirs.
+    w_th = getattr(model.config, "w_th", None) or model.layers[0].w_th
+    T_train = ckpt["args"]["seq_len"]
     layers = [summary(n, [row for row in rows if row[0] == n], w_th, T_train)
               for n in range(1, len(model.layers) + 1)]
     print_table(SUMMARY, [*layers, summary("all", rows, w_th, T_train)],

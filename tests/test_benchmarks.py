@@ -107,8 +107,9 @@ def test_trained_like_windows_have_the_stated_shares_and_ranges():
     assert (timing.trained_like(9) > 4096).sum() == 1
 
 
-def test_settings_change_only_the_windows_they_should():
-    model = build_model("multiscreen", {"psi": 6, "vocab_size": 11})
+@pytest.mark.parametrize("name", ["multiscreen", "transformer:9,4,16:screening"])
+def test_settings_change_only_the_windows_they_should(name):
+    model = build_model(name, {"psi": 6, "vocab_size": 11})
 
     def widths():
         return torch.cat([tile.reach().detach() for tile in model.layers])

@@ -20,6 +20,7 @@ from tests.helpers import (
     arrays_of,
     cells_of,
     draw_tokens,
+    fit,
     needs_matplotlib,
     read_table,
 )
@@ -252,6 +253,15 @@ def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(ca
         call(tiles, "--ckpt", checkpoints["transformer:2,2,8"])
     with pytest.raises(UsageError, match="use 1 to 4096"):
         call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 4097)
+
+
+def test_tiles_of_screening_in_a_transformer_have_their_own_windows(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(tiles, "pyplot", lambda: None)
+    fit(tmp_path / "a", "--model", "transformer:1,2,8:screening", "--steps", "2")
+    call(tiles, "--ckpt", "a/ckpt.pt", "--tokens", 20, "--device", "cpu")
+    model, _, _ = load_checkpoint(tmp_path / "a/ckpt.pt")
+    w = [float(row["w"]) for row in read_table(tmp_path / "a/tiles.tsv")]
+    assert w == pytest.approx(model.layers[0].reach().tolist(), rel=1e-4)
 
 
 def test_live_pairs_are_counted_inside_the_window():
