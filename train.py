@@ -304,15 +304,15 @@ def write_folder(out, args, state, ckpt, parameters):
     old = [*out.glob("ckpt.pt.*.tmp"), out / "diverged.txt"] + [out / "ckpt.pt"] * (not ckpt)
     for path in old:
         path.unlink(missing_ok=True)
-    until = out / f"source_until_{state['step']}"
-    if ckpt and ckpt["source"] != state["source"] and not until.exists():
-        (out / "source").rename(until)
     for folder in [out / "source", *(() if ckpt else out.glob("source_until_*"))]:
         shutil.rmtree(folder, ignore_errors=True)
     more = {"parameters": parameters, "init_weights": state["init_weights"],
             "changes": "; ".join(state["changes"]), "versions": state["versions"]}
     about = flag_lines(args, state) + "".join(f"{name}\t{shown(x)}\n" for name, x in more.items())
     texts = {f"source/{name}": text for name, text in state["source"].items()}
+    if ckpt and ckpt["source"] != state["source"]:
+        texts |= {f"source_until_{state['step']}/{name}": text
+                  for name, text in ckpt["source"].items()}
     for name, text in {"flags.txt": about, "log.tsv": state["log"], **texts}.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         with replacing(out / name) as file:

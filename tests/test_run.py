@@ -2,6 +2,7 @@
 import io
 import multiprocessing
 import os
+import shutil
 import sys
 
 import pytest
@@ -46,6 +47,15 @@ def hold(folder, pipe):
     with distributed.locked(str(folder)):
         pipe.send("locked")
         pipe.recv()
+
+def test_what_ran_before_an_edit_is_kept_though_its_folder_was_deleted(run):
+    out, ckpt = run
+    before = ckpt["source"]["train.py"] + "EDITED = True\n"
+    save_checkpoint(out / "ckpt.pt", ckpt | {"source": ckpt["source"] | {"train.py": before}})
+    shutil.rmtree(out / "source")
+    resume(out, "--steps", "5")
+    assert (out / "source_until_4/train.py").read_text() == before
+    assert (out / "source/train.py").read_text() == ckpt["source"]["train.py"]
 
 def test_a_folder_in_use_is_refused(run):
     out, _ = run
