@@ -39,15 +39,6 @@ def test_a_resumed_run_has_its_whole_log_again(run):
     assert [row["step"] for row in read_table(log)] == [
         "1", "2", "2", "3", "4", "4", "5", "6", "6"]
 
-
-# ------------------------------------------------------------------------- the folder's lock
-
-def hold(folder, pipe):
-    """Lock a folder until a message arrives."""
-    with distributed.locked(str(folder)):
-        pipe.send("locked")
-        pipe.recv()
-
 def test_what_ran_before_an_edit_is_kept_though_its_folder_was_deleted(run):
     out, ckpt = run
     before = ckpt["source"]["train.py"] + "EDITED = True\n"
@@ -56,6 +47,15 @@ def test_what_ran_before_an_edit_is_kept_though_its_folder_was_deleted(run):
     resume(out, "--steps", "5")
     assert (out / "source_until_4/train.py").read_text() == before
     assert (out / "source/train.py").read_text() == ckpt["source"]["train.py"]
+
+
+# ------------------------------------------------------------------------- the folder's lock
+
+def hold(folder, pipe):
+    """Lock a folder until a message arrives."""
+    with distributed.locked(str(folder)):
+        pipe.send("locked")
+        pipe.recv()
 
 def test_a_folder_in_use_is_refused(run):
     out, _ = run
