@@ -111,13 +111,16 @@ def rows_of(groups, first, step, by=None):
             changes = []
         elif runs[0] in first:
             changes = []
-        elif len(changes) < len(finite) or not finite:
+        elif len(changes) < len(finite):
             notes.append(f"{label}: the change uses {len(changes)} of its {len(finite)} "
-                         "finite losses: the first group lacks the others")
+                         "losses: the others have no partner, of the same seed and step")
         single += [label] * (len(changes) == 1)
         for run in runs:
             if run.end:
                 notes.append(f"{label}, seed {run.seed}: {run.end}")
+            if run.loss_at() == run.loss_at() and step not in run.losses:
+                notes.append(f"{label}, seed {run.seed}: its loss is that after "
+                             f"{max(run.losses)} steps")
             if not reason and run.loss_at() > run.facts["best"] + 0.05:
                 notes.append(f"{label}, seed {run.seed}: best {run.facts['best']:.5g} after "
                              f"{run.facts['best_step']:g} steps")

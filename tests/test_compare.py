@@ -101,7 +101,10 @@ def test_a_run_without_an_evaluation_in_common_spoils_nobody_elses_change(run, s
     assert rows == rows_in(said(c, d, e))
     assert rows["d"][2:5] == ["3.9", "-", "-"]
     assert rows["e"][4] == "+0.5000"
-    assert "d: the change uses 0 of its 1 finite losses: the first group lacks the others" in lines
+    assert ("d: the change uses 0 of its 1 losses: the others have no partner, of the same seed "
+            "and step") in lines
+    assert [line for line in lines if line.endswith(" steps") and "its loss" in line] == [
+        "d, seed 0: its loss is that after 15 steps"]
 
 
 def test_a_loss_that_rose_is_told(run, said):
