@@ -2,9 +2,9 @@
 
 Softmax attention divides a fixed budget of weight among all keys: keys compete, and none can be
 rejected. Screening compares unit queries with unit keys. It keeps a key only if the similarity
-passes a threshold (Trim) and the distance lies in a learned window (Softmask), and sums the values
-of the keys that remain. Each relevance is in [0, 1], exactly 0 for a rejected key, and independent
-of every other key; rounding may bring one to 1.001. Many small gated screening tiles make a layer.
+passes a threshold (Trim) and the distance lies in a learned window (Softmask), and sums the kept
+values, each times its key's relevance: in [0, 1] (rounding: up to 1.001), exactly 0 for a rejected
+key, and independent of every other key. Many small gated screening tiles make a layer.
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen
@@ -49,7 +49,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
+            lowest = {"d_K": 1, "w_th": 1}.get(name, 0)    # MiPE turns 2 dims
             if not value > lowest:
                 raise ValueError(f"{name} is {value}; expected more than {lowest}")
 
@@ -59,7 +59,7 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    s_w = +inf gives w = +inf, no edge. Above s_w = 80 the gradient is 0.
+    Above s_w = 80, w stays at e^80, with gradient 0; s_w = +inf gives w = +inf, no edge.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
@@ -68,7 +68,7 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    In float32 a similarity is off by up to 5e-7, a relevance by 2/r times as much: at most 1e-3.
+    The paper has no floor. Float32 puts a similarity off by up to 5e-7, a relevance by 2/r as much.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
@@ -153,8 +153,8 @@ def relevance(q, k, w, r, i0=0):
 def screen(q, k, v, w, r, i0=0):
     """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j. The definition, T x S in memory.
 
-    q: (B, H, T, K); k: (B, H, S, K); v: (B, H, S, V), unit vectors; w, r: (H,); i0 as above.
-    Returns (B, H, T, V) in v's dtype. Inside is float32, or float64 if q is.
+    q, k, w, r, i0: as in `relevance`; v: (B, H, S, V), unit vectors. Returns (B, H, T, V) in v's
+    dtype; computes in float32, or float64 if q is.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     alpha_d = relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0)
@@ -162,11 +162,11 @@ def screen(q, k, v, w, r, i0=0):
 
 
 def tanh_norm(x, eps=1e-6):
-    """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction, bounds the length by 1. Like x.
+    """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction, bounds the length by 1. Shape of x.
 
     For |x| < eps it returns x, the limit. The Jacobian at 0 is the identity.
     """
-    # sqrt has an infinite slope at 0: replace small lengths before it, then take the limit, 1.
+    # sqrt has an infinite slope at 0: replace small squares by 1, and the ratio by its limit.
     square = x.square().sum(-1, keepdim=True)
     small = square < eps**2
     norm = square.masked_fill(small, 1.0).sqrt()
@@ -199,7 +199,7 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Matrices are normal, times their deviation.
+        """The paper's table of initial values. Matrices are normal; the factor is the deviation.
 
         Windows w begin between 2 and w_th + 1, equally spaced in log(w - 1); r begins at 1/2.
         """
@@ -230,10 +230,6 @@ class GatedScreeningTiles(nn.Module):
         """Eq. (14): u = TanhNorm(h). (B, H, T, V) -> (B, H, T, V)"""
         return tanh_norm(h)
 
-    def gate(self, x):
-        """Eq. (17), the gate: g_hat = tanh(SiLU(g)), g = x W_G. (B, T, E) -> (B, H, T, V)"""
-        return torch.tanh(F.silu(self.project(x, self.W_G)))
-
     def project(self, x, W):
         """Eq. (15): q, k, v, g = x W for all tiles. (B, T, E) x (E, H, D) -> (B, H, T, D)"""
         return product("bte,ehd->bhtd", x, W, self.dtype)
@@ -256,10 +252,14 @@ class GatedScreeningTiles(nn.Module):
         h = screen(q_tilde, k_tilde, v_bar, w, r, start - first)
         return self.bound(h.to(x.dtype))
 
+    def gate(self, x):
+        """Eq. (17), the gate: g_hat = tanh(SiLU(g)), g = x W_G. (B, T, E) -> (B, H, T, V)"""
+        return torch.tanh(F.silu(self.project(x, self.W_G)))
+
     def forward(self, x, screen, cache=None):
         """Eq. (18), the update: Delta x = (u * g_hat) (e^s_O W_O); Eq. (2): x + sum_h Delta x^(h).
 
-        x: (B, T, E) -> (B, T, E). The product over (H, V) is the sum over the tiles.
+        x: (B, T, E) -> (B, T, E). One product sums over V and over the tiles, H.
         """
         y = self.screening(x, screen, cache) * self.gate(x)
         W_O = self.s_O.exp()[:, None, None] * self.W_O
@@ -279,9 +279,9 @@ class KeyCache:
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
     def append(self, k, v, w):
-        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position."""
+        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and `first`."""
         # n: how many keys there are. Room for 1,023 more tokens saves copies. With gradients there
-        # is none: backward may need what a call returned, so the next one makes new tensors.
+        # is no room: backward may need the tensors of earlier calls, so each call makes new ones.
         T, n = k.shape[2], self.end - self.first
         room = 0 if torch.is_grad_enabled() else 1023
         if self.k is None:
@@ -314,7 +314,7 @@ class LanguageModel(nn.Module):
     keys and values to the cache, with its `reach()`: no later query sees a key at this distance or
     beyond. It mixes the values of the keys that it gets back, in its own way or by `screen`.
     """
-    agreeing = None                                    # what support/choose.py found to agree
+    agreeing = None    # by support/choose.py: a screen that agrees with multiscreen.screen
 
     @staticmethod
     def screen(q, k, v, w, r, i0=0):
@@ -323,7 +323,7 @@ class LanguageModel(nn.Module):
 
     @property
     def forgets(self):
-        """Whether caches may drop keys: a screen that agrees gives those outside a window 0."""
+        """Whether caches may drop keys: a screen that agrees gives 0 to keys outside a window."""
         return self.screen is self.agreeing
 
     def hidden(self, tokens, caches=None, screen=None):
@@ -377,7 +377,7 @@ class LanguageModel(nn.Module):
         This saves memory. A piece has at most 2^12 tokens and, if the caches keep every key, at
         most 2^26 query-key pairs over all tiles.
         """
-        pairs = tokens.numel() * self.config.N_H       # of one query of each sequence
+        pairs = tokens.numel() * self.config.N_H       # with one query a sequence
         return tokens.split(2**12 if self.forgets else min(2**12, max(2**26 // pairs, 1)), 1)
 
     @torch.no_grad()
