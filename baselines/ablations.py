@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from baselines.transformer import rope
-from multiscreen import Config, GatedScreeningTiles, Multiscreen, softmask
+from multiscreen import Config, GatedScreeningTiles, Multiscreen, no_autocast, softmask
 
 
 class RoPE(GatedScreeningTiles):
@@ -80,6 +80,7 @@ class Compete(GatedScreeningTiles):
         return super().screening(x, compete, cache)
 
 
+@no_autocast
 def exponential(q, k, v, w, r, i0=0):
     """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
 

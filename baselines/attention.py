@@ -35,7 +35,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from baselines.transformer import Block, distances
-from multiscreen import acceptance, double, mipe, mipe_angle, tanh_norm, unit, window
+from multiscreen import (
+    acceptance,
+    double,
+    mipe,
+    mipe_angle,
+    no_autocast,
+    tanh_norm,
+    unit,
+    window,
+)
 
 # ---------------------------------------------------------- softmax, with other positions or scores
 
@@ -91,6 +100,7 @@ class Scored(Block):
         return s.softmax(-1)
 
 
+@no_autocast
 def scores(q, k):
     """s_ij = q_i . k_j / sqrt(K), in float32 at least. (B, H, T, S)"""
     dtype = torch.promote_types(q.dtype, torch.float32)

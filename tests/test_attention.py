@@ -83,6 +83,13 @@ def test_only_the_products_are_bfloat16(variant):
     assert a != b
 
 
+def test_an_autocast_leaves_scores_in_float32():
+    q, k, _ = draw_qkv(30, 2)
+    exact = attention.scores(q, k)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attention.scores(q, k), exact)
+
+
 # ---------------------------------------------------------------------- against the reference
 
 @pytest.mark.parametrize("variant", MECHANISMS)
