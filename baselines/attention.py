@@ -92,8 +92,11 @@ class Scored(Block):
     forgets = False                                    # T x S in memory: long texts go in pieces
 
     def mix(self, q, k, v, i0, screen):
-        d = distances(q, k, i0)
-        return self.weights(scores(q, k).masked_fill(d > 0, -math.inf), d).to(v.dtype) @ v
+        return self.sums(scores(q, k), v, distances(q, k, i0))
+
+    def sums(self, s, v, d):
+        """h of scores s (B, H, T, S), values v (B, H, S, V) and distances d (T, S)."""
+        return self.weights(s.masked_fill(d > 0, -math.inf), d).to(v.dtype) @ v
 
     def weights(self, s, d):
         """p. s: (B, H, T, S), scores, -inf for keys of the future; d = j - i: (T, S)."""
@@ -110,14 +113,14 @@ def scores(q, k):
 class ALiBi(Scored):
     """Scores fall with the distance, by m = 2^(-8/H) in the first head, 2^-8 in the last."""
     rope_scale = None
-    steepest, flattest = None, 8.0                     # -log2 m; None: flattest / H
+    flattest = 8.0                                     # -log2 m of the last head
 
     def weights(self, s, d):
         return self.sloped(s, d).softmax(-1)
 
     def sloped(self, s, d):
-        first = self.flattest / self.N_H if self.steepest is None else self.steepest
-        m = 2 ** -torch.linspace(first, self.flattest, self.N_H, device=s.device, dtype=s.dtype)
+        head = torch.arange(1, self.N_H + 1, device=s.device, dtype=s.dtype)
+        m = 2 ** (-self.flattest / self.N_H * head)
         return s + m[:, None, None] * d.clamp(max=0)
 
 
@@ -191,7 +194,7 @@ class Forgetting(Scored):
         c = double(log_f).cumsum(2)                    # a small difference of large sums
         s = scores(q, k)
         s = s + (c[:, :, i0:] - c.transpose(-2, -1)).to(s)
-        return s.masked_fill(distances(q, k, i0) > 0, -math.inf).softmax(-1).to(v.dtype) @ v
+        return self.sums(s, v, distances(q, k, i0))
 
 
 class Selective(Scored):
@@ -210,8 +213,7 @@ class Selective(Scored):
         found = scores(q_all[:, :1], k[:, :1]).relu().tril(-1)
         found = torch.cat((torch.zeros_like(found[..., :1]), found[..., 1:]), -1)
         before = (found.cumsum(2) - found)[:, :, i0:]
-        s = scores(q, k) - before
-        return s.masked_fill(distances(q, k, i0) > 0, -math.inf).softmax(-1).to(v.dtype) @ v
+        return self.sums(scores(q, k) - before, v, distances(q, k, i0))
 
 
 # ---------------------------------------------------------------------------------------- screening
@@ -250,8 +252,8 @@ class Screening(Block):
 # ------------------------------------- tried once more in tuning: docs/mechanisms.md says which won
 
 class FlatALiBi(ALiBi):
-    """Slopes m from 2^-1 to 2^-4: twice as many keys are near."""
-    steepest, flattest = 1.0, 4.0
+    """Slopes m = 2^(-4/H) to 2^-4: steeper ones, for near keys."""
+    flattest = 4.0
 
 
 class FixedSigmoid(Sigmoid):

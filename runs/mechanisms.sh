@@ -98,7 +98,7 @@ measure() {
 if [ "$1" = one ]; then
     out=$OUT/$2_$3-$5
     train $2 $3 $4 $5 $out
-    [ -f $out/ckpt.pt ] && measure $2 $3 $out       # not if it diverged
+    [ -f $out/diverged.txt ] || measure $2 $3 $out
     exit
 fi
 

@@ -128,7 +128,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
     load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
     # The models of this repository have answers that a test checks.
-    if changed := other_code(model, ckpt) if Path(path).resolve().parent != ROOT / "models" else "":
+    bundled = Path(path).resolve().parent == ROOT / "models"
+    if not bundled and (changed := other_code(model, ckpt)):
         print(f"{path} was trained with another {changed}", file=sys.stderr)
     if has_windows(model):
         kernel = "definition" if ckpt["args"].get("kernel") == "definition" else "auto"
