@@ -19,7 +19,7 @@ BLOCKS = {
     "forgetting": attention.Forgetting,
     "selective": attention.Selective,
     "screening": attention.Screening,
-    "alibi-flat": attention.FlatALiBi,
+    "alibi-steep": attention.SteepALiBi,
     "sigmoid-fixed": attention.FixedSigmoid,
     "forgetting-late": attention.LateForgetting,
     "screening-wide": attention.WideScreening,

@@ -251,8 +251,8 @@ class Screening(Block):
 
 # ------------------------------------- tried once more in tuning: docs/mechanisms.md says which won
 
-class FlatALiBi(ALiBi):
-    """Slopes m = 2^(-4/H) to 2^-4: steeper ones, for near keys."""
+class SteepALiBi(ALiBi):
+    """Slopes m from 2^(-4/H) to 2^-4: scores fall faster."""
     flattest = 4.0
 
 

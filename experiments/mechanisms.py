@@ -123,7 +123,7 @@ def run_of(row):
 # ----------------------------------------------------------------------- the table and the figure
 
 def mechanism_of(model):
-    """The model of which this is the other try, alibi of alibi-flat, or itself."""
+    """The model of which this is the other try, alibi of alibi-steep, or itself."""
     begin, _, kind = model.rpartition(":")
     first = kind.rpartition("-")[0]
     if first and {kind, first} <= BLOCKS.keys() and issubclass(BLOCKS[kind], BLOCKS[first]):

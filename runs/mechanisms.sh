@@ -74,7 +74,7 @@ if [ "$1" = tune ] && [ -n "$2" ]; then
 fi
 if [ "$1" = tune ]; then
     for name in softmax nope local alibi ssmax-rope off-by-one sigmoid entmax stick-breaking \
-        forgetting selective screening multiscreen alibi-flat sigmoid-fixed forgetting-late \
+        forgetting selective screening multiscreen alibi-steep sigmoid-fixed forgetting-late \
         screening-wide screening-slow multiscreen-16; do
         echo bash runs/mechanisms.sh tune $name
     done | lanes
@@ -103,7 +103,7 @@ if [ "$1" = one ]; then
 fi
 
 # Task, mechanism, log2 of the rate: what won on seed 20. "nope" never looked anything up.
-WON="text softmax -8, text nope -10, text local -8, text alibi-flat -10, text ssmax-rope -8,
+WON="text softmax -8, text nope -10, text local -8, text alibi-steep -10, text ssmax-rope -8,
 text off-by-one -8, text sigmoid-fixed -10, text entmax -10, text stick-breaking -10,
 text forgetting -10, text selective -10, text screening-wide -8, text multiscreen-16 -6,
 task screening -10, task local -11, task forgetting-late -12, task softmax -11,

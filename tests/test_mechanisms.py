@@ -239,17 +239,17 @@ def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
 
 def test_tries_that_won_on_other_tasks_are_one_row(call, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
-    alibi, flat = "transformer:4,4,72:alibi", "transformer:4,4,72:alibi-flat"
-    write_run(tmp_path / "text", flat)
+    alibi, steep = "transformer:4,4,72:alibi", "transformer:4,4,72:alibi-steep"
+    write_run(tmp_path / "text", steep)
     write_run(tmp_path / "task", alibi, "abcdigits", log=((9, 9.0, 0.9),))
     call(mechanisms, "text", "task", "--out", "m.png")
     printed = capsys.readouterr().out
-    assert "Transformer, alibi: alibi on abcdigits, alibi-flat on text" in printed
+    assert "Transformer, alibi: alibi on abcdigits, alibi-steep on text" in printed
     assert printed.splitlines()[-1].split()[0] == "alibi"
-    assert {row["model"] for row in read_table(tmp_path / "m.tsv")} == {alibi, flat}
+    assert {row["model"] for row in read_table(tmp_path / "m.tsv")} == {alibi, steep}
     write_run(tmp_path / "other", alibi)               # both on text: one row each
     call(mechanisms, "other", "m.tsv", "--out", "m.png")
-    assert [name for name, _ in table_of(capsys)] == ["alibi", "alibi-flat"]
+    assert [name for name, _ in table_of(capsys)] == ["alibi", "alibi-steep"]
 
 
 @needs_matplotlib

@@ -36,7 +36,7 @@ def test_the_mechanisms():
     """Means over the seeds of report/mechanisms.tsv, and those with SWE."""
     found = {}
     for row in read_rows(FOLDER / "mechanisms.tsv"):
-        name = re.sub("-(flat|late|fixed|wide)$", "", row["model"].split(":")[-1])
+        name = re.sub("-(steep|late|fixed|wide)$", "", row["model"].split(":")[-1])
         if row["task"] == "text" or row["what"].startswith("needles"):
             found.setdefault((name, row["what"]), []).append(float(row["value"]))
     mean = {key: statistics.mean(values) for key, values in found.items()}
