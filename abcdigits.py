@@ -16,8 +16,8 @@ import statistics
 
 import torch
 
-from support.checkpoint import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.cli import Parser, UsageError, cli
+from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

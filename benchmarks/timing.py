@@ -28,16 +28,11 @@ from torch.nn.functional import normalize
 from baselines import count_parameters, recipe
 from baselines.transformer import attention_by
 from multiscreen import KeyCache
-from support.checkpoint import (
-    build_model,
-    has_windows,
-    load_for_evaluation,
-    read_checkpoint,
-    weights_hash,
-)
+from support.checkpoint import build_model, has_windows, read_checkpoint, weights_hash
 from support.choose import get_screen
 from support.cli import UsageError, on_one_line, products_dtype
 from support.compiled import compile_model
+from support.evaluation import load_for_evaluation
 from support.source import ROOT
 from support.table import RUN, Table, as_text, describe_run
 

@@ -23,8 +23,8 @@ the 1.3B.
 import random
 
 from abcdigits import get_parser, measure
-from support.checkpoint import load_for_evaluation
 from support.cli import UsageError, cli
+from support.evaluation import load_for_evaluation
 from tasks.passkey import FILLER, MOST, NEEDLE, QUESTION, TASK, prompt_sizes
 
 

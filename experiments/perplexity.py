@@ -36,13 +36,7 @@ import torch
 
 from experiments.common import add_tables, get_figure, group_rows, pyplot, save_figure
 from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
-from support.checkpoint import (
-    load_for_evaluation,
-    model_hash,
-    require_windows,
-    rope_factor,
-    scale_rope,
-)
+from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.data import (
     HELD_OUT,
@@ -54,6 +48,7 @@ from support.data import (
     read_text,
     standard_library,
 )
+from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")

@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from support.checkpoint import load_for_evaluation
 from support.cli import Parser, UsageError, cli, printable
+from support.evaluation import load_for_evaluation
 
 
 def decode_stream(tokens, tokenizer):

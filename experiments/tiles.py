@@ -34,8 +34,9 @@ import torch
 
 from experiments.common import pyplot, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
-from support.checkpoint import load_for_evaluation, require_windows
+from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
+from support.evaluation import load_for_evaluation
 from support.maps import count_alive, inside, require_finite
 from support.table import beside, cell_text, print_table, write_rows
 

@@ -3,7 +3,6 @@ import errno
 import hashlib
 import re
 import sys
-import uuid
 import warnings
 from pathlib import Path
 
@@ -11,15 +10,9 @@ import torch
 
 import baselines
 from support.choose import get_screen
-from support.cli import (
-    UsageError,
-    get_device,
-    is_out_of_memory,
-    products_dtype,
-    replacing,
-)
+from support.cli import UsageError, is_out_of_memory, replacing
 from support.distributed import set_moments, world
-from support.source import ROOT, classes_of, code_hash, edited_files, files_of, read
+from support.source import ROOT, classes_of, edited_files, files_of, read
 from support.tokens import get_tokenizer
 
 KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "data_state",
@@ -53,28 +46,6 @@ def require_windows(model, path, name):
     if not has_windows(model):
         raise UsageError(f"{path} is a {name}, which has no screening windows: use a multiscreen "
                          "checkpoint")
-
-
-def rope_factor(text):
-    """A factor of --rope-scale as tables write it. Raises UsageError for anything else."""
-    ntk, number = "ntk" * text.startswith("ntk"), text.removeprefix("ntk")
-    if not re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII) or not 1e-9 < float(number) < 1e9:
-        raise UsageError(f"--rope-scale {text}: expected a number above 0, such as 4 or ntk4")
-    return f"{ntk}{float(number):g}"
-
-
-def scale_rope(model, factor):
-    """Stretch the RoPE of a model for texts `factor` times as long. factor: of `rope_factor`.
-
-    "4" divides the positions by 4 (position interpolation); "ntk4" turns the slowest pair at a
-    quarter of its speed and the fastest as before (NTK-aware scaling of theta).
-    """
-    layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
-    if not layers:
-        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    number = float(factor.removeprefix("ntk"))
-    for layer in layers:
-        layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
 def save_checkpoint(path, ckpt):
@@ -146,16 +117,6 @@ def other_code(model, ckpt):
                                       {path: read(path) for path in files}))
 
 
-def load_for_evaluation(path, device, swe=False):
-    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows."""
-    device = get_device(device)
-    model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
-    if swe:
-        require_windows(model, path, ckpt["model"])
-        model.expand_windows(ckpt["args"]["seq_len"])
-    return model, tokenizer, ckpt
-
-
 def load_moments(model, optimizer, moments, path):
     """Put the moments of a checkpoint into an optimizer, which keeps its own rates and decays."""
     try:
@@ -167,13 +128,6 @@ def load_moments(model, optimizer, moments, path):
                          f"they are now: --init {path} --out NEW takes only the weights") from None
 
 
-# -------------------------------------------------------------------------------- what it is
-
-def model_hash(ckpt):
-    """What a measurement is tied to: hashes of a checkpoint's weights and of its model's code."""
-    return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
-
-
 def weights_hash(ckpt):
     """Twelve digits that change with the weights."""
     found = hashlib.sha256()
@@ -181,13 +135,3 @@ def weights_hash(ckpt):
         found.update(name.encode())
         found.update(W.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return found.hexdigest()[:12]
-
-
-def equations(name):
-    """Twelve digits that change with the code of the model of that name; see `code_hash`.
-
-    Digits that nothing else has, if some of it was replaced at run time.
-    """
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(name, {"N_L": 4, "N_H": 4, "d_E": 64, "vocab_size": 7})
-    return code_hash(model) or uuid.uuid4().hex[:12]

@@ -7,7 +7,8 @@ import torch
 
 import train
 from support import choose
-from support.checkpoint import FIXED, KEYS, build_model, equations, save_checkpoint
+from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
+from support.evaluation import equations
 
 
 @pytest.fixture(scope="session", autouse=True)

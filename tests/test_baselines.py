@@ -12,16 +12,10 @@ import train
 from baselines import BLOCKS, ablations, count_parameters
 from baselines.transformer import attention_by
 from experiments import scaling, tiles
-from support.checkpoint import (
-    SIZE_FLAGS,
-    build_model,
-    has_windows,
-    rope_factor,
-    save_checkpoint,
-    scale_rope,
-)
+from support.checkpoint import SIZE_FLAGS, build_model, has_windows, save_checkpoint
 from support.choose import get_screen
 from support.cli import UsageError
+from support.evaluation import rope_factor, scale_rope
 from support.windowed import screen_windowed
 from tests.helpers import (
     add_noise,

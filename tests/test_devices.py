@@ -8,7 +8,7 @@ import train
 from baselines.transformer import Transformer
 from experiments import perplexity, sample
 from multiscreen import Multiscreen
-from support import checkpoint, choose, cli
+from support import choose, cli, evaluation
 from tests.helpers import SMALL, TEXT, assert_same_weights, needs_interpreter, read_table
 from tests.pretended import CPU, GridExecutor, Pretended, Refused
 
@@ -185,9 +185,9 @@ def test_training_on_a_cuda_gpu_gives_the_numbers_of_a_cpu(tmp_path, capsys, mon
     ("multiscreen", "mps"), ("multiscreen", "cuda"), ("transformer:2,2,8", "mps")])
 def test_what_measures_a_model_gives_the_same_on_a_gpu(checkpoints, call, capsys, monkeypatch, name,
                                                        kind):
-    monkeypatch.setattr(checkpoint, "products_dtype", lambda device: None)
+    monkeypatch.setattr(evaluation, "products_dtype", lambda device: None)
     # The pretended device replaces methods of the model.
-    monkeypatch.setattr(checkpoint, "equations", lambda name: "of the model")
+    monkeypatch.setattr(evaluation, "equations", lambda name: "of the model")
     path = checkpoints[name]
     text = path.with_name("text.txt")
     text.write_text(TEXT)

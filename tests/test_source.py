@@ -7,8 +7,9 @@ import pytest
 import multiscreen
 import train
 from support import source
-from support.checkpoint import build_model, equations, model_hash, weights_hash
+from support.checkpoint import build_model, weights_hash
 from support.cli import UsageError
+from support.evaluation import equations, model_hash
 from support.table import describe_run
 from tests.helpers import ROOT, fit, run, run_cases
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.checkpoint import equations, model_hash, weights_hash
+from support.checkpoint import weights_hash
 from support.cli import UsageError
+from support.evaluation import equations, model_hash
 from support.table import (
     RUN,
     Table,

@@ -1,0 +1,56 @@
+"""A trained model to measure: loaded for it, stretched to longer texts, known by its hashes."""
+import re
+import uuid
+
+import torch
+
+from support.checkpoint import build_model, load_checkpoint, require_windows, weights_hash
+from support.cli import UsageError, get_device, products_dtype
+from support.source import code_hash
+
+
+def load_for_evaluation(path, device, swe=False):
+    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows."""
+    device = get_device(device)
+    model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
+    if swe:
+        require_windows(model, path, ckpt["model"])
+        model.expand_windows(ckpt["args"]["seq_len"])
+    return model, tokenizer, ckpt
+
+
+def rope_factor(text):
+    """A factor of --rope-scale as tables write it. Raises UsageError for anything else."""
+    ntk, number = "ntk" * text.startswith("ntk"), text.removeprefix("ntk")
+    if not re.fullmatch(r"\d+(\.\d+)?", number, re.ASCII) or not 1e-9 < float(number) < 1e9:
+        raise UsageError(f"--rope-scale {text}: expected a number above 0, such as 4 or ntk4")
+    return f"{ntk}{float(number):g}"
+
+
+def scale_rope(model, factor):
+    """Stretch the RoPE of a model for texts `factor` times as long. factor: of `rope_factor`.
+
+    "4" divides the positions by 4 (position interpolation); "ntk4" turns the slowest pair at a
+    quarter of its speed and the fastest as before (NTK-aware scaling of theta).
+    """
+    layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
+    if not layers:
+        raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
+    number = float(factor.removeprefix("ntk"))
+    for layer in layers:
+        layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
+
+
+def model_hash(ckpt):
+    """What a measurement is tied to: hashes of a checkpoint's weights and of its model's code."""
+    return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
+
+
+def equations(name):
+    """Twelve digits that change with the code of the model of that name; see `code_hash`.
+
+    Digits that nothing else has, if some of it was replaced at run time.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(name, {"N_L": 4, "N_H": 4, "d_E": 64, "vocab_size": 7})
+    return code_hash(model) or uuid.uuid4().hex[:12]
