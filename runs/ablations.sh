@@ -1,25 +1,19 @@
 # What each part of the model adds: losses, and perplexity at 32 times the training length.
 . "$(dirname "$0")/lib.sh"
-ablations="rope nope no-tanhnorm no-gate fixed-r compete softmax"
+recipe="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 
-for seed in 0 1 2; do
-    echo python train.py --psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 \
-        --log-every 50 --seed $seed --out $OUT/loss_original-$seed
-    for name in $ablations; do
-        echo python train.py --model multiscreen:$name --psi 6 --seq-len 128 --batch-size 8 \
-            --steps 1000 --warmup 250 --log-every 50 --seed $seed --out $OUT/loss_$name-$seed
-    done
+for name in original rope nope no-tanhnorm no-gate fixed-r compete softmax; do
+    model=multiscreen:$name
+    echo python train.py --model ${model%:original} $recipe --seed SEED --out $OUT/loss_$name-SEED
 done | lanes
 
-for seed in 0 1 2; do
-    for name in original $ablations; do
-        echo python -m experiments.perplexity --length 4096 --ckpt $OUT/loss_$name-$seed/ckpt.pt
-    done
+for name in original rope nope no-tanhnorm no-gate fixed-r compete softmax; do
+    echo python -m experiments.perplexity --length 4096 --ckpt $OUT/loss_$name-SEED/ckpt.pt
 done | lanes
-for seed in 0 1 2; do
-    echo python -m experiments.perplexity --length 4096 --rope-scale 4 16 ntk4 \
-        --ckpt $OUT/loss_rope-$seed/ckpt.pt
-done | lanes
+lanes <<END
+python -m experiments.perplexity --length 4096 --rope-scale 4 16 ntk4 \
+    --ckpt $OUT/loss_rope-SEED/ckpt.pt
+END
 
 run python -m experiments.compare --name ablations --out $OUT/report \
     "Original=$OUT/loss_original-?" \

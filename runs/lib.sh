@@ -1,8 +1,10 @@
 # What the scripts share; you can skip it. `run` runs a command, `lanes` those of its input, one a
-# line, LANES at a time. A failure stops no other command and is listed at the end; a run that
-# diverges is a result. Finished work is not repeated, and after Ctrl-C a script resumes.
+# line, LANES at a time, and a line with the word SEED once for each of SEEDS. A failure stops no
+# other command and is listed at the end; a run that diverges is a result. Finished work is not
+# repeated, and after Ctrl-C a script resumes.
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-out/small}
+SEEDS=${SEEDS:-0 1 2}
 # One thread a process: the numbers do not depend on the number of cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT
 
@@ -11,14 +13,21 @@ run() {
     "$@"
     case $? in
         0 | 3 | 130) ;;    # done, diverged, Ctrl-C
-        *) echo "$*" >>"$FAILED" ;;
+        *) echo "$*" >>"$FAILED"; return 1 ;;
     esac
 }
 export -f run
 
 lanes() {
     # After Ctrl-C `cat` stays until the last command has saved its checkpoint.
-    xargs -L 1 -P "${LANES:-1}" bash -c 'run "$@"' lane | (trap '' INT; cat)
+    each_seed | xargs -L 1 -P "${LANES:-1}" bash -c 'trap "exit 130" INT; run "$@"' lane |
+        (trap '' INT; cat)
+}
+
+each_seed() {
+    while read -r line; do
+        for seed in $SEEDS; do echo "${line//SEED/$seed}"; done | uniq
+    done
 }
 
 list_failures() {

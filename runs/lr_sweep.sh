@@ -1,17 +1,13 @@
 # The loss at six learning rates, and the curves of the loss at three of them.
 . "$(dirname "$0")/lib.sh"
+recipe="--seed SEED --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
 
 for rate in 0.0009765625 0.00390625 0.015625 0.0625 0.25 1; do
-    for seed in 0 1 2; do
-        echo python train.py --psi 5 --lr $rate --seed $seed --seq-len 128 --batch-size 8 \
-            --steps 1000 --warmup 62 --log-every 2 --out $OUT/multiscreen_lr$rate-$seed
-        echo python train.py --model transformer:8,4,48 --lr $rate --seed $seed --seq-len 128 \
-            --batch-size 8 --steps 1000 --warmup 62 --log-every 2 \
-            --out $OUT/transformer_lr$rate-$seed
-        echo python train.py --model transformer:8,4,48:qknorm --lr $rate --seed $seed \
-            --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2 \
-            --out $OUT/qknorm_lr$rate-$seed
-    done
+    cat <<END
+python train.py --psi 5 --lr $rate $recipe --out $OUT/multiscreen_lr$rate-SEED
+python train.py --model transformer:8,4,48 --lr $rate $recipe --out $OUT/transformer_lr$rate-SEED
+python train.py --model transformer:8,4,48:qknorm --lr $rate $recipe --out $OUT/qknorm_lr$rate-SEED
+END
 done | lanes
 
 run python -m experiments.compare --by lr --name lr_sweep --out $OUT/report \

@@ -1,20 +1,17 @@
-# Perplexity at 32 times the training length; what the tiles have learned. tiny.sh sets the
-# variables in capitals.
+# Perplexity at 32 times the training length; what the tiles have learned. tiny.sh sets SEEDS, PSI,
+# SIZE, TRAIN and MEASURE.
 . "$(dirname "$0")/lib.sh"
 
-for seed in ${SEEDS:-0 1 2}; do
-    echo python train.py --psi ${PSI:-8} --seed $seed --steps 620 $TRAIN \
-        --out $OUT/text_multiscreen-$seed
-    echo python train.py --model transformer:${SIZE:-8M} --seed $seed --steps 620 $TRAIN \
-        --out $OUT/text_transformer-$seed
-done | lanes
-
-for seed in ${SEEDS:-0 1 2}; do
-    echo python -m experiments.perplexity --length 8192 $MEASURE \
-        --ckpt $OUT/text_multiscreen-$seed/ckpt.pt
-    echo python -m experiments.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 $MEASURE \
-        --ckpt $OUT/text_transformer-$seed/ckpt.pt
-done | lanes
+lanes <<END
+python train.py --psi ${PSI:-8} --seed SEED --steps 620 $TRAIN --out $OUT/text_multiscreen-SEED
+python train.py --model transformer:${SIZE:-8M} --seed SEED --steps 620 $TRAIN \
+    --out $OUT/text_transformer-SEED
+END
+lanes <<END
+python -m experiments.perplexity --length 8192 $MEASURE --ckpt $OUT/text_multiscreen-SEED/ckpt.pt
+python -m experiments.perplexity --length 8192 --rope-scale 1 4 16 ntk4 ntk16 $MEASURE \
+    --ckpt $OUT/text_transformer-SEED/ckpt.pt
+END
 
 run python -m experiments.perplexity --out $OUT/report/long_context.png \
     $OUT/text_multiscreen-?/perplexity.tsv $OUT/text_transformer-?/perplexity.tsv

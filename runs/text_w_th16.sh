@@ -1,15 +1,12 @@
 # The same with shorter windows, and the losses of all. After text.sh.
 . "$(dirname "$0")/lib.sh"
 
-for seed in 0 1 2; do
-    echo python train.py --psi 8 --w-th 16 --seed $seed --steps 620 \
-        --out $OUT/text_multiscreen-w_th16-$seed
-done | lanes
-
-for seed in 0 1 2; do
-    echo python -m experiments.perplexity --length 8192 \
-        --ckpt $OUT/text_multiscreen-w_th16-$seed/ckpt.pt
-done | lanes
+lanes <<END
+python train.py --psi 8 --w-th 16 --seed SEED --steps 620 --out $OUT/text_multiscreen-w_th16-SEED
+END
+lanes <<END
+python -m experiments.perplexity --length 8192 --ckpt $OUT/text_multiscreen-w_th16-SEED/ckpt.pt
+END
 
 run python -m experiments.perplexity --out $OUT/report/long_context_w_th16.png \
     $OUT/text_multiscreen-w_th16-?/perplexity.tsv

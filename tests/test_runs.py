@@ -13,7 +13,7 @@ import train
 from support import distributed
 from tests.helpers import ROOT
 
-SCRIPTS = ("tiny", "small", "tune_transformers", "paper")
+SCRIPTS = ("tiny", "small", "tune_transformers", "mechanisms", "paper")
 # Stand-ins for `python` and `torchrun`: they note their words and leave a run's or table's files.
 NOTE = """#!/bin/bash
 last="${*: -1}"
@@ -66,6 +66,8 @@ def commands(tmp_path_factory):
     for name in SCRIPTS:
         folder = tmp_path_factory.mktemp(name)
         command = f"bash runs/{name}.sh"
+        if name == "mechanisms":
+            command = f"SEEDS=32 {command}"
         if name == "paper":
             command += ' | while read -r line; do bash -c "$line" </dev/null || exit; done'
         done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT,
@@ -155,6 +157,30 @@ def test_the_lines_that_docs_give_to_slurm_are_those_of_two_and_of_eight_machine
     text = (ROOT / "docs/scale.md").read_text()
     for first, last, number in re.findall("--array=([0-9]+)-([0-9]+) --nodes=([0-9])", text):
         assert {found[1] for found in nodes[int(first) - 1 : int(last)]} == {number}
+
+
+# Stands in for `python`: a log whose loss is lowest at 2^-11. `selective` fails while $FAIL is set.
+LOGGED = r"""#!/bin/bash
+last="${*: -1}"
+case "$FAIL$*" in yes*:selective*) exit 1 ;; esac
+[[ $* =~ "--lr "([0-9.]+) ]] || exit 0
+mkdir -p "$last"
+awk -v lr="${BASH_REMATCH[1]}" 'BEGIN { x = log(lr) / log(2) + 11.1
+    print "needle\tval_loss\n0.5\t" (x < 0 ? -x : x) }' >"$last/log.tsv"
+"""
+
+
+def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(tmp_path):
+    env = environment(tmp_path) | {"LANES": "4"}
+    (tmp_path / "bin/python").write_text(LOGGED)
+    words = ["bash", "runs/mechanisms.sh", "tune"]
+    done = subprocess.run(words, cwd=ROOT, env=env | {"FAIL": "yes"}, capture_output=True)
+    rows = (tmp_path / "out/tuned.txt").read_text().splitlines()
+    assert (done.returncode, len(rows), "selective" in str(rows)) == (1, 2 * 18, False)
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = done.stdout.splitlines()[-2 * 19:]
+    assert {"text selective 0.9 -12", "task selective 0.1 -11"} < {*rows}
 
 
 @pytest.mark.parametrize("lanes", ["1", "3"])
