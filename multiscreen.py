@@ -13,7 +13,8 @@ W_Q W_K W_V W_G   projections to query, key, value, gate of each tile        Gat
 W_O, s_O          projection back to R^E and its log scale, of each tile     GatedScreeningTiles
 s_w -> w          screening window: keys at distance >= w are never seen     window
 s_r -> r          acceptance width: similarities <= 1 - r are rejected       acceptance
-q_bar, q_tilde    query of unit length; the same with its position encoded   unit, mipe
+q_bar k_bar v_bar query, key and value of unit length                        unit
+q_tilde, k_tilde  q_bar and k_bar with their positions encoded               mipe
 w_th              windows of w_th and more carry no position                 mipe_angle
 s, alpha          similarity in [-1, 1]; distance-unaware relevance          relevance, trim
 m, alpha_d        softmask; distance-aware relevance alpha m                 softmask, relevance
@@ -49,7 +50,8 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            lowest = {"d_K": 1, "w_th": 1}.get(name, 0)    # MiPE turns 2 dims
+            # MiPE turns two dimensions, and acts on windows from 1 to w_th.
+            lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not value > lowest:
                 raise ValueError(f"{name} is {value}; expected more than {lowest}")
 
@@ -91,8 +93,9 @@ def mipe_angle(i, w, w_th):
     Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by about
     0.01 rad at i = 2^17.
     """
+    # Wider windows count as w_th, where gamma and its slope are 0.
     w_near = double(w).clamp(max=w_th)
-    gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)     # at w_th it is 0, as is its slope
+    gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)
     angle = torch.remainder(i.to(w_near.device) * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
     return angle.to(torch.promote_types(w.dtype, torch.float32)).to(w.device)
 

@@ -2,7 +2,7 @@
 
 Check it with `pytest exercises -k part2`. It uses your functions of part 1, or multiscreen.py's
 where you have not written them. Parameters have the repository's names, so its trained weights fit
-your model: `python -m exercises.trained` loads them, and trains 200 steps.
+your model: `python -m exercises.trained` trains it for 200 steps, then loads them.
 
 Axes: B batch, T positions, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
 """
@@ -20,7 +20,7 @@ screen = earlier("screen")
 
 
 class GatedScreeningTiles(nn.Module):
-    """One layer: N_H gated screening tiles side by side. config: a multiscreen.Config."""
+    """One layer: N_H gated screening tiles side by side. config: a `multiscreen.Config`."""
 
     def __init__(self, config):
         super().__init__()
@@ -36,7 +36,7 @@ class GatedScreeningTiles(nn.Module):
         self.s_O = nn.Parameter(torch.empty(H))
 
     def project(self, x, W):
-        """Eq. (15): x W for all tiles. x: (B, T, E); W: (E, H, D). Returns (B, H, T, D)."""
+        """Eq. (15): q, k, v, g = x W for all tiles. (B, T, E) x (E, H, D) -> (B, H, T, D)"""
         raise NotImplementedError("Exercise 2.1: Eq. 15, the projections")
 
     def gate(self, x):
@@ -44,33 +44,35 @@ class GatedScreeningTiles(nn.Module):
         raise NotImplementedError("Exercise 2.2: Eq. 17, the gate")
 
     def screening(self, x, screen, cache=None):
-        """Eq. (16): u = Screening(q, k, v) of x, with Eqs. 4 to 7 and 14. -> (B, H, T, V)
+        """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        q = x W_Q, k = x W_K, v = x W_V, all of unit length; MiPE turns q and k; u = TanhNorm(h).
-        screen(q_tilde, k_tilde, v_bar, w, r, i0) is Eq. 12. Without a cache x starts at position 0.
-        With one (exercise 2.9) it starts at `cache.end`; cache.append(k_tilde, v_bar, w) adds the
-        new keys and values, and returns all keys, all values, and the position of the first key.
+        q, k, v = x W_Q, x W_K, x W_V, Eq. 15, each of unit length, Eq. 5. MiPE rotates q and k.
+        h = screen(q_tilde, k_tilde, v_bar, w, r, i0), Eq. 12. u = TanhNorm(h), Eq. 14.
+        Without a cache x starts at position 0, with one (exercise 2.9) at `cache.end`.
+        cache.append(k_tilde, v_bar, w) adds the new keys and values. It returns all keys, all
+        values, and the position of the first key.
         """
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 
     def forward(self, x, screen, cache=None):
-        """Eq. (18), the update of each tile: Delta x = (u * g_hat) (e^s_O W_O); Eq. (2), their sum
-        over the tiles, added to x. (B, T, E) -> (B, T, E)
+        """Eq. (18), the update: Delta x = (u * g_hat) (e^s_O W_O); Eq. (2): x + sum_h Delta x^(h).
+
+        (B, T, E) -> (B, T, E)
         """
         raise NotImplementedError("Exercise 2.4: Eqs. 18 and 2, the update")
 
 
 class KeyCache:
-    """The keys and values of one layer that a later query may see."""
+    """The keys and values of one layer that a later query may see: encoded, oldest first."""
 
     def __init__(self):
         self.k = self.v = None
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
     def append(self, k, v, w):
-        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and the first position.
+        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and `first`.
 
-        You may keep everything. To bound memory, drop the keys that every window w (H,) has passed.
+        You may keep everything. To bound memory, drop keys outside every window w, (H,).
         """
         raise NotImplementedError("Exercise 2.9: a cache of keys and values")
 
@@ -89,7 +91,7 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def initialize(self):
-        """The table in the appendix "Multiscreen Initialization". N(0, x): deviation x.
+        """The table in the appendix "Multiscreen Initialization". N(0, x) has deviation x.
 
         W_Q, W_K  N(0, 0.1/sqrt(d_K))    s_w  evenly spaced over the tiles, from 0 to log w_th
         W_V       N(0, 0.1/sqrt(d_V))    s_r  0
@@ -99,34 +101,34 @@ class Multiscreen(nn.Module):
         raise NotImplementedError("Exercise 2.5: the initial values")
 
     def embed(self, tokens):
-        """Eq. (1): x^(0) = e^s_E e_bar, e the row of W_E for a token. (B, T) -> (B, T, E)"""
+        """Eq. (1): x^(0) = e^s_E e_bar_t, where e_t is row t of W_E. (B, T) -> (B, T, E)"""
         raise NotImplementedError("Exercise 2.6: Eq. 1, the embedding")
 
     def logits(self, x):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T, rows of unit length. (..., E) -> (..., N)"""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). W_E_bar: rows of unit length."""
         raise NotImplementedError("Exercise 2.7: Eq. 3, the logits")
 
     def hidden(self, tokens, caches=None):
-        """x^(N_L). (B, T) -> (B, T, E). caches: a KeyCache a layer, or None."""
+        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer."""
         x = self.embed(tokens)
-        for tile, cache in zip(self.layers, caches or [None] * len(self.layers)):
-            x = tile(x, self.screen, cache)
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = layer(x, self.screen, cache)
         return x
 
     def forward(self, tokens, caches=None):
         return self.logits(self.hidden(tokens, caches))
 
     def loss(self, tokens, targets):
-        """Mean cross-entropy in nats, (B, T) x (B, T). targets: the tokens that follow `tokens`.
+        """Mean cross-entropy in nats, (B, T) x (B, T) -> a scalar. targets: the next tokens.
 
-        Targets of -100 do not count.
+        Targets of -100 are ignored.
         """
         raise NotImplementedError("Exercise 2.8: the loss")
 
     @torch.no_grad()
     def generate(self, tokens, n):
-        """The n tokens that follow (B, T) tokens, each the one with the largest logit. (B, n)
+        """The next n tokens, (B, n), each the one with the largest logit. tokens: (B, T)
 
-        Each token goes through the layers once: later steps find earlier tokens in the caches.
+        Each token goes through the layers once: later steps find earlier ones in the caches.
         """
         raise NotImplementedError("Exercise 2.10: greedy generation with a cache")

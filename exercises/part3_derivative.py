@@ -2,13 +2,13 @@
 
 Check it with `pytest exercises -k part3`. One tile, no batch, float64.
 
-With d = i - j >= 0 (the opposite sign of Eq. 10), Trim and Softmask are squares:
+Here d = i - j, the opposite sign of Eq. 10. Then Trim and Softmask are squares:
 
     alpha_d = (z c)^2,   z = max(1 - (1 - s)/r, 0),   c = cos(pi d/(2 w)) inside the window, or 0
 
 Let dh = dL/dh be the incoming gradient. The gradient of a relevance is dh_i . v_j, whatever the
-other keys are, so one block of queries and one of keys are enough, and blocks add up. Derive each
-formula on paper before you write its line.
+other keys are. So each block of queries and keys is computed by itself, and the results are added.
+Derive each formula on paper before you write its line.
 
 Axes: I queries of a block, J keys of a block; T all queries, S all keys; K d_K, V d_V.
 """
@@ -18,7 +18,7 @@ import torch  # noqa: F401
 
 
 def pairs(q, k, w, r, i, j):
-    """z, c and d of each pair. q: (I, K), at positions i (I,); k: (J, K), at j (J,). Three (I, J).
+    """z, c and d of each pair, (I, J) each. q: (I, K), at positions i (I,); k: (J, K), at j (J,).
 
         d = i - j,   z = max(1 - (1 - q . k)/r, 0),   c = cos(pi d/(2 w)) for 0 <= d < w
 
@@ -30,7 +30,7 @@ def pairs(q, k, w, r, i, j):
 def dv_block(z, c, dh):
     """What a block adds to dL/dv of its keys. z, c: (I, J); dh: (I, V). Returns (J, V).
 
-    Derive it from h_i = sum_j (z_ij c_ij)^2 v_j: a key gathers dh of the queries that see it.
+    Derive it from h_i = sum_j (z_ij c_ij)^2 v_j: a key collects dh from the queries that see it.
     """
     raise NotImplementedError("Exercise 3.2: the gradient of v")
 
@@ -46,7 +46,7 @@ def dz_block(z, c, v, dh):
 def dq_block(dz, k, r):
     """What a block adds to dL/dq of its queries. k: (J, K). Returns (I, K).
 
-    dL/dq_i = sum_j dL/dz_ij dz/ds ds/dq_i, with z = 1 - (1 - s)/r where it is not 0, s = q_i . k_j.
+    dL/dq_i = sum_j dL/dz_ij dz/ds ds/dq_i, with s = q_i . k_j and, where z > 0, z = 1 - (1 - s)/r.
     """
     raise NotImplementedError("Exercise 3.4: the gradient of q")
 
@@ -60,9 +60,9 @@ def dk_block(dz, q, r):
 
 
 def dr_block(dz, z, r):
-    """What a block adds to dL/dr. A number, from z instead of the similarities.
+    """What a block adds to dL/dr, a number.
 
-    dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r: write (1 - s)/r as a function of z.
+    dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r. You have z, not s: write (1 - s)/r in z.
     """
     raise NotImplementedError("Exercise 3.6: the gradient of r")
 
@@ -78,8 +78,8 @@ def dw_block(z, c, d, v, dh, w):
 def gradients(q, k, v, w, r, dh, i0=0, size=16):
     """dL/dq, dL/dk, dL/dv, dL/dw, dL/dr of h = screen(q, k, v, w, r, i0), in blocks of `size`.
 
-    q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: numbers (tensors without axes). The first
-    query is at position i0. No T x S tensor is made, and blocks outside the window are not visited:
-    the queries at i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
+    q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: tensors without axes. The first query is at
+    position i0. Make no T x S tensor, and visit no block outside the window: the queries at
+    i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
     """
     raise NotImplementedError("Exercise 3.8: all gradients, block by block")

@@ -1,7 +1,7 @@
 """Part 4: screening as Triton kernels, in the interpreter: any Linux laptop, no GPU.
 
 Check it with `pytest exercises -k part4`. Read launch.py first: it starts the kernels, and says how
-many programs run. In the interpreter `print` works inside a kernel, and a mistake is a Python
+many programs run. In the interpreter `print` works inside a kernel, and a mistake gives a Python
 traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
 
     tl.program_id(0)                     which block this program works on
@@ -13,9 +13,9 @@ traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
     math.pi, or PI = tl.constexpr(3.141592653589793) above the kernels; a plain PI = 3.14 there runs
     in the interpreter only
 
-Matrices are contiguous: row n of Q starts at Q + n K. Rows from T (or S) on do not exist: load 0
-instead, and store nothing there. Programs run at the same time: each stores its own block.
-With b = program_id(0), block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
+Matrices are contiguous: row n of Q starts at Q + n K. Q has T rows, K_ has S: past the last, load 0
+and store nothing. Programs run at the same time: each stores its own block. With b = program_id(0),
+block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
 """
 import math  # noqa: F401
 
@@ -51,9 +51,9 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 
         lo = max(i_first - ceil(w) + 1, 0), rounded down,   hi = min(i_last + 1, S)
 
-    OUT: (blocks, 2), int32. The loop is `for j0 in range(lo, hi, BJ)`, and lo a multiple of BJ. It
-    covers every key that a query of the block sees, and visits no block of keys without one. If
-    nothing is seen, lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
+    OUT: (blocks, 2), int32. lo is a multiple of BJ; the loop is `for j0 in range(lo, hi, BJ)`. It
+    covers every key that a query of the block sees, and every block of keys that it visits has one.
+    If no key is seen, lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
     """
     raise NotImplementedError("Exercise 4.3: the loop bounds of a window")
 
