@@ -26,17 +26,10 @@ from tests.helpers import fit, run
 PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
 if available("cpu") is None:
     from exercises import test_part4
-    from tests import mutants_kernel  # noqa: F401  (it adds to the lists of mutants)
 
     PARTS.append(test_part4)
-
-
-SLOW = ("forward_kernel", "dq_kernel")                 # in Triton's interpreter
-
-
-def find_test(exercise):
-    """The test function of one exercise."""
-    return next(f for part in PARTS if (f := getattr(part, f"test_{exercise}", None)))
+TESTS = {name.removeprefix("test_"): f for part in PARTS for name, f in vars(part).items()
+         if name.startswith("test_")}
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +38,8 @@ def solved(monkeypatch):
     monkeypatch.setenv("EXERCISES", "reference")
 
 
-@pytest.fixture
-def put(monkeypatch):
-    """put(exercise, f) makes f the student's work."""
-    def stand_in(exercise, f):
-        monkeypatch.setitem(vars(mine), mutants.stands_for(exercise, f), f)
-
-    return stand_in
-
-
-@pytest.mark.parametrize("test", [f for part in PARTS for name, f in vars(part).items()
-                                  if name.startswith("test_")], ids=lambda f: f.__name__)
-def test_a_solution_passes_and_each_cause_is_of_a_wrong_value(monkeypatch, test):
+@pytest.mark.parametrize("exercise", TESTS)
+def test_a_solution_passes_and_each_cause_is_of_a_wrong_value(monkeypatch, exercise):
     """Each cause given to a comparison has, in some comparison, a value that is wrong."""
     causes, revealed = set(), set()
 
@@ -71,49 +54,57 @@ def test_a_solution_passes_and_each_cause_is_of_a_wrong_value(monkeypatch, test)
 
     for place in (checks, *PARTS):
         monkeypatch.setattr(place, "expect", expect, raising=False)
-    test()
+    TESTS[exercise]()
     # This cause compares the student's own values, with s_w = inf replaced.
     assert causes - revealed <= {"s_w = inf must give w = inf: a clamp makes it finite"}
 
 
-def message_of(exercise, cases):
-    """The message a student reads, "" if the test passes. Slow tests run only the first cases."""
-    with pytest.MonkeyPatch.context() as m:
-        if exercise in SLOW:
-            m.setattr(test_part4, "CASES", test_part4.CASES[:cases])
+@pytest.fixture
+def message_of(monkeypatch, tmp_path):
+    """message_of(exercise, mistake, cases): what a student reads, "" if the test passes.
+
+    cases: how many of part 4's, since some kernels take seconds in Triton's interpreter.
+    """
+    all_cases = test_part4.CASES if available("cpu") is None else []
+
+    def message_of(exercise, mistake, cases):
+        name, f = mutants.made(exercise, mistake, tmp_path)
+        monkeypatch.setitem(vars(mine), name, f)
+        if all_cases:
+            monkeypatch.setattr(test_part4, "CASES", all_cases[:cases])
         try:
-            find_test(exercise)()
+            TESTS[exercise]()
         except Wrong as e:
             return str(e)
-    return ""
+        return ""
+
+    return message_of
 
 
-@pytest.mark.parametrize("exercise, f, words", mutants.MUTANTS,
-                         ids=[f"{exercise}-{words}" for exercise, _, words in mutants.MUTANTS])
-def test_a_known_mistake_gets_its_message(put, exercise, f, words):
-    put(exercise, f)
+@pytest.mark.parametrize("exercise, words", [
+    (exercise, words) for exercise in TESTS for words in mutants.MISTAKES[exercise]])
+def test_a_known_mistake_gets_its_message(message_of, exercise, words):
     for cases in (1, 2, 5):
-        message = message_of(exercise, cases)
-        if words in message or exercise not in SLOW:
+        message = message_of(exercise, mutants.MISTAKES[exercise][words], cases)
+        if words in message:
             break
     print(message)                                     # pytest -rP: read them
     assert words in message
 
 
-@pytest.mark.parametrize("exercise, f", mutants.CORRECT,
-                         ids=[f"{name}-{f.__name__}" for name, f in mutants.CORRECT])
-def test_what_is_right_in_another_way_passes(put, exercise, f):
-    put(exercise, f)
-    assert message_of(exercise, 2) == ""
+@pytest.mark.parametrize("exercise, n", [
+    (exercise, n) for exercise in TESTS for n in range(len(mutants.CORRECT.get(exercise, ())))])
+def test_what_is_right_in_another_way_passes(message_of, exercise, n):
+    assert message_of(exercise, mutants.CORRECT[exercise][n], 2) == ""
 
 
-def test_later_parts_take_the_students_function_or_else_the_repositorys(monkeypatch, put):
+def test_later_parts_take_the_students_function_or_else_the_repositorys(monkeypatch):
     def trim(s, r):
         return s
 
     monkeypatch.setenv("EXERCISES", "")
     assert earlier("trim") is multiscreen.trim
-    put("trim", trim)
+    monkeypatch.setitem(vars(mine), "trim", trim)
     assert earlier("trim") is trim
 
 
@@ -214,12 +205,6 @@ def test_the_stubs_fail_and_say_what_to_do(tmp_path):
     assert "part 1\ttrim\t0\t1\n" in out.stdout
     assert "test_hidden\tone\t1\t1\n" in out.stdout
     assert "test_hidden\ttwo\t0\t1\n" in out.stdout
-
-
-def test_every_exercise_has_a_known_mistake():
-    tests = {name.removeprefix("test_") for part in PARTS for name in vars(part)
-             if name.startswith("test_")}
-    assert {exercise for exercise, _, _ in mutants.MUTANTS} == tests
 
 
 def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
