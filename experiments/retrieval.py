@@ -8,7 +8,8 @@ retrieval of "Architectural Ablations".
 takes the tables of abcdigits.py, or those of `python -m experiments.passkey`. It prints each seed's
 share at each length, its mean and deviation over the seeds, and how many seeds find 95 % or more.
 Models that differ only in their seed share a panel of the figure, which shows their mean at each
-length and depth. Up to seven models are drawn as curves, too, in figure_by_length.png.
+length and depth; those with SWE come last. Up to seven models are drawn as curves, too, in
+figure_by_length.png.
 
 Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen again with --swe,
         each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096
@@ -28,20 +29,9 @@ from experiments.common import (
     pyplot,
     save_figure,
 )
-from experiments.style import (
-    ABLATIONS,
-    COLORS,
-    WIDTH,
-    count_of,
-    legend_below,
-    look,
-    plot_with_band,
-    variant_of,
-)
+from experiments.style import COLORS, WIDTH, count_of, legend_below, look, plot_with_band
 from support.cli import Parser, cli
 from support.table import print_table
-
-ORDER = ("", *ABLATIONS)
 
 
 class Cell(NamedTuple):
@@ -60,6 +50,13 @@ class Panel(NamedTuple):
     T_train: int
     cells: dict
 
+    @property
+    def title(self):
+        """The model and how many seeds it has, "1 to 3 seeds" if some cells have fewer."""
+        counts = {len(cell.shares) for cell in self.cells.values()}
+        least = f"{min(counts)} to " if len(counts) > 1 else ""
+        return f"{self.name}, {least}{count_of(max(counts), 'seed')}"
+
 
 # ------------------------------------------------------------------------------------- cells
 
@@ -67,23 +64,15 @@ def get_cells(rows):
     """{(length, depth): Cell} of the rows of one model.
 
     For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
-    the best mean over the seeds counts; of several, the smallest.
+    the best mean over the seeds counts; of equal ones, the first.
     """
     found = {}
     for row in sorted(rows, key=lambda row: int(row["trials"])):
         by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
         cell = by_factor.setdefault(row["factor"], Cell({}, row["factor"]))
         cell.shares[row["seed"]] = float(row["accuracy"])
-    cells = {}
-    for place, by_factor in sorted(found.items()):
-        candidates = sorted(by_factor.values(), key=lambda cell: size_of(cell.factor))
-        cells[place] = max(candidates, key=lambda cell: (len(cell.shares), cell.mean))
-    return cells
-
-
-def size_of(factor):
-    """For sorting: "2", "4", "ntk2", "ntk4"; "" is first."""
-    return factor.startswith("ntk"), float(factor.removeprefix("ntk") or 0)
+    return {place: max(by_factor.values(), key=lambda cell: (len(cell.shares), cell.mean))
+            for place, by_factor in sorted(found.items())}
 
 
 def mean_by_length(cells):
@@ -101,24 +90,11 @@ def mean_by_length(cells):
 
 
 def get_panels(rows, labels):
-    """The Panels of rows: Multiscreens, ablations in the paper's order; with SWE; Transformers.
-
-    An original stands beside its ablations at their lengths only.
-    """
-    lengths = {row["length"] for row in rows if variant_of(row["model"]) in ABLATIONS}
-    rows = [row for row in rows
-            if not lengths or row["model"] != "multiscreen" or row["length"] in lengths]
-
-    def place(group):
-        row = group[1][0]
-        variant = variant_of(row["model"])
-        return (row["model"].startswith("transformer"), row["swe"],
-                ORDER.index(variant) if variant in ORDER else 0, int(row["parameters"]))
-
-    groups = group_rows(rows, labels, {"digits": ", {} digits", "seq_len": ", trained at {}",
-                                       "swe": " + SWE"})
+    """The Panels of rows, in their order, those with SWE last."""
+    groups = group_rows(sorted(rows, key=lambda row: row["swe"]), labels, {
+        "digits": ", {} digits", "seq_len": ", trained at {}", "swe": " + SWE"})
     return [Panel(label + setting, int(found[0]["seq_len"]), get_cells(found))
-            for (label, setting), found in sorted(groups.items(), key=place)]
+            for (label, setting), found in groups.items()]
 
 
 def table_rows(panels, lengths):
@@ -180,15 +156,8 @@ def draw_cells(ax, panel):
     short = [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths]
     ax.set_xticks(range(len(lengths)), short)
     ax.set_yticks(range(len(depths)), [f"{d:g}" for d in depths])
-    ax.set_title(name_of(panel))
+    ax.set_title(panel.title)
     return image
-
-
-def name_of(panel):
-    """The name of a model and how many seeds it has, "1 to 3 seeds" if some cells have fewer."""
-    counts = {len(cell.shares) for cell in panel.cells.values()}
-    least = f"{min(counts)} to " if len(counts) > 1 else ""
-    return f"{panel.name}, {least}{count_of(max(counts), 'seed')}"
 
 
 def draw_by_length(plt, panels, path):
@@ -198,7 +167,7 @@ def draw_by_length(plt, panels, path):
         found = mean_by_length(panel.cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
         means, stds, _ = zip(*stats)                   # one seed has std NaN: no band
-        plot_with_band(ax, list(found), means, stds, clip_on=False, label=name_of(panel), **look(n))
+        plot_with_band(ax, list(found), means, stds, clip_on=False, label=panel.title, **look(n))
         ax.axvline(panel.T_train, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (panel.T_train, 50), (-5, 0), textcoords="offset points",
                 color="0.4", rotation=90, ha="right", va="center")

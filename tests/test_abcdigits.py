@@ -165,20 +165,6 @@ def test_the_best_rope_scale_counts(measure, capsys):
     assert cells == {(260, 0.5): ({"0": 1.0}, "2")}
 
 
-def row(**values):
-    return {"seed": "0", "length": "64", "depth": "0.5", "factor": "", "trials": "2",
-            "accuracy": "1"} | values
-
-
-def test_the_rope_scale_is_chosen_on_the_mean_over_the_seeds():
-    """Seed 0 is right with 2 and 4, seed 1 with 4 only: both use 4."""
-    rows = [row(seed=str(seed), factor=str(factor), accuracy=str(int(factor >= least)))
-            for seed, least in ((0, 2), (1, 4)) for factor in (1, 2, 4)]
-    assert retrieval.get_cells(rows) == {
-        (64, 0.5): ({"0": 1.0, "1": 1.0}, "4")}
-    assert retrieval.get_cells([row(), row(trials="10", accuracy="0.5")])[64, 0.5].mean == 0.5
-
-
 @pytest.mark.parametrize("flags", [
     ["--lengths", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
     ["--trials", "0"], ["--lengths", str(10**30)]])

@@ -4,7 +4,6 @@ import pytest
 from abcdigits import CELL
 from experiments import passkey, retrieval
 from experiments.common import labels_of
-from experiments.style import ABLATIONS
 from support.cli import UsageError
 from support.table import RUN, write_rows
 from support.tokens import get_tokenizer
@@ -84,7 +83,7 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
         write_rows(tmp_path / f"{seed}.tsv", [
             cell(**values), cell("0.25", length="32", **values),
             cell(accuracy, length="32", depth="0.5", **values)])
-    call(retrieval, tmp_path / "0.tsv", tmp_path / "1.tsv", "--out", tmp_path / "f.png")
+    call(retrieval, "0.tsv", "1.tsv", "--out", "f.png")
     assert shown(capsys) == [["Multiscreen + SWE", "0", "100.0%", "50.0%"],
                              ["Multiscreen + SWE", "1", "100.0%", "25.0%"],
                              ["Multiscreen + SWE", "mean", "100.0%", "37.5%"],
@@ -93,21 +92,13 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
     assert (tmp_path / "f_by_length.png").exists()
     assert len(read_table(tmp_path / "f.tsv")) == 6
 
-    # No row drawn before is lost.
-    with pytest.raises(UsageError, match="already holds 3 other rows:"):
-        call(retrieval, tmp_path / "0.tsv", "--out", tmp_path / "f.png")
 
+def test_a_seed_with_fewer_depths_than_others_does_not_count():
+    def means(*rows):
+        return retrieval.mean_by_length(retrieval.get_cells(rows))
 
-def test_a_seed_with_fewer_depths_does_not_count(call, no_figure, tmp_path, capsys):
-    write_rows(tmp_path / "t.tsv", [cell(), cell(depth="0.5"), cell("0", seed="1")])
-    call(retrieval, tmp_path / "t.tsv")
-    assert shown(capsys) == [["Multiscreen", "0", "100.0%"]]
-
-
-def test_seeds_may_be_measured_at_different_depths(call, no_figure, tmp_path, capsys):
-    write_rows(tmp_path / "t.tsv", [cell("0.5"), cell(seed="1", depth="0.5")])
-    call(retrieval, tmp_path / "t.tsv")
-    assert shown(capsys)[2:4] == [["Multiscreen", "mean", "75.0%"], ["Multiscreen", "std", "35.4%"]]
+    assert means(cell(), cell(depth="0.5"), cell("0", seed="1")) == {16: {"0": 1.0}}
+    assert means(cell("0.5"), cell(depth="0.5", seed="1")) == {16: {"0": 0.5, "1": 1.0}}
 
 
 def panels_of(rows):
@@ -116,29 +107,32 @@ def panels_of(rows):
     return [(panel.name, len(panel.cells)) for panel in panels]
 
 
-def test_panels_are_in_the_papers_order():
-    """Multiscreens, then with SWE, then Transformers; ablations stand beside the original."""
-    rows = [cell(parameters="900000"), cell(), cell(swe="yes"), cell(model="transformer:2,2,8"),
+def test_panels_are_in_the_order_of_the_tables_and_those_with_swe_last():
+    rows = [cell(parameters="900000"), cell(swe="yes"), cell(model="transformer:2,2,8"), cell(),
             cell(length="32")]
-    assert panels_of(rows) == [("Multiscreen, 4.6K", 2), ("Multiscreen, 0.9M", 1),
-                               ("Multiscreen, 4.6K + SWE", 1), ("Transformer, 4.6K", 1)]
-    rows = [cell(model="multiscreen:no-gate"), cell(), cell(length="32"), cell(swe="yes"),
-            cell(model="multiscreen:rope"), cell(model="transformer:2,2,8"),
-            cell(model="multiscreen:yours", length="64")]
-    assert panels_of(rows) == [
-        ("Original", 1), ("Multiscreen, yours", 1), ("MiPE → RoPE", 1), ("w/o Gate", 1),
-        ("Original + SWE", 1), ("Transformer", 1)]
+    assert panels_of(rows) == [("Multiscreen, 0.9M", 1), ("Transformer, 4.6K", 1),
+                               ("Multiscreen, 4.6K", 2), ("Multiscreen, 4.6K + SWE", 1)]
+    rows = [cell(model="multiscreen:no-gate"), cell(), cell(model="multiscreen:yours")]
+    assert panels_of(rows) == [("w/o Gate", 1), ("Original", 1), ("Multiscreen, yours", 1)]
+
+
+def test_of_several_rope_factors_and_numbers_of_prompts_the_best_and_the_most_count():
+    """Factor 1 lacks a seed. Seed 0 with factor 4 was measured again, with more prompts."""
+    rows = [cell("0.5", trials="10", factor="4"), cell("0", factor="4"),
+            cell("0.75", factor="4", seed="1"), cell("1", factor="2"),
+            cell("0", factor="2", seed="1"), cell("1", factor="1")]
+    found = retrieval.get_cells(rows)[16, 0.1]
+    assert (found.factor, found.shares, found.mean) == ("4", {"0": 0.5, "1": 0.75}, 0.625)
 
 
 @needs_matplotlib
 def test_many_panels_stay_as_wide_as_a_page_and_draw_no_curves(call, tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(retrieval, "save_figure", lambda fig, path: found.append(fig))
-    names = ("", *(f":{name}" for name in ABLATIONS))
-    write_rows(tmp_path / "t.tsv", [cell(model=f"multiscreen{name}") for name in names])
+    write_rows(tmp_path / "t.tsv", [cell(model=f"multiscreen:{name}") for name in "abcdefgh"])
     call(retrieval, tmp_path / "t.tsv")
     figure, = found
-    assert len([ax for ax in figure.axes if ax.get_images()]) == len(names) > 7
+    assert len([ax for ax in figure.axes if ax.get_images()]) == 8
     assert figure.get_size_inches()[0] < 10
 
 
@@ -163,14 +157,4 @@ def test_what_differs_is_said():
     rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds stop when they have learned
     assert panels_of(rows) == [("Multiscreen", 1)]
     panel, = retrieval.get_panels([*rows, cell(depth="0.5")], labels_of(rows))
-    assert retrieval.name_of(panel) == "Multiscreen, 1 to 2 seeds"
-
-
-def test_the_rows_of_a_figure_are_of_one_measurement(call, tmp_path):
-    write_rows(tmp_path / "t.tsv", [{"a": "1", "b": "2"}])
-    for label in ("", "mine="):
-        with pytest.raises(UsageError, match="does not have the columns"):
-            call(retrieval, f"{label}{tmp_path / 't.tsv'}")
-    (tmp_path / "t.tsv").write_text("")
-    with pytest.raises(UsageError, match="has no rows"):
-        call(retrieval, tmp_path / "t.tsv")
+    assert panel.title == "Multiscreen, 1 to 2 seeds"
