@@ -21,14 +21,12 @@ are reused; interrupted work resumes. The requested rows are printed, and drawn 
     python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
 
 draws such tables and measures nothing. Models that differ only in their seed share a curve: their
-mean, with a band of one standard deviation. Many curves get a panel for each model, each with the
-first curve. The paper prints no numbers for its curves.
+mean over the documents that all of them have, with a band of one standard deviation. More than
+seven curves get a panel for each model, each with the first curve. The paper prints no numbers.
 """
 import hashlib
 import itertools
 import math
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -38,20 +36,15 @@ from experiments.common import add_tables, get_figure, group_rows, pyplot, save_
 from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
-from support.data import (
-    HELD_OUT,
-    USES,
-    absolute,
-    files_of,
-    fingerprint,
-    hash_of,
-    read_text,
-    standard_library,
-)
+from support.data import HELD_OUT, USES, absolute, files_of, read_text, standard_library
 from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
+from support.maps import require_finite
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
+# What a curve's name says of them, where they differ.
+TEXTS = {"seq_len": ", trained at {}", "swe": " + SWE", "factor": ", RoPE ×{}",
+         "data": ", data {}", "window": ", window {}", "length": ", length {}"}
 
 
 # --------------------------------------------------------------------------------- measuring
@@ -63,65 +56,46 @@ def positions(L):
 
 
 def window_means(values, L, share):
-    """Means of values (L,), in the window of +-share around each of positions(L), cut at L.
+    """Means of values (L,), in the window of +-share around each of positions(L), cut at 1 and L.
 
     values[0] is at position 1. Both ends belong to a window.
     """
-    values = np.asarray(values, dtype=np.float64)
     means = []
     for p in positions(L):
-        first, last = np.ceil(p * (1 - share)), min(np.floor(p * (1 + share)), L)
-        means.append(values[int(first) - 1 : int(last)].mean())
+        first, last = max(math.ceil(p * (1 - share)), 1), math.floor(p * (1 + share))
+        means.append(values[first - 1 : last].mean())
     return means
 
 
-def middle(tokens, L):
-    """The L + 1 tokens in the middle of a document, uint16; None if it has fewer."""
-    start = (len(tokens) - L - 1) // 2
-    if start < 0:
-        return None
-    return np.array(tokens[start : start + L + 1], dtype=np.uint16)
+def documents_in(data):
+    """The files of a corpus, one document each. data: paths, or None.
 
-
-def files_in(data):
-    """(the files of a corpus, those of them that are documents). data: paths, or None.
-
-    None is what train.py holds out of the standard library; its tables of code pages are no
-    documents.
+    None is what train.py holds out of the standard library, without its tables of code pages.
     """
     if data:
-        files = [path for path, use in files_of(data) if use in USES]
-        return files, files
-    held_out = standard_library()[HELD_OUT]
-    return held_out, [path for path in held_out if path.parent.name != "encodings"]
+        return [path for path, use in files_of(data) if use in USES]
+    return [path for path in standard_library()[HELD_OUT] if path.parent.name != "encodings"]
 
 
-def corpus_of(data, files):
-    """The name of a corpus, with a hash of its files: two folders may have one name."""
-    found = fingerprint((path, "val") for path in files)
-    return f"{' '.join(Path(name).name for name in data or ['stdlib'])} {hash_of(found)[:8]}"
+def get_segments(files, tokenizer, L, limit):
+    """{name and hash: the L + 1 tokens in the middle of a document}, of at most `limit` files.
 
-
-def get_documents(files, tokenizer, L, limit):
-    """({name and hash: segment of L + 1 tokens}, at most `limit`; how many were too short).
-
-    files: one document each. Raises UsageError if all are too short.
+    Raises UsageError if all are too short.
     """
-    segments, short, longest = {}, 0, 0
+    segments, longest = {}, 0
     for path in files:
         tokens = tokenizer.encode_ordinary(read_text(path))
         longest = max(longest, len(tokens))
-        segment = middle(tokens, L)
-        if segment is None:
-            short += 1
-        else:
+        start = (len(tokens) - L - 1) // 2
+        if start >= 0:
+            segment = np.array(tokens[start : start + L + 1], dtype=np.uint16)
             segments[f"{path.name} {hashlib.sha256(segment.tobytes()).hexdigest()[:8]}"] = segment
         if len(segments) == limit:
             break
     if not segments:
         raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")
-    return segments, short
+    return segments
 
 
 @torch.no_grad()
@@ -132,44 +106,42 @@ def nats(model, segment):
     pieces = [model.pieces(tokens) for tokens in (x[:, :-1], x[:, 1:])]
     for tokens, targets in zip(*pieces):
         found.append(model.nats(model.hidden(tokens, caches)[0], targets[0], head))
-    return torch.cat(found).cpu().double().numpy()
+    found = torch.cat(found).cpu().double()
+    require_finite(found, "losses")
+    return found.numpy()
 
 
 def measure(args):
     """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
+    T_train = ckpt["args"]["seq_len"]
     if args.rope_scale:
         scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
     if args.swe:
         require_windows(model, args.ckpt, ckpt["model"])
-    L = args.length or 32 * ckpt["args"]["seq_len"]
-    files, texts = files_in(args.data)
-    documents, short = get_documents(texts, tokenizer, L, args.documents)
+    L = args.length or 32 * T_train
+    segments = get_segments(documents_in(args.data), tokenizer, L, args.documents)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
         print("note: the model was trained on 19 twentieths of --data: expect a higher perplexity "
               "on texts it has not seen")
-    print(f"documents of {L} + 1 tokens ({tokenizer.name}): {len(documents)}; too short: "
-          f"{short}", flush=True)
+    print(f"{len(segments)} documents of {L} + 1 tokens ({tokenizer.name})", flush=True)
 
-    data = corpus_of(args.data, files)
     # SWE comes last: windows stay expanded.
-    run = describe_run(ckpt) | {"data": data, "window": args.window, "length": L}
+    run = describe_run(ckpt) | {"data": " ".join(args.data or ["stdlib"]), "window": args.window,
+                                "length": L}
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "document": name}
-             for swe, factor in settings for name in documents]
+             for swe, factor in settings for name in segments]
     table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(len(missing))
     with table.measuring():
         for cell in missing:
             if cell["swe"]:
-                model.expand_windows(ckpt["args"]["seq_len"])
+                model.expand_windows(T_train)
             if cell["factor"]:
                 scale_rope(model, cell["factor"])
-            means = window_means(nats(model, documents[cell["document"]]), L, args.window)
-            if not max(means) < 700:                   # or NaN; e^700 is the end of float64
-                raise UsageError(f"{cell['document']}: the mean loss is {max(means):g} nats: is "
-                                 f"{args.ckpt} a trained model?")
+            means = window_means(nats(model, segments[cell["document"]]), L, args.window)
             table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
             setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
             progress.add(1, f"{cell['document']}{setting}")
@@ -179,58 +151,45 @@ def measure(args):
 # ------------------------------------------------------------------------------------ curves
 
 class Curve(NamedTuple):
-    """Perplexity at positions(length): its mean and deviation over the seeds, arrays (n,)."""
+    """Perplexity at positions x: mean and deviation over the seeds. Arrays (n,)"""
     label: str
     setting: str
     T_train: int
-    length: int
     n_seeds: int
+    n_documents: int
+    x: list
     mean: np.ndarray
     std: np.ndarray
 
 
 def get_curves(rows, labels):
-    """The Curves of rows, of the documents that all seeds of a curve have.
-
-    A line says so where curves have other documents.
-    """
-    curves, documents = [], {}
-    groups = group_rows(rows, labels, {
-        "seq_len": ", trained at {}", "swe": " + SWE", "factor": ", RoPE ×{}", "data": ", data {}",
-        "window": ", window {}", "length": ", length {}"})
-    for (label, setting), found in groups.items():
+    """The Curves of rows, of the documents that all seeds of a curve have."""
+    curves = []
+    for (label, setting), found in group_rows(rows, labels, TEXTS).items():
         seeds = {}
         for row in found:
-            nats = np.array(row["nats"].split(), dtype=float)
-            seeds.setdefault(row["seed"], {})[row["document"]] = nats
+            of_seed = seeds.setdefault(row["seed"], {})
+            of_seed[row["document"]] = np.array(row["nats"].split(), dtype=float)
         shared = set.intersection(*map(set, seeds.values()))
-        length = int(found[0]["length"])
-        documents.setdefault(f"{found[0]['data']}, length {length}", []).append(shared)
         if shared:
-            x = np.exp([np.mean([nats[name] for name in shared], 0) for nats in seeds.values()])
-            std = x.std(0, ddof=1) if len(x) > 1 else np.full(x.shape[1], math.nan)
-            curves.append(Curve(label, setting, int(found[0]["seq_len"]), length, len(x),
-                                x.mean(0), std))
-    for words, of_curves in documents.items():
-        if any(shared != of_curves[0] for shared in of_curves):
-            counts = [*map(len, of_curves)]
-            print(f"note: the curves of {words}, are of {min(counts)} to {max(counts)} documents, "
-                  "not all of the same", file=sys.stderr)
+            y = np.exp([np.mean([nats[name] for name in shared], 0) for nats in seeds.values()])
+            std = y.std(0, ddof=1) if len(y) > 1 else np.full(y.shape[1], math.nan)
+            curves.append(Curve(label, setting, int(found[0]["seq_len"]), len(y), len(shared),
+                                positions(int(found[0]["length"])), y.mean(0), std))
     return curves
 
 
 def print_curves(curves):
     """A row for each curve: perplexity and deviation at powers of two and at a text's end."""
-    rows, shown = [], set()
+    shown = sorted({p for curve in curves for p in curve.x
+                    if p == curve.x[-1] or math.log2(p).is_integer()})
+    rows = []
     for curve in curves:
-        found = {p: f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
-                 for p, mean, std in zip(positions(curve.length), curve.mean, curve.std)
-                 if p == curve.length or math.log2(p).is_integer()}
-        shown |= found.keys()
-        rows.append(([curve.label + curve.setting, curve.n_seeds], found))
-    shown = sorted(shown)
-    print_table(["model", "seeds", *map(str, shown)],
-                [[*words, *map(found.get, shown)] for words, found in rows],
+        cells = {p: f"{mean:.3g}" + ("" if math.isnan(std) else f" ± {std:.2g}")
+                 for p, mean, std in zip(curve.x, curve.mean, curve.std)}
+        rows.append([curve.label + curve.setting, curve.n_seeds, curve.n_documents,
+                     *map(cells.get, shown)])
+    print_table(["model", "seeds", "documents", *map(str, shown)], rows,
                 "Perplexity by tokens of context")
 
 
@@ -257,7 +216,7 @@ def draw_curves(plt, curves, path):
             if title and curve is not curves[0]:
                 name = curve.setting.lstrip(" ,+") or "as trained"
             name += f", {count_of(curve.n_seeds, 'seed')}"
-            plot_with_band(ax, positions(curve.length), curve.mean, curve.std, label=name,
+            plot_with_band(ax, curve.x, curve.mean, curve.std, label=name,
                            **styles.setdefault(name, look(len(styles))))
         for T in sorted({curve.T_train for curve in panels[title]}):
             ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
@@ -274,7 +233,7 @@ def draw_curves(plt, curves, path):
     save_figure(fig, path)
 
 
-def perplexity_args():
+def main():
     p = Parser(__doc__)
     add_tables(p, "*")
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
@@ -291,15 +250,10 @@ def perplexity_args():
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
-    if not 0 < args.window < 1:
-        raise UsageError("--window must be between 0 and 1")
     if args.out and not args.tables:
         raise UsageError("--out is for tables: the figure of a checkpoint goes beside it")
-    return args
 
-
-def main():
-    rows, out, labels = get_figure(perplexity_args(), "nats", measure)
+    rows, out, labels = get_figure(args, "nats", measure)
     curves = get_curves(rows, labels)
     print_curves(curves)
     if plt := pyplot():
