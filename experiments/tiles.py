@@ -16,16 +16,16 @@ A tile with w > w_th, the dotted line, has no positional encoding. The dashed li
 length. The paper says: most windows are local or medium-range, a few exceed the training length,
 and r is often close to 1.
 
-tiles_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer; tiles_six.png
-has at most six, from narrow windows to wide ones, of tiles with Pr > 0. In a map, queries i go down
-and keys j to the right. Dark gray: outside the window, or in the future. White: inside it, and
-exactly 0. Pr, `alive` in the table, is the share of the pairs inside the window with alpha_d > 0.
-The paper says: many maps have a substantial number of zeros, more in some tiles. A layer that does
-not call the screen it is given has no maps.
+tiles_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer; 3.7 is tile 7 of
+layer 3. tiles_six.png has at most six, from narrow windows to wide ones, of tiles that accept a
+key. In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
+future. White: inside it, and exactly 0. alive, the paper's Pr, is the share of the pairs inside the
+window with alpha_d > 0. The paper says: many maps have a substantial number of zeros, more in some
+tiles. A layer that does not call the screen it is given has no maps.
 
-A tile with Pr 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some come
-back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these accepted
-a key at a later checkpoint, up to step 450; of the 18 at step 200, 5 did (LOG.md).
+A tile with alive 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some
+come back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these
+accepted a key at a later checkpoint, up to step 450; of the 18 at step 200, 5 did (LOG.md).
 """
 import math
 
@@ -57,23 +57,22 @@ TEXT = (
 COLUMNS = ["layer", "tile", "w", "r", "alive"]
 SUMMARY = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
            "w>T_train", "alive", "alive=0"]
-OUTSIDE = (0.3, 0.3, 0.3, 1.0)                         # dark gray
-MOST = 4096                                            # tokens: memory grows with their square
+OUTSIDE = "0.3"                                        # dark gray
 
 
 # -------------------------------------------------------------------------------------- table
 
 @torch.no_grad()
 def measure(model, tokens):
-    """(rows of COLUMNS for all tiles, counted from 1; maps (N_L, N_H, T, T), or None).
+    """(rows of COLUMNS for all tiles, counted from 1; maps (N_L N_H, T, T), or None).
 
     tokens: (1, T). Raises FloatingPointError for relevances that are not finite: they would count
     as alive.
     """
     maps = model.relevance_maps(tokens) if model.has_maps else None
     rows = []
-    for n, tile in enumerate(model.layers):
-        w, r = tile.reach(), tile.acceptance()
+    for n, layer in enumerate(model.layers):
+        w, r = layer.reach(), layer.acceptance()
         alive = torch.full_like(w, math.nan)
         if maps:
             require_finite(maps[n], "relevances")
@@ -81,7 +80,7 @@ def measure(model, tokens):
             alive = count / pairs
         rows += [[n + 1, m, *cells]
                  for m, cells in enumerate(zip(w.tolist(), r.tolist(), alive.tolist()), 1)]
-    return rows, torch.cat(maps).float().cpu().numpy() if maps else None
+    return rows, torch.cat(maps).flatten(0, 1).float().cpu().numpy() if maps else None
 
 
 def summary(name, rows, w_th, T_train):
@@ -96,33 +95,28 @@ def summary(name, rows, w_th, T_train):
 def draw_windows(plt, rows, w_th, T_train):
     """Points (w, r) coloured by layer, with marginal histograms. rows: of COLUMNS
 
-    Infinite windows stand at the right edge as triangles, and in the last bin.
+    Infinite windows stand at the right edge, and in the last bin.
     """
     layer, _, w, r, _ = np.array(rows).T
-    finite = np.isfinite(w)
-    edge = 2 * max(w[finite].max(initial=1.0), w_th, T_train)
-    shown = np.where(finite, w, edge)
-    color = {"cmap": "viridis", "vmin": 1, "vmax": max(layer.max(), 2), "edgecolors": "black",
-             "linewidths": 0.3}
+    edge = 2.4 * max(w[w < np.inf].max(initial=1), w_th, T_train)
+    w = w.clip(max=edge)
     fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), width_ratios=[4, 1], height_ratios=[1, 4],
                              sharex="col", sharey="row", layout="constrained")
     (top, corner), (ax, right) = axes
     corner.axis("off")
 
     # The points, and the two lengths that matter to a window.
-    points = ax.scatter(shown[finite], r[finite], 30, layer[finite], **color)
-    if not finite.all():
-        ax.scatter(shown[~finite], r[~finite], 50, layer[~finite], marker=">",
-                   label="w infinite, drawn at the edge", **color)
+    points = ax.scatter(w, r, 30, layer, cmap="viridis", vmin=1, vmax=max(layer.max(), 2),
+                        edgecolors="black", linewidths=0.3, clip_on=False)
     for a in (ax, top):
         a.axvline(w_th, color=COLORS[1], ls=":", lw=2.5,
                   label=rf"$w_\mathrm{{th}}$ = {w_th:g}, no MiPE from here on")
         a.axvline(T_train, color="black", ls="--", label=f"training length, {T_train:,} tokens")
-    ax.set(xscale="log", xlim=(1, 1.2 * edge), ylim=(-0.03, 1.03),
+    ax.set(xscale="log", xlim=(1, edge), ylim=(-0.03, 1.03),
            xlabel="screening window w (tokens)", ylabel="acceptance width r")
 
     # The histograms.
-    top.hist(shown, np.geomspace(1, 1.2 * edge, 31), color="gray")
+    top.hist(w, np.geomspace(1, edge, 31), color="gray")
     right.hist(r, np.linspace(0, 1, 21), orientation="horizontal", color="gray")
     top.set(ylabel="tiles")
     right.set(xlabel="tiles")
@@ -134,13 +128,6 @@ def draw_windows(plt, rows, w_th, T_train):
     return fig
 
 
-def short_width(w):
-    """A window in four characters: 8.2, 150, 2.1k, 153k."""
-    if w < 1000:
-        return f"{w:.2g}" if w < 10 else f"{w:.0f}"
-    return f"{w / 1000:.1f}k" if w < 10_000 else f"{w / 1000:.0f}k"
-
-
 def spread(rows):
     """The indices of at most six tiles that see something, from narrow windows to wide ones."""
     alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
@@ -150,40 +137,39 @@ def spread(rows):
 
 
 def draw_maps(plt, maps, rows, columns):
-    """A grid of maps, (n, T, T), with w, r and Pr of each; one colour scale for all.
+    """A grid of maps, (n, T, T), with w, r and alive of each; one colour scale for all.
 
     8 columns fit the width of a page. More make the figure wider. The colours start far from white,
     which is exactly 0.
     """
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, PowerNorm
 
     cmap = ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
-    colors = ScalarMappable(PowerNorm(0.5, 0, max(float(maps.max()), 1e-6)), cmap)
+    cmap = cmap.with_extremes(bad=OUTSIDE, under="white")
+    norm = PowerNorm(0.5, 1e-9, max(float(maps.max()), 1e-6))
     lines = -(-len(maps) // columns)
     size = max(WIDTH / columns, 1)
     fig, axes = plt.subplots(lines, columns, figsize=(size * columns, (size + 0.3) * lines + 1.5),
                              squeeze=False, layout="constrained")
     for ax in axes.flat[len(maps):]:
         ax.set_axis_off()
-    for ax, alpha_d, (layer, tile, w, r, share) in zip(axes.flat, maps, rows):
-        image = colors.cmap(colors.norm(alpha_d))
-        image[alpha_d == 0] = 1.0
-        image[~inside(len(alpha_d), torch.tensor([w]))[0].numpy()] = OUTSIDE
-        ax.imshow(image)
-        title = f"{layer}, {tile}: Pr {share:.2f}\nw {short_width(w)} r {r:.2f}"
+    for ax, alpha_d, (layer, tile, w, r, alive) in zip(axes.flat, maps, rows):
+        outside = ~inside(len(alpha_d), torch.tensor([w]))[0].numpy()
+        image = ax.imshow(np.ma.array(alpha_d, mask=outside), cmap=cmap, norm=norm)
+        w = f"{w:.2g}" if w < 10 else f"{w:,.0f}"
+        title = f"{layer}.{tile}: alive {alive:.2f}\nw {w} r {r:.2f}"
         ax.set_title(title.replace(" 0.", " ."), fontsize=9, pad=2)
         ax.set(xticks=[], yticks=[])
 
     # The colour bar, and what white and gray are.
-    fig.colorbar(colors, ax=axes, location="bottom", shrink=0.6, fraction=0.02, pad=0.01,
+    fig.colorbar(image, ax=axes, location="bottom", shrink=0.6, fraction=0.02, pad=0.01,
                  label=r"distance-aware relevance $\alpha^\mathrm{d}$")
     handles = [plt.Rectangle((0, 0), 1, 1, facecolor="white", edgecolor="black"),
                plt.Rectangle((0, 0), 1, 1, facecolor=OUTSIDE)]
     fig.legend(handles, ["inside, exactly 0", "outside the window, or in the future"],
                loc="outside upper center", ncols=2, frameon=False)
     last = maps.shape[-1] - 1
-    fig.supxlabel(f"above a map: layer, tile; in it: query i = 0 .. {last} down, "
+    fig.supxlabel(f"above a map: layer.tile; in it: query i = 0 .. {last} down, "
                   f"key j = 0 .. {last} to the right", fontsize=10)
     return fig
 
@@ -191,12 +177,9 @@ def draw_maps(plt, maps, rows, columns):
 def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help="the text to map [six lines about screening]")
-    p.add_argument("--tokens", type=int, default=203,
-                   help=f"at most this many of its tokens, {MOST} or fewer [203]")
+    p.flag("--tokens", 203, "at most this many of its tokens; memory grows with their square")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
-    if not 1 <= args.tokens <= MOST:
-        raise UsageError(f"--tokens {args.tokens}: use 1 to {MOST}")
     if not args.text:
         raise UsageError("--text must not be empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
@@ -223,15 +206,13 @@ def main():
 
     # The figures.
     if plt := pyplot():
-        def save(figure, name):
-            save_figure(figure, path.with_name(f"{path.stem}_{name}.png"))
-
-        save(draw_windows(plt, rows, w_th, T_train), "windows")
+        figures = {"windows": draw_windows(plt, rows, w_th, T_train)}
         if maps is not None:
-            N_H, maps = maps.shape[1], maps.reshape(-1, *maps.shape[2:])
-            save(draw_maps(plt, maps, rows, N_H), "maps")
             some = spread(rows)
-            save(draw_maps(plt, maps[some], [rows[n] for n in some], 3), "six")
+            figures["maps"] = draw_maps(plt, maps, rows, len(rows) // len(model.layers))
+            figures["six"] = draw_maps(plt, maps[some], [rows[n] for n in some], 3)
+        for name, figure in figures.items():
+            save_figure(figure, path.with_name(f"{path.stem}_{name}.png"))
 
 
 if __name__ == "__main__":
