@@ -47,22 +47,19 @@ def main():
     prompt = tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]
     prompt = torch.tensor([prompt], device=device)
     generator = torch.Generator(device).manual_seed(args.seed)
-    made, began = 0, time.perf_counter()
+    stream = model.stream(prompt, args.tokens, args.temperature, args.top_k, generator)
 
-    def stream():
-        nonlocal made
-        for token in model.stream(prompt, args.tokens, args.temperature, args.top_k, generator):
-            made += 1
-            yield token.item()
-
+    began, pieces = time.perf_counter(), 0
     print(args.prompt, end="", flush=True)
     try:
-        for text in decode_stream(stream(), tokenizer):
+        for text in decode_stream(map(int, stream), tokenizer):
             print(printable(text), end="", flush=True)
+            pieces += 1
     finally:
         print(flush=True)                              # an error has a line of its own
-    ms = (time.perf_counter() - began) / made * 1e3
-    print(f"[{made} tokens, {ms:.1f} ms a token]", file=sys.stderr)
+    n = max(pieces - 1, 1)                             # the last piece is of no token
+    print(f"[{n} tokens, {(time.perf_counter() - began) / n * 1e3:.1f} ms a token]",
+          file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
 """How the figures look, and what they call a model: the paper's words, never a path."""
+import numpy as np
+
 # Okabe and Ito's colours, made for colour-blind readers. Markers and lines serve in greyscale.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -24,9 +26,8 @@ def plot_with_band(ax, x, mean, std, **options):
     """A curve, and a band of one standard deviation to each side. std: None or NaN for no band."""
     ax.plot(x, mean, **{"ms": 5, "lw": 1.5} | options)
     if std is not None:
-        low = [m - s for m, s in zip(mean, std)]
-        high = [m + s for m, s in zip(mean, std)]
-        ax.fill_between(x, low, high, color=options["color"], alpha=0.25, lw=0)
+        ax.fill_between(x, np.subtract(mean, std), np.add(mean, std), color=options["color"],
+                        alpha=0.25, lw=0)
 
 
 def legend_below(fig, ax, ncols=2):

@@ -46,14 +46,14 @@ LOWEST = 1e-4                                          # weights below it are dr
 CONFIG = TransformerConfig(N_L=1, N_H=4, d_E=64, vocab_size=1)
 
 
-def draw_tokens(n, matching=True, seed=7):
+def draw_tokens(n, matching=True):
     """(the query's token (1, 1, E), n tokens whose keys it meets (1, n, E)), the nearest last.
 
     The last tokens are the same for every n. A head's part of a token has q . q / sqrt(K) = SCORE.
     In the first head, which says for `selective` what old tokens called for, each token is of one
     of 15 kinds and calls for those of its kind; the match is of a kind of its own.
     """
-    K, g = CONFIG.d_K, torch.Generator().manual_seed(seed)
+    K, g = CONFIG.d_K, torch.Generator().manual_seed(7)
     x = torch.randn(max(N_KEYS) + 1, CONFIG.N_H, K, generator=g, dtype=torch.float64)
     kinds = torch.randint(K - 1, (len(x),), generator=g)
     other, x, kinds = x[0], x[1:].flip(0), kinds[1:].flip(0)

@@ -27,9 +27,8 @@ from tests.helpers import (
 
 
 @pytest.mark.parametrize("script, flags, message", [
-    (sample, ["--tokens", "0"], "--tokens"), (perplexity, ["--length", "0"], "at least 1"),
-    (passkey, [], "train a model first"), (tiles, ["--ckpt", "nowhere.pt"], "train a model"),
-    (retrieval, [], "required"),
+    (tiles, ["--ckpt", "nowhere.pt"], "train a model"), (tiles, ["--text", ""], "not be empty"),
+    (sample, ["--temperature", "1e-9"], "--temperature"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
     (perplexity, ["a.tsv", "--out", "b.tsv"], "name a .png file"),
     (perplexity, ["--out", "b.png"], "is for tables"),
@@ -53,16 +52,15 @@ def test_positions_and_their_windows():
 def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
     for name, n in (("a", 5), ("b", 8), ("c", 9), ("d", 20)):
         (tmp_path / name).write_text(name * n)
-    tokenizer = get_tokenizer("bytes")
-    _, texts = perplexity.files_in([tmp_path])
-    segments, short = perplexity.get_documents(texts, tokenizer, 8, 5)
-    assert [tokenizer.decode(s.tolist()) for s in segments.values()] == ["c" * 9, "d" * 9]
-    assert [name.split()[0] for name in segments] == ["c", "d"]
-    assert short == 2
-    assert len(perplexity.get_documents(texts, tokenizer, 8, 1)[0]) == 1
-    assert perplexity.middle(list(range(10)), 3).tolist() == [3, 4, 5, 6]
+    (tmp_path / "e").write_text("0123456789")
+    tokenizer, files = get_tokenizer("bytes"), perplexity.documents_in([tmp_path])
+    segments = perplexity.get_segments(files, tokenizer, 8, 5)
+    assert [name.split()[0] for name in segments] == ["c", "d", "e"]
+    assert [tokenizer.decode(s.tolist()) for s in segments.values()] == [
+        "c" * 9, "d" * 9, "012345678"]
+    assert len(perplexity.get_segments(files, tokenizer, 8, 1)) == 1
     with pytest.raises(UsageError, match="longer than 20 tokens, the longest has 20"):
-        perplexity.get_documents(texts, tokenizer, 20, 5)
+        perplexity.get_segments(files, tokenizer, 20, 5)
 
 
 def test_default_documents_are_held_out_from_training():
@@ -71,8 +69,7 @@ def test_default_documents_are_held_out_from_training():
                            list(files_of(["stdlib"])))
     assert isinstance(training, Sequences)
     seen = b"".join(bytes(a.astype(np.uint8)) for a in arrays_of(training))
-    _, texts = perplexity.files_in(None)
-    segments, _ = perplexity.get_documents(texts, tokenizer, 4096, 16)
+    segments = perplexity.get_segments(perplexity.documents_in(None), tokenizer, 4096, 16)
     assert len(segments) == 16
     assert not any(name.startswith("cp") for name in segments)          # tables of code pages
     assert not any(bytes(s.astype(np.uint8))[1000:1500] in seen for s in segments.values())
@@ -98,28 +95,30 @@ def document(name, nats, **values):
     return row | values
 
 
-def test_means_over_documents_then_over_seeds(capsys):
+def curves_of(rows):
+    return perplexity.get_curves(rows, labels_of(rows))
+
+
+def test_means_over_documents_then_over_seeds():
     """The seeds share documents a and b, where their means are 2 and 4 nats; c does not count."""
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
-    plain, expanded = perplexity.get_curves(rows, labels_of(rows))
-    assert (plain.setting, plain.n_seeds) == ("", 2)
-    assert (expanded.setting, expanded.mean) == (" + SWE", pytest.approx([math.e**7]))
-    assert capsys.readouterr().err == ("note: the curves of books, length 32, are of 1 to 2 "
-                                       "documents, not all of the same\n")
-    assert perplexity.get_curves(rows[:5], labels_of(rows)) and not capsys.readouterr().err
+    plain, expanded = curves_of(rows)
+    assert (plain.setting, plain.n_seeds, plain.n_documents) == ("", 2, 2)
     assert plain.mean == pytest.approx([(math.e**2 + math.e**4) / 2])
     assert plain.std == pytest.approx([(math.e**4 - math.e**2) / math.sqrt(2)])
+    assert (expanded.setting, expanded.n_documents) == (" + SWE", 1)
+    assert expanded.mean == pytest.approx([math.e**7])
     # Seeds without a document in common have no curve.
-    assert perplexity.get_curves([rows[0], document("b", "1", seed="1")], labels_of(rows)) == []
-    # Seeds may end at different steps; a seed that went on is another curve.
+    assert curves_of([rows[0], document("b", "1", seed="1")]) == []
+
+
+def test_seeds_may_end_at_different_steps_and_one_that_went_on_is_another_curve():
     rows = [document("a", "1"), document("a", "2", seed="1", step="10")]
-    curve, = perplexity.get_curves(rows, labels_of(rows))
-    assert curve.n_seeds == 2
+    assert [curve.n_seeds for curve in curves_of(rows)] == [2]
     rows[1]["seed"] = "0"
-    assert [curve.setting for curve in perplexity.get_curves(rows, labels_of(rows))] == [
-        ", step 9", ", step 10"]
+    assert [curve.setting for curve in curves_of(rows)] == [", step 9", ", step 10"]
 
 
 def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice(
@@ -128,11 +127,11 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
     (tmp_path / "more").write_text("screening is enough, " * 4)
     path = checkpoints["multiscreen:rope"]
     flags = ["--ckpt", path, "--length", 40, "--rope-scale", 1, 4, "--swe", "--device", "cpu",
-             "--data", tmp_path / "text"]
+             "--data", "text"]
     call(perplexity, *flags)
-    call(perplexity, *flags, tmp_path / "more")
+    call(perplexity, *flags, "more")
     rows = read_table(path.with_name("perplexity.tsv"))
-    assert len(rows) == 4 + 8                          # --data is a column, too
+    assert [row["data"] for row in rows] == ["text"] * 4 + ["text more"] * 8
     assert [(row["swe"], row["factor"]) for row in rows[:4]] == [
         ("", "1"), ("", "4"), ("yes", "1"), ("yes", "4")]
     assert len({row["nats"] for row in rows[:4]}) == 4
@@ -140,33 +139,13 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
 
     monkeypatch.setattr(perplexity, "nats", None)
     capsys.readouterr()
-    call(perplexity, *flags, tmp_path / "more")
+    call(perplexity, *flags, "more")
     assert len(read_table(path.with_name("perplexity.tsv"))) == 12
     shown = [line for line in cells_of(capsys) if line[0].startswith("MiPE → RoPE")]
     assert [line[0].removeprefix("MiPE → RoPE") for line in shown] == [
         ", RoPE ×1", ", RoPE ×4", " + SWE, RoPE ×1", " + SWE, RoPE ×4"]
     nats = [float(row["nats"].split()[0]) for row in rows[4:6]]
-    assert float(shown[0][2]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
-
-
-def test_two_folders_of_one_name_are_two_corpora(call, checkpoints, tmp_path, capsys):
-    tables = []
-    for n, text in enumerate(("to be or not to be " * 4, "?!" * 40)):
-        folder = tmp_path / str(n) / "books"
-        folder.mkdir(parents=True)
-        (folder / "one.txt").write_text(text)
-        path = checkpoints["multiscreen"]
-        call(perplexity, "--ckpt", path, "--length", 40, "--device", "cpu", "--data", folder)
-        tables.append(read_table(path.with_name("perplexity.tsv"))[-1])
-    assert [row["data"].split()[0] for row in tables] == ["books", "books"]
-    assert tables[0]["data"] != tables[1]["data"]
-    capsys.readouterr()
-    call(perplexity, path.with_name("perplexity.tsv"), "--out", tmp_path / "f.png")
-    shown = [line for line in cells_of(capsys) if line[0].startswith("Multiscreen")]
-    assert [line[0] for line in shown] == [f"Multiscreen, data {row['data']}" for row in tables]
-    for line, row in zip(shown, tables):
-        nats = float(row["nats"].split()[-1])
-        assert float(line[-1]) == pytest.approx(math.exp(nats), rel=5e-3)
+    assert float(shown[0][3]) == pytest.approx(math.exp(sum(nats) / 2), rel=5e-3)
 
 
 @pytest.mark.parametrize("name, flag, message", [
@@ -176,7 +155,7 @@ def test_perplexity_refuses_what_a_model_or_a_text_does_not_have(call, checkpoin
                                                                  name, flag, message):
     (tmp_path / "text").write_text("screening is enough " * 4)
     with pytest.raises(UsageError, match=message):
-        call(perplexity, "--ckpt", checkpoints[name], "--data", tmp_path / "text", "--length", 40,
+        call(perplexity, "--ckpt", checkpoints[name], "--data", "text", "--length", 40,
              "--device", "cpu", *flag.split())
     assert not checkpoints[name].with_name("perplexity.tsv").exists()
 
@@ -193,10 +172,10 @@ def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp
     monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # drawing needs no model
     call(perplexity, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
     assert cells_of(capsys)[1:5] == [
-        ["model", "seeds", "32", "40"],
-        ["Multiscreen, 4.6K", "2", "5.05 ± 3.3", "31 ± 33"],
-        ["Multiscreen, 4.6K + SWE", "1", "2.72", "7.39"],
-        ["Transformer, 10K, RoPE ×4", "1", "2.72", "7.39"]]
+        ["model", "seeds", "documents", "32", "40"],
+        ["Multiscreen, 4.6K", "2", "1", "5.05 ± 3.3", "31 ± 33"],
+        ["Multiscreen, 4.6K + SWE", "1", "1", "2.72", "7.39"],
+        ["Transformer, 10K, RoPE ×4", "1", "1", "2.72", "7.39"]]
     assert (tmp_path / "figure/f.png").exists()
     assert read_table(tmp_path / "figure/f.tsv") == read_table(tmp_path / "t.tsv")
 
@@ -248,13 +227,6 @@ def test_a_table_can_be_named_and_nothing_is_written_beside_the_checkpoint(
     assert [*path.parent.iterdir()] == [path]
 
 
-def test_a_model_without_windows_is_refused_and_so_is_a_text_that_is_too_long(call, checkpoints):
-    with pytest.raises(UsageError, match="no screening windows"):
-        call(tiles, "--ckpt", checkpoints["transformer:2,2,8"])
-    with pytest.raises(UsageError, match="use 1 to 4096"):
-        call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 4097)
-
-
 def test_tiles_of_screening_in_a_transformer_have_their_own_windows(call, monkeypatch, tmp_path):
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
     fit(tmp_path / "a", "--model", "transformer:1,2,8:screening", "--steps", "2")
@@ -273,11 +245,14 @@ def test_live_pairs_are_counted_inside_the_window():
     assert alive.tolist() == [6, 6, 6] and pairs.tolist() == [10, 10, 12]
 
 
-def test_relevances_that_are_not_finite_are_refused(call, checkpoints, monkeypatch):
+@pytest.mark.parametrize("script, flags, what", [
+    (tiles, ["--tokens", 20], "relevances"), (perplexity, ["--length", 40], "losses")])
+def test_numbers_that_are_not_finite_are_refused(call, checkpoints, monkeypatch, script, flags,
+                                                 what):
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: s * math.nan)
-    with pytest.raises(FloatingPointError, match="relevances are not finite"):
-        call(tiles, "--ckpt", checkpoints["multiscreen"], "--tokens", 20, "--device", "cpu")
+    with pytest.raises(FloatingPointError, match=f"{what} are not finite"):
+        call(script, "--ckpt", checkpoints["multiscreen"], "--device", "cpu", *flags)
 
 
 def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
