@@ -6,7 +6,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from experiments.style import ABLATIONS, SETTINGS, label_models, variant_of
+from experiments.style import SETTINGS, labels_of
 from support.cli import UsageError, replacing
 from support.table import RUN, keep_rows, named_paths, read_tables
 
@@ -88,17 +88,6 @@ def get_figure(args, value, measure=None):
     else:
         rows, out = measure(args)
     return rows, out, labels_of(rows)
-
-
-def labels_of(rows):
-    """{(model, parameters): label} of rows. Beside ablations the Multiscreen is "Original"."""
-    models = {(row["model"], row["parameters"]) for row in rows}
-    labels = label_models(models)
-    if any(variant_of(name) in ABLATIONS for name, _ in models):
-        known = {f"multiscreen:{variant}": label for variant, label in ABLATIONS.items()}
-        known["multiscreen"] = "Original"
-        labels = {(name, n): known.get(name, label) for (name, n), label in labels.items()}
-    return labels
 
 
 def group_rows(rows, labels, texts):

@@ -57,38 +57,32 @@ def plain_axis(plt, axis, at=(1, 2, 5)):
 
 # ------------------------------------------------------------------------- names of models
 
-def variant_of(model):
-    """The part of a model's name after the colon: an ablation, a Transformer's size, or ""."""
-    return model.partition(":")[2]
-
-
 def paper_name(model):
     """The paper's words for a name that train.py takes, or the label after "="."""
     if "=" in model:
         return model.partition("=")[2]
     family, _, variant = model.partition(":")
     if family == "multiscreen":
-        return f"Multiscreen, {ABLATIONS.get(variant, variant)}" if variant else "Multiscreen"
+        return ABLATIONS.get(variant, f"Multiscreen, {variant}" if variant else "Multiscreen")
     kind = variant.partition(":")[2]                   # after the size
     return {"": "Transformer", "qknorm": "Transformer + QKNorm"}.get(kind, f"Transformer, {kind}")
 
 
-def label_models(models):
-    """{(name, parameters): label} of a set of these pairs, both text as in a table.
+def labels_of(rows):
+    """{(model, parameters): label} of the rows of tables.
 
     The size is added where two models have the same name, and where models that are not ablations
     differ in size by more than a tenth.
     """
-    names = [paper_name(name) for name, _ in models]
-    plain = {(name, n) for name, n in models if variant_of(name) not in ABLATIONS}
-    sizes = [int(n) for _, n in plain]
-    sized = plain if sizes and max(sizes) > 1.1 * min(sizes) else ()
+    names = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}
+    sizes = [int(n) for (_, n), name in names.items() if name not in ABLATIONS.values()]
+    differ = max(sizes, default=0) > 1.1 * min(sizes, default=0)
     labels = {}
-    for name, n in models:
-        label = paper_name(name)
-        if names.count(label) > 1 or (name, n) in sized:
-            label += f", {short_number(int(n))}"
-        labels[name, n] = label
+    for (model, n), name in names.items():
+        sized = differ and name not in ABLATIONS.values()
+        if sized or [*names.values()].count(name) > 1:
+            name += f", {short_number(int(n))}"
+        labels[model, n] = name
     return labels
 
 

@@ -98,7 +98,7 @@ def test_the_reports_claims_about_retrieval_have_the_means_of_its_tables():
     assert percents(17) == [*means(keys, [expanded], [8192]),
                             *means(keys, [ours], (512, 1024, 2048, 4096, 8192)),
                             *means(keys, ["Transformer"], (512, 1024))]
-    names = ("Original", "MiPE → NoPE", "w/o Gate", "w/o TanhNorm", "Fixed r = 1", "MiPE → RoPE")
+    names = ("Multiscreen", "MiPE → NoPE", "w/o Gate", "w/o TanhNorm", "Fixed r = 1", "MiPE → RoPE")
     assert percents(22) == [*means(ablations, names, [8192]),
                             *means(ablations, [f"{name} + SWE" for name in names], [8192])]
 

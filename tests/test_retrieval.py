@@ -113,7 +113,7 @@ def test_panels_are_in_the_order_of_the_tables_and_those_with_swe_last():
     assert panels_of(rows) == [("Multiscreen, 0.9M", 1), ("Transformer, 4.6K", 1),
                                ("Multiscreen, 4.6K", 2), ("Multiscreen, 4.6K + SWE", 1)]
     rows = [cell(model="multiscreen:no-gate"), cell(), cell(model="multiscreen:yours")]
-    assert panels_of(rows) == [("w/o Gate", 1), ("Original", 1), ("Multiscreen, yours", 1)]
+    assert panels_of(rows) == [("w/o Gate", 1), ("Multiscreen", 1), ("Multiscreen, yours", 1)]
 
 
 def test_of_several_rope_factors_and_numbers_of_prompts_the_best_and_the_most_count():
