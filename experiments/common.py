@@ -74,19 +74,19 @@ def get_figure(args, value, measure=None):
     """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
 
     The rows are those of the tables, or without tables those that measure(args) returns with a
-    path. value: the column that was measured. With --out the rows of tables are kept beside the
-    figure.
+    path. value: the column that was measured. With --out the rows are kept beside the figure.
     """
     flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
     if args.tables and flags:
         raise UsageError(f"tables are for drawing, {flags[0]} is for measuring: use only one")
     if args.tables:
         rows = read_tables(args.tables, value)
-        out = args.out or Path(named_paths(args.tables)[0][1]).with_suffix(".png")
-        if args.out:
-            keep_rows(out.with_suffix(".tsv"), rows)
+        out = Path(named_paths(args.tables)[0][1]).with_suffix(".png")
     else:
         rows, out = measure(args)
+    if args.out:
+        out = args.out
+        keep_rows(out.with_suffix(".tsv"), rows)
     return rows, out, labels_of(rows)
 
 

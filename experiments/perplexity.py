@@ -249,11 +249,7 @@ def main():
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
-    args = p.parse_args()
-    if args.out and not args.tables:
-        raise UsageError("--out is for tables: the figure of a checkpoint goes beside it")
-
-    rows, out, labels = get_figure(args, "nats", measure)
+    rows, out, labels = get_figure(p.parse_args(), "nats", measure)
     curves = get_curves(rows, labels)
     print_curves(curves)
     if plt := pyplot():

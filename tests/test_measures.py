@@ -8,11 +8,11 @@ import torch
 import multiscreen
 import train
 from experiments import passkey, perplexity, retrieval, sample, tiles
-from experiments.common import labels_of
+from experiments.common import labels_of, pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, files_of, get_data
-from support.maps import alive_fraction, count_alive, inside
+from support.maps import alive_fraction
 from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests.helpers import (
@@ -27,11 +27,9 @@ from tests.helpers import (
 
 
 @pytest.mark.parametrize("script, flags, message", [
-    (tiles, ["--ckpt", "nowhere.pt"], "train a model"), (tiles, ["--text", ""], "not be empty"),
-    (sample, ["--temperature", "1e-9"], "--temperature"),
+    (tiles, ["--text", ""], "not be empty"), (sample, ["--temperature", "1e-9"], "--temperature"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
     (perplexity, ["a.tsv", "--out", "b.tsv"], "name a .png file"),
-    (perplexity, ["--out", "b.png"], "is for tables"),
     (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, message):
     with pytest.raises(UsageError, match=message) as e:
@@ -47,6 +45,7 @@ def test_positions_and_their_windows():
     means = perplexity.window_means(np.arange(1.0, 101), 100, 0.1)     # position p has value p
     assert means[0] == np.mean(range(29, 36))
     assert means[-2:] == [np.mean(range(82, 101)), np.mean(range(90, 101))]
+    assert perplexity.window_means(np.arange(1.0, 101), 100, 2)[0] == np.mean(range(1, 97))
 
 
 def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
@@ -114,13 +113,6 @@ def test_means_over_documents_then_over_seeds():
     assert curves_of([rows[0], document("b", "1", seed="1")]) == []
 
 
-def test_seeds_may_end_at_different_steps_and_one_that_went_on_is_another_curve():
-    rows = [document("a", "1"), document("a", "2", seed="1", step="10")]
-    assert [curve.n_seeds for curve in curves_of(rows)] == [2]
-    rows[1]["seed"] = "0"
-    assert [curve.setting for curve in curves_of(rows)] == [", step 9", ", step 10"]
-
-
 def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice(
         call, checkpoints, tmp_path, monkeypatch, capsys):
     (tmp_path / "text").write_text("screening is enough " * 4)
@@ -139,8 +131,9 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
 
     monkeypatch.setattr(perplexity, "nats", None)
     capsys.readouterr()
-    call(perplexity, *flags, "more")
+    call(perplexity, *flags, "more", "--out", "figure/f.png")
     assert len(read_table(path.with_name("perplexity.tsv"))) == 12
+    assert len(read_table(tmp_path / "figure/f.tsv")) == 8
     shown = [line for line in cells_of(capsys) if line[0].startswith("MiPE → RoPE")]
     assert [line[0].removeprefix("MiPE → RoPE") for line in shown] == [
         ", RoPE ×1", ", RoPE ×4", " + SWE, RoPE ×1", " + SWE, RoPE ×4"]
@@ -149,14 +142,10 @@ def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice
 
 
 @pytest.mark.parametrize("name, flag, message", [
-    ("multiscreen", "--rope-scale 2", "RoPE"), ("transformer:2,2,8", "--swe", "no screening"),
-    ("multiscreen", "--length 80", "no document")])
-def test_perplexity_refuses_what_a_model_or_a_text_does_not_have(call, checkpoints, tmp_path,
-                                                                 name, flag, message):
-    (tmp_path / "text").write_text("screening is enough " * 4)
+    ("multiscreen", "--rope-scale 2", "RoPE"), ("transformer:2,2,8", "--swe", "no screening")])
+def test_perplexity_refuses_what_a_model_does_not_have(call, checkpoints, name, flag, message):
     with pytest.raises(UsageError, match=message):
-        call(perplexity, "--ckpt", checkpoints[name], "--data", "text", "--length", 40,
-             "--device", "cpu", *flag.split())
+        call(perplexity, "--ckpt", checkpoints[name], "--device", "cpu", *flag.split())
     assert not checkpoints[name].with_name("perplexity.tsv").exists()
 
 
@@ -215,6 +204,13 @@ def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call
         f"mine_tiles_{name}.png" for name in ("maps", "six", "windows")]
 
 
+@needs_matplotlib
+def test_an_infinite_window_is_drawn_at_the_edge():
+    rows = [[1, 1, 2.0, 0.5, 0.0], [2, 1, INF, 0.25, 1.0]]
+    _, _, ax, *_ = tiles.draw_windows(pyplot(), rows, 16.0, 100).axes
+    assert ax.collections[0].get_offsets().tolist() == [[2, 0.5], [ax.get_xlim()[1], 0.25]]
+
+
 @pytest.mark.parametrize("script, flags", [
     (tiles, ["--tokens", 20]), (perplexity, ["--length", 40, "--documents", 1]),
     (passkey, ["--lengths", 420, "--trials", 1, "--depths", 0.5])])
@@ -234,15 +230,6 @@ def test_tiles_of_screening_in_a_transformer_have_their_own_windows(call, monkey
     model, _, _ = load_checkpoint(tmp_path / "a/ckpt.pt")
     w = [float(row["w"]) for row in read_table(tmp_path / "a/tiles.tsv")]
     assert w == pytest.approx(model.layers[0].reach().tolist(), rel=1e-4)
-
-
-def test_live_pairs_are_counted_inside_the_window():
-    w = torch.tensor([1.5, 2.0, INF])
-    narrow = [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    assert inside(3, w).tolist() == [narrow, narrow, [[1, 0, 0], [1, 1, 0], [1, 1, 1]]]
-    alpha_d = torch.tensor([[1.0, 0, 0], [0, 0.5, 0], [0, 0, 0.1]])
-    alive, pairs = count_alive(alpha_d.expand(2, 3, -1, -1), w)
-    assert alive.tolist() == [6, 6, 6] and pairs.tolist() == [10, 10, 12]
 
 
 @pytest.mark.parametrize("script, flags, what", [
