@@ -3,7 +3,6 @@ import math
 import os
 import sys
 from functools import partial
-from itertools import product
 
 import torch
 from torch.nn.functional import normalize
@@ -42,19 +41,18 @@ def get_screen(model, kernel="auto"):
     if kernel == "definition":
         return definition, f"screening by {name}, the definition", True
 
-    kinds = [kernel]
+    kinds, objections = [kernel], []
     if kernel == "auto":
         kinds = ["triton", "windowed"] if device.type == "cuda" and not own else ["windowed"]
-    exact, objections = exact_values(model, cases_for(kernel, device))
-    for kind in kinds if exact else []:
-        if why := objection(kind, model, exact):
-            objections.append(why)
+    for kind in kinds:
+        if why := objection(kind, model):
+            objections += [why] * (why not in objections)
             continue
         f, label = screen_of(kind, model)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
-            # On a GPU one call is faster: a third of the launches. For backward each layer keeps up
-            # to eight numbers per pair B H T S, which may fill half of the memory.
-            f = partial(f, at_once=memory(device) // (2 * 32 * model.config.N_L))
+            # On a GPU one call is faster: a third of the launches. For backward all layers keep up
+            # to eight numbers per pair B H T T, 4 GiB in all.
+            f = partial(f, at_once=2**27 // model.config.N_L)
             label = f"{name} up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
         model.agreeing = None if own else f
         if objections:
@@ -70,13 +68,6 @@ def definition_of(model):
     if own := getattr(model, "own_screen", None):
         return own, own.__name__
     return multiscreen.screen, "multiscreen.screen"
-
-
-def memory(device):
-    """The memory of a GPU, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return torch.mps.recommended_max_memory()
 
 
 def require_memory(model, batch, T, recompute=False):
@@ -120,37 +111,6 @@ def asks_for_screen(model):
 
 # ------------------------------------------------------------------------------ the comparison
 
-def cases_for(kernel, device):
-    """The cases to compare: in Triton's interpreter only small ones, after a line that says so."""
-    if kernel != "triton" or device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1":
-        return CASES
-    cases = [case for case in CASES if case[0] * case[1] < 2**15]
-    print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} cases; "
-          "a step will take minutes, not milliseconds", flush=True)
-    return cases
-
-
-def exact_values(model, cases):
-    """[(case, the definition's h and gradients in float64)], and in a list why there are none."""
-    (definition, name), exact = definition_of(model), []
-    for case in cases:
-        inputs = revealing_inputs(*case, model.config, device_of_float64(model), True)
-        try:
-            exact.append((case, with_gradients(definition, inputs)))
-        except Exception as e:                         # whatever it is, an edit caused it
-            return [], [f"{name} fails in the comparison ({error_line(e)}), "
-                        "which --kernel definition skips"]
-        if not all(x.isfinite().all() for x in exact[-1][1]):
-            return [], [f"{name} gives nan or inf in the comparison"]
-    return exact, []
-
-
-def device_of_float64(model):
-    """The model's device, but the CPU for an Apple GPU: it has no float64."""
-    device = model.W_E.device
-    return torch.device("cpu") if device.type == "mps" else device
-
-
 def screen_of(kind, model):
     """(the fast function of a kind, its name)."""
     if kind == "windowed":
@@ -162,26 +122,46 @@ def screen_of(kind, model):
     return screening_triton.screen, "screening_triton.screen"
 
 
-def objection(kind, model, exact):
-    """Why the function of that kind must not screen here, or None. exact: of `exact_values`."""
-    device, double, limits = model.W_E.device, False, {torch.float32: LIMIT}
-    if kind == "triton" and (why := why_no_kernel(model)):
-        return why
-    if kind == "windowed":
-        # In float64 pieces of the definition equal it, whatever an edit makes of rounding.
-        device, double, limits = device_of_float64(model), True, {torch.float64: LIMIT_64}
+def objection(kind, model):
+    """Why the function of that kind must not screen here, or None.
+
+    The definition is computed in float64. Pieces of it are, too: they equal it then, whatever an
+    edit makes of rounding.
+    """
+    (definition, name), device = definition_of(model), model.W_E.device
+    if device.type == "mps":                           # it has no float64
+        device = torch.device("cpu")
+    cases, limits = CASES, {torch.float64: LIMIT_64}
+    if kind == "triton":
+        if why := why_no_kernel(model):
+            return why
+        limits = {torch.float32: LIMIT}
+        if device.type == "cpu":
+            cases = [case for case in CASES if case[0] * case[1] < 2**15]
+            print(f"comparing the kernel in Triton's interpreter, in {len(cases)} of {len(CASES)} "
+                  "cases; a step will take minutes, not milliseconds", flush=True)
+    dtype, = limits
     if model.dtype in (torch.float16, torch.bfloat16):
         limits[model.dtype] = LIMIT_16
+
     f, label = screen_of(kind, model)
-    for dtype, (case, wanted) in product(limits, exact):
-        inputs = revealing_inputs(*case, model.config, device, double)
+    for *case, widths in cases:
+        inputs = revealing_inputs(*case, widths, model.config, device)
         try:
-            error = difference(with_gradients(f, inputs, dtype), wanted)
-        except Exception as e:                         # whatever it is, this one cannot be used
-            return f"{label} fails here ({error_line(e)})"
-        if error > limits[dtype] * max(0.03 / min(case[3]), 1):      # 2/r amplifies errors of s
-            return (f"{definition_of(model)[1]} and {label} differ by {error:.2g} of the largest "
-                    "value (a changed equation?)")
+            exact = with_gradients(definition, inputs)
+        except Exception as e:                         # whatever it is, an edit caused it
+            return (f"{name} fails in the comparison ({error_line(e)}), which --kernel definition "
+                    "skips")
+        if not all(x.isfinite().all() for x in exact):
+            return f"{name} gives nan or inf in the comparison"
+        for dtype_v, limit in limits.items():
+            try:
+                error = difference(with_gradients(f, inputs, dtype, dtype_v), exact)
+            except Exception as e:                     # whatever it is, this one cannot be used
+                return f"{label} fails here ({error_line(e)})"
+            if error > limit * max(0.03 / min(widths), 1):               # 2/r amplifies errors of s
+                return (f"{name} and {label} differ by {error:.2g} times the largest value "
+                        "(a changed equation?)")
 
 
 def why_no_kernel(model):
@@ -194,12 +174,12 @@ def why_no_kernel(model):
             or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
 
 
-def revealing_inputs(T, S, windows, widths, config, device, double=False):
-    """q, k, v, w, r and i0 as a model calls `screen`, chosen so that mistakes show.
+def revealing_inputs(T, S, windows, widths, config, device):
+    """q, k, v, w, r in float64 and i0, as a model calls `screen`, chosen so that mistakes show.
 
     Queries and keys lie near one direction of their tile (others are nearly all rejected), and some
-    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. `double`: in float64. bfloat16
-    holds v as it is: where few keys are seen, a gradient is all rounding of v.
+    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. float32 holds all of them as
+    they are, and bfloat16 v: where few keys are seen, a gradient is all rounding of v.
     """
     H = config.N_H * -(-4 // config.N_H)
     g = torch.Generator().manual_seed(0)
@@ -208,18 +188,20 @@ def revealing_inputs(T, S, windows, widths, config, device, double=False):
     x = base + spread * torch.randn(2, H, S, config.d_K, generator=g)
     q, k = normalize(x, dim=-1)[:, None]
     k[:, :, ::7], k[:, :, 3::11] = q[:, :, ::7], -q[:, :, 3::11]
-    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1).bfloat16().float()
+    v = normalize(torch.randn(1, H, S, config.d_V, generator=g), dim=-1).bfloat16()
     w = torch.tensor([windows[n % len(windows)] for n in range(H)])
     r = torch.tensor([widths[n % len(widths)] for n in range(H)])
-    inputs = (x.to(device) for x in (q[:, :, S - T :], k, v, w, r))
-    return *(x.double() if double else x for x in inputs), S - T
+    return *(x.to(device).double() for x in (q[:, :, S - T :], k, v, w, r)), S - T
 
 
-def with_gradients(screen, inputs, dtype=None):
-    """h and the gradients of q, k, v, w, r, in float64 on the CPU; `screen` takes v in `dtype`."""
-    *leaves, i0 = (x.clone().requires_grad_() if torch.is_tensor(x) else x for x in inputs)
-    q, k, v, w, r = leaves
-    h = screen(q, k, v.to(dtype or v.dtype), w, r, i0)
+def with_gradients(screen, inputs, dtype=torch.float64, dtype_v=None):
+    """h and the gradients of q, k, v, w, r, on the CPU. `screen` takes them in dtype, v in dtype_v.
+
+    inputs: of `revealing_inputs`
+    """
+    *x, i0 = inputs
+    leaves = q, k, v, w, r = [a.detach().to(dtype).requires_grad_() for a in x]
+    h = screen(q, k, v.to(dtype_v or dtype), w, r, i0)
     dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(h)
     gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
     return [x.detach().cpu().double() for x in (h, *gradients)]
