@@ -185,9 +185,9 @@ def test_mipe_angle():
     i, w = torch.tensor([2**17 + 1]), torch.tensor([2.0039062])
     exact = ms.mipe_angle(i, w.double(), 256.0)
     off = torch.sin((mine.mipe_angle(i, w, 256.0).double() - exact) / 2).abs().item() * 2
-    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: turn i and w to "
-          "float64 before anything else, gamma / w, too, and take off whole turns before the "
-          "result goes back to w's dtype")
+    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: convert i and w to "
+          "float64 before anything else, and remove whole turns before you convert the angle "
+          "back to w's dtype")
 
 
 def test_mipe():

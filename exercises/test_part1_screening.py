@@ -292,8 +292,8 @@ def test_screen():
     one, keys, values = torch.ones(1), torch.tensor([1, 0.9995]), torch.tensor([1, -1]).bfloat16()
     h = mine.screen(one.view(1, 1, 1, 1), *(x.view(1, 1, 2, 1) for x in (keys, values)), w, one, 1)
     expect(h, [[[[0.001]]]], "h of two keys that nearly cancel, their values in bfloat16,",
-           [([[[[0]]]], "alpha^d is rounded to bfloat16 before its product with v: turn v to "
-             "float32 instead")])
+           [([[[[0]]]], "alpha^d is rounded to bfloat16 before its product with v: convert v "
+             "to float32 instead")])
 
 
 def tanh_norm_along(x, axis):

@@ -156,7 +156,7 @@ MISTAKES = {
         "MiPE still turns at w >= w_th": lambda i, w, w_th: turned(i, w, gamma(w, w_th)),
         "the gradient of w is NaN at w = inf (w_th = 64)":
             lambda i, w, w_th: turned(i, w, torch.where(w < w_th, gamma(w, w_th), 0.0)),
-        "turn i and w to float64":
+        "convert i and w to float64":
             lambda i, w, w_th: turned(i, w.clamp(max=w_th), gamma(w.clamp(max=w_th), w_th)),
     },
     "mipe": {
