@@ -22,7 +22,7 @@ from exercises import checks
 from exercises.checks import random
 from multiscreen import Config, Multiscreen
 from screening_triton import available
-from support.checkpoint import read_checkpoint
+from support.checkpoint import build_model, read_checkpoint
 from support.data import files_of, get_data
 from support.tokens import get_tokenizer
 from tests import DEVICE
@@ -64,15 +64,8 @@ def small(seed=0, moved=False, vocab_size=50, **sizes):
 
 
 @torch.no_grad()
-def add_noise(model, seed=0):
-    """Add normal numbers of deviation 0.3 to all parameters of a model, in place."""
-    g = random(seed)
-    for p in model.parameters():
-        p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=p.dtype))
-
-
-@torch.no_grad()
 def move_away(model, g):
+    """Move the parameters of a Multiscreen or an ablation far from their initial values."""
     for tile in model.layers:
         tile.s_w.uniform_(-2.0, 6.0, generator=g)
         tile.s_r.uniform_(-3.0, 3.0, generator=g)
@@ -86,6 +79,22 @@ def move_away(model, g):
     model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # make tokens similar
     model.s_E.fill_(0.7)
     model.s_F.fill_(1.3)
+
+
+@torch.no_grad()
+def moved_model(name, dtype=None):
+    """A small model of that name, its parameters far from their initial values.
+
+    dtype: of the matrix products.
+    """
+    torch.manual_seed(0)
+    model, g = build_model(name, {"psi": 3, "vocab_size": 50}, dtype), random(0)
+    if name.startswith("multiscreen"):
+        move_away(model, g)
+    else:
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+    return model
 
 
 def use_products_of(model, dtype):

@@ -8,11 +8,10 @@ import torch
 
 import baselines
 from baselines import BLOCKS, attention
-from support.checkpoint import build_model, load_checkpoint
 from support.choose import get_screen
 from support.maps import alive_fraction
 from support.windowed import screen_windowed
-from tests.helpers import ROOT, add_noise, draw_tokens, fit, random, run
+from tests.helpers import ROOT, draw_tokens, moved_model, random, run
 from tests.reference import MECHANISMS, entmax, reference_transformer
 
 pytestmark = pytest.mark.usefixtures("quick_choice")
@@ -22,56 +21,13 @@ def name_of(variant, size="2,3,24"):
     return f"transformer:{size}:{variant}".rstrip(":")
 
 
-def moved_model(variant, dtype=torch.float64, **sizes):
-    """A small model, its parameters far from their initial values."""
-    torch.manual_seed(0)
-    model = build_model(name_of(variant), {"vocab_size": 50} | sizes).to(dtype)
-    add_noise(model)
-    return model
-
-
-# ------------------------------------------------------------------- all, also one that you add
-
-@pytest.mark.parametrize("variant", BLOCKS)
-@torch.no_grad()
-def test_no_query_sees_the_future(variant):
-    model, x = moved_model(variant), draw_tokens(2, 70)
-    y = x.clone()
-    y[:, 40:] = (y[:, 40:] + 7) % 50
-    before, after = model(x), model(y)
-    torch.testing.assert_close(before[:, :40], after[:, :40], rtol=1e-9, atol=1e-9)
-    assert (before - after)[:, 40:].norm() > 1e-2 * before[:, 40:].norm()
-
-
-@pytest.mark.parametrize("variant", BLOCKS)
-@torch.no_grad()
-def test_cached_chunks_and_decoding_equal_one_pass(variant):
-    model, x = moved_model(variant), draw_tokens(2, 150)
-    caches = model.new_caches()
-    chunks = torch.cat([model(piece, caches) for piece in x.split((60, 1, 70, 1, 1, 17), 1)], 1)
-    torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
-    y = x
-    for _ in range(4):
-        y = torch.cat((y, model(y)[:, -1].argmax(-1, keepdim=True)), 1)
-    assert torch.equal(model.generate(x, 4), y[:, 150:])
-
-
-@pytest.mark.parametrize("variant", BLOCKS)
-def test_every_weight_has_a_finite_gradient(variant):
-    model, x = moved_model(variant, torch.float32), draw_tokens(2, 65)
-    model.loss(x[:, :-1], x[:, 1:]).backward()
-    for name, p in model.named_parameters():
-        assert p.grad.isfinite().all(), name
-        assert p.grad.abs().sum() > 0, name
-
+# ------------------------------------------- all, also one that you add: and in test_baselines.py
 
 @pytest.mark.parametrize("variant", BLOCKS)
 def test_only_the_products_are_bfloat16(variant):
     """So a loss, and a gradient, are within a few hundredths of those of float32."""
     def loss_and_gradient(dtype):
-        torch.manual_seed(0)
-        model = build_model(name_of(variant), {"vocab_size": 50}, dtype)
-        add_noise(model)
+        model = moved_model(name_of(variant), dtype)
         loss = model.loss(x[:, :-1], x[:, 1:])
         W = model.layers[0].W_V
         return loss.item(), torch.autograd.grad(loss, W)[0]
@@ -84,7 +40,7 @@ def test_only_the_products_are_bfloat16(variant):
 
 
 def test_an_autocast_leaves_scores_in_float32():
-    q, k, _ = draw_qkv(30, 2)
+    q, k = torch.randn(2, 1, 2, 30, 8, generator=random(0))
     exact = attention.scores(q, k)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(attention.scores(q, k), exact)
@@ -95,7 +51,7 @@ def test_an_autocast_leaves_scores_in_float32():
 @pytest.mark.parametrize("variant", MECHANISMS)
 def test_the_model_is_a_llama_with_one_thing_changed(variant):
     """Value and gradients equal those of loops over queries, in float64."""
-    model, x = moved_model(variant), draw_tokens(1, 70)
+    model, x = moved_model(name_of(variant)).double(), draw_tokens(1, 70)
     p = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     exact = reference_transformer(p, model.config, x[0], variant)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-9, atol=1e-9)
@@ -141,40 +97,6 @@ def test_values_worked_by_hand(name):
     torch.testing.assert_close(weights(BLOCKS[name], s), torch.tensor(p), atol=1e-6, rtol=1e-6)
 
 
-def draw_qkv(T, H):
-    return [torch.randn(1, H, T, 8, generator=random(n)) for n in range(3)]
-
-
-def test_forgetting_with_a_constant_gate_is_alibi():
-    """A gate of 2^-m for the only head, whose slope ALiBi has in nats."""
-    q, k, v = draw_qkv(9, 1)
-    config = SimpleNamespace(d_E=8, N_H=1)
-    k_f = torch.cat((k, torch.full((1, 1, 9, 1), -2.0**-8)), -1)
-    found = attention.Forgetting(config).mix(q, k_f, v, 0, None)
-    torch.testing.assert_close(found, attention.ALiBi(config).mix(q, k, v, 0, None))
-
-
-def test_local_sees_63_tokens_back_in_odd_layers_and_all_in_even_ones():
-    config = SimpleNamespace(d_E=8, N_H=1)
-    for number, seen in ((1, 64), (2, 100)):
-        layer = attention.Local(config, number=number)
-        e = torch.eye(100)[None, None]
-        p = layer.mix(*draw_qkv(100, 1)[:2], e, 0, None)[0, 0, -1]
-        assert (p > 0).sum() == seen
-
-
-def test_scalable_softmax_keeps_the_weight_of_one_match_among_any_number_of_keys():
-    """With c = 2 a match whose score is 1 above all others keeps n^2 / (n^2 + n - 1)."""
-    layer = attention.SSMaxNoPE(SimpleNamespace(d_E=2, N_H=1))
-    layer.s.data.fill_(2.0)
-    for n in (4, 400):
-        q, k = torch.ones(1, 1, n, 1), torch.zeros(1, 1, n, 1)
-        k[0, 0, 1] = 1.0
-        q, k = layer.encode(q, k, torch.arange(n))
-        p = layer.mix(q, k, torch.eye(n)[None, None], 0, None)[0, 0, -1]
-        assert p[1].item() == pytest.approx(n**2 / (n**2 + n - 1), rel=1e-5)
-
-
 def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
     s = 3 * torch.randn(20, 2000, generator=random(0), dtype=torch.float64)
     layer = attention.Entmax(SimpleNamespace(d_E=2, N_H=1))
@@ -187,7 +109,7 @@ def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
 @torch.no_grad()
 def test_forgetting_is_as_exact_far_away():
     """c, the sum of log f, is some thousand there: its differences would lose three digits."""
-    model, x = moved_model("forgetting", torch.float32), draw_tokens(1, 3000)
+    model, x = moved_model(name_of("forgetting")), draw_tokens(1, 3000)
     z = model(x)
     exact = model.double()(x)
     assert (z - exact).norm() < 1e-5 * exact.norm()
@@ -196,7 +118,7 @@ def test_forgetting_is_as_exact_far_away():
 # -------------------------------------------------------------- screening in a Transformer's layer
 
 def test_screening_in_a_transformer_has_all_that_multiscreen_has():
-    model, x = moved_model("screening", torch.float32), draw_tokens(1, 300)
+    model, x = moved_model(name_of("screening")), draw_tokens(1, 300)
     exact = model(x)
     model.screen, line, _ = get_screen(model)
     assert model.screen is screen_windowed
@@ -215,36 +137,9 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     assert w[0, 0] < 100
 
 
-def test_other_mechanisms_have_no_windows():
-    assert not hasattr(moved_model("alibi"), "has_maps")
-
-
-def test_a_training_run_of_screening_logs_windows_and_pairs(tmp_path):
-    flags = ["--steps", "2", "--kernel", "auto"]
-    fit(tmp_path / "out", "--model", name_of("screening"), *flags)
-    model, _, _ = load_checkpoint(tmp_path / "out/ckpt.pt")
-    assert model.screen is screen_windowed
-    log = (tmp_path / "out/log.tsv").read_text().splitlines()
-    rows = [dict(zip(log[0].split("\t"), line.split("\t"))) for line in log[1:]]
-    assert float(rows[0]["w_max"]) > 200
-    assert 0 < float(rows[-1]["alive"]) < 1
-
-
 # ---------------------------------------------------------------------------- a thirteenth of yours
 
-SOFTPICK = '''
-"""Softpick (Zuhri 2025): a rectified softmax, whose weights may all be 0."""
-from baselines.attention import Scored
-
-
-class Softpick(Scored):
-    def weights(self, s, d):
-        e = s.exp() - 1
-        return e.relu() / (e.abs().masked_fill(d > 0, 0.0).sum(-1, keepdim=True) + 1e-6)
-'''
-
-
-def test_a_mechanism_of_yours_is_a_file_and_a_line_and_changes_no_other_identity(tmp_path):
+def test_the_softpick_of_the_guide_is_a_file_and_a_line_and_changes_no_other_identity(tmp_path):
     for folder in ("baselines", "support", "tasks"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("multiscreen.py", "screening_triton.py", "train.py"):
@@ -255,7 +150,8 @@ def test_a_mechanism_of_yours_is_a_file_and_a_line_and_changes_no_other_identity
 
     before = run("-c", ask, cwd=tmp_path).stdout
     assert len({*before.split()}) == 3                 # attention.py is one file
-    (tmp_path / "baselines/softpick.py").write_text(SOFTPICK)
+    code = (ROOT / "docs/variants.md").read_text().split("```python\n")[3].partition("```")[0]
+    (tmp_path / "baselines/softpick.py").write_text(code)
     path = tmp_path / "baselines/__init__.py"
     text = path.read_text().replace("import ablations", "import softpick, ablations")
     path.write_text(text.replace("{\n    \"\"", '{"softpick": softpick.Softpick,\n    ""', 1))

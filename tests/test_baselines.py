@@ -18,29 +18,16 @@ from support.cli import UsageError
 from support.evaluation import rope_factor, scale_rope
 from support.windowed import screen_windowed
 from tests.helpers import (
-    add_noise,
     assert_same_weights,
     draw_tokens,
     fit,
-    move_away,
-    random,
+    moved_model,
     read_table,
 )
 from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
 pytestmark = pytest.mark.usefixtures("quick_choice")
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
-
-
-def tiny_model(name, moved=False, **sizes):
-    """A small float64 model; moved=True takes its parameters far from their initial values."""
-    torch.manual_seed(0)
-    model, g = build_model(name, TINY | sizes).double(), random(0)
-    if moved and name.startswith("multiscreen"):
-        move_away(model, g)
-    elif moved:
-        add_noise(model)
-    return model
 
 
 def parameter_counts(name, config):
@@ -75,7 +62,7 @@ def transformers(size="2,3,24"):
 @torch.no_grad()
 def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
     name = f"transformer:2,3,24:{variant}".rstrip(":")
-    model, x = tiny_model(name, moved=True), draw_tokens(1, 30)
+    model, x = moved_model(name).double(), draw_tokens(1, 30)
     p = dict(model.named_parameters())
     exact = reference_transformer(p, model.config, x[0], variant, scale)
     scale_rope(model, scale)
@@ -89,9 +76,10 @@ def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
     *transformers(), *(f"multiscreen:{name}" for name in ablations.TILES)])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
-    model, x = tiny_model(name, moved=True), draw_tokens(2, 90)
+    """So no query sees the future, either."""
+    model, x = moved_model(name).double(), draw_tokens(2, 90)
     caches = model.new_caches()
-    chunks = torch.cat([model(piece, caches) for piece in x.split(17, 1)], 1)
+    chunks = torch.cat([model(piece, caches) for piece in x.split((40, 1, 30, 1, 1, 17), 1)], 1)
     torch.testing.assert_close(chunks, model(x), rtol=1e-9, atol=1e-9)
     y = x
     for _ in range(5):
@@ -100,7 +88,7 @@ def test_cached_chunks_and_decoding_equal_one_pass(name):
 
 
 def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
-    model, x = tiny_model("transformer:2,3,24", moved=True).float(), draw_tokens(1, 60)
+    model, x = moved_model("transformer:2,3,24"), draw_tokens(1, 60)
     full = model(x)
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
         for layer in model.layers:
@@ -113,7 +101,7 @@ def test_every_attention_backend_agrees_and_the_choice_is_obeyed():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
-    model = tiny_model("transformer:2,3,24").float()
+    model = moved_model("transformer:2,3,24")
     layer = model.layers[0]
     compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
     for T in (20, 33):
@@ -125,7 +113,7 @@ def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
 
 @pytest.mark.parametrize("variant", ["", *ABLATIONS])
 def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
-    model = tiny_model(f"multiscreen:{variant}".rstrip(":"), moved=True)
+    model = moved_model(f"multiscreen:{variant}".rstrip(":")).double()
     x = draw_tokens(1, 50)
     p = {name: value.detach() for name, value in model.named_parameters()}
     exact = reference_logits(p, model.config, x[0], variant)
@@ -141,7 +129,7 @@ def test_each_ablation_is_the_paper_with_one_thing_changed(variant):
 
 @pytest.mark.parametrize("r", [0.5, 1e-4])
 def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r):
-    model = tiny_model("multiscreen:softmax", moved=True).float()
+    model = moved_model("multiscreen:softmax")
     x, layer = draw_tokens(1, 400), model.layers[0]
     with torch.no_grad():
         for tile in model.layers:
@@ -164,7 +152,7 @@ def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r)
 @torch.no_grad()
 @pytest.mark.parametrize("scale", ["8", "ntk8"])
 def test_the_positions_of_the_rope_ablation_can_be_scaled(scale):
-    model, x = tiny_model("multiscreen:rope", moved=True), draw_tokens(1, 50)
+    model, x = moved_model("multiscreen:rope").double(), draw_tokens(1, 50)
     scale_rope(model, scale)
     exact = reference_logits(dict(model.named_parameters()), model.config, x[0], "rope", scale)
     torch.testing.assert_close(model(x)[0], exact, rtol=1e-8, atol=1e-8)
@@ -172,7 +160,7 @@ def test_the_positions_of_the_rope_ablation_can_be_scaled(scale):
         with pytest.raises(UsageError, match="above 0"):
             rope_factor(factor)
     with pytest.raises(UsageError, match="RoPE"):
-        scale_rope(tiny_model("multiscreen"), "2")
+        scale_rope(moved_model("multiscreen"), "2")
 
 
 @pytest.mark.parametrize("psi", range(4, 17))
