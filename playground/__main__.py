@@ -28,8 +28,7 @@ PAGE = Path(__file__).with_name("page.html")
 SCRIPT = Path(__file__).with_name("model.js")
 README = Path(multiscreen.__file__).with_name("README.md")
 MARKERS = ("PLAYGROUND_README", "PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")    # in the page, once
-# What screening is: read from the file, for python -OO has no docstrings.
-SCREENING = Path(multiscreen.__file__).read_text(encoding="utf-8").split("\n\n")[1]
+SCREENING = multiscreen.__doc__.split("\n\n")[1]        # what screening is
 MOST_TOKENS = 1000
 
 

@@ -97,10 +97,13 @@ class Browser:
 
     def point(self, selector, click=False):
         """Move the mouse to an element, and click it."""
-        x, y = self.middle_of(selector)
-        for kind in ["mouseMoved", "mousePressed", "mouseReleased"][: 3 if click else 1]:
-            button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+        self.mouse(*self.middle_of(selector), click)
+
+    def mouse(self, x, y, click=False):
+        """Move the mouse to a point, and click there."""
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for kind in ["mousePressed", "mouseReleased"] if click else []:
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def tap(self, selector):
         """Touch an element for a moment."""
