@@ -54,12 +54,10 @@ def get_config(size, **given):
     if size not in SIZES and not (len(dims) == 3 and all(d.isdigit() for d in dims)):
         raise ValueError(f"transformer:{size} is unknown: use transformer:8M, 45M, 353M, 1.3B or "
                          "N_L,N_H,d_E")
-    N_L, N_H, d_E = SIZES.get(size) or map(int, dims)
-    sizes = {"N_L": N_L, "N_H": N_H, "d_E": d_E}
-    for name, value in given.items():
-        if value is not None and name in TransformerConfig.__dataclass_fields__:
-            sizes[name] = value
-    return TransformerConfig(**sizes)
+    sizes = dict(zip(("N_L", "N_H", "d_E"), SIZES.get(size) or map(int, dims)))
+    known = TransformerConfig.__dataclass_fields__
+    return TransformerConfig(**sizes | {name: value for name, value in given.items()
+                                        if name in known and value is not None})
 
 
 def rope(x, i, scale=1.0, ntk=1.0):

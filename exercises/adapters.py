@@ -58,8 +58,7 @@ def own(name, f):
     bases = [c for c in getattr(f, "__mro__", [getattr(f, "fn", f)])]
     if any(getattr(c, "__module__", "") in REPOSITORY for c in bases):
         raise Wrong(f"{name} is the repository's own: write your own")
-    is_function = isinstance(f, (types.FunctionType, functools.partial))
-    return watched(name, f) if is_function else f
+    return watched(name, f) if isinstance(f, types.FunctionType) else f
 
 
 def watched(name, f):

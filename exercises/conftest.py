@@ -78,10 +78,8 @@ class Points:
 
 def causes(error):
     """An error and its causes: Triton's interpreter wraps a kernel's exceptions."""
-    seen = []
-    while error and error not in seen:
+    while error:
         yield error
-        seen.append(error)
         error = error.__cause__
 
 

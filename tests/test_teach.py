@@ -148,20 +148,11 @@ def test_the_hand_out_leaves_out_what_is_for_teachers(course):
     assert "Part 5" in (course / "exercises/README.md").read_text()
 
 
-def dead_links(folder):
-    """(Markdown file, link) of each dead relative link."""
-    for path in folder.rglob("*.md"):
-        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
-            file = link.partition("#")[0]
-            if "://" not in link and not (path.parent / file).exists():
-                yield path.relative_to(folder).as_posix(), link
-
-
 def test_no_link_in_the_hand_out_is_dead(course):
-    assert [*dead_links(course)] == []
-    (course / "new.md").write_text("[a page](exercises/teach/README.md)")
-    assert [*dead_links(course)] == [("new.md", "exercises/teach/README.md")]
-    (course / "new.md").unlink()
+    links = [(path, link.partition("#")[0]) for path in course.rglob("*.md")
+             for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()) if "://" not in link]
+    assert len(links) > 10
+    assert [link for path, link in links if not (path.parent / link).exists()] == []
 
 
 def test_the_tests_run_in_the_hand_out_and_the_stubs_fail(course):
