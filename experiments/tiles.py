@@ -57,6 +57,7 @@ TEXT = (
 COLUMNS = ["layer", "tile", "w", "r", "alive"]
 SUMMARY = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
            "w>T_train", "alive", "alive=0"]
+TOKENS = 203                                           # of a text: a map has TOKENS^2 pairs
 OUTSIDE = "0.3"                                        # dark gray
 
 
@@ -176,8 +177,8 @@ def draw_maps(plt, maps, rows, columns):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--text", default=TEXT, help="the text to map [six lines about screening]")
-    p.flag("--tokens", 203, "at most this many of its tokens; memory grows with their square")
+    p.add_argument("--text", default=TEXT, help=f"the text whose first {TOKENS} tokens are mapped "
+                   "[six lines about screening]")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if not args.text:
@@ -188,7 +189,7 @@ def main():
 
     # The table.
     tokens = tokenizer.encode_ordinary(args.text)
-    shown = tokens[: args.tokens]
+    shown = tokens[:TOKENS]
     rows, maps = measure(model, torch.tensor([shown], device=model.W_E.device))
     write_rows(path, [dict(zip(COLUMNS, map(cell_text, row))) for row in rows])
     # Multiscreen's is a size; that of screening in a Transformer's layers is theirs.

@@ -199,7 +199,7 @@ def test_a_layer_is_summarized():
 def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call, checkpoints):
     path = checkpoints["multiscreen"].with_name("mine.pt")
     checkpoints["multiscreen"].rename(path)
-    call(tiles, "--ckpt", path, "--tokens", 20, "--device", "cpu")
+    call(tiles, "--ckpt", path, "--text", "screening", "--device", "cpu")
     assert sorted(p.name for p in path.parent.glob("*.png")) == [
         f"mine_tiles_{name}.png" for name in ("maps", "six", "windows")]
 
@@ -212,7 +212,7 @@ def test_an_infinite_window_is_drawn_at_the_edge():
 
 
 @pytest.mark.parametrize("script, flags", [
-    (tiles, ["--tokens", 20]), (perplexity, ["--length", 40, "--documents", 1]),
+    (tiles, ["--text", "screening"]), (perplexity, ["--length", 40, "--documents", 1]),
     (passkey, ["--lengths", 420, "--trials", 1, "--depths", 0.5])])
 def test_a_table_can_be_named_and_nothing_is_written_beside_the_checkpoint(
         call, checkpoints, monkeypatch, tmp_path, script, flags):
@@ -226,14 +226,14 @@ def test_a_table_can_be_named_and_nothing_is_written_beside_the_checkpoint(
 def test_tiles_of_screening_in_a_transformer_have_their_own_windows(call, monkeypatch, tmp_path):
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
     fit(tmp_path / "a", "--model", "transformer:1,2,8:screening", "--steps", "2")
-    call(tiles, "--ckpt", "a/ckpt.pt", "--tokens", 20, "--device", "cpu")
+    call(tiles, "--ckpt", "a/ckpt.pt", "--text", "screening", "--device", "cpu")
     model, _, _ = load_checkpoint(tmp_path / "a/ckpt.pt")
     w = [float(row["w"]) for row in read_table(tmp_path / "a/tiles.tsv")]
     assert w == pytest.approx(model.layers[0].reach().tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("script, flags, what", [
-    (tiles, ["--tokens", 20], "relevances"), (perplexity, ["--length", 40], "losses")])
+    (tiles, ["--text", "screening"], "relevances"), (perplexity, ["--length", 40], "losses")])
 def test_numbers_that_are_not_finite_are_refused(call, checkpoints, monkeypatch, script, flags,
                                                  what):
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
@@ -248,8 +248,8 @@ def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
     Initial windows are 2, 17 and 257 tokens: exp(s_w) + 1, with s_w from 0 to ln 256.
     """
     monkeypatch.setattr(tiles, "pyplot", lambda: None)
-    path, text = checkpoints["multiscreen"], "screening is enough" * 9
-    call(tiles, "--ckpt", path, "--text", text, "--tokens", 20, "--device", "cpu")
+    path, text = checkpoints["multiscreen"], "screening is enough!"
+    call(tiles, "--ckpt", path, "--text", text, "--device", "cpu")
     rows = read_table(path.with_name("tiles.tsv"))
     assert [row["layer"] + row["tile"] for row in rows] == ["11", "12", "13", "21", "22", "23"]
     assert [row["w"] for row in rows] == ["2", "17", "257"] * 2
@@ -257,7 +257,7 @@ def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
     pairs = {"2": 20 + 19, "17": sum(range(4, 21)), "257": 210}
     alive = sum(float(row["alive"]) * pairs[row["w"]] for row in rows)
     model, tokenizer, _ = load_checkpoint(path)
-    tokens = torch.tensor([tokenizer.encode_ordinary(text)[:20]])
+    tokens = torch.tensor([tokenizer.encode_ordinary(text)])
     share = alive / (2 * sum(pairs.values()))
     assert share == pytest.approx(alive_fraction(model, tokens), rel=1e-3)
 
