@@ -20,7 +20,7 @@ out/ckpt.pt` a trained model. The paper's latencies, on an RTX 4090, are figures
 """
 from pathlib import Path
 
-from benchmarks.timing import COLUMNS, KEYS, VALUES, Subject, group_of, measure, summarize
+from benchmarks import timing
 from experiments.common import add_tables, get_figure, pyplot, save_figure
 from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
 from support.cli import Parser, UsageError, cli, get_device
@@ -60,58 +60,56 @@ def measure_models(args):
     if max(args.contexts + args.lengths) > 2**24 or args.psi > 2**10:
         raise UsageError("--contexts and --lengths must be at most 2^24, --psi at most 2^10")
     vocab_size = 257 if device == "cpu" else 50257
-    subjects = [Subject(name, args.psi, vocab_size, None, device) for name in args.models]
+    models = [timing.new_model(name, args.psi, vocab_size, device) for name in args.models]
+    path = args.table or Path("out/latency/latency.tsv")
     if args.ckpt is not None:
-        subjects = [Subject("", ckpt=args.ckpt, device=device),
-                    *(x for x in subjects if x.name != "multiscreen")]
+        models = [timing.trained_model(args.ckpt, device),
+                  *(x for x in models if x.run["model"] != "multiscreen")]
+        path = beside(args.ckpt, "latency.tsv", args.table)
 
     groups = []
     for what in args.what:
         cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
                  "forward": [(1, T) for T in sorted(args.lengths)]}[what.partition("-")[0]]
-        groups += [group_of(subjects, what, *case, args.repeats or PASSES[what]) for case in cases]
-    path = args.table or Path("out/latency/latency.tsv")
-    if args.ckpt is not None:
-        path = beside(args.ckpt, "latency.tsv", args.table)
-    rows = measure(path, KEYS, VALUES, groups, device, args.ckpt)
+        groups += [timing.group_of(models, what, *case, args.repeats or PASSES[what])
+                   for case in cases]
+    rows = timing.measure(path, timing.KEYS, timing.VALUES, groups, device, args.ckpt)
     if not rows:
         raise UsageError("nothing could be timed, for the reasons above")
     return rows, path.with_suffix(".png")
 
 
 def draw_latency(plt, rows, labels, path):
-    """Forward passes by size at the longest length, if there are several sizes, and by length.
+    """Forward passes at the longest length by size, if there are several sizes, and by length.
 
     rows: of `summarize`
     """
-    longest = max(row["length"] for row in rows)
     for row in rows:
         row["kind"] = paper_name(row["model"])
         row["label"] = labels[row["model"], str(row["parameters"])]
+    longest = max(row["length"] for row in rows)
     short = {row["label"] for row in rows if row["length"] < longest}
-    panels = []
-    if len({row["label"] for row in rows}) > len({row["kind"] for row in rows}):
-        panels.append(("parameters", f"parameters (millions), at {longest:,} tokens", "kind",
-                       [row for row in rows if row["length"] == longest]))
-    if short or not panels:
-        panels.append(("length", "context (tokens)", "label",
-                       [row for row in rows if row["label"] in short or not panels]))
+    panels = {"length": [row for row in rows if row["label"] in short]}
+    if not short or len({row["label"] for row in rows}) > len({row["kind"] for row in rows}):
+        panels = {"parameters": [row for row in rows if row["length"] == longest]} | panels
+    panels = {x: shown for x, shown in panels.items() if shown}
     fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 5.2), sharey=True, squeeze=False,
                              layout="constrained")
-    for ax, (x, xlabel, name, shown) in zip(axes[0], panels):
+    for ax, (x, shown) in zip(axes[0], panels.items()):
         lines = {}
-        for row in shown:
-            lines.setdefault(f"{row[name]}, {row['setting']}", []).append(row)
+        for row in sorted(shown, key=lambda row: row[x]):
+            name = row["kind" if x == "parameters" else "label"]
+            lines.setdefault(f"{name}, {row['setting']}", []).append(row)
         for n, (label, line) in enumerate(lines.items()):
-            line.sort(key=lambda row: row[x])
             ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
                         [row["std"] for row in line], ms=5, label=label,
                         **look(n) | {"ls": "--" if "transformer" in line[0]["model"] else "-"})
         millions_axis(plt, ax)
-        ax.set(xlabel=xlabel, yscale="log")
+        ax.set(xlabel=f"parameters (millions), at {longest:,} tokens", yscale="log")
         plain_axis(plt, ax.yaxis)
         if x == "length":
             ax.set_xscale("log", base=2)
+            ax.set_xlabel("context (tokens)")
             for T in {int(row["seq_len"]) for row in shown if row["seq_len"]}:
                 ax.axvline(T, color="black", ls=":", lw=1.5, label="training length")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3 - len(panels),
@@ -122,8 +120,8 @@ def draw_latency(plt, rows, labels, path):
 
 def main():
     rows, out, labels = get_figure(get_parser().parse_args(), "ms", measure_models)
-    rows = summarize(rows)
-    print_table(COLUMNS, [[row[name] for name in COLUMNS] for row in rows],
+    rows = timing.summarize(rows)
+    print_table(timing.COLUMNS, [[row[name] for name in timing.COLUMNS] for row in rows],
                 f"Milliseconds of one pass; {rows[0]['machine']}")
     forward = [row for row in rows if row["what"].startswith("forward")]
     if forward and (plt := pyplot()):

@@ -36,6 +36,7 @@ from benchmarks import timing
 from multiscreen import Config, Multiscreen, softmask, trim, unit
 from screening_triton import available, screen
 from support import windowed
+from support.choose import with_gradients
 from support.cli import DEVICE, Parser, UsageError, cli, own_folder
 from support.table import print_table
 from support.windowed import screen_windowed
@@ -53,19 +54,24 @@ WAYS = [("fused kernel", windows, 2**n) for n in (17, 12, 15, 10)
 WAYS += [(way, "infinite", 2**n) for n in (17, 14, 12, 15)
          for way in ("fused kernel", "flash", "cudnn")]
 WAYS += [("matrix products", None, 2**n) for n in (17, 12, 15)]
-WAYS += [("FlexAttention", "initial", 2**n) for n in (12, 15, 17)]
+WAYS += [("FlexAttention", "initial", 2**n) for n in (12, 17)]
 
-# By psi: the Transformer of its size.
-BESIDE = {8: "8M", 32: "353M", 16: "45M", 48: "1.3B"}
-CONTEXTS, LENGTHS = (256, 8192, 131072), (2**16, 2**14, 2**12, 2**10)
-# A step by psi: tokens in the vocabulary, sequences, tokens in each. First train.py's defaults.
-STEPS = {8: (257, 8, 256), 16: (50257, 16, 4096), 32: (50257, 4, 4096)}
+# By psi: the Transformer beside it.
+BESIDE = {8: "8M", 16: "45M", 32: "353M", 48: "1.3B"}
+# By part, what it times, and (psi, tokens in the vocabulary, sequences, tokens in each).
+MODELS = {
+    # First train.py's defaults.
+    "train": ("train-compiled", [(8, 257, 8, 256), (16, 50257, 16, 4096), (32, 50257, 4, 4096)]),
+    "decode": ("decode", [(psi, 50257, 1, T) for psi in (8, 32) for T in (2**8, 2**13, 2**17)]),
+    "forward": ("forward-compiled", [(psi, 50257, 1, 2**17) for psi in (8, 32, 16, 48)]
+                + [(32, 50257, 1, 2**n) for n in (16, 14, 12, 10)]),
+}
 
 
 # ------------------------------------------------------------------------ is the kernel right?
 
 def draw_inputs(T, w, dtype=torch.bfloat16):
-    """q and k around one direction of their tile, in float32, v in dtype, w, r and dh.
+    """q and k around one direction of their tile, in float32, v in dtype, w, r.
 
     One sequence of T positions, a tile for each window in w.
     """
@@ -74,25 +80,17 @@ def draw_inputs(T, w, dtype=torch.bfloat16):
     base = draw(1, H, 1, 16)
     q, k = (unit(0.6 * base + 0.4 * draw(1, H, T, 16)) for _ in range(2))
     v = unit(draw(1, T, H, 64)).transpose(1, 2).to(dtype)
-    dh = draw(1, T, H, 64).transpose(1, 2).to(dtype)
-    return q, k, v, torch.tensor(w, device=DEVICE), torch.full((H,), 0.5, device=DEVICE), dh
-
-
-def value_and_gradients(f, *x, dtype=None):
-    """[h, dq, dk, dv, dw, dr]. x: q, k, v, w, r and dh, cast to dtype if one is given."""
-    *x, dh = x
-    x = [a.detach().to(dtype or a.dtype).requires_grad_() for a in x]
-    h = f(*x)
-    return [h.detach(), *torch.autograd.grad(h, x, dh.to(h.dtype))]
+    return q, k, v, torch.tensor(w, device=DEVICE), torch.full((H,), 0.5, device=DEVICE)
 
 
 def check(T, v):
     """Largest error over largest value, against `screen_windowed` in float64."""
-    x = draw_inputs(T, (2.0, 17.5, 256.0, 5000.0, math.inf), getattr(torch, v))
+    dtype = getattr(torch, v)
+    inputs = *draw_inputs(T, (2.0, 17.5, 256.0, 5000.0, math.inf), dtype), 0
     # Larger blocks: at T = 2^17 those for a CPU are half a minute of launches.
     with mock.patch.object(windowed, "PAIRS", 2**24):
-        exact = value_and_gradients(screen_windowed, *x, dtype=torch.float64)
-    first, second = (value_and_gradients(screen, *x) for _ in range(2))
+        exact = with_gradients(screen_windowed, inputs)
+    first, second = (with_gradients(screen, inputs, torch.float32, dtype) for _ in range(2))
     errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
     verdict = "right"
     if not all(e < LIMITS[v] for e in errors):         # a NaN is not
@@ -118,15 +116,16 @@ def kernel(way, windows, T):
              randn(T, PSI * 64), randn(PSI * 64, PSI**2)]
         return {"forward_ms": milliseconds(lambda: (x[0] @ x[1], x[2] @ x[3]))}
     w = windows_of(windows)
-    *x, dh = draw_inputs(T, w)
     if way in timing.BACKENDS:
         f = partial(timing.BACKENDS[way], is_causal=True)
-        *x, dh = (randn(1, HEADS, T, WIDTH // HEADS) for _ in "qkvh")
+        x = [randn(1, HEADS, T, WIDTH // HEADS) for _ in "qkv"]
     else:
+        x = draw_inputs(T, w)
         f = screen if way == "fused kernel" else flex_screen(T, x[3])
     forward = milliseconds(lambda: f(*x))
     x = [a.requires_grad_() for a in x]
     h = f(*x)
+    dh = torch.randn_like(h)
     backward = milliseconds(lambda: torch.autograd.grad(h, x, dh, retain_graph=True))
     reaches = [min(math.ceil(min(width, T)), T) for width in w]
     pairs = sum(n * T - n * (n - 1) // 2 for n in reaches)
@@ -160,11 +159,11 @@ def flex_screen(T, w):
     def inside(b, h, i, j):
         return (j <= i) & (i - j < edges[h])
 
-    edges, compiled = w.detach(), w.is_cuda
-    block_mask = create_block_mask(inside, None, len(w), T, T, device=w.device, _compile=compiled)
-    if compiled:
+    edges, make, flex = w.detach(), create_block_mask, flex_attention
+    if w.is_cuda:
+        make, flex = (torch.compile(f, dynamic=False) for f in (make, flex))
         torch._functorch.config.donated_buffer = False  # backward is timed again and again
-    flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    block_mask = make(inside, None, len(w), T, T, device=w.device)
 
     def screen(q, k, v, w, r):
         def score(s, b, h, i, j):
@@ -180,24 +179,13 @@ def flex_screen(T, w):
 # ------------------------------------------------------------- models, beside the Transformers
 
 def model_groups(part):
-    """The groups of `measure`, one for each model at each length in each setting."""
-    def subject(name, psi=None, vocab_size=50257):
-        return timing.Subject(name, psi, vocab_size, device=DEVICE)
-
-    pairs = [(subject("multiscreen", psi), subject(f"transformer:{size}"))
-             for psi, size in BESIDE.items()]
-    if part == "train":
-        cases = [(subject(name, psi, vocab_size), "train-compiled", batch, T)
-                 for psi, (vocab_size, batch, T) in STEPS.items()
-                 for name in ("multiscreen", f"transformer:{BESIDE[psi]}")]
-    elif part == "decode":
-        cases = [(x, "decode", 1, T) for pair in pairs[:2] for T in CONTEXTS for x in pair]
-    else:
-        cases = [(x, "forward-compiled", 1, 2**17) for pair in pairs for x in pair]
-        cases += [(x, "forward-compiled", 1, T) for T in LENGTHS for x in pairs[1]]
-    for x, *case in cases:
-        cells, function = timing.group_of([x], *case, repeats=20, seconds=5)
-        yield from (([cell], function) for cell in cells)          # so their memory is counted
+    """The groups of `measure`, one for each cell, so that its memory is counted."""
+    what, cases = MODELS[part]
+    for psi, vocab_size, batch, T in cases:
+        for name in ("multiscreen", f"transformer:{BESIDE[psi]}"):
+            model = timing.new_model(name, psi, vocab_size, DEVICE)
+            cells, function = timing.group_of([model], what, batch, T, repeats=20, seconds=5)
+            yield from (([cell], function) for cell in cells)
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -234,7 +222,7 @@ def measure_part(name, out, end):
     groups = [([cell], partial(alone, f)) for cell in cells]
     path = out / f"{name}.tsv"
     rows = timing.measure(path, [*cells[0]], values, groups, DEVICE, end=end)
-    if name == "check" and {row["verdict"] for row in rows} != {"right"}:
+    if name == "check" and [row["verdict"] for row in rows] != ["right"] * len(cells):
         raise UsageError("the kernel is not right, or not checked (python -m benchmarks.gpu check):"
                          f" see {path}")
     return (*cells[0], *values), rows

@@ -18,6 +18,7 @@ import re
 import statistics
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -48,17 +49,17 @@ CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselin
 # ----------------------------------------------------------------------------- the timer, a table
 
 def take_turns(runs, device, repeats, seconds=math.inf):
-    """Milliseconds of each pass of each function, after two to warm up.
+    """Milliseconds of each pass of each function, after one to warm up.
 
     They take turns, so other work slows all alike. No turn begins after `seconds`, but one is made.
     """
     began, times = time.perf_counter(), [[] for _ in runs]
-    for n in range(2 + repeats):
-        if n > 2 and time.perf_counter() - began > seconds:
+    for n in range(1 + repeats):
+        if n > 1 and time.perf_counter() - began > seconds:
             break
         for column, run in zip(times, runs):
             column.append(milliseconds(run, device))
-    return [column[2:] for column in times]
+    return [column[1:] for column in times]
 
 
 def milliseconds(run, device):
@@ -85,9 +86,10 @@ def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
     """
     machine = {"machine": machine_of(device)}
     groups = [([cell | machine for cell in cells], function) for cells, function in groups]
+    wanted = [cell for cells, _ in groups for cell in cells]
     weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
     table = Table(path, (*keys, "machine"), values, weights + code_hash())
-    missing = table.missing([cell for cells, _ in groups for cell in cells])
+    missing = table.missing(wanted)
     with table.measuring():
         for cells, function in groups:
             cells = [cell for cell in cells if cell in missing]
@@ -109,9 +111,9 @@ def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
                     table.add(cell, **dict.fromkeys(values) | row)
                 if "ms" in row:
                     row["ms"] = f"{mean_ms(row):.4g} ms"
-                shown = [as_text(x)[:300] for x in (*[*cell.values()][:-1], *row.values())]
+                shown = [as_text(x)[:300] for x in [*cell.values()][:-1] + [*row.values()]]
                 print("  ".join(filter(None, shown)), flush=True)
-    return table.rows_of([cell for cells, _ in groups for cell in cells])
+    return table.rows_of(wanted)
 
 
 def reason(e):
@@ -141,50 +143,50 @@ def machine_of(device):
 # ------------------------------------------------------------------------------------ the models
 
 class Subject(NamedTuple):
-    """A model that is timed: with random weights, or of a checkpoint."""
-    name: str
-    psi: int | None = None
-    vocab_size: int = 257
-    ckpt: str | None = None
-    device: str = "cpu"
+    """A model that is timed."""
+    run: dict                                          # what it is, by RUN
+    load: Callable                                     # () -> the model
+    device: str
+    windows: list                                      # their names, if it has some
+    T_train: int                                       # tokens of a sequence in training, for SWE
 
 
-def load(subject):
-    """(the model, the tokens of a sequence in its training). Prints what screens, if unexpected."""
-    if subject.ckpt is not None:
-        model, _, ckpt = load_for_evaluation(subject.ckpt, subject.device)
-        return model, ckpt["args"]["seq_len"]
-    with torch.device(subject.device) as device:
-        model = build_model(subject.name, sizes_of(subject), products_dtype(device))
-    if has_windows(model):
-        model.screen, line, expected = get_screen(model)
-        if not expected:
-            print(line, flush=True)
-    return model, 2**12
+def new_model(name, psi, vocab_size, device):
+    """The Subject of a model with random weights. When loaded, it says what screens, if unexpected.
 
-
-def sizes_of(subject):
-    return {"psi": subject.psi, "vocab_size": subject.vocab_size}
-
-
-def describe(subject):
-    """(the columns RUN of a model, whether it has windows)"""
-    ckpt = {"model": subject.name, "config": sizes_of(subject)}
-    if subject.ckpt is not None:
-        ckpt = read_checkpoint(subject.ckpt)
+    name: as train.py's --model
+    """
+    sizes = {"psi": psi, "vocab_size": vocab_size}
     with torch.device("meta"):                         # this takes no memory
-        model = build_model(ckpt["model"], ckpt["config"])
-    run = dict.fromkeys(RUN) | {"model": subject.name, "parameters": count_parameters(model)[0]}
-    return run if subject.ckpt is None else describe_run(ckpt), has_windows(model)
+        model = build_model(name, sizes)
+    run = dict.fromkeys(RUN) | {"model": name, "parameters": count_parameters(model)[0]}
+
+    def load():
+        with torch.device(device) as where:
+            model = build_model(name, sizes, products_dtype(where))
+        if has_windows(model):
+            model.screen, line, expected = get_screen(model)
+            if not expected:
+                print(line, flush=True)
+        return model
+
+    return Subject(run, load, device, ["initial", "trained-like"] * has_windows(model), 2**12)
 
 
-def get_settings(subject, windowed, what):
+def trained_model(path, device):
+    """The Subject of a checkpoint."""
+    ckpt = read_checkpoint(path)
+    with torch.device("meta"):
+        windowed = has_windows(build_model(ckpt["model"], ckpt["config"]))
+    return Subject(describe_run(ckpt), lambda: load_for_evaluation(path, device)[0], device,
+                   ["trained"] * windowed, ckpt["args"]["seq_len"])
+
+
+def get_settings(subject, what):
     """What a model is timed in: its windows, or the backends of its attention."""
-    forward = what.startswith("forward")
-    if not windowed:
-        backends = ["flash"] if subject.device == "cpu" else BACKENDS
-        return [*backends] if forward else ["default"]
-    windows = ["initial", "trained-like"] if subject.ckpt is None else ["trained"]
+    forward, windows = what.startswith("forward"), subject.windows
+    if not windows:
+        return ["default"] if not forward else ["flash", "cudnn"][: 1 + (subject.device != "cpu")]
     if what.startswith("train"):
         return windows[:1]
     return windows + [f"{windows[-1]} + SWE"] * forward
@@ -192,12 +194,9 @@ def get_settings(subject, windowed, what):
 
 def group_of(subjects, what, batch, length, repeats, seconds=math.inf):
     """(cells, function) for `measure`: models, each in its settings, take turns."""
-    of, cells = {}, []
-    for subject in subjects:
-        run, windowed = describe(subject)
-        of[run["model"], run["parameters"]] = subject
-        cells += [run | {"what": what, "batch": batch, "setting": setting, "length": length}
-                  for setting in get_settings(subject, windowed, what)]
+    of = {(x.run["model"], x.run["parameters"]): x for x in subjects}
+    cells = [x.run | {"what": what, "batch": batch, "setting": setting, "length": length}
+             for x in subjects for setting in get_settings(x, what)]
     return cells, partial(time_models, of, repeats, seconds)
 
 
@@ -222,8 +221,8 @@ def time_models(of, repeats, seconds, cells):
 
 def prepare(subject, cell):
     """A function that makes one pass of a cell."""
-    model, T_train = load(subject)
-    set_up(model, cell["setting"], T_train)
+    model = subject.load()
+    set_up(model, cell["setting"], subject.T_train)
     what, _, compiled = cell["what"].partition("-")
     if compiled:
         # One limit for all sizes; beyond it layers would silently run eagerly.
@@ -337,24 +336,23 @@ def summarize(rows):
     """The rows of the last machine, by COLUMNS, numbers as numbers.
 
     x_transformer: the time of the plain Transformer nearest in size, in its fastest setting, over
-    that of the row.
+    that of the row. At most half or twice the size counts.
     """
     found = []
     for row in rows:
         if row["machine"] == rows[-1]["machine"]:
-            ms, length = row["ms"].split(), int(row["length"])
             row = {"what": "forward", "batch": "1", "GiB": ""} | row
+            ms, length = [*map(float, row["ms"].split())], int(row["length"])
             tokens = 1 if row["what"] == "decode" else length * int(row["batch"])
             found.append(row | {
                 "parameters": int(row["parameters"]), "length": length, "ms": mean_ms(row),
-                "std": statistics.stdev(map(float, ms)) if len(ms) > 1 else math.nan,
-                "tokens_per_s": 1e3 * tokens / mean_ms(row), "GiB": row["GiB"] or None})
+                "std": statistics.stdev(ms) if len(ms) > 1 else math.nan, "GiB": row["GiB"] or None,
+                "tokens_per_s": 1e3 * tokens / mean_ms(row), "x_transformer": None})
+    plain = [row for row in found if re.fullmatch("transformer:[^:]*", row["model"])]
     for row in found:
-        peers = [x for x in found if re.fullmatch("transformer:[^:]*", x["model"])
-                 and all(x[name] == row[name] for name in ("what", "batch", "length"))]
-        row["x_transformer"] = None
-        if peers and row not in peers:
-            peer = min(peers, key=lambda x: (abs(math.log(x["parameters"] / row["parameters"])),
-                                             x["ms"]))
-            row["x_transformer"] = peer["ms"] / row["ms"]
+        peers = [(abs(math.log(x["parameters"] / row["parameters"])), x["ms"]) for x in plain
+                 if all(x[name] == row[name] for name in ("what", "batch", "length"))]
+        apart, ms = min(peers, default=(math.inf, None))
+        if apart <= math.log(2) and row not in plain:
+            row["x_transformer"] = ms / row["ms"]
     return found

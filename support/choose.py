@@ -195,16 +195,16 @@ def revealing_inputs(T, S, windows, widths, config, device):
 
 
 def with_gradients(screen, inputs, dtype=torch.float64, dtype_v=None):
-    """h and the gradients of q, k, v, w, r, on the CPU. `screen` takes them in dtype, v in dtype_v.
+    """h and the gradients of q, k, v, w, r, in float64. inputs: of `revealing_inputs`.
 
-    inputs: of `revealing_inputs`
+    `screen` takes v in dtype_v, if that is given, and all others in dtype.
     """
     *x, i0 = inputs
     leaves = q, k, v, w, r = [a.detach().to(dtype).requires_grad_() for a in x]
     h = screen(q, k, v.to(dtype_v or dtype), w, r, i0)
     dh = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(h)
     gradients = torch.autograd.grad(h, leaves, dh, allow_unused=True, materialize_grads=True)
-    return [x.detach().cpu().double() for x in (h, *gradients)]
+    return [x.detach().double() for x in (h, *gradients)]
 
 
 def difference(found, exact):

@@ -46,7 +46,7 @@ def test_passes_take_turns_and_end_when_time_is_over():
     order = []
     runs = [lambda: order.append("a"), lambda: (order.append("b"), time.sleep(0.02))]
     a, b = timing.take_turns(runs, "cpu", repeats=3)
-    assert "".join(order) == 5 * "ab"
+    assert "".join(order) == 4 * "ab"
     assert len(a) == 3
     assert max(a) < 10 < 20 <= min(b)                  # milliseconds
     assert len(timing.take_turns(runs, "cpu", repeats=3, seconds=0)[1]) == 1
@@ -183,8 +183,8 @@ def test_flex_attention_screens_as_the_definition_does():
 
 @interpreted
 def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch, tmp_path):
-    def checked(T):
-        cells = [{"T": T, "v": v} for v in ("float32", "float16")]
+    def checked(T, *dtypes):
+        cells = [{"T": T, "v": v} for v in ("float32", "float16", *dtypes)]
         monkeypatch.setitem(gpu.ALONE, "check", (gpu.check, cells, gpu.ALONE["check"][2]))
 
     checked(20)
@@ -196,7 +196,11 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch
         ("20", v, "right") for v in ("float32", "float16")]
     assert all(0 < float(row[x]) < 2e-2 for row in rows for x in ("h", "dw"))
 
-    monkeypatch.setattr(gpu, "screen", lambda q, k, v, w, r: screen(q, k, v, 1.1 * w, r))
+    checked(20, "int8")                                # fails
+    with pytest.raises(UsageError, match="or not checked"):
+        gpu.measure_part("kernel", tmp_path, end=INF)
+
+    monkeypatch.setattr(gpu, "screen", lambda q, k, v, w, r, i0: screen(q, k, v, 1.1 * w, r))
     checked(40)
     for part in ("check", "kernel"):
         with pytest.raises(UsageError, match="the kernel is not right"):
@@ -209,7 +213,7 @@ def test_check_says_right_or_what_is_wrong_and_then_nothing_is_timed(monkeypatch
 def test_other_bits_the_second_time_are_wrong(monkeypatch):
     noise = iter(range(10))
     monkeypatch.setattr(gpu, "screen",
-                        lambda q, k, v, w, r: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
+                        lambda q, k, v, w, r, i0: screen(q, k, v * (1 + next(noise) * 1e-6), w, r))
     assert gpu.check(70, "float32")["verdict"] == "different bits the second time"
 
 
@@ -239,11 +243,10 @@ def test_screening_alone_is_timed_in_pairs_per_second(monkeypatch):
 
 @pytest.mark.parametrize("part, rows", [("train", 2), ("decode", 3), ("forward", 4)])
 def test_models_are_timed_beside_the_transformer(part, rows, monkeypatch, tmp_path):
-    for name, value in {"BESIDE": {2: "1,2,8"}, "STEPS": {2: (11, 2, 16)}, "CONTEXTS": [20],
-                        "LENGTHS": []}.items():
-        monkeypatch.setattr(gpu, name, value)
+    batch, length = {"train": (2, 16), "decode": (1, 20), "forward": (1, 64)}[part]
+    monkeypatch.setattr(gpu, "BESIDE", {2: "1,2,16"})
+    monkeypatch.setitem(gpu.MODELS, part, (gpu.MODELS[part][0], [(2, 11, batch, length)]))
     monkeypatch.setattr(timing, "compile_model", lambda model: None)
-    monkeypatch.setattr(gpu, "model_groups", lambda part, of=gpu.model_groups: shortened(of(part)))
     monkeypatch.setitem(gpu.ALONE, "check", (lambda: {"verdict": "right"}, [{}], ("verdict",)))
     columns, found = gpu.measure_part(part, tmp_path, end=INF)
     assert len(read_table(tmp_path / "latency.tsv")) == len(found) == rows
@@ -251,12 +254,6 @@ def test_models_are_timed_beside_the_transformer(part, rows, monkeypatch, tmp_pa
         tokens = {"train": 32, "decode": 1, "forward": 64}[part]
         assert row["tokens_per_s"] == pytest.approx(1e3 * tokens / row["ms"])
         assert (row["x_transformer"] is None) == (row["model"] != "multiscreen")
-
-
-def shortened(groups):
-    """Groups whose forward passes have 64 tokens."""
-    for (cell,), function in groups:
-        yield [cell | {"length": min(cell["length"], 64)}], function
 
 
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
@@ -367,7 +364,7 @@ def timed(model, parameters, setting, length, ms, machine="CPU"):
 @needs_matplotlib
 def test_a_time_is_compared_with_the_fastest_of_the_transformer_nearest_in_size(call, tmp_path,
                                                                                 capsys):
-    """Other machines' times do not count, nor do a Transformer's variants."""
+    """Other machines' times do not count, nor do a Transformer's variants, nor far sizes."""
     write_rows(tmp_path / "t.tsv", [
         timed("transformer:a", "10", "flash", "64", "9", "GPU"),
         timed("transformer:a", "10", "flash", "32", "4"),
@@ -375,14 +372,15 @@ def test_a_time_is_compared_with_the_fastest_of_the_transformer_nearest_in_size(
         timed("transformer:a", "10", "math", "64", "80 120"),
         timed("transformer:a:alibi", "10", "flash", "64", "1"),
         timed("transformer:b", "80", "flash", "64", "14"),
+        timed("multiscreen", "300", "initial", "64", "7"),
         timed("multiscreen", "90", "initial", "64", "7"),
         timed("multiscreen", "9", "initial", "64", "45 50 55")])
     call(cpu, tmp_path / "t.tsv")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [[line[n] for n in (4, 5, 6, 8)] for line in lines[3:10]] == [
+    assert [[line[n] for n in (4, 5, 6, 8)] for line in lines[3:11]] == [
         ["32", "4", "-", "-"], ["64", "400", "-", "-"], ["64", "100", "28.284", "-"],
-        ["64", "1", "-", "100"], ["64", "14", "-", "-"], ["64", "7", "-", "2"],
-        ["64", "50", "5", "2"]]
+        ["64", "1", "-", "100"], ["64", "14", "-", "-"], ["64", "7", "-", "-"],
+        ["64", "7", "-", "2"], ["64", "50", "5", "2"]]
     assert (tmp_path / "t.png").stat().st_size > 10_000
 
 
