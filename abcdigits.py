@@ -7,8 +7,8 @@ many times; one, the needle, appears once. The prompt ends with the needle's let
 model must complete the number. The prompts are bit for bit those of the paper's author, Ken M.
 Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
 
-Each cell is a row of abcdigits.tsv beside the checkpoint. Rerun the command to measure what is
-missing. `python -m experiments.retrieval` draws such tables.
+Each cell, a length and a depth, is a row of abcdigits.tsv beside the checkpoint. Rerun the command
+to measure what is missing. `python -m experiments.retrieval` draws such tables.
 """
 import random
 import re
