@@ -9,14 +9,14 @@ train      a step of train.py's default, 8 sequences of 256 bytes; train-compile
 decode     one more token, after each of --contexts
 forward    hidden states and logits of each of --lengths, in one pass; forward-compiled
 
-Multiscreen is timed with its untrained windows, with a guess at trained ones or those of --ckpt,
-and with SWE: see benchmarks/timing.py. The models take turns, so other work slows all alike. Each
-time is a row of latency.tsv; the figure beside it, latency.png, has the forward passes. Rerun the
+Multiscreen is timed with its initial windows, with a guess at trained ones or those of --ckpt, and
+with SWE: see benchmarks/timing.py. The models take turns, so other work slows all alike. Each time
+is a row of latency.tsv; the figure beside it, latency.png, has the forward passes. Rerun the
 command to measure what is missing.
 
 What the paper compares needs a GPU: large sizes, long contexts, bfloat16, FlashAttention, the fused
 kernel. `python -m benchmarks.gpu` times that with random weights, `--device cuda --ckpt
-out/ckpt.pt` a trained model. The paper's latencies, on an RTX 4090, are figures without numbers.
+out/ckpt.pt` here a trained model. The paper shows its latencies, on an RTX 4090, without numbers.
 """
 from pathlib import Path
 
