@@ -11,9 +11,8 @@ forward   all tokens in one pass, by size and by length, beside the Transformer
 
 Each part writes a table, row by row: train, decode and forward share OUT/latency.tsv, the others
 have OUT/PART.tsv. Rerun the command to measure what is missing: after a crash, after Ctrl-C, after
---minutes. What has begun is finished: if a command may take 10 minutes, use --minutes 8.
-`python -m benchmarks.cpu OUT/latency.tsv` draws the forward passes.
-All tests of the kernel, compiled:
+--minutes. It finishes what it has begun: where a command may take 10 minutes, use --minutes 8.
+`python -m benchmarks.cpu OUT/latency.tsv` draws the forward passes. This tests the compiled kernel:
 
     pytest -q test_multiscreen.py -k kernel
 """
