@@ -4,8 +4,8 @@
 
 Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90
 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090), with d_K = 16 and d_V = 64, in two minutes on a
-CPU. A spill is a value that did not fit into a register: a trip to memory for each pair. The script
-fails if there is one, or if a program needs more shared memory than the smallest of these has.
+CPU. A spill is a value that does not fit into a register and costs each pair a trip to memory. The
+script fails if there is one, or if a program needs more shared memory than one of these has.
 
 block:           queries x keys
 shared:          bytes of shared memory of a program
