@@ -5,25 +5,25 @@
     python -m experiments.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
 A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
-label; without one a run has the name of its folder, without the seed at the end. Runs of one label
-are a group, a row of the table; with --by a row for each value of that flag, such as lr or
-parameters. A run named twice counts once.
+label. Without one, the label is the name of its folder without the seed at the end. Runs of one
+label are a group, with one row in the table. With --by a group has a row for each value of that
+flag, such as lr or parameters. A run named twice counts once.
 
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have. change: the difference from the first group, averaged over the seeds
 that both have, because runs with the same seed see the same data in the same order. alive: the
-share of pairs in the windows with relevance above 0. w_max: the largest window. Both are those of
-each run's end. spikes: rows of the log with a loss more than 5 deviations above the --window rows
-before. grad: the median gradient norm of the second half. Compare tokens per second only if each
-run had one machine to itself. A run has diverged if train.py stopped it, or if its mean training
-loss over the last eighth of the log is more than half a nat above the mean over another eighth, or
-above the first loss.
+share of pairs in the windows with relevance above 0. w_max: the largest window. Both are measured
+at the end of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of
+the --window rows before. grad: the median gradient norm of the second half. Compare tokens per
+second only if each run had a machine to itself. A run has diverged if train.py stopped it, or if
+its mean training loss over the last eighth of the log is more than half a nat above the mean over
+another eighth, or above the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
 With matplotlib, the folder --out gets a figure: losses and gradient norms by step, means over the
 seeds with bands of one deviation; with --by, losses by the value of a flag; for tables, which have
-no curves, the changes. --name also writes the runs to a table that this command can read.
+no curves, the changes. --name also writes the runs to a table, which you can name as a RUN.
 """
 import math
 from pathlib import Path
@@ -247,8 +247,8 @@ def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN",
                    help="folders of train.py, label=folder, or tables of runs")
-    p.add_argument("--by", metavar="FLAG", help="draw the last loss against this flag of train.py")
-    p.flag("--window", 10, "rows of the log to average over", least=2)
+    p.add_argument("--by", metavar="FLAG", help="draw the loss against this flag of train.py")
+    p.flag("--window", 10, "rows of the log that spikes and curves average over", least=2)
     p.add_argument("--out", type=own_folder, default=Path("out"),
                    help="folder for the results [out]")
     p.add_argument("--name", help="name of the figure, and of a table with a row for each run "
