@@ -3,16 +3,16 @@
     python -m experiments.mechanisms
 
 trains nothing. It prints and draws the weights that each mechanism of baselines/attention.py gives
-the same scores, once among 64 keys and once among 1,024: see weights.py. --names draws those of
-your choice, also the one that you have added to BLOCKS of baselines/__init__.py.
+the same scores, once among 64 keys and once among 1,024: see weights.py. --names chooses the
+mechanisms, also your own in BLOCKS of baselines/__init__.py.
 
     python -m experiments.mechanisms 'out/mechanisms/*' --out out/mechanisms.png
 
 compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
-perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. A row of the
-table is a model: means over its seeds; one more has what --swe or the best --rope-scale gives. The
-numbers go to out/mechanisms.tsv, a row a run and a measurement. Name such a table in place of
-folders to draw it again. Rows that it has of other runs are kept, and drawn, too.
+perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. A model has a
+row in the table, with means over its seeds, and one more for --swe or the best --rope-scale. The
+numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table in place of
+folders to draw it again. Its rows of other runs are kept, and drawn, too.
 """
 import math
 import statistics
@@ -265,8 +265,8 @@ def main():
     p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, or a "
                    "name in BLOCKS of baselines/__init__.py [the twelve of baselines/attention.py]")
     p.add_argument("--out", type=figure_path, help="path of the figure, .png; the rows of runs go "
-                   "beside it as .tsv [out/mechanism_weights.png; for runs beside the first table, "
-                   "or out/mechanisms.png]")
+                   "beside it as .tsv [out/mechanism_weights.png; for runs, beside the first "
+                   "table, or out/mechanisms.png]")
     args = p.parse_args()
     if args.runs and args.names:
         raise UsageError("--names is for the figure of weights: leave it out, or the runs")
