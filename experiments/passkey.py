@@ -12,7 +12,7 @@ Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000
         python -m experiments.passkey --ckpt out-key/ckpt.pt
         45 minutes on one core; 10 prompts per cell, 1 to 32 times the training length. What it
         leaves out: a model that has read enough English to understand the question. This one has
-        read nothing but such documents; one trained on other text finds nothing.
+        read only such documents; a model trained on other text finds nothing.
 
 Each cell is a row of passkey.tsv beside the checkpoint. Rerun the command to measure what is
 missing. `python -m experiments.retrieval` draws the table.
