@@ -10,7 +10,7 @@ Paper:  python -m experiments.perplexity --data pg19/ --documents 5747 --length 
         measured without --rope-scale.
 Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
-        2^17 tokens, books, and all but 10 documents; so windows are wider, +-30 %. Any length
+        2^17 tokens, books, and all but some 10 documents. So windows are wider, +-30 %. Any length
         works; memory grows linearly. The documents are the files of the standard library that
         train.py holds out, every 20th, without the code-page tables in encodings/. Train and
         measure with the same Python.
@@ -241,11 +241,11 @@ def main():
     p.flag("--length", None, "L in tokens (paper: 2^17)", type=int,
            shown="32 times the training length")
     p.flag("--documents", 16, "at most this many documents (paper: 5747)")
-    p.flag("--window", 0.3, "average over positions within this share of each (paper: 0.1)",
+    p.flag("--window", 0.3, "average over the positions within this share of each (paper: 0.1)",
            least=0)
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: a curve for each scaling factor of the positions, "
-                   "or of theta, as ntk4 (paper: 1 2 4 .. 64)")
+                   help="for models with RoPE: a curve for each scaling factor, of the "
+                   "positions, or of theta, as ntk4 (paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
