@@ -2,9 +2,9 @@
 
     python -m experiments.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
 
-See in seconds what any model of train.py has learned. The paper has no such section.
-An empty prompt starts a new document: the model is given end-of-text. The text ends after --tokens,
-or where the model ends it. The default model of train.py writes what looks like Python.
+See in seconds what any model of train.py has learned. The paper has no such section. Without a
+prompt the model starts a new document, after end-of-text. The text ends after --tokens, or where
+the model ends it. The default model of train.py writes what looks like Python.
 """
 import codecs
 import sys
