@@ -7,16 +7,16 @@
 runs/paper.sh has the paper's runs: five Multiscreens and four Transformers of 4M to 4B parameters,
 2^38 tokens each. Its 4B model is undertrained.
 
-For a model with runs at several learning rates, the rate with the best mean over the seeds counts:
-at a small scale the paper's rates for its smallest models, 2^-4 and 1e-3, are not tuned, and a
-family that learns fast seems to need fewer parameters. The table has, for each measured size of one
-family, the size at which the other has the same loss, linear in ln(size) between two measured sizes
-and nowhere beyond them. saving: 1 - N_multiscreen / N_transformer, its deviation over the seeds;
-non_emb: the same for the parameters without the embedding.
+If a model has runs at several learning rates, the rate with the best mean over the seeds counts.
+The paper's rates for its smallest models, 2^-4 and 1e-3, are not tuned for a small scale: with them
+the family that learns faster would seem to need fewer parameters. For each measured size of one
+family the table has the size at which the other has the same loss, interpolated in ln(size) between
+two measured sizes, never beyond. saving: 1 - N_multiscreen / N_transformer, with its deviation over
+the seeds; non_emb: the same for the parameters without the embedding.
 
-The paper prints no losses. It states: Multiscreen needs roughly 30 % fewer parameters at similar
-validation loss. Against non-embedding parameters the advantage remains. Its sizes: Multiscreen 4M,
-28M, 286M, 1.3B, 4B (Psi 8, 16, 32, 48, 64), Transformer 8M, 45M, 353M, 1.3B.
+The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at
+similar validation loss, and that the advantage remains without the embeddings. Its sizes:
+Multiscreen 4M, 28M, 286M, 1.3B, 4B (Psi 8, 16, 32, 48, 64), Transformer 8M, 45M, 353M, 1.3B.
 """
 import math
 from dataclasses import dataclass
