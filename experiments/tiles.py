@@ -17,15 +17,15 @@ length. The paper says: most windows are local or medium-range, a few exceed the
 and r is often close to 1.
 
 tiles_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer; 3.7 is tile 7 of
-layer 3. tiles_six.png has at most six, from narrow windows to wide ones, of tiles that accept a
-key. In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
+layer 3. tiles_six.png has those of at most six tiles that accept a key, from narrow windows to wide
+ones. In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
 future. White: inside it, and exactly 0. alive, the paper's Pr, is the share of the pairs inside the
 window with alpha_d > 0. The paper says: many maps have a substantial number of zeros, more in some
-tiles. A layer that does not call the screen it is given has no maps.
+tiles. A layer that ignores the `screen` it is given has no maps.
 
 A tile with alive 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some
-come back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100, and 10 of these
-accepted a key at a later checkpoint, up to step 450; of the 18 at step 200, 5 did (LOG.md).
+tiles come back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100; 10 of them
+accepted a key at a later checkpoint, up to step 450. Of 18 at step 200, 5 did (LOG.md).
 """
 import math
 
