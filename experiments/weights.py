@@ -1,12 +1,12 @@
 """The weights that ways to attend give the same keys, without training: a figure of
 `python -m experiments.mechanisms`.
 
-One layer of each mechanism of baselines/attention.py gets the same scores s = q . k / sqrt(K): one
-key, 24 tokens back, matches the query with s = 6; all others are random, of mean 0 and deviation
-1.5. The weight of each key is drawn once among the last 64 keys and once among all 1,024. The match
-has the same distance in both, so only the number of other keys changes. RoPE is off, so scores are
-the same for all. What is trained, such as slopes, gates, r and windows, has its initial value. The
-head is the last one, which sees farthest. Weights are before screening's TanhNorm.
+One layer of each mechanism of baselines/attention.py gets the same scores s = q . k / sqrt(K). One
+key, 24 tokens back, matches the query with s = 6; all others are random, with mean 0 and deviation
+1.5. Weights are drawn once among the last 64 keys and once among all 1,024. The match has the same
+distance in both, so only the number of other keys changes. RoPE is off, so that all get the same
+scores. What is trained, such as slopes, gates, r and windows, has its initial value. The head is
+the last one, which sees farthest. Screening's TanhNorm is left out.
 """
 import math
 
