@@ -4,7 +4,7 @@
     python train.py --data tokens/ --tokenizer gpt2
 
 DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with one document per
-row, .txt with one per file. Or a data set on the Hugging Face hub, which is streamed, not stored:
+row, .txt with one per file. Or name a data set on the Hugging Face hub: it is streamed, not stored.
 
     python -m support.prepare --out slimpajama/ cerebras/SlimPajama-627B
     python -m support.prepare --out pg19/ --books 131072 raw-pg19/
@@ -138,8 +138,8 @@ def main(argv=None):
     p.flag("--split", "train", "of a data set on the hub")
     p.flag("--shard-tokens", 10**8, "tokens in a shard, below 2^30", shown="10^8")
     p.flag("--held-out", 1000, "hold out one document in N; 0: none", least=0)
-    p.flag("--books", None, "texts of more than N tokens, one per file", type=int, metavar="N",
-           shown="token files")
+    p.flag("--books", None, "write texts of more than N tokens, one per file", type=int,
+           metavar="N", shown="token files")
     args = p.parse_args(argv)
     if args.shard_tokens >= 2**30:
         raise UsageError("--shard-tokens must be below 2^30")
