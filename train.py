@@ -2,7 +2,7 @@
 
     python train.py --psi 8                          the source of Python's own standard library
     python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
-    python train.py --resume --steps 1240            continue the run in out/, for longer
+    python train.py --resume --steps 1240            continue the run in out/, to step 1240
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
 Rerun a command to resume it; once the run is finished, the command says so.
@@ -14,9 +14,9 @@ sequences, drawn at random without replacement. The sizes are a laptop's.
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds per step, tokens per second, time left.
 
-OUT gets ckpt.pt (all that is needed to resume), log.tsv (a row for each printed line), flags.txt
-(what the run is) and source/ (the code that ran; source_until_STEP/ is from before an edit). A run
-that diverged leaves diverged.txt.
+OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each printed line; flags.txt,
+what the run is; and source/, the code that ran. source_until_STEP/ is the code before an edit. A
+run that diverged leaves diverged.txt.
 """
 import math
 import platform
@@ -102,7 +102,7 @@ def get_parser():
     p.flag("--batch-size", 8, "sequences in a forward pass of one process")
     p.flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
            type=int, shown="those of one pass")
-    p.flag("--steps", 620, "optimizer steps; at most, for abcdigits and passkey (paper: 2^16)")
+    p.flag("--steps", 620, "optimizer steps; a limit, for abcdigits and passkey (paper: 2^16)")
     p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
            least=0)
     p.flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
@@ -132,7 +132,7 @@ def get_parser():
     p.flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
-                       help="continue from OUT/ckpt.pt, with its flags unless given anew")
+                       help="continue from OUT/ckpt.pt; flags that you leave out stay as they were")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 
