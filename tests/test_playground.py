@@ -169,7 +169,7 @@ def test_the_numbers_of_the_page_are_pytorchs(page, seen):
         assert found["r"] == r[n]
         alive = (maps[n] > 0)[inside[n]].double().mean().item()
         assert found["at"][0]["alive"] == pytest.approx(alive, abs=1e-3)
-        assert float(found["shown"].removeprefix("Pr ").replace("−", "-")) == pytest.approx(
+        assert float(found["shown"].removeprefix("alive ").replace("−", "-")) == pytest.approx(
             alive, abs=1e-3)
         assert [x["inside"] for x in found["at"]] == inside[n].sum(1).tolist()
         lengths = torch.tensor([x["h"] for x in found["at"]], dtype=torch.float32)
@@ -365,14 +365,14 @@ def test_the_page_begins_with_the_needle_and_maps_choose_another_tile(page, seen
 def test_a_page_counts_its_tiles_that_accept_nothing(page):
     """With r near 0 any tile accepts nothing: no similarity is above 1."""
     closed = page.evaluate("[...document.querySelectorAll('.alive')].map((e) => e.textContent)"
-                           ".filter((text) => text === 'Pr 0').length")
+                           ".filter((text) => text === 'alive 0').length")
     page.evaluate("""(() => {
         model.tiles[1].r = 1e-9;
         model.tiles[2].r = 1;
         setText("A");
         setText(DATA.text); })()""")
     said = page.evaluate("$('nothing').textContent")
-    assert said.startswith(f"{closed + 1} of 6 tiles accept nothing in this text, Pr 0: ")
+    assert said.startswith(f"{closed + 1} of 6 tiles accept nothing in this text, alive 0: ")
     page.evaluate("model.tiles.forEach((tile) => { tile.r = 1; });"
                   "setText('A'); setText(DATA.text)")
     assert page.evaluate("$('nothing').textContent") == ""
