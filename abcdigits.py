@@ -121,8 +121,8 @@ def get_parser(doc):
                    help="screening-window expansion: windows beyond the training length become "
                    "infinite")
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: scaling factors of the positions, or of theta, as "
-                   "ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
+                   help="for models with RoPE: factors that divide the positions, as 4, or scale "
+                   "theta, as ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
     p.add_shared("--ckpt", "--device", "--table")
     return p
 

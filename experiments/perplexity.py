@@ -244,8 +244,8 @@ def main():
     p.flag("--window", 0.3, "average over the positions within this share of each (paper: 0.1)",
            least=0)
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: a curve for each scaling factor, of the "
-                   "positions, or of theta, as ntk4 (paper: 1 2 4 .. 64)")
+                   help="for models with RoPE: a curve for each factor that divides the positions, "
+                   "as 4, or scales theta, as ntk4 (paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
