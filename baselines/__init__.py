@@ -25,7 +25,6 @@ BLOCKS = {
     "screening-wide": attention.WideScreening,
     "screening-slow": attention.SlowScreening,
 }
-NAMES = "multiscreen, multiscreen:ABLATION, transformer:SIZE, transformer:SIZE:VARIANT"
 
 
 def build(name, config, dtype=None):
@@ -45,7 +44,8 @@ def build(name, config, dtype=None):
                              f"one of {', '.join(filter(None, BLOCKS))}")
         return transformer.Transformer(transformer.get_config(size, **config), dtype,
                                        BLOCKS[block])
-    raise ValueError(f"model {name!r} is unknown: use {NAMES}")
+    raise ValueError(f"model {name!r} is unknown: use multiscreen, multiscreen:ABLATION, "
+                     "transformer:SIZE or transformer:SIZE:VARIANT")
 
 
 def count_parameters(model):

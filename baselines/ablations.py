@@ -43,8 +43,8 @@ class NoTanhNorm(GatedScreeningTiles):
 class NoGate(GatedScreeningTiles):
     """No gate and no W_G; `build_ablation` adds layers and tiles to make up for the parameters."""
 
-    def __init__(self, config, dtype=None):
-        super().__init__(config, dtype)
+    def initialize(self):
+        super().initialize()
         del self.W_G
 
     def gate(self, x):
@@ -54,8 +54,8 @@ class NoGate(GatedScreeningTiles):
 class FixedR(GatedScreeningTiles):
     """The acceptance width is 1 and not learned: only a negative similarity rejects a key."""
 
-    def __init__(self, config, dtype=None):
-        super().__init__(config, dtype)
+    def initialize(self):
+        super().initialize()
         self.s_r.requires_grad_(False)
 
     def acceptance(self):

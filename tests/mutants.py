@@ -297,6 +297,11 @@ def restarted(change):
     return model(__init__=__init__)
 
 
+def forward_with_the_future(self, tokens, caches=None):
+    z = Multiscreen.forward(self, tokens, caches)
+    return z + 1e-6 * z.roll(-1, 1)
+
+
 def generate_again(self, tokens, n):
     for _ in range(n):
         tokens = torch.cat((tokens, self(tokens)[:, -1].argmax(-1, keepdim=True)), 1)
@@ -314,7 +319,7 @@ MISTAKES |= {
         "tiles and positions are mixed up": layer(project=lambda self, x, W: (
             (x @ W.flatten(1)).view(x.shape[0], W.shape[1], x.shape[1], W.shape[2]))),
         "tiles and dimensions are mixed up": layer(project=lambda self, x, W: (
-            (x @ W.flatten(1)).unflatten(-1, W.shape[:0:-1]).permute(0, 3, 1, 2))),
+            (x @ W.flatten(1)).unflatten(-1, (W.shape[2], W.shape[1])).permute(0, 3, 1, 2))),
     },
     "gate": {
         "take W_G": layer(gate=lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V)))),
@@ -366,8 +371,7 @@ MISTAKES |= {
             Multiscreen.hidden(self, tokens, caches and caches[:1] * len(caches)))),
     },
     "model": {
-        "the model sees the future": model(forward=lambda self, tokens, caches=None: (
-            (z := Multiscreen.forward(self, tokens, caches)) + 1e-6 * z.roll(-1, 1))),
+        "the model sees the future": model(forward=forward_with_the_future),
     },
     "training": {
         "no gradient reaches": model(hidden=lambda self, tokens, caches=None: (
