@@ -62,8 +62,6 @@ from support.compiled import try_to_compile
 from support.data import (
     absolute,
     changed_files,
-    files_of,
-    fingerprint,
     get_data,
     hash_of,
     is_run,
@@ -405,11 +403,8 @@ def train(out, argv):
 
     # The data: text, or the documents of a task.
     tokenizer = get_tokenizer(args.tokenizer)
-    files = list(files_of(args.data, args.out))
-    if is_stream(args.data):
-        train_data, val_data = get_stream(args, tokenizer)
-    else:
-        train_data, val_data = get_data(args, tokenizer, files)
+    get = get_stream if is_stream(args.data) else get_data
+    train_data, val_data = get(args, tokenizer)
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
@@ -424,7 +419,7 @@ def train(out, argv):
 
     # Where the run stands: what a checkpoint needs, but for weights and moments, is in `state`.
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
-             "args": vars(args), "files": fingerprint(files), "equations": code_hash(model),
+             "args": vars(args), "files": train_data.files, "equations": code_hash(model),
              "source": source_of(model, train_data), "changes": [], "step": 0, "drawn": 0,
              "init_weights": weights_hash(initial) if args.init else "",
              "log": "\t".join(COLUMNS) + "\n",

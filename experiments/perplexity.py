@@ -36,7 +36,7 @@ from experiments.common import add_tables, get_figure, group_rows, pyplot, save_
 from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
-from support.data import HELD_OUT, USES, absolute, files_of, read_text, standard_library
+from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
 from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.maps import require_finite
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
@@ -73,7 +73,7 @@ def documents_in(data):
     None is what train.py holds out of the standard library, without its tables of code pages.
     """
     if data:
-        return [path for path, use in files_of(data) if use in USES]
+        return [path for path, _ in files_of(data)]
     return [path for path in standard_library()[HELD_OUT] if path.parent.name != "encodings"]
 
 

@@ -11,30 +11,6 @@ from support.tokens import EDGE, encode_document, read_bin
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
 STREAMS = ("abcdigits", "passkey")                     # of tasks/: endless, without files
-USES = ("train", "val")
-
-
-class Data:
-    """What training draws from: data[n] is a sequence of T + 1 tokens, of text or of a stream.
-
-    draw(n, seed) is the n-th in training: random access, so that a resumed run sees the same ones.
-    spread(n) has the numbers of n sequences.
-    """
-    learned = False                                    # whether training may end early
-
-    def observe(self, loss, documents):
-        """Told of each step's loss."""
-
-    def state(self):
-        """What a checkpoint keeps besides the number of drawn sequences."""
-        return ()
-
-    def load(self, state):
-        """Take the state of a checkpoint."""
-
-    def extra_columns(self, model, batches):
-        """More columns of an evaluation. batches: of `distributed.batches`"""
-        return {}
 
 
 def is_stream(names):
@@ -51,46 +27,39 @@ def absolute(names):
 # ------------------------------------------------------------------------------------- files
 
 def files_of(names, out=None):
-    """Yield (path, use) of each file that --data names: "train", "val", or why it is skipped.
+    """[(path, "train" or "val")] of the files that --data names, to be read or refused later.
 
-    stdlib names the files of Python's own standard library, a stream none. What is named twice, or
-    also by links, is used once. Text is read to check it, file by file: a caller may stop early.
-    out: the folder of the run that asks. Whatever lies in a run's folder is no data.
+    stdlib names the files of Python's own standard library. What is named twice, or also by links,
+    is there once. Beside token files text is what they were made from, and left out. Held out are
+    the files that nanoGPT or llm.c would hold out, and those in a folder val below --data's, or in
+    --data's own. out: the folder of the run that asks, which is no data.
     """
-    if is_stream(names):
-        return
     if list(names) == ["stdlib"]:
-        yield from ((path, "train") for path in standard_library())
-        return
-    taken = set()
+        return [(path, "train") for path in standard_library()]
+    found = {}
     for root in map(Path, names):
-        if out and root.resolve() == Path(out).resolve():
-            raise UsageError(f"--out {out}: a run's folder is no data: name another one")
-        found = visible_files(root, out) if root.is_dir() else [root]
-        has_bins = any(map(is_bin, found))
-        for path in found:
-            real = os.path.realpath(path)
-            if real not in taken:
-                use = use_of(path, root, has_bins)
-                if path == root and use not in USES:
-                    raise UsageError(f"{path}: {use}")
-                yield path, use
-            taken.add(real)
+        folder, paths = root.parent, [root]
+        if root.is_dir():
+            folder, paths = root, visible_files(root, out)
+        bins = [path for path in paths if path.suffix == ".bin"]
+        for path in bins or paths:
+            in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts)
+            named_val = bins and "val" in path.stem.split("_")
+            use = "val" if in_val or named_val else "train"
+            found.setdefault(os.path.realpath(path), (path, use))
+    return list(found.values())
 
 
 def visible_files(folder, out=None):
-    """The files below a folder, in order, without hidden ones. Of a run it lists only the folder.
+    """The files below a folder, in order, without hidden ones and those of runs.
 
     Links to folders are followed, into each real folder once. out: the folder of a new run.
     """
-    found, seen, own = [], set(), out and os.path.realpath(out)
+    found, seen = [], {out and os.path.realpath(out)}
     for here, folders, files in os.walk(folder, followlinks=True):
         here, real = Path(here), os.path.realpath(here)
-        if real in seen:
+        if real in seen or is_run(here):
             folders.clear()
-        elif real == own or is_run(here):
-            folders.clear()
-            found.append(here)
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             found += [here / name for name in files if not name.startswith(".")]
@@ -104,65 +73,36 @@ def is_run(folder):
     return flags.is_file() and b"\nequations\t" in flags.read_bytes()
 
 
-def is_bin(path):
-    """Whether a file holds tokens, by its name."""
-    return path.suffix == ".bin"
-
-
-def use_of(path, root, has_bins):
-    """"train", "val", or why a file is skipped. root: what --data names, a folder or the file.
-
-    Held out are the files that nanoGPT or llm.c would hold out, and those in a folder val below
-    --data's, or in --data's own. has_bins: text beside token files is what they were made from.
-    """
-    if path.is_dir():
-        return "the folder of a run"
-    if not path.is_file():
-        return "a link to nothing" if path.is_symlink() else "missing, or not a file"
-    if not is_bin(path):
-        if has_bins:
-            return "beside token files"
-        if ".jsonl" in path.suffixes or path.suffix == ".parquet":
-            return "python -m support.prepare turns it into token files"
-        content = path.read_bytes()
-        try:
-            content.decode()
-        except UnicodeDecodeError as e:
-            return f"not UTF-8, byte {e.start} is 0x{content[e.start]:02x}"
-        if not content:
-            return "empty"
-    folder = root if root.is_dir() else root.parent
-    in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts[:-1])
-    named_val = is_bin(path) and "val" in path.stem.split("_")
-    return "val" if in_val or named_val else "train"
-
-
 def standard_library():
     """The files of Python's own standard library, in order, without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    files = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
-    if not files:
-        raise UsageError(f"{root} has no source of Python's library: name a text with --data")
-    return sorted(files)
+    return sorted(path for path in root.rglob("*.py")
+                  if not skip & set(path.relative_to(root).parts))
 
 
 def read_text(path):
-    """The text of a UTF-8 file, without a byte order mark."""
-    return path.read_bytes().decode("utf-8-sig")
+    """The text of a UTF-8 file, without a byte order mark. Raises UsageError for anything else."""
+    if not path.is_file():
+        raise UsageError(f"{path}: missing, or not a file")
+    if ".jsonl" in path.suffixes or path.suffix == ".parquet":
+        raise UsageError(f"{path}: python -m support.prepare turns it into token files")
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8") from None
 
 
 def fingerprint(files):
-    """[absolute path, size, short hash of both ends, use] of each used file of `files_of`."""
+    """[absolute path, size, short hash of both ends, use] of each pair (path, use)."""
     found = []
     for path, use in files:
-        if use in USES:
-            size = path.stat().st_size
-            with open(path, "rb") as file:
-                ends = file.read(EDGE)
-                file.seek(max(size - EDGE, 0))
-                ends += file.read(EDGE)
-            found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
+        with open(path, "rb") as file:
+            ends = file.read(EDGE)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - EDGE, 0))
+            ends += file.read()
+        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
     return found
 
 
@@ -201,11 +141,14 @@ def permute(i, n, key, rounds=4):
             return i
 
 
-class Sequences(Data):
-    """Contiguous sequences of T + 1 tokens: T inputs, T targets.
+class Sequences:
+    """What training on text draws from: contiguous sequences of T + 1 tokens, T inputs, T targets.
 
     parts: what they are cut from, each the tokens of an array or TokenFile from start to stop.
+    A stream of tasks/ has the same attributes, and does more in the last four methods.
     """
+    files = ()                                         # the `fingerprint` of what was read
+    learned = False                                    # whether training may end early
 
     def __init__(self, parts, T, what):
         self.parts, self.T = parts, T
@@ -232,50 +175,81 @@ class Sequences(Data):
         return range(0, len(self), -(-len(self) // n))
 
     def draw(self, n, seed):
-        """The n-th sequence at random without replacement: a new order for each epoch."""
+        """The n-th sequence at random without replacement: a new order for each epoch.
+
+        Random access: a resumed run sees the same ones.
+        """
         epoch, n = divmod(n, len(self))
         return self[permute(n, len(self), (seed, epoch))]
 
+    def observe(self, loss, documents):
+        """Told of each step's loss."""
 
-def get_data(args, tokenizer, files):
+    def state(self):
+        """What a checkpoint keeps besides the number of drawn sequences."""
+        return ()
+
+    def load(self, state):
+        """Take the state of a checkpoint."""
+
+    def extra_columns(self, model, batches):
+        """More columns of an evaluation. batches: of `distributed.batches`"""
+        return {}
+
+
+def get_data(args, tokenizer):
     """(training data, validation data) of train.py's flags, after a line about what was found.
 
-    files: the pairs (path, use) of `files_of`. If no name says what to hold out, it is
-    every twentieth of 20 or more texts, or the last twentieth of all text and of each token file.
+    If no name says what to hold out, it is every twentieth of 20 or more texts, or the last
+    twentieth of all text and of each token file.
     """
     T, name = args.seq_len, at_most_3(args.data)
-    train, val = ([path for path, use in files if use == wanted] for wanted in USES)
-    if skipped := [f"{path.name} ({use})" for path, use in files if use not in USES]:
+    documents, files, skipped = {}, [], []
+    for path, use in files_of(args.data, args.out):
+        try:
+            if path.suffix != ".bin":
+                text = read_text(path)
+                if not text and args.data != ["stdlib"]:
+                    raise UsageError(f"{path}: empty")
+                documents[path] = encode_document(text, tokenizer)
+            files.append((path, use))
+        except UsageError as e:
+            if str(path) in args.data:
+                raise
+            skipped.append(e)
+    if skipped:
         print(f"skipped {at_most_3(skipped)}")
+
+    # Which files are held out.
+    train, val = ([path for path, use in files if use == wanted] for wanted in ("train", "val"))
     if not train:
         raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
-                         "val.bin, *_val_*.bin and files in a folder val")
-
-    used = train + val
+                         "val.bin, *_val_*.bin, files in a folder val, and those of runs")
     if val:
         held_out = at_most_3([path.name for path in val])
-    elif len(train) >= 20 and not any(map(is_bin, train)):
+    elif len(train) >= 20 and len(train) == len(documents):
         held_out = "every 20th file"
         val = train[HELD_OUT]
         del train[HELD_OUT]
     else:
         held_out = "the last twentieth"
-    print(f"{name}: {len(used):,} file{'s' * (len(used) > 1)}, "
-          f"{sum(path.stat().st_size for path in used):,} bytes; held out: {held_out}")
+    kind = "file" if documents else "token file"
+    print(f"{name}: {len(files):,} {kind}{'s' * (len(files) > 1)}, "
+          f"{sum(path.stat().st_size for path, _ in files):,} bytes; held out: {held_out}")
 
-    train, val = ([(tokens, 0, len(tokens)) for tokens in tokens_of(paths, tokenizer)]
-                  for paths in (train, val))
+    # Their tokens: one array of all texts, then each token file.
+    parts = []
+    for paths in (train, val):
+        texts = [documents[path] for path in paths if path in documents]
+        tokens = [np.concatenate(texts)] if texts else []
+        tokens += [read_bin(p, tokenizer.n_vocab) for p in paths if p not in documents]
+        parts.append([(x, 0, len(x)) for x in tokens])
+    train, val = parts
     if not val:
         for part, (tokens, _, n) in enumerate(train):
             cut = n - max(n // 20, min(T + 1, n // 2))
             train[part] = tokens, 0, cut
             val.append((tokens, cut, n))
-    return (Sequences(train, T, f"{name}, without its held-out part"),
-            Sequences(val, T, f"the held-out part of {name}"))
-
-
-def tokens_of(paths, tokenizer):
-    """The tokens of files: one array of all texts, then a TokenFile for each token file."""
-    documents = [encode_document(read_text(p), tokenizer) for p in paths if not is_bin(p)]
-    joined = [np.concatenate(documents)] if documents else []
-    return joined + [read_bin(p, tokenizer.n_vocab) for p in paths if is_bin(p)]
+    train_data = Sequences(train, T, f"{name}, without its held-out part")
+    train_data.files = fingerprint(files)
+    return train_data, Sequences(val, T, f"the held-out part of {name}")

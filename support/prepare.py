@@ -15,7 +15,6 @@ data_val_000000.bin beside it. Rerun the command to continue after the last shar
 """
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,46 +29,49 @@ JOURNAL = ".prepare.json"                              # hidden, so that train.p
 BATCH = 64                                             # documents read at a time
 
 
-def open_stream(args):
+def open_corpus(args):
     """(a stream of documents, the files it comes from: none if it is a data set on the hub)"""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    name = Path(args.data[0])
-    if len(args.data) == 1 and not name.exists() and not KINDS.keys() & set(name.suffixes):
+    paths = [*map(Path, args.data)]
+    files = [p for path in paths for p in (visible_files(path) if path.is_dir() else [path])]
+    found = {kind: [f"{p.resolve()}" for p in files if suffix in p.suffixes]
+             for suffix, kind in KINDS.items()}
+    kinds = [kind for kind in found if found[kind]]
+    if not kinds and len(paths) == 1 and not paths[0].exists():
         return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
-    files = []
-    for path in map(Path, args.data):
-        files += visible_files(path) if path.is_dir() else [path]
-    kinds = {kind for suffix, kind in KINDS.items() for p in files if suffix in p.suffixes}
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")
-    names = [str(p.resolve()) for p in files if KINDS.keys() & set(p.suffixes)]
-    extra = {"sample_by": "document"} if kinds == {"text"} else {}
-    return datasets.load_dataset(*kinds, data_files={"train": names}, split="train",
-                                 streaming=True, **extra), names
+    files, = filter(None, found.values())
+    extra = {"sample_by": "document"} if kinds == ["text"] else {}
+    return datasets.load_dataset(*kinds, data_files={"train": files}, split="train",
+                                 streaming=True, **extra), files
 
 
 def encoded_batches(stream, args):
     """Yield a batch of documents as a list of pairs (text in UTF-8, tokens)."""
     tokenizer = get_tokenizer(args.tokenizer)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+
+    def encode(text):
+        text = text.removeprefix("\ufeff")             # a byte order mark
+        return text.encode(), encode_document(text, tokenizer)
+
+    with ThreadPoolExecutor() as threads:
         for batch in stream.iter(BATCH):
             texts = batch.get(args.field)
             if texts is None or None in texts:
                 raise UsageError(f"a document has no text in --field {args.field}; its fields: "
                                  f"{', '.join(batch)}")
-            texts = [text.removeprefix("\ufeff") for text in texts]    # a byte order mark
-            tokens = threads.map(lambda text: encode_document(text, tokenizer), texts)
-            yield [(text.encode(), t) for text, t in zip(texts, tokens)]
+            yield list(threads.map(encode, texts))
 
 
-def write_shards(out, stream, args, journal):
-    """Write the shards that the journal does not have yet: it has the state after each."""
-    states = journal["states"]
+def write_shards(stream, args, journal):
+    """Write the shards that the journal does not have yet: it has the stream's state after each."""
+    out, states = args.out, journal["states"]
     if states:
         stream.load_state_dict(states[-1])
-    batches = encoded_batches(stream, args)
+    batches, n_vocab = encoded_batches(stream, args), get_tokenizer(args.tokenizer).n_vocab
     while True:
         parts, size = {"val": [], "train": []}, 0
         while size < args.shard_tokens and (batch := next(batches, None)):
@@ -83,17 +85,17 @@ def write_shards(out, stream, args, journal):
         for part, arrays in parts.items():
             if arrays:
                 path = out / f"data_{part}_{len(states):06}.bin"
-                write_bin(path, np.concatenate(arrays), get_tokenizer(args.tokenizer).n_vocab)
+                write_bin(path, np.concatenate(arrays), n_vocab)
                 print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
         states.append(stream.state_dict())
         write_journal(out, journal)
 
 
-def write_books(out, stream, args):
+def write_books(stream, args):
     """Write each document of more than --books tokens to a file with its number in the corpus."""
     documents = (pair for batch in encoded_batches(stream, args) for pair in batch)
     for n, (content, tokens) in enumerate(documents):
-        path = out / f"book_{n:06}.txt"
+        path = args.out / f"book_{n:06}.txt"
         if len(tokens) - 1 > args.books and not path.exists():
             with replacing(path) as file:
                 file.write(content)
@@ -107,8 +109,8 @@ def write_journal(out, journal):
 
 def prepare(args):
     """Fill the folder --out, or go on where the same command was stopped."""
-    out, (stream, files) = args.out, open_stream(args)
-    corpus = fingerprint([(Path(path), "train") for path in files]) or args.data
+    out, (stream, files) = args.out, open_corpus(args)
+    corpus = fingerprint((path, "train") for path in files) or args.data
     flags = vars(args) | {"out": "", "data": corpus}
     journal = {"flags": flags, "states": []}
     if any(out.glob("[!.]*")):
@@ -121,9 +123,9 @@ def prepare(args):
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
     if args.books is None:
-        write_shards(out, stream, args, journal)
+        write_shards(stream, args, journal)
     else:
-        write_books(out, stream, args)
+        write_books(stream, args)
     print(f"{out}: finished, {len([*out.glob('*.bin'), *out.glob('*.txt')])} files")
 
 

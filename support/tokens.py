@@ -67,7 +67,7 @@ def read_bin(path, vocab_size):
     if magic == LLM_C_UINT32 or has_4_bytes(np.fromfile(path, "<u2", EDGE)):
         raise UsageError(f"{path} has tokens of 4 bytes or more each, expected 2 (uint16): make it "
                          "again with GPT-2's tokenizer, as support.prepare and nanoGPT do")
-    if not size or size % 2 or header and (version, size) != (1, header + 2 * count):
+    if size % 2 or header and (version, size) != (1, header + 2 * count):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
     if header and vocabulary not in (0, vocab_size):

@@ -4,17 +4,17 @@ import math
 import numpy as np
 import torch
 
-from support.data import Data
 from support.distributed import total
 
 
-class Stream(Data):
+class Stream:
     """Endless documents of T + 1 tokens, by number, of a task that needs lookup.
 
     part: 0 training, 1 validation. Training documents change as a model learns the task.
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
     losses() -> bounds on the loss with and without lookup, in nats per token.
     """
+    files = ()                                         # it is made, not read
 
     def __init__(self, tokenizer, T, seed, part, done_after):
         self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
@@ -46,6 +46,7 @@ class Stream(Data):
         return self.looked_up >= self.done_after
 
     def state(self):
+        """What a checkpoint keeps besides the number of drawn documents."""
         return self.looked_up, self.level
 
     def load(self, state):

@@ -23,7 +23,7 @@ from exercises.checks import random
 from multiscreen import Config, Multiscreen
 from screening_triton import available
 from support.checkpoint import build_model, read_checkpoint
-from support.data import files_of, get_data
+from support.data import get_data
 from support.tokens import get_tokenizer
 from tests import DEVICE
 
@@ -165,8 +165,8 @@ def cells_of(capsys):
 
 def data_of(*paths, T):
     """(training data, validation data) of `--data PATHS --seq-len T`."""
-    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T)
-    return get_data(args, get_tokenizer("bytes"), list(files_of(args.data)))
+    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T, out=None)
+    return get_data(args, get_tokenizer("bytes"))
 
 
 def texts_of(stream, n):

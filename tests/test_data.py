@@ -1,16 +1,11 @@
 """Tests of support/data.py: which files are used for what, and the order of sequences."""
-import io
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiktoken
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import support.data
 import train
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError
@@ -19,7 +14,6 @@ from support.data import (
     changed_files,
     files_of,
     fingerprint,
-    get_data,
     hash_of,
     permute,
     read_text,
@@ -35,10 +29,8 @@ from tests.helpers import SMALL, arrays_of, data_of, write
     ("data/interval.bin", False), ("data/a_val_b.txt", False), ("data/valley/a.txt", False)])
 def test_validation_files_are_known_by_their_names(tmp_path, name, wanted):
     """A folder val above --data's does not count."""
-    root = tmp_path / "val/data"
     write(tmp_path / "val", {name: "12" * 30})
-    uses = dict(files_of([root]))
-    assert list(uses.values()) == ["val" if wanted else "train"]
+    assert [use for _, use in files_of([tmp_path / "val/data"])] == ["val" if wanted else "train"]
 
 
 def test_a_named_file_or_folder_val_is_held_out_too(tmp_path):
@@ -48,126 +40,101 @@ def test_a_named_file_or_folder_val_is_held_out_too(tmp_path):
 
 
 def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
-    """Its text, their source, is skipped; val.bin is held out."""
+    """Its text, their source, is not; val.bin is held out."""
     write(tmp_path, {"input.txt": "x" * 999, "train.bin": np.arange(100), "prepare.py": "import os",
                      "readme.md": "# data", "deep/more.bin": np.arange(50), "meta.pkl": b"\x80",
                      "val.bin": np.arange(100, 150)})
     training, held_out = data_of(tmp_path, T=9)
     assert [a.astype(int).tolist() for a in arrays_of(training)] == [[*range(50)], [*range(100)]]
     assert [a.astype(int).tolist() for a in arrays_of(held_out)] == [[*range(100, 150)]]
-    out = capsys.readouterr().out
-    assert f"{tmp_path}: 3 files, 400 bytes; held out: val.bin\n" in out
-    assert "skipped input.txt (beside token files), meta.pkl" in out
+    assert capsys.readouterr().out == f"{tmp_path}: 3 token files, 400 bytes; held out: val.bin\n"
 
 
-def test_texts_in_a_folder_val_are_held_out_whatever_else_there_is(tmp_path):
-    files = {f"train/{n:02}.txt": "t" * 50 for n in range(40)}
-    write(tmp_path, files | {"val/a.txt": "v" * 30, "val/b.txt": "v" * 30})
-    training, held_out = data_of(tmp_path, T=9)
-    assert set(arrays_of(training)[0]) == {ord("t"), 256}
-    assert len(arrays_of(training)[0]) == 40 * 51
-    assert arrays_of(held_out)[0].tolist() == [ord("v")] * 30 + [256] + [ord("v")] * 30 + [256]
+@pytest.mark.parametrize("in_val", [[], [3, 7]])
+def test_whole_texts_are_held_out_those_in_val_or_every_twentieth(tmp_path, in_val):
+    """All are joined, with an end-of-text behind each."""
+    write(tmp_path, {f"{'val' if n in in_val else 'train'}/{n:02}.txt": chr(65 + n) * 30
+                     for n in range(40)})
+    training, held_out = ([*arrays_of(data)[0]] for data in data_of(tmp_path, T=8))
+    chosen = in_val or [19, 39]
+    assert held_out == [x for n in chosen for x in [65 + n] * 30 + [256]]
+    assert training == [x for n in range(40) if n not in chosen for x in [65 + n] * 30 + [256]]
+
+
+def test_the_last_twentieth_of_all_text_and_of_each_token_file_is_held_out(tmp_path):
+    write(tmp_path, {"a.bin": np.arange(5000) % 256, "b.txt": "b" * 3000, "c.txt": "c" * 999})
+    training, held_out = data_of(*(tmp_path / name for name in ("a.bin", "b.txt", "c.txt")), T=16)
+    whole = [[*b"b" * 3000, 256, *b"c" * 999, 256], [n % 256 for n in range(5000)]]
+    for text, a, b, cut in zip(whole, arrays_of(training), arrays_of(held_out), [200, 250]):
+        assert [*a, *b] == text
+        assert len(b) == cut
 
 
 def test_what_is_skipped_in_a_folder_is_named_with_the_reason(tmp_path, capsys):
-    write(tmp_path, {"a.py": "a = 1\n" * 99, "__init__.py": b"", "b.pyc": b"\xff\x00\xfe",
-                     ".hidden": "text", ".git/c.txt": "text", "deep/c.txt": "text",
-                     "d.jsonl": "{}"})
+    files = {"a.py": "a = 1\n" * 99, "deep/c.txt": "text", ".hidden": "text", ".git/c.txt": "text"}
+    write(tmp_path, files | {"b.pyc": b"\xff\x00\xfe", "d.jsonl": "{}"})
+    training, _ = data_of(tmp_path, T=8)
+    assert capsys.readouterr().out.splitlines() == [
+        f"skipped {tmp_path}/b.pyc: not UTF-8, {tmp_path}/d.jsonl: python -m support.prepare turns "
+        "it into token files", f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth"]
+    assert [path for path, *_ in training.files] == [f"{tmp_path}/a.py", f"{tmp_path}/deep/c.txt"]
+
     (tmp_path / "e.txt").symlink_to("nothing")
-    os.mkfifo(tmp_path / "pipe")
-    uses = {path.name: use for path, use in files_of([str(tmp_path)])}
-    assert uses == {
-        "a.py": "train", "c.txt": "train", "__init__.py": "empty", "e.txt": "a link to nothing",
-        "b.pyc": "not UTF-8, byte 0 is 0xff", "pipe": "missing, or not a file",
-        "d.jsonl": "python -m support.prepare turns it into token files"}
+    write(tmp_path, {"__init__.py": ""})
     data_of(tmp_path, T=8)
-    lines = ["skipped __init__.py (empty), b.pyc (not UTF-8, byte 0 is 0xff), d.jsonl (python -m "
-             "support.prepare turns it into token files) and 2 more",
-             f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth"]
-    assert capsys.readouterr().out.splitlines() == lines
+    assert f"skipped {tmp_path}/__init__.py: empty, " in (printed := capsys.readouterr().out)
+    assert "d.jsonl: python -m support.prepare turns it into token files and 1 more\n" in printed
 
 
 @pytest.mark.parametrize("name, reason", [
-    ("no", "missing"), ("/dev/null", "not a file"), ("a.jsonl", "support.prepare"),
-    ("a.jsonl.gz", "support.prepare"), ("b.parquet", "support.prepare"), ("c.txt", "empty"),
-    ("d.txt", "not UTF-8, byte 9 is 0xff"), ("run", "the folder of a run"),
-    ("deep", "nothing to train on")])
+    ("no", "missing"), ("/dev/null", "not a file"), ("a.jsonl.gz", "support.prepare"),
+    ("b.parquet", "support.prepare"), ("c.txt", "empty"), ("d.txt", "not UTF-8"),
+    ("run", "nothing to train on"), ("deep", "nothing to train on")])
 def test_what_is_named_but_cannot_be_used_is_refused(tmp_path, name, reason):
-    write(tmp_path, {"a.jsonl": "{}", "a.jsonl.gz": b"\x1f", "b.parquet": "P", "c.txt": "",
-                     "d.txt": b"123456789\xff", "deep/b.pyc": b"\xff",
-                     "run/flags.txt": "model\tx\nequations\tabc\n"})
+    write(tmp_path, {"a.jsonl.gz": b"\x1f", "b.parquet": "P", "c.txt": "", "d.txt": b"12\xff",
+                     "deep/b.pyc": b"\xff", "run/flags.txt": "model\tx\nequations\tabc\n",
+                     "run/source/train.py": "x" * 99, "e.txt": "e" * 99})
+    also = [tmp_path / "e.txt"] * (reason != "nothing to train on")
     with pytest.raises(UsageError, match=f"{name}: .*{reason}"):
-        data_of(tmp_path / name, T=9)
-
-
-def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch, capsys):
-    """`cd texts; python train.py --data .` trains on the texts, and can be resumed."""
-    write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000, "out/page.html": "the page",
-                     "other/lock": ""})                                  # a run that begins
-    monkeypatch.chdir(tmp_path)
-    for flags in ("--out out --steps 1", "--out out --steps 2 --resume", "--out b/other --steps 1",
-                  "--out out --steps 1 --force"):
-        train.main([*SMALL, "--data", ".", *flags.split()])
-        out = flags.split()[1]
-        files = read_checkpoint(tmp_path / out / "ckpt.pt")["files"]
-        assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
-    assert "skipped other (the folder of a run), lock (empty), out (the" in capsys.readouterr().out
-
-
-def test_a_run_may_not_be_in_its_data(tmp_path):
-    write(tmp_path / "texts", {"a.txt": "a" * 5000})
-    with pytest.raises(UsageError, match="--out .*texts: a run's folder is no data"):
-        train.main([*SMALL, "--data", f"{tmp_path}/texts", "--out", f"{tmp_path}/texts"])
-    assert os.listdir(tmp_path / "texts") == ["a.txt"]
+        data_of(*also, tmp_path / name, T=9)
 
 
 def test_the_standard_library_is_found_without_its_tests():
+    """All of it, empty files too: README's loss is of these."""
+    training, _ = data_of("stdlib", T=256)
     texts = [read_text(path) for path in standard_library()]
+    assert len(training.files) == len(texts)
     assert len(texts) > 100
     assert sum(map(len, texts)) > 5e6
     assert sum("import unittest" in text for text in texts) < 0.05 * len(texts)
 
 
-def test_a_python_without_the_source_of_its_library_is_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(support.data.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(UsageError, match="no source of Python's library"):
-        data_of("stdlib", T=9)
-
-
-def test_documents_are_joined_by_end_of_text_and_whole_ones_are_held_out(tmp_path):
-    for n in range(40):
-        (tmp_path / f"{n:02}.txt").write_text(chr(65 + n) * 30)
-    training, held_out = data_of(tmp_path, T=8)
-    a, b = arrays_of(training)[0].tolist(), arrays_of(held_out)[0].tolist()
-    assert a[:32] == [65] * 30 + [256, 66]
-    assert b == [65 + 19] * 30 + [256] + [65 + 39] * 30 + [256]
-    assert set(a) & set(b) == {256}
-
-
-def test_held_out_tokens_are_not_trained_on(tmp_path):
-    """With a token file and one text, the last twentieth of each is held out."""
-    np.arange(5000, dtype="<u2").tofile(tmp_path / "a.bin")
-    (tmp_path / "b.txt").write_text("".join(chr(0x4E00 + n) for n in range(3000)))
-    tokenizer = tiktoken.Encoding(
-        "wide", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)},
-        special_tokens={"<|endoftext|>": 6000})
-    data = [str(tmp_path / "a.bin"), str(tmp_path / "b.txt")]
-    args = SimpleNamespace(data=data, seq_len=16)
-    training, held_out = get_data(args, tokenizer, list(files_of(data)))
-    sizes = [(len(a), len(b)) for a, b in zip(arrays_of(training), arrays_of(held_out))]
-    assert sizes == [(9001 - 450, 450), (4750, 250)]
-    assert arrays_of(training)[1].astype(int).tolist() == list(range(4750))
-    assert arrays_of(held_out)[1].astype(int).tolist() == list(range(4750, 5000))
-
-
 def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Only the one that begins the file goes."""
     write(tmp_path, {"a.txt": b"\xef\xbb\xbfna\xc3\xafve" * 20})
     training, _ = data_of(tmp_path / "a.txt", T=8)
-    start = bytes(arrays_of(training)[0][:9].astype(np.uint8))
-    assert start == b"na\xc3\xafve\xef\xbb\xbf"        # only the one that begins the file goes
+    assert bytes(training[0].astype(np.uint8)) == b"na\xc3\xafve\xef\xbb\xbf"
 
 
-# ------------------------------------------------------------------------------------ links
+# ---------------------------------------------------------------------------- runs and links
+
+def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch):
+    """`cd texts; python train.py --data .` trains on the texts, and can be resumed."""
+    write(tmp_path, {"a.txt": "a" * 5000, "b/c.txt": "c" * 5000, "out/page.html": "the page"})
+    monkeypatch.chdir(tmp_path)
+    for flags in ("--out out --steps 1", "--out out --steps 2 --resume", "--out b/other --steps 1",
+                  "--out out --steps 1 --force"):
+        train.main([*SMALL, "--data", ".", *flags.split()])
+        files = read_checkpoint(f"{flags.split()[1]}/ckpt.pt")["files"]
+        assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
+
+
+def test_a_run_may_not_be_in_its_data(tmp_path):
+    write(tmp_path / "texts", {"a.txt": "a" * 5000})
+    with pytest.raises(UsageError, match="nothing to train on: .* those of runs"):
+        train.main([*SMALL, "--data", f"{tmp_path}/texts", "--out", f"{tmp_path}/texts"])
+    assert os.listdir(tmp_path / "texts") == ["a.txt"]
+
 
 def test_a_linked_folder_is_followed_once_for_each_real_folder(tmp_path):
     """Also where links lead in circles."""
@@ -189,20 +156,14 @@ def test_a_file_and_its_links_are_one_text(tmp_path):
 
 # ------------------------------------------------------------------------------ fingerprints
 
-def test_a_fingerprint_is_plain_absolute_and_can_be_kept_in_a_checkpoint(tmp_path, monkeypatch):
-    write(tmp_path, {"data/a.txt": "a" * 99, "data/val/b.txt": "b", "data/c.pyc": b"\xff"})
+def test_a_fingerprint_is_the_same_from_any_folder(tmp_path, monkeypatch):
+    write(tmp_path, {"data/a.txt": "a" * 99, "data/val/b.txt": "b"})
     monkeypatch.chdir(tmp_path)
     found = fingerprint(files_of(["data"]))
-    paths = [str(tmp_path / "data/a.txt"), str(tmp_path / "data/val/b.txt")]
     assert [[path, size, use] for path, size, _, use in found] == [
-        [paths[0], 99, "train"], [paths[1], 1, "val"]]
-    file = io.BytesIO()
-    torch.save({"files": found}, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True)["files"] == found
+        [f"{tmp_path}/data/a.txt", 99, "train"], [f"{tmp_path}/data/val/b.txt", 1, "val"]]
     monkeypatch.chdir("data")
     assert fingerprint(files_of(["../data"])) == found
-    assert fingerprint(files_of(["abcdigits"])) == []
 
 
 def test_what_differs_between_two_fingerprints_is_named_file_by_file(tmp_path):

@@ -11,7 +11,7 @@ from experiments import passkey, perplexity, retrieval, sample, tiles
 from experiments.common import labels_of, pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
-from support.data import Sequences, files_of, get_data
+from support.data import Sequences, get_data
 from support.maps import alive_fraction
 from support.table import write_rows
 from support.tokens import get_tokenizer
@@ -64,8 +64,7 @@ def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
 
 def test_default_documents_are_held_out_from_training():
     tokenizer = get_tokenizer("bytes")
-    training, _ = get_data(train.get_parser().parse_args([]), tokenizer,
-                           list(files_of(["stdlib"])))
+    training, _ = get_data(train.get_parser().parse_args([]), tokenizer)
     assert isinstance(training, Sequences)
     seen = b"".join(bytes(a.astype(np.uint8)) for a in arrays_of(training))
     segments = perplexity.get_segments(perplexity.documents_in(None), tokenizer, 4096, 16)

@@ -130,7 +130,7 @@ MISTAKES = [
     ("--data empty.txt", "empty.txt: empty"),
     ("--data short.txt", "fewer than one sequence"),
     ("--data latin.txt", "not UTF-8"), ("--data nothing", "nothing to train on"),
-    ("--data binary", "nothing to train on"), ("--data empty.bin", "not a token file"),
+    ("--data binary", "nothing to train on"), ("--data empty.bin", "fewer than one"),
     ("--data odd.bin", "not a token file"), ("--data truncated.bin", "truncated"),
     ("--data beyond.bin", "beyond the vocabulary"), ("--data a.jsonl", "support.prepare"),
     ("--data abcdigits --digits 1", "digits"), ("--data abcdigits --digits 19", "digits"),
