@@ -13,6 +13,8 @@ to measure what is missing. `python -m experiments.retrieval` draws such tables.
 import random
 import re
 import statistics
+from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -27,14 +29,14 @@ CELL = ("length", "depth", "factor", "swe", "trials")
 
 # --------------------------------------------------------------------------------- prompts
 
-def make_prompts(depth, n_digits, n_trials, fill):
-    """n_trials prompts, each ending with its answer. Letters are numbers 0 to 25.
+def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
+    """n_trials prompts whose lines have n_tokens or a few more, each ending with its answer.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
-    letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter once
-    and those that fill(rng, weights, lines, needle) adds, shuffled. The needle's line goes in after
-    the fraction `depth` of the lines, and once more at the end, where its last n_digits characters
-    are the answer.
+    letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter
+    once, and letters by weight until count_tokens(line) sum to n_tokens, shuffled. The needle's
+    line goes in after the fraction `depth` of the lines, and once more at the end, where its last
+    n_digits characters are the answer.
     """
     if not 0 <= depth <= 1:
         raise UsageError(f"depth is {depth:g}; expected 0 to 1")
@@ -45,10 +47,17 @@ def make_prompts(depth, n_digits, n_trials, fill):
     numbers = range(10 ** (n_digits - 1), 10**n_digits)
     for _ in range(n_trials):
         lines = [f"{letter}={n}\n" for letter, n in zip(LETTERS, rng.sample(numbers, 26))]
+        counts = [count_tokens(line) for line in lines]
         weights = [0] + [2**i for i in range(25)]
         rng.shuffle(weights)
         needle = weights.index(0)
-        context = [i for i in range(26) if i != needle] + fill(rng, weights, lines, needle)
+        context = [i for i in range(26) if i != needle]
+        total = sum(counts) + counts[needle]
+        if total > n_tokens:
+            raise UsageError(f"{n_tokens} is too short: the shortest prompt has {total}")
+        while total < n_tokens:
+            context += rng.choices(range(26), weights)
+            total += counts[context[-1]]
         rng.shuffle(context)
         context.insert(int(len(context) * depth), needle)
         prompts.append("".join(lines[i] for i in context + [needle]).rstrip("\n"))
@@ -57,29 +66,7 @@ def make_prompts(depth, n_digits, n_trials, fill):
 
 def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
     """n_trials prompts of n_lines lines, counting the one to complete, each with its answer."""
-    if n_lines < 27:
-        raise UsageError(f"{n_lines} lines; expected at least 27, 26 letters and a question")
-
-    def fill(rng, weights, lines, needle):
-        return rng.choices(range(26), weights, k=n_lines - 27)
-
-    return make_prompts(depth, n_digits, n_trials, fill)
-
-
-def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
-    """n_trials prompts to which lines are added until their count_tokens(line) sum to n_tokens."""
-    def fill(rng, weights, lines, needle):
-        counts = [count_tokens(line) for line in lines]
-        total = sum(counts) + counts[needle]
-        more = []
-        if total > n_tokens:
-            raise UsageError(f"{n_tokens} tokens are too few: the shortest prompt has {total}")
-        while total < n_tokens:
-            more += rng.choices(range(26), weights)
-            total += counts[more[-1]]
-        return more
-
-    return make_prompts(depth, n_digits, n_trials, fill)
+    return generate_by_token_count(n_lines, depth, lambda line: 1, n_digits, n_trials)
 
 
 # ------------------------------------------------------------------------------- evaluation
@@ -135,17 +122,16 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     of this task alone, here digits; they are columns, too.
     """
     model, tokenizer, ckpt = loaded
+    get_prompts = partial(get_prompts, tokenizer, **task_flags)
     T_train = ckpt["args"]["seq_len"]
     trials = args.trials
     if trials is None:
         trials = 1000 if model.W_E.is_cuda else 10
-    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
+    lengths = args.lengths or possible_lengths(T_train, get_prompts)
 
     # Make one prompt for each depth: the impossible is refused before any work.
-    if max(lengths) > 2**24:
-        raise UsageError(f"--lengths {max(lengths)}: use at most 2^24 tokens")
     for depth in args.depths:
-        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **task_flags)
+        get_prompts(min(lengths), depth, min(trials, 1))
     for factor in args.rope_scale:
         scale_rope(model, factor)
 
@@ -162,7 +148,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
             length, depth, factor = cell["length"], cell["depth"], cell["factor"]
             if factor:
                 scale_rope(model, factor)
-            prompts, answers = get_prompts(tokenizer, length, depth, trials, **task_flags)
+            prompts, answers = get_prompts(length, depth, trials)
             accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
             table.add(cell, accuracy=accuracy)
             scaled = f" x{factor}" if factor else ""
@@ -178,18 +164,14 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     print_grid(table.rows_of(cells), T_train, f"{title}; {table.path}")
 
 
-def possible_lengths(T_train, tokenizer, get_prompts, task_flags):
+def possible_lengths(T_train, get_prompts):
     """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
     lengths = []
     for length in (T_train * 2**n for n in range(6)):
-        try:
-            get_prompts(tokenizer, length, 0.5, 1, **task_flags)
+        with suppress(UsageError):
+            get_prompts(length, 0.5, 1)
             lengths.append(length)
-        except UsageError as e:
-            reason = e
-    if not lengths:
-        raise UsageError(f"no length up to {length} works: {reason}")
-    return lengths
+    return lengths or [length]                         # for which get_prompts says why not
 
 
 def print_grid(rows, T_train, title):
