@@ -71,18 +71,15 @@ def paper_name(model):
 def labels_of(rows):
     """{(model, parameters): label} of the rows of tables.
 
-    The size is added where two models have the same name, and where models that are not ablations
-    differ in size by more than a tenth.
+    The size is added where models differ in it by more than a fifth, and to those of one name.
     """
     names = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}
-    sizes = [int(n) for (_, n), name in names.items() if name not in ABLATIONS.values()]
-    differ = max(sizes, default=0) > 1.1 * min(sizes, default=0)
+    sizes = [int(n) for _, n in names]
+    differ = max(sizes, default=0) > 1.2 * min(sizes, default=0)
     labels = {}
     for (model, n), name in names.items():
-        sized = differ and name not in ABLATIONS.values()
-        if sized or [*names.values()].count(name) > 1:
-            name += f", {short_number(int(n))}"
-        labels[model, n] = name
+        twice = [*names.values()].count(name) > 1
+        labels[model, n] = f"{name}, {short_number(int(n))}" if differ or twice else name
     return labels
 
 
