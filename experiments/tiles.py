@@ -41,18 +41,10 @@ from support.maps import count_alive, inside, require_finite
 from support.table import beside, cell_text, print_table, write_rows
 
 TEXT = (
-    "Softmax attention hands out a fixed amount of weight, so a key can only win what "
-    "another key loses. Screening asks every\n"
-    "key the same question: are you similar enough to the query, and near enough? A key that "
-    "fails is dropped, its relevance is\n"
-    "exactly zero, whatever the others are worth. A key that passes is counted at its own "
-    "value, and nobody else pays for it. If\n"
-    "all keys fail, the sum is zero, and this is an answer too: nothing here is relevant. "
-    "How similar is enough and how near is\n"
-    "enough are learned, one pair of numbers for every tile. Some tiles look at the last few "
-    "tokens only, others at everything\n"
-    "that was ever said. Because a far key cannot take weight from a near one, a longer text "
-    "does not blur what was seen before.\n"
+    "Softmax attention hands out a fixed amount of weight, so a key can only win what another key "
+    "loses. Screening asks every\nkey the same question: are you similar enough to the query, and "
+    "near enough? A key that fails is dropped, its relevance is\nexactly zero, whatever the others "
+    "are worth. A key that passes is counted at its own value, and nobody else pays for it."
 )
 COLUMNS = ["layer", "tile", "w", "r", "alive"]
 SUMMARY = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
@@ -178,7 +170,7 @@ def draw_maps(plt, maps, rows, columns):
 def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help=f"the text whose first {TOKENS} tokens are mapped "
-                   "[six lines about screening]")
+                   "[four sentences about screening]")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if not args.text:
