@@ -1,4 +1,4 @@
-"""One page to play with: a model that reads what you type, and what softmax would do.
+"""A page to play with: a model reads what you type, and softmax stands beside screening.
 
     python -m playground --ckpt out-abc/ckpt.pt
 
