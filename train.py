@@ -16,7 +16,7 @@ smallest, median and largest window, milliseconds per step, tokens per second, t
 
 OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each printed line; flags.txt,
 what the run is; and source/, the code that ran. source_until_STEP/ is the code before an edit. A
-run that diverged leaves diverged.txt.
+run that diverged leaves diverged.txt. The empty file lock keeps a second run out while one trains.
 """
 import math
 import platform

@@ -29,7 +29,7 @@ one_seed() {
 }
 export -f one_seed
 printf '%s\n' 0 1 2 | xargs -P "${LANES:-2}" -I SEED bash -c 'one_seed "$@"' idea SEED "$@" || {
-    echo "not finished: rerun it to resume; after an edit give it another name" >&2
+    echo "not finished: mend the error above, if any, and rerun; after an edit take another name" >&2
     exit 1
 }
 echo "compare it: python -m experiments.compare out/idea/original-* out/idea/*"
