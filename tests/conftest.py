@@ -1,5 +1,4 @@
 """Fixtures that several test files use."""
-import shutil
 import sys
 
 import pytest
@@ -43,11 +42,11 @@ def call(monkeypatch, tmp_path):
     return run
 
 
-@pytest.fixture(scope="session")
-def random_checkpoints(tmp_path_factory):
+@pytest.fixture
+def checkpoints(tmp_path):
     """{model: path} of checkpoints as train.py writes them, with random weights."""
-    folder, paths = tmp_path_factory.mktemp("ckpt"), {}
-    for name in ("multiscreen", "multiscreen:rope", "multiscreen:fixed-r", "transformer:2,2,8"):
+    paths = {}
+    for name in ("multiscreen", "multiscreen:rope", "transformer:2,2,8"):
         torch.manual_seed(0)
         model = build_model(name, {"psi": 3, "N_L": 2, "vocab_size": 257})
         with torch.no_grad():
@@ -55,21 +54,11 @@ def random_checkpoints(tmp_path_factory):
                 W.mul_(6 if W.ndim > 1 else 1)
         args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
                                           "seq_len": 16, "kernel": "definition", "seed": 0}
-        paths[name] = folder / name.replace(":", "_") / "ckpt.pt"
-        paths[name].parent.mkdir()
+        paths[name] = tmp_path / "checkpoints" / name.replace(":", "_") / "ckpt.pt"
+        paths[name].parent.mkdir(parents=True)
         empty = {name: [] for name in ("files", "changes")} | {"source": {}}
         save_checkpoint(paths[name], dict.fromkeys(KEYS, 0) | empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
             "tokenizer": "bytes", "args": args, "equations": equations(name),
             "init_weights": ""})
-    return paths
-
-
-@pytest.fixture
-def checkpoints(random_checkpoints, tmp_path):
-    """Fresh copies of random_checkpoints, without other tests' tables and figures."""
-    paths = {}
-    for name, path in random_checkpoints.items():
-        shutil.copytree(path.parent, tmp_path / "checkpoints" / path.parent.name)
-        paths[name] = tmp_path / "checkpoints" / path.parent.name / path.name
     return paths
