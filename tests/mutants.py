@@ -1,6 +1,6 @@
 """Known mistakes: most were made in public by other implementations of the paper.
 
-MISTAKES: {exercise: {words from the message that a student gets: the mistake}}, one for each
+MISTAKES: {exercise: {words from the message that a student gets: the mistake}}, about one for each
 comparison in the course's tests. CORRECT: {exercise: what is right, too, but is written in another
 way}. In parts 1 and 2 they are functions, and classes of multiscreen.py with other methods. In
 parts 3 and 4 they are edits of the solution, {old: new}.

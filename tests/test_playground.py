@@ -379,7 +379,7 @@ def test_a_page_counts_its_tiles_that_accept_nothing(page):
 
 
 def test_a_text_without_a_question_has_no_needle_in_its_legend(show, model, tmp_path):
-    """Screening and softmax are still compared, and one letter is not "1 letters"."""
+    """Screening and softmax are still compared."""
     page = show(make_page(tmp_path / "text.html", model, "Some text"))
     seen = "[...document.querySelectorAll('.of-needle')].filter((e) => e.offsetParent).length"
     assert page.evaluate(seen) == 0
@@ -387,9 +387,6 @@ def test_a_text_without_a_question_has_no_needle_in_its_legend(show, model, tmp_
     assert page.evaluate("$('softmax-says').getBoundingClientRect().height > 0")
     page.evaluate("setText(DATA.text + '!')")
     assert not page.evaluate("$('delete').disabled")
-    page.evaluate("model.tiles.forEach((tile) => { tile.r = 1e-9; }); setText('A')")
-    assert "the only letter has relevance 0" in page.evaluate("$('screening-says').textContent")
-    assert "accepts 1 of 1 key. " in page.evaluate("$('reading').textContent")
     page.evaluate("setText('A=12\\nA=')")
     assert page.evaluate(seen) == 2
 
@@ -478,15 +475,12 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
     assert weigh()[0] == "89"
     assert f"gives “89” a weight of {weigh()[1]:.3f}, and divides" in softmax
-    assert "softmax(s / 0.10)" in softmax and "no model was trained with it" in softmax
     assert button == "Delete the needle"
     real.point("#delete", click=True)
     answer, screening, softmax, button = says()
     assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "")
     assert "No line has it." in answer
     assert "finds nothing and says so: all 192 letters have relevance 0, and" in screening
-    assert "answers “" in answer
-    assert answer.endswith(": a guess, since it must always write something.")
     other, weight = weigh()
     assert (f"must still choose: it gives “{other}” a weight of {weight:.3f}, and "
             f"divides {1 - weight:.3f} among the rest") in softmax
