@@ -30,8 +30,8 @@ class Table:
     def __init__(self, path, keys, values, model_hash):
         self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
         self.columns = (*keys, *values, "hash")
-        head, rows = read_file(self.path) if self.path.exists() else ((), [])
-        if head and head != self.columns:
+        rows = read_rows(self.path) if self.path.exists() else []
+        if rows and tuple(rows[0]) != self.columns:
             raise UsageError(f"{path} does not have the columns {' '.join(self.columns)}: move it "
                              "away, or name another with --table")
         self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}
@@ -63,21 +63,17 @@ class Table:
     def append(self, row):
         """Write a row on a line of its own, even behind half a row of a killed process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(self.path, "ab+") as file:
-                file.seek(0)
-                first = file.readline()
-                if not first.endswith(b"\n"):          # a new file, or half a head
-                    if first:
-                        file.truncate(0)
-                    file.write(as_line(self.columns).encode())
-                else:
-                    file.seek(-1, os.SEEK_END)
-                    file.write(b"" if file.read() == b"\n" else b"\n")
-                file.write(as_line(row.values()).encode())
-        except OSError as e:
-            e.filename = str(self.path)                # a full disk does not say which file
-            raise
+        with open(self.path, "ab+") as file:
+            file.seek(0)
+            first = file.readline()
+            if first.endswith(b"\n"):
+                file.seek(-1, os.SEEK_END)
+                before = b"" if file.read() == b"\n" else b"\n"
+            else:
+                before = as_line(self.columns)
+                if first:                              # half a head
+                    file.truncate(0)
+            file.write(before + as_line(row.values()))
         self.last[run_of(row)] = self.hash
 
     @contextmanager
@@ -102,15 +98,14 @@ def beside(ckpt_path, name, given=None):
     so. Raises UsageError if it cannot be written there either.
     """
     ckpt_path = Path(ckpt_path)
-    own = ckpt_path.with_name(name if ckpt_path.name == "ckpt.pt" else f"{ckpt_path.stem}_{name}")
-    path = Path(given) if given else own
-    if not given and (own.resolve().parent == ROOT / "models" or not can_write(own)):
-        label = ckpt_path.resolve().parent.name if ckpt_path.name == "ckpt.pt" else ckpt_path.stem
-        path = Path("out") / f"{label}_{name}"
+    in_folder = ckpt_path.name == "ckpt.pt"
+    path = Path(given or ckpt_path.with_name(name if in_folder else f"{ckpt_path.stem}_{name}"))
+    if not given and (path.resolve().parent == ROOT / "models" or not can_write(path)):
+        label = ckpt_path.resolve().parent.name if in_folder else ckpt_path.stem
+        path = Path("out", f"{label}_{name}")
+        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     if not can_write(path):
         raise UsageError(f"{path} cannot be written: choose a table with --table PATH")
-    if not given and path != own:
-        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     return path
 
 
@@ -133,19 +128,12 @@ def describe_run(ckpt):
 
 def read_rows(path):
     """The rows of a table as dicts of text, without half a row that a killed process left."""
-    return read_file(path)[1]
-
-
-def read_file(path):
-    """(the columns of a table, or () if it has none, its complete rows)"""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     text = Path(path).read_text(encoding="utf-8", errors="replace")
-    lines = [tuple(line.split("\t")) for line in text.split("\n")[:-1]]
-    head = lines[0] if lines else ()
+    head, *lines = [line.split("\t") for line in text.split("\n")[:-1]] or [[]]
     # Two commands that begin one table at once may both write its head.
-    return head, [dict(zip(head, line)) for line in lines
-                  if len(line) == len(head) and line != head]
+    return [dict(zip(head, line)) for line in lines if len(line) == len(head) and line != head]
 
 
 def run_of(row):
@@ -156,6 +144,12 @@ def run_of(row):
 def last_hashes(rows):
     """{run: the hash of its last row}"""
     return {run_of(row): row["hash"] for row in rows}
+
+
+def current(rows):
+    """The rows of a table that are drawn: those of each run with its last hash."""
+    last = last_hashes(rows)
+    return [row for row in rows if row["hash"] == last[run_of(row)]]
 
 
 def named_paths(words):
@@ -172,34 +166,34 @@ def named_paths(words):
 def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
-    In each table a run's rows with its last hash count. A path may have a label,
-    mine=out/abcdigits.tsv: the models of its rows are then called multiscreen=mine. A note says in
-    which flags the seeds of a model differ, where tables are in their runs' folders. Raises
-    UsageError if two runs, by their hashes, would be one in a figure.
+    A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
+    multiscreen=mine. A note says in which flags the seeds of a model differ, where tables are in
+    their runs' folders. Raises UsageError if two runs, by their hashes, would be one in a figure.
     """
-    found, hashes, known, columns = {}, {}, {}, None
+    found, hashes, recipes, columns = {}, {}, {}, None
     for label, path in named_paths(paths):
-        head, rows = read_file(path)
-        columns = columns or head
+        rows = read_rows(path)
         if not rows:
             raise UsageError(f"{path} has no rows: measure a model first")
+        head = tuple(rows[0])
+        columns = columns or head
         if head != columns or head[: len(RUN)] != RUN or head[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
-        last, flags = last_hashes(rows), read_flags(Path(path).parent)
-        for row in rows:
-            if row["hash"] != last[run_of(row)]:
-                continue
-            row = row | {"model": name_of_model(row, label)}
+        flags = read_flags(Path(path).parent)
+        for row in current(rows):
+            row["model"] = name_of_model(row, label)
             if hashes.setdefault(run_of(row), row["hash"]) != row["hash"]:
                 raise UsageError(f"two runs are {row['model']}, seed {row['seed']}: label the "
                                  f"runs, as in mine={path}")
             found[tuple(row[name] for name in columns[:-2])] = row
-            of_model = known.setdefault((row["model"], row["parameters"]), {})
-            for name, text in (flags | {"code": row["hash"].partition("-")[2]}).items():
-                of_model.setdefault(name, set()).add(text)
-    for (model, _), values in known.items():
-        if names := [x for x in values if len(values[x]) > 1 and x not in UNSEEN]:
+            recipe = flags | {"code": row["hash"].partition("-")[2]}
+            recipes.setdefault((row["model"], row["parameters"]), {})[run_of(row)] = recipe
+    for (model, _), of_runs in recipes.items():
+        first, *others = of_runs.values()
+        names = [name for name in first if name not in UNSEEN
+                 and any(name in other and other[name] != first[name] for other in others)]
+        if names:
             print(f"note: the runs of {model} differ in {', '.join(names)}", file=sys.stderr)
     return [*found.values()]
 
@@ -241,11 +235,11 @@ def write_rows(path, rows):
     """Write a whole table, dicts of text: the file is always the old one or the new one."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as file:
-        file.writelines(as_line(cells).encode() for cells in [rows[0], *map(dict.values, rows)])
+        file.writelines(map(as_line, [rows[0], *map(dict.values, rows)]))
 
 
 def as_line(cells):
-    return "\t".join(cells) + "\n"
+    return ("\t".join(cells) + "\n").encode()
 
 
 def as_text(x):

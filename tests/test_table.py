@@ -10,6 +10,7 @@ from support.evaluation import equations, model_hash
 from support.table import (
     RUN,
     Table,
+    as_line,
     beside,
     describe_run,
     keep_rows,
@@ -71,13 +72,21 @@ def test_rows_count_for_their_own_hash_and_an_edit_that_is_undone_loses_none(tmp
     assert drawn() == [("1", "9"), ("1", "5")]
 
 
-def test_two_commands_that_begin_one_table_lose_no_row(tmp_path):
+def test_two_commands_that_fill_one_table_at_once_lose_no_row(tmp_path, monkeypatch):
+    """The second one writes after the first has opened the file: a new one, then one with rows."""
     path = tmp_path / "loss.tsv"
     first, second = table(path), table(path)
-    first.add(CELL, loss=1)
-    second.add(CELL | {"length": 128}, loss=2)
-    first.add(CELL | {"length": 256}, loss=3)
-    assert [row["loss"] for row in read_table(path)] == ["1", "2", "3"]
+
+    def meanwhile(cells):
+        monkeypatch.undo()
+        second.add(CELL | {"length": len(second.rows)}, loss=2)
+        return as_line(cells)
+
+    for n in (128, 256):
+        monkeypatch.setattr("support.table.as_line", meanwhile)
+        first.add(CELL | {"length": n}, loss=1)
+    assert [(row["length"], row["loss"]) for row in read_rows(path)] == [
+        ("0", "2"), ("128", "1"), ("1", "2"), ("256", "1")]
     path.unlink()                                      # during a measurement
     second.add(CELL | {"length": 512}, loss=4)
     assert [row["loss"] for row in read_table(path)] == ["4"]
@@ -89,18 +98,6 @@ def test_ctrl_c_says_what_is_kept(tmp_path):
     with pytest.raises(KeyboardInterrupt, match="rows in .*loss.tsv: 1; rerun the command"):
         with measured.measuring():
             raise KeyboardInterrupt
-
-
-def test_a_full_disk_names_the_table(tmp_path, monkeypatch):
-    measured = table(tmp_path / "loss.tsv")
-    measured.add(CELL, loss=0.25)
-    def full(cells):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("support.table.as_line", full)
-    with pytest.raises(OSError) as e:
-        measured.add(CELL | {"length": 128}, loss=1)
-    assert e.value.filename == str(tmp_path / "loss.tsv")
 
 
 @pytest.mark.parametrize("torn", ["multis", "multiscreen\t128\t1\tabc-1"])
@@ -139,51 +136,66 @@ def test_another_file_is_refused_and_stays(tmp_path):
         assert path.read_text() == content
 
 
-def test_what_the_runs_of_a_figure_differ_in_is_noted(tmp_path, capsys):
-    def add(name, model_hash, seed, length, loss, init_weights="", changes=""):
-        how = {"init_weights": init_weights, "changes": changes}
+# ---------------------------------------------------------------------------- tables to draw
+
+@pytest.fixture
+def add(tmp_path):
+    """add(name, hash, **cell) -> the path of a table with a row more."""
+    def write(name, model_hash, **cell):
         path = tmp_path / name
         Table(path, (*RUN, "length"), ["loss"], model_hash).add(
-            CELL_OF_RUN | {"seed": seed, "length": length} | how, loss=loss)
+            CELL_OF_RUN | {"init_weights": "", "changes": ""} | cell, loss=cell.get("seed", 1))
         return path
 
-    def noted(*paths):
-        assert len(read_tables(paths, "loss")) == len(paths)
-        return capsys.readouterr().err
+    return write
 
-    a, b = add("a", "abc-1", 0, 64, 1), add("b", "xyz-1", 1, 64, 2)
+
+def models_of(*paths):
+    return [row["model"] for row in read_tables(paths, "loss")]
+
+
+def test_a_table_named_twice_counts_once(add):
+    a, b = add("a", "abc-1", seed=1), add("b", "xyz-1", seed=2)
     assert [row["loss"] for row in read_tables([a, b, a], "loss")] == ["1", "2"]
-    assert noted(a, b) == ""
-    edited = add("c", "xyz-2", 1, 128, 2)
-    assert noted(a, edited) == "note: the runs of multiscreen differ in code\n"
-    assert noted(a, f"mine={add('m', 'xyz-2', 1, 128, 2)}") == ""
-    runs = [add(f"run-{n}/t", f"{n}-1", n, 64, 5) for n in (1, 2)]
-    for n, path in enumerate(runs):
-        path.with_name("flags.txt").write_text(f"lr\t0.{n}\nseed\t{n}\nd_E\t8\n")
-    assert noted(*runs) == "note: the runs of multiscreen differ in lr\n"
-    two = [add("seeds-0", "p-1", 0, 64, 3), add("seeds-1", "q-1", 1, 64, 4)]
-    found = read_tables([a, f"mine={tmp_path}/seeds-*"], "loss")
-    assert [row["model"] for row in found] == ["multiscreen", *["multiscreen=mine"] * len(two)]
-    with pytest.raises(UsageError, match="two runs are multiscreen, seed 0: label the runs"):
-        read_tables([a, two[0]], "loss")
-    # A run with, say, another rate is another run, even if its measured cells are other ones.
-    with pytest.raises(UsageError, match="two runs are multiscreen, seed 0: label the runs"):
-        read_tables([a, add("rate", "rate-1", 0, 128, 2)], "loss")
 
-    # A run with --init or changed flags is a model of its own, whenever it was changed.
-    hows = ({"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
+
+def test_a_note_says_in_what_the_runs_of_a_model_differ(add, capsys):
+    for n in (1, 2):
+        path = add(f"run-{n}/t", f"{n}-1", seed=n)
+        path.with_name("flags.txt").write_text(f"seed\t{n}\npsi\t8\n" + f"lr\t0.{n}\n")
+    folder = path.parent.parent
+    read_tables([folder / "run-*/t"], "loss")
+    assert capsys.readouterr().err == "note: the runs of multiscreen differ in lr\n"
+    read_tables([folder / "run-1/t", f"mine={path}"], "loss")
+    assert capsys.readouterr().err == ""
+    read_tables([add("a", "1-1", seed=1), add("b", "2-2", seed=2)], "loss")
+    assert capsys.readouterr().err == "note: the runs of multiscreen differ in code\n"
+
+
+def test_two_runs_of_one_seed_need_labels(add):
+    """Also where their measured cells are others."""
+    a, b = add("a", "abc-1", length=64), add("b", "xyz-1", length=128)
+    with pytest.raises(UsageError, match="two runs are multiscreen, seed 1: label the runs"):
+        read_tables([a, b], "loss")
+    assert models_of(a, f"mine={b}") == ["multiscreen", "multiscreen=mine"]
+
+
+def test_a_run_with_init_or_changed_flags_is_a_model_of_its_own(add, tmp_path):
+    hows = ({}, {"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
             {"changes": "from step 7: --lr 1"})
-    others = [add(f"h{n}", f"{n}-1", n, 64, n, **how) for n, how in enumerate(hows)]
-    assert [row["model"] for row in read_tables([b, *others], "loss")] == [
-        "multiscreen", "multiscreen=multiscreen, --init",
-        *["multiscreen=multiscreen, --lr 1"] * 2]
-    named = read_tables([others[0], f"mine={others[1]}"], "loss")
+    paths = [add(f"t{n}", f"{n}-1", seed=n, **how) for n, how in enumerate(hows)]
+    assert models_of(*paths) == ["multiscreen", "multiscreen=multiscreen, --init",
+                                 *["multiscreen=multiscreen, --lr 1"] * 2]
+    named = read_tables([paths[1], f"mine={paths[2]}"], "loss")
     assert [row["model"] for row in named] == ["multiscreen=multiscreen, --init",
                                                "multiscreen=mine, --lr 1"]
     write_rows(tmp_path / "named", named)
     assert read_tables([tmp_path / "named"], "loss") == named
+
+
+def test_what_is_no_table_of_the_measurement_is_refused(add, tmp_path):
     with pytest.raises(UsageError, match=r"does not have the columns .* accuracy hash"):
-        read_tables([a], "accuracy")
+        read_tables([add("a", "abc-1")], "accuracy")
     with pytest.raises(UsageError, match="does not exist"):
         read_tables([tmp_path / "d"], "loss")
 
