@@ -12,11 +12,10 @@ from support.table import RUN, keep_rows, named_paths, read_tables
 
 
 def mean_and_std(losses):
-    """(mean, standard deviation, number of NaNs) of losses. A NaN counts only in the last."""
+    """(mean, standard deviation) of losses, without those that are NaN."""
     good = [x for x in losses if not math.isnan(x)]
     mean = statistics.mean(good) if good else math.nan
-    std = statistics.stdev(good) if len(good) > 1 else math.nan
-    return mean, std, len(losses) - len(good)
+    return mean, statistics.stdev(good) if len(good) > 1 else math.nan
 
 
 def percent(share, digits=1):

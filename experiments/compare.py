@@ -37,95 +37,85 @@ from support.cli import Parser, UsageError, cli, own_folder
 from support.source import differences
 from support.table import MAY_DIFFER, cell_text, print_table
 
-SHARED = ("corpus", "data", "digits", "tokenizer", "seq_len")      # else losses do not compare
 NOT_SHOWN = (*MAY_DIFFER, "parameters", "equations", "classes", "corpus", "named_by")
 COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS[2:])
 
 
 def make_groups(runs, by=None):
-    """{label: its Runs}. Raises UsageError if a seed comes twice, with --by at one value."""
-    groups, seen = {}, set()
+    """{label: its Runs, sorted by the flag `by`}. Raises UsageError if a seed comes twice."""
+    groups = {}
     for run in runs:
-        key = (run.label, run.seed, run.flags.get(by))
-        if key in seen:
+        known = groups.setdefault(run.label, {})
+        if known.setdefault((run.seed, run.flags.get(by)), run) is not run:
             raise UsageError(f"{run.label} has seed {run.seed} twice: label the runs, as in "
                              "mine=out-mine")
-        seen.add(key)
-        groups.setdefault(run.label, []).append(run)
-    return groups
-
-
-def split(groups, by):
-    """{words: Runs}: the groups, each split by the values of the flag `by`."""
-    rows = {}
-    for label, runs in groups.items():
-        for run in sorted(runs, key=lambda run: order(run.flags[by])) if by else runs:
-            rows.setdefault(f"{label}, {by} {run.flags[by]}" if by else label, []).append(run)
-    return rows
-
-
-def order(text):
-    """For sorting the values of a flag: numbers first."""
     try:
-        return 0, float(text), ""
-    except ValueError:
-        return 1, 0.0, text
+        return {label: sorted(known.values(), key=lambda run: float(run.flags[by]) if by else 0)
+                for label, known in groups.items()}
+    except (KeyError, ValueError):
+        raise UsageError(f"--by {by} is not a number in each of these runs") from None
 
 
-def common_step(first, runs):
+def common_step(runs):
     """The last step after which all runs were evaluated, but for those with none in common."""
     shared = set()
-    for run in [*first, *runs]:
-        if run.end != "diverged" and not why_not(first[0], run):
+    for run in runs:
+        if run.end != "diverged" and not why_not(runs[0], run):
             shared = shared & run.losses.keys() or shared or {*run.losses}
     return max(shared, default=None)
 
 
 def why_not(first, run):
     """Why a loss does not compare with that of the first run, or ""."""
-    for name in SHARED:
-        a, b = first.flags.get(name), run.flags.get(name)
-        if name == "digits" and first.flags["data"] != "abcdigits":
-            continue
-        if name == "data" and first.flags.get("corpus"):
-            continue                                   # the same files may have other names
-        if a != b:
-            return "other texts" if name == "corpus" else f"{name} {a} | {b}"
-    return ""
+    a, b = first.flags, run.flags
+    # The same files may have other names; streams have no files.
+    if (a.get("corpus") or a["data"]) != (b.get("corpus") or b["data"]):
+        return "other texts"
+    return next((f"{name} {a.get(name)} | {b.get(name)}" for name in
+                 ("digits", "tokenizer", "seq_len") if a.get(name) != b.get(name)), "")
 
 
-def rows_of(groups, first, step, by=None):
-    """(rows of COLUMNS, notes) for each of split(groups, by). first: the Runs of the reference."""
+def rows_of(groups, step, by=None):
+    """(rows of COLUMNS, notes): a row for each group, with `by` for each of its values."""
     def pair(run):
         return run.seed, run.flags.get(by)
 
-    known = {pair(run): run.losses[step] for run in first
-             if run.end != "diverged" and step in run.losses}
+    first, *_ = groups.values()
+    partners = {pair(run): run.losses[step] for run in first
+                if run.end != "diverged" and step in run.losses}
+    parts = {}
+    for label, runs in groups.items():
+        for run in runs:
+            parts.setdefault(f"{label}, {by} {run.flags[by]}" if by else label, []).append(run)
+
     rows, notes, single = [], [], []
-    for label, runs in split(groups, by).items():
-        finite = [run for run in runs if run.loss_at() == run.loss_at()]
-        changes = [run.losses[step] - known[pair(run)] for run in finite
-                   if step in run.losses and pair(run) in known]
+    for label, runs in parts.items():
+        # What became of each run.
+        ended = [run for run in runs if not math.isnan(run.loss_at())]
+        for run in runs:
+            name = f"{label}, seed {run.seed}"
+            if run.end:
+                notes.append(f"{name}: {run.end}")
+            if run in ended and step not in run.losses:
+                notes.append(f"{name}: its loss is that after {max(run.losses)} steps")
+            if run in ended and run.loss_at() > run.facts["best"] + 0.05:
+                notes.append(f"{name}: best {run.facts['best']:.5g} after "
+                             f"{run.facts['best_step']:g} steps")
+
+        # The change, by pairs of one seed.
+        changes = []
         if reason := why_not(first[0], runs[0]):
             notes.append(f"{label} is not compared: {reason}")
-            changes = []
-        elif runs[0] in first:
-            changes = []
-        elif len(changes) < len(finite):
-            notes.append(f"{label}: the change uses {len(changes)} of its {len(finite)} "
-                         "losses: the others have no partner, of the same seed and step")
+        elif runs[0].label != first[0].label:
+            changes = [run.losses[step] - partners[pair(run)] for run in ended
+                       if step in run.losses and pair(run) in partners]
+            if len(changes) < len(ended):
+                notes.append(f"{label}: the change uses {len(changes)} of its {len(ended)} losses: "
+                             "the others have no partner, of the same seed and step")
         single += [label] * (len(changes) == 1)
-        for run in runs:
-            if run.end:
-                notes.append(f"{label}, seed {run.seed}: {run.end}")
-            if run.loss_at() == run.loss_at() and step not in run.losses:
-                notes.append(f"{label}, seed {run.seed}: its loss is that after "
-                             f"{max(run.losses)} steps")
-            if not reason and run.loss_at() > run.facts["best"] + 0.05:
-                notes.append(f"{label}, seed {run.seed}: best {run.facts['best']:.5g} after "
-                             f"{run.facts['best_step']:g} steps")
-        mean, std, _ = mean_and_std([run.loss_at(step) for run in runs])
-        change, change_std, _ = mean_and_std(changes)
+
+        mean, std = mean_and_std([run.loss_at(step) for run in runs])
+        change, change_std = mean_and_std(changes)
         speed, *facts = [mean_and_std([run.facts[name] for run in runs])[0] for name in FACTS[2:]]
         rows.append([label, len(runs), runs[0].flags["parameters"], mean, std,
                      change if math.isnan(change) else f"{change:+.4f}", change_std,
@@ -138,39 +128,36 @@ def rows_of(groups, first, step, by=None):
 
 def what_differs(one, other, by=None):
     """Lines: the flags, but for `by`, and the source in which two runs differ."""
-    a, b = one.flags, other.flags
-    lines = [f"  {name} {a.get(name) or '-'} | {b.get(name) or '-'}" for name in {**a, **b}
-             if (a.get(name) or "-") != (b.get(name) or "-") and name not in (*NOT_SHOWN, by)]
+    a, b = ({name: x or "-" for name, x in run.flags.items()} for run in (one, other))
+    lines = [f"  {name} {a.get(name, '-')} | {b.get(name, '-')}" for name in {**a, **b}
+             if a.get(name, "-") != b.get(name, "-") and name not in (*NOT_SHOWN, by)]
     changed = differences(one.source, other.source) if one.source and other.source else []
     if not changed and a["model"] == b["model"] and a.get("equations") != b.get("equations"):
-        lines.append("  other equations; where both runs are named by their folders and no lines "
-                     "follow, something was replaced at run time")
+        lines.append("  other equations")
     return lines + changed
 
 
 # ------------------------------------------------------------------------------------- figures
 
-def smoothed(x, window):
-    """Means of up to `window` neighbours, fewer at both ends; a short x stays as it is. (n,)"""
-    if len(x) < 3 * window:
-        return x
-    reach = np.minimum(np.arange(len(x)), window) // 2
-    return np.array([x[i - m : i + m + 1].mean() for i, m in enumerate(reach)])
-
-
 def mean_curve(runs, column, window):
-    """(steps, mean, deviation) over the runs' curves, smoothed, at the steps that all have."""
+    """(steps, mean, deviation) over the runs' curves, at the steps that all have.
+
+    If they are many, a point is the mean of `window` steps.
+    """
     curves = [dict(zip(*run.curves[column])) for run in runs]
     steps = sorted(set.intersection(*map(set, curves)))
-    values = [smoothed(np.array([curve[step] for step in steps]), window) for curve in curves]
+    found = np.array([steps, *([curve[step] for step in steps] for curve in curves)])
+    if len(steps) >= 3 * window:
+        found = np.lib.stride_tricks.sliding_window_view(found, window, 1).mean(-1)
+    steps, *values = found
     std = np.std(values, 0, ddof=1) if len(values) > 1 else None
-    return np.array(steps), np.mean(values, 0), std
+    return steps, np.mean(values, 0), std
 
 
 def draw_curves(plt, groups, window, path):
     """Losses above, with the validation losses as points; gradient norms below."""
     fig, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), sharex=True, layout="constrained")
-    tops, lows = [], []
+    tops = []
     for n, (label, runs) in enumerate(groups.items()):
         for ax, column in zip(axes, ("loss", "grad_norm")):
             steps, mean, std = mean_curve(runs, column, window)
@@ -179,15 +166,11 @@ def draw_curves(plt, groups, window, path):
                            **style)
             if column == "loss" and len(mean):
                 tops.append(mean[len(mean) // 20])     # not where it falls steeply
-                lows.append((mean - (0 if std is None else std)).min())
         steps, mean, _ = mean_curve(runs, "val_loss", math.inf)
         axes[0].plot(steps, mean, **look(n) | {"ls": ""}, ms=5, mec="black", mew=0.5)
-        lows += [*mean]
-    if tops:
-        span = max(tops) - min(lows)
-        axes[0].set_ylim(min(lows) - 0.05 * span, max(tops) + 0.1 * span)
+    axes[0].set_ylim(top=max(tops, default=None))
     axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
-    axes[1].set(xlabel=f"optimizer step; long curves are means of about {window} rows of the log",
+    axes[1].set(xlabel=f"optimizer step; long curves are means of {window} rows of the log",
                 ylabel="gradient norm before clipping", yscale="log")
     legend_below(fig, axes[0])
     save_figure(fig, path)
@@ -196,29 +179,24 @@ def draw_curves(plt, groups, window, path):
 def draw_by(plt, groups, flag, step, path):
     """The loss after `step` against a flag, a curve a group; diverged runs are hollow on top."""
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
-    values = sorted({run.flags[flag] for runs in groups.values() for run in runs}, key=order)
-    numbers = [order(x)[1] for x in values]
-    is_number = all(order(x)[0] == 0 for x in values)
-    place = dict(zip(values, numbers if is_number else range(len(values))))
-    for n, (label, runs) in enumerate(groups.items()):
+    runs = [run for group in groups.values() for run in group]
+    for n, (label, group) in enumerate(groups.items()):
         found = {}
-        for run in runs:
-            found.setdefault(place[run.flags[flag]], []).append(run.loss_at(step))
-        found = dict(sorted(found.items()))
-        means, stds, _ = zip(*map(mean_and_std, found.values()))
+        for run in group:
+            found.setdefault(float(run.flags[flag]), []).append(run.loss_at(step))
+        means, stds = zip(*map(mean_and_std, found.values()))
         seeds = count_of(max(map(len, found.values())), "seed")
         ax.errorbar([*found], means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
                     label=f"{label}, {seeds}", **look(n))
         bad = [x for x, losses in found.items() if any(map(math.isnan, losses))]
         ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
                 mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
-    if any(run.end == "diverged" for runs in groups.values() for run in runs):
+    if any(run.end == "diverged" for run in runs):
         ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
                 label="hollow, on top: a diverged seed, not in the mean")
         ax.set_title(" ", fontsize=7 + 8 * len(groups))            # room for them
-    if not is_number:
-        ax.set_xticks(range(len(values)), values)
-    elif 0 < 5 * numbers[0] < numbers[-1]:
+    values = [float(run.flags[flag]) for run in runs]
+    if 0 < 5 * min(values) < max(values):
         ax.set_xscale("log", base=2)
     name = "learning rate" if flag == "lr" else flag.replace("_", " ")
     ax.set(xlabel=name, ylabel="validation loss (nats per token)")
@@ -256,14 +234,12 @@ def main():
     args = p.parse_args()
     by = args.by and args.by.removeprefix("--").replace("-", "_")
     runs = read_runs(args.runs, args.window)
-    if by and not all(by in run.flags for run in runs):
-        raise UsageError(f"--by {args.by} is not a flag of these runs")
     groups = make_groups(runs, by)
-    reference, first = next(iter(groups.items()))
-    step = common_step(first, runs)
+    (reference, (first, *_)), *_ = groups.items()
+    step = common_step([run for group in groups.values() for run in group])
 
     # The table, and what it does not show.
-    rows, notes = rows_of(groups, first, step, by)
+    rows, notes = rows_of(groups, step, by)
     known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
     title = f"Validation loss, nats per token, after {step} steps"
     if COLUMNS.index("change") in known:
@@ -273,7 +249,7 @@ def main():
 
     # What differs between the groups, and inside them.
     for label, (one, *others) in groups.items():
-        if lines := what_differs(first[0], one, by):
+        if lines := what_differs(first, one, by):
             print(f"\n{reference} | {label}", *lines, sep="\n")
         for run in others:
             if lines := what_differs(one, run, by):
@@ -281,9 +257,9 @@ def main():
 
     if args.name:
         keep_runs(args.out / f"{args.name}.tsv", runs, step)
-    groups = {label: found for label, found in groups.items() if not why_not(first[0], found[0])}
+    groups = {label: group for label, group in groups.items() if not why_not(first, group[0])}
     path = args.out / f"{args.name or 'compare'}.png"
-    has_curves = all(run.curves for found in groups.values() for run in found)
+    has_curves = all(run.curves for group in groups.values() for run in group)
     if (by or has_curves or len(rows) > 1) and (plt := pyplot()):
         if by:
             draw_by(plt, groups, by, step, path)

@@ -107,7 +107,7 @@ def table_rows(panels, lengths):
         for seed in sorted(seeds, key=lambda seed: (len(seed), seed)):
             rows.append([panel.name, seed, *(percent(column.get(seed)) for column in columns)])
         if len(seeds) > 1:
-            means, stds, _ = zip(*(mean_and_std(column.values()) for column in columns))
+            means, stds = zip(*(mean_and_std(column.values()) for column in columns))
             rows.append([panel.name, "mean", *map(percent, means)])
             rows.append([panel.name, "std", *map(percent, stds)])
             enough = [sum(share >= 0.95 for share in column.values()) for column in columns]
@@ -166,7 +166,7 @@ def draw_by_length(plt, panels, path):
     for n, panel in enumerate(panels):
         found = mean_by_length(panel.cells)
         stats = [mean_and_std([100 * share for share in x.values()]) for x in found.values()]
-        means, stds, _ = zip(*stats)                   # one seed has std NaN: no band
+        means, stds = zip(*stats)                      # one seed has std NaN: no band
         plot_with_band(ax, list(found), means, stds, clip_on=False, label=panel.title, **look(n))
         ax.axvline(panel.T_train, color="0.5", lw=1, ls=":")
     ax.annotate("training length", (panel.T_train, 50), (-5, 0), textcoords="offset points",

@@ -66,23 +66,24 @@ def read_run(path, label="", window=10):
     rows = [{name: float(x) for name, x in row.items() if x}
             for row in read_rows(folder / "log.tsv")]
     curves = {}
-    for name in ("loss", "grad_norm", "val_loss", "tokens_per_s", "alive", "w_max"):
+    for name in ("loss", "grad_norm", "val_loss", "tokens_per_s", "ms", "needle"):
         found = [(row["step"], row[name]) for row in rows if name in row]
         curves[name] = np.array(found).reshape(-1, 2).T
     losses = {int(step): x for step, x in zip(*curves["val_loss"])}
+    last = {name: x for row in rows for name, x in row.items()}
 
-    steps, loss = curves["loss"]
-    at = int(max((row["step"] for row in rows), default=0))
+    at = int(last.get("step", 0))
     end = "" if int(flags["steps"]) in losses else f"at step {at} of at most {flags['steps']}"
+    loss = curves["loss"][1]
     finite = all(map(math.isfinite, losses.values()))
     if (folder / "diverged.txt").exists() or rose(loss) or not finite:
         end = "diverged"
     best = min(losses, key=losses.get, default=math.nan)
-    norms = curves["grad_norm"]
+    steps, norms = curves["grad_norm"]
     facts = {"best": losses.get(best, math.nan), "best_step": best,
-             "tokens_per_s": median(curves["tokens_per_s"][1]), "alive": last(curves["alive"]),
-             "w_max": last(curves["w_max"]), "spikes": count_spikes(loss, window),
-             "grad": median(norms[1][norms[0] > at / 2])}
+             "tokens_per_s": median(curves["tokens_per_s"][1]),
+             "alive": last.get("alive", math.nan), "w_max": last.get("w_max", math.nan),
+             "spikes": count_spikes(loss, window), "grad": median(norms[steps > at / 2])}
     source = {file.relative_to(folder / "source").as_posix(): file.read_text(encoding="utf-8")
               for file in sorted((folder / "source").rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
@@ -91,10 +92,6 @@ def read_run(path, label="", window=10):
 
 def median(x):
     return float(np.median(x)) if len(x) else math.nan
-
-
-def last(curve):
-    return curve[1][-1] if curve.size else math.nan
 
 
 def rose(loss):

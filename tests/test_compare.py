@@ -227,10 +227,14 @@ def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def test_means_of_neighbours_keep_the_ends():
-    x = np.arange(12.0)
-    assert compare.smoothed(x, 9) is x                 # short: drawn as it is
-    assert compare.smoothed(x, 3)[[0, 5, -1]] == pytest.approx([0, 5, 10.5])
+def test_a_long_curve_is_a_mean_of_neighbours(run):
+    """The loss of row n is 6 - n / 10."""
+    found = [runs.read_run(run("a", {12: 3.0}))]
+    steps, mean, std = compare.mean_curve(found, "loss", 4)
+    assert [*steps] == pytest.approx(np.arange(2.5, 11))
+    assert [*mean] == pytest.approx(6 - steps / 10)
+    assert std is None
+    assert len(compare.mean_curve(found, "loss", 5)[0]) == 12      # short
 
 
 def test_what_is_called_diverged():
