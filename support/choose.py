@@ -48,7 +48,7 @@ def get_screen(model, kernel="auto"):
         if why := objection(kind, model):
             objections += [why] * (why not in objections)
             continue
-        f, label = screen_of(kind, model)
+        f, label, _ = screen_of(kind, model)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
             # On a GPU one call is faster: a third of the launches. For backward all layers keep up
             # to eight numbers per pair B H T T, 4 GiB in all.
@@ -112,14 +112,19 @@ def asks_for_screen(model):
 # ------------------------------------------------------------------------------ the comparison
 
 def screen_of(kind, model):
-    """(the fast function of a kind, its name)."""
+    """(the fast function of a kind, its name, why it cannot run with this model or None)"""
     if kind == "windowed":
         own = getattr(model, "own_screen", None)
-        return partial(screen_windowed, screen=own) if own else screen_windowed, "screen_windowed"
+        f = partial(screen_windowed, screen=own) if own else screen_windowed
+        return f, "screen_windowed", None
     # Imported here: it takes a second, and is of no use on a CPU.
-    import screening_triton
+    import screening_triton as fused
 
-    return screening_triton.screen, "screening_triton.screen"
+    why = (fused.available(model.W_E.device)
+           or fused.unsupported_sizes(model.config.d_K, model.config.d_V))
+    if model.W_E.dtype == torch.float64:
+        why = "the kernel does not support float64"
+    return fused.screen, "screening_triton.screen", why
 
 
 def objection(kind, model):
@@ -128,13 +133,13 @@ def objection(kind, model):
     The definition is computed in float64. Pieces of it are, too: they equal it then, whatever an
     edit makes of rounding.
     """
-    (definition, name), device = definition_of(model), model.W_E.device
-    if device.type == "mps":                           # it has no float64
-        device = torch.device("cpu")
+    (definition, name), (f, label, why) = definition_of(model), screen_of(kind, model)
+    if why:
+        return why
+    # An Apple GPU has no float64.
+    device = torch.device("cpu") if model.W_E.device.type == "mps" else model.W_E.device
     cases, limits = CASES, {torch.float64: LIMIT_64}
     if kind == "triton":
-        if why := why_no_kernel(model):
-            return why
         limits = {torch.float32: LIMIT}
         if device.type == "cpu":
             cases = [case for case in CASES if case[0] * case[1] < 2**15]
@@ -144,7 +149,6 @@ def objection(kind, model):
     if model.dtype in (torch.float16, torch.bfloat16):
         limits[model.dtype] = LIMIT_16
 
-    f, label = screen_of(kind, model)
     for *case, widths in cases:
         inputs = revealing_inputs(*case, widths, model.config, device)
         try:
@@ -162,16 +166,6 @@ def objection(kind, model):
             if error > limit * max(0.03 / min(widths), 1):               # 2/r amplifies errors of s
                 return (f"{name} and {label} differ by {error:.2g} times the largest value "
                         "(a changed equation?)")
-
-
-def why_no_kernel(model):
-    """Why the fused kernel cannot run with this model, or None."""
-    import screening_triton
-
-    if model.W_E.dtype == torch.float64:
-        return "the kernel does not support float64"
-    return (screening_triton.available(model.W_E.device)
-            or screening_triton.unsupported_sizes(model.config.d_K, model.config.d_V))
 
 
 def revealing_inputs(T, S, windows, widths, config, device):

@@ -206,7 +206,7 @@ def test_what_fails_does_not_screen(monkeypatch):
                     "multiscreen.screen, the definition")
 
 
-def test_a_definition_that_fails_is_named_and_so_is_the_way_on(monkeypatch):
+def test_a_definition_that_fails_is_named_and_so_is_the_way_on(monkeypatch, as_on_a_gpu):
     monkeypatch.setattr(ms, "relevance", fails)
     screen, line, expected = get_screen(of_sizes())
     assert screen is ms.screen
@@ -217,6 +217,7 @@ def test_a_definition_that_fails_is_named_and_so_is_the_way_on(monkeypatch):
     with pytest.raises(UsageError, match="--kernel windowed: multiscreen.screen fails .*no such"):
         get_screen(of_sizes(), "windowed")
     assert get_screen(of_sizes(), "definition")[2]
+    assert get_screen(as_on_a_gpu())[1].count("multiscreen.screen fails") == 1
 
 
 def test_a_definition_that_gives_nan_screens_as_it_is(monkeypatch):
