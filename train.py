@@ -28,20 +28,15 @@ from pathlib import Path
 
 import torch
 
-from baselines import BLOCKS, count_parameters, recipe
-from baselines.ablations import TILES
-from baselines.transformer import SIZES
+import baselines
 from support import distributed as dist  # without torchrun it does nothing
 from support.checkpoint import (
-    FIXED,
-    SIZE_FLAGS,
     build_model,
     has_windows,
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_moments,
     load_weights,
     read_checkpoint,
-    save_checkpoint,
     weights_hash,
 )
 from support.choose import get_screen, require_memory
@@ -74,17 +69,20 @@ from tasks import get_stream
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
-# Flags that do not say what is trained, and those that only say how far and how often.
+# The flags for the sizes of Config, and their names there.
+SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
+         "w_th": "w_th"}
+# Flags that --resume and --init cannot change; that may differ, for they do not say what is
+# trained; and that only say how far and how often.
+FIXED = ("model", *SIZES, "tokenizer")
 FREE = ("out", "resume", "force", "device", "shard", "compile")
-LENGTH = ("--steps", "--log-every", "--eval-every", "--save-every")
+LENGTH = ("steps", "log_every", "eval_every", "save_every")
 
 # ----------------------------------------------------------------------------------- flags
 
 def get_parser():
     p = Parser(__doc__)
-    p.flag("--model", "multiscreen", f"multiscreen, multiscreen:ABLATION ({', '.join(TILES)}), "
-           f"transformer:SIZE ({', '.join(SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
-           f"({', '.join(filter(None, BLOCKS))})")
+    p.flag("--model", "multiscreen", baselines.NAMES)
     p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     p.flag("--layers", None, "number of layers", type=int, shown="the model's own")
     p.flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
@@ -136,10 +134,10 @@ def get_parser():
 
 
 def get_args(argv=None):
-    """(the flags, completed; the checkpoint of --resume or --init, or None).
+    """The flags of a run.
 
-    A flag that argv leaves out comes from that checkpoint, or else from the model's recipe. Raises
-    UsageError for impossible ones.
+    What argv leaves out comes from the checkpoint of --resume or --init, or else from the model's
+    recipe. Raises UsageError for impossible flags.
     """
     parser = get_parser()
     args = parser.parse_args(argv)
@@ -148,20 +146,20 @@ def get_args(argv=None):
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
     path = Path(args.out) / "ckpt.pt" if args.resume else args.init
-    ckpt = read_checkpoint(path) if path else None
-    kept = {name: x for name, x in (ckpt["args"] if ckpt else {}).items()
-            if name in FIXED or args.resume and name in vars(args) and name not in FREE}
-    parser.set_defaults(**recipe(kept.get("model", args.model)) | kept)
+    known = read_checkpoint(path)["args"] if path else {}
+    known = {name: x for name, x in known.items()
+             if name in FIXED or args.resume and name not in FREE}
+    parser.set_defaults(**baselines.recipe(known.get("model", args.model)) | known)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
 
     # What cannot be.
     for name in FIXED:
         now = getattr(args, name)
-        if kept.get(name, now) != now:
-            raise UsageError(f"{path} was trained with {flag(name, kept[name])}, not {shown(now)}: "
-                             f"leave {flag(name)} out, or start a new run")
-    sizes = [name for name in SIZE_FLAGS if getattr(args, name) != parser.get_default(name)]
+        if known.get(name, now) != now:
+            raise UsageError(f"{path} was trained with {flag(name, known[name])}, not {shown(now)}:"
+                             f" leave {flag(name)} out, or start a new run")
+    sizes = [name for name in SIZES if getattr(args, name) != parser.get_default(name)]
     if args.model.startswith("transformer") and {*sizes} - {"layers"}:
         raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
                          "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
@@ -174,7 +172,7 @@ def get_args(argv=None):
         raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {per_pass} "
                          f"({args.batch_size} sequences x {args.seq_len} tokens x {dist.world()} "
                          "processes)")
-    return args, ckpt
+    return args
 
 
 def flag(name, *value):
@@ -184,8 +182,6 @@ def flag(name, *value):
 
 def shown(value):
     """A flag's value on one line."""
-    if isinstance(value, dict):
-        value = ", ".join(f"{name} {x}" for name, x in value.items())
     return on_one_line(" ".join(value) if isinstance(value, list) else value)
 
 
@@ -235,83 +231,79 @@ def describe(model):
 
 # -------------------------------------------------------------------------- a run's folder
 
-def resumable(out, args, initial, state):
+def resumable(out, args, state):
     """What --out holds: nothing to go on from (None), or this run, as its checkpoint.
 
-    initial: the checkpoint of --resume or --init; state: what this command would save. Anything
-    else is refused, after what differs; with --resume `state` gets a note of it.
+    state: what this command would save; it goes on from the checkpoint's. A folder that holds
+    anything else is refused, after what differs. With --resume, `state` gets a note of it instead.
     """
-    ours = [out / name for name in ("ckpt.pt", "log.tsv", "flags.txt", "source")]
-    if not is_run(out) and (there := [path for path in ours if path.exists()]):
-        raise UsageError(f"{there[0]} belongs to no run: name another --out")
+    for name in ("ckpt.pt", "log.tsv", "flags.txt", "source"):
+        if (out / name).exists() and not is_run(out):
+            raise UsageError(f"{out / name} belongs to no run: name another --out")
     if args.force:
         return None
     # A run that was killed before its first checkpoint is a new run.
-    ckpt = initial if args.resume else None
-    if ckpt is None and (out / "ckpt.pt").exists():
-        ckpt = read_checkpoint(out / "ckpt.pt")
+    ckpt = read_checkpoint(out / "ckpt.pt") if (out / "ckpt.pt").exists() else None
 
-    # What differs: flags, lines of code, names of data.
-    changes, other = [], []
+    # What differs: flags, data, code.
+    flags, others, code = {}, [], []
     if ckpt:
-        changes = [f"{flag(name, ckpt['args'].get(name))} | {shown(now)}"
-                   for name, now in vars(args).items()
-                   if name not in FREE and ckpt["args"].get(name) != now]
+        flags = {name: f"{flag(name, ckpt['args'].get(name))} | {shown(now)}"
+                 for name, now in vars(args).items()
+                 if name not in FREE and ckpt["args"].get(name) != now}
         if hash_of(ckpt["files"]) != hash_of(state["files"]):
-            other.append(at_most_3(changed_files(ckpt["files"], state["files"])))
+            others.append(at_most_3(changed_files(ckpt["files"], state["files"])))
+        code = differences(ckpt["source"], state["source"])
     if state["equations"] is None or ckpt and ckpt["equations"] is None:
-        other.append("code replaced at run time")
-    code = differences(ckpt["source"], state["source"]) if ckpt else []
-    if ckpt and (changes or code or other):
+        others.append("code replaced at run time")
+    if ckpt and (flags or others or code):
         print(f"{out} at step {ckpt['step']}, before | now:",
-              *(f"  {line}" for line in changes + other), *code, sep="\n")
+              *(f"  {line}" for line in [*flags.values(), *others]), *code, sep="\n")
         if not args.resume:
             raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
                              "--force overwrites it, another --out starts a new run")
 
+    # Where it goes on, and a note of what has changed: more steps have not.
+    if ckpt:
+        state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
+        others += edited_files(ckpt["source"], state["source"])
+    if noted := [line for name, line in flags.items() if name not in LENGTH] + others:
+        state["changes"] = [*state["changes"], f"from step {state['step']}: {', '.join(noted)}"]
+
     # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
     if (out / "diverged.txt").exists() and not args.resume:
         said = (out / "diverged.txt").read_text("utf-8").strip()
-        lines = (out / "flags.txt").read_text("utf-8").splitlines()
-        same = {*flag_lines(args, state).splitlines()} <= {*lines}
+        same = (out / "flags.txt").read_text("utf-8") == about(state)
         raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
                          3 if same else 1)
-
-    if ckpt:
-        state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
-        changes = [x for x in changes if not x.startswith(LENGTH)]
-        changes += edited_files(ckpt["source"], state["source"])
-    if changes + other:
-        note = f"from step {state['step']}: {', '.join(changes + other)}"
-        state["changes"] = [*state["changes"], note]
     return ckpt
 
 
-def flag_lines(args, state):
-    """The lines of flags.txt that say what is trained, and on what."""
-    lines = {name: shown(x) for name, x in vars(args).items() if name not in FREE}
-    lines |= {"equations": state["equations"], "corpus": hash_of(state["files"])}
-    return "".join(f"{name}\t{x}\n" for name, x in lines.items())
+def about(state):
+    """The text of flags.txt: what is trained, on what, from which weights, by which code."""
+    lines = {name: x for name, x in state["args"].items() if name not in FREE}
+    lines |= {"equations": state["equations"], "corpus": hash_of(state["files"]),
+              "changes": "; ".join(state["changes"])}
+    lines |= {name: state[name] for name in ("parameters", "init_weights", "versions")}
+    return "".join(f"{name}\t{shown(x)}\n" for name, x in lines.items())
 
 
-def write_folder(out, args, state, ckpt, parameters):
+def write_folder(out, state, ckpt):
     """Write flags.txt, by which a folder is known as a run's, then log.tsv and source/.
 
     A new run deletes an old one; what ran before an edit stays in source_until_STEP/.
     """
-    old = [*out.glob("ckpt.pt.*.tmp"), out / "diverged.txt"] + [out / "ckpt.pt"] * (not ckpt)
-    for path in old:
-        path.unlink(missing_ok=True)
-    for folder in [out / "source", *(() if ckpt else out.glob("source_until_*"))]:
-        shutil.rmtree(folder, ignore_errors=True)
-    more = {"parameters": parameters, "init_weights": state["init_weights"],
-            "changes": "; ".join(state["changes"]), "versions": state["versions"]}
-    about = flag_lines(args, state) + "".join(f"{name}\t{shown(x)}\n" for name, x in more.items())
-    texts = {f"source/{name}": text for name, text in state["source"].items()}
+    files = {"flags.txt": about(state), "log.tsv": state["log"]}
+    files |= {f"source/{name}": text for name, text in state["source"].items()}
     if ckpt and ckpt["source"] != state["source"]:
-        texts |= {f"source_until_{state['step']}/{name}": text
+        files |= {f"source_until_{state['step']}/{name}": text
                   for name, text in ckpt["source"].items()}
-    for name, text in {"flags.txt": about, "log.tsv": state["log"], **texts}.items():
+    old = [out / "source", out / "diverged.txt", *out.glob("ckpt.pt.*.tmp")]
+    if not ckpt:
+        old += [out / "ckpt.pt", *out.glob("source_until_*")]
+    for path in old:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         with replacing(out / name) as file:
             file.write(text.encode())
@@ -323,7 +315,8 @@ def save(out, args, state, model, optimizer, data):
     state |= {"data_state": data.state(), "learned": data.learned,
               "random_state": torch.get_rng_state()}
     if dist.rank() == 0:
-        save_checkpoint(out / "ckpt.pt", state | {"weights": weights, "optimizer": moments})
+        with replacing(out / "ckpt.pt") as file:
+            torch.save(state | {"weights": weights, "optimizer": moments}, file)
     dist.wait()                                        # torchrun ends all when one ends
     end = ", the end: it has learned the task" * data.learned
     print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
@@ -398,9 +391,7 @@ def require_finite(out, state, step, **values):
         raise UsageError(message, code=3)
 
 
-def train(out, argv):
-    args, initial = get_args(argv)
-
+def train(out, args):
     # The data: text, or the documents of a task.
     tokenizer = get_tokenizer(args.tokenizer)
     get = get_stream if is_stream(args.data) else get_data
@@ -408,23 +399,23 @@ def train(out, argv):
     print(f"{' '.join(args.data)}: {train_data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # The model. The flags that are given set its sizes.
-    device = get_device(dist.own_device(args.device))
-    dtypes = {"auto": products_dtype(device), "float32": None, "bfloat16": torch.bfloat16}
-    dtype = dtypes[args.dtype]
-    sizes = {field: getattr(args, name) for name, field in SIZE_FLAGS.items()}
-    sizes = {field: size for field, size in sizes.items() if size is not None}
+    # The model. A size that no flag sets is the model's own.
+    device = get_device(args.device)
+    dtype = products_dtype(device, args.dtype)
+    sizes = {field: getattr(args, name) for name, field in SIZES.items()}
     torch.manual_seed(args.seed)
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
+    parameters, non_embedding = baselines.count_parameters(model)
 
-    # Where the run stands: what a checkpoint needs, but for weights and moments, is in `state`.
+    # Where the run stands: `state` is the checkpoint, but for what `save` adds.
+    initial = read_checkpoint(args.init) if args.init else None
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": train_data.files, "equations": code_hash(model),
              "source": source_of(model, train_data), "changes": [], "step": 0, "drawn": 0,
-             "init_weights": weights_hash(initial) if args.init else "",
-             "log": "\t".join(COLUMNS) + "\n",
-             "versions": {"python": platform.python_version(), "torch": f"{torch.__version__}"}}
-    ckpt = resumable(out, args, initial, state)
+             "init_weights": weights_hash(initial) if initial else "",
+             "log": "\t".join(COLUMNS) + "\n", "parameters": parameters,
+             "versions": f"python {platform.python_version()}, torch {torch.__version__}"}
+    ckpt = resumable(out, args, state)
     if ckpt and (ckpt["learned"] or ckpt["step"] >= args.steps):
         end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"
         print(f"{out} is already finished, at step {ckpt['step']}: {end}")
@@ -441,29 +432,25 @@ def train(out, argv):
         dist.recompute(model)
     if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
         print(line)
-
-    # Count before `distribute`: after it a process may hold only a part.
-    parameters, non_embedding = count_parameters(model)
     dist.distribute(model, args.shard, device)
     where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
     print(f"{args.model}, {parameters:,} parameters ({non_embedding:,} non-embedding), {where}, "
           f"{'bfloat16' if dtype else 'float32'}")
 
     # The optimizer. Weight decay is for matrices only.
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": args.weight_decay},
-              {"params": others, "weight_decay": 0.0}]
+    weights = [*model.parameters()]
+    groups = [{"params": [p for p in weights if p.ndim > 1], "weight_decay": args.weight_decay},
+              {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
 
     # Go on from the checkpoint.
     if ckpt:
         load_moments(model, optimizer, ckpt["optimizer"], out / "ckpt.pt")
-        if ckpt["args"]["data"] == args.data:
+        if ckpt["args"]["data"] == args.data:          # a task that was learned so far
             train_data.load(ckpt["data_state"])
         torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
     if dist.rank() == 0:
-        write_folder(out, args, state, ckpt, parameters)
+        write_folder(out, state, ckpt)
     if ckpt or initial:
         print(f"continuing at step {state['step']}" if ckpt else f"weights from {args.init}")
     ckpt = initial = None                              # up to 12 bytes per parameter
@@ -519,8 +506,9 @@ def train(out, argv):
 
 def main(argv=None):
     dist.join()
-    with dist.locked(get_parser().parse_args(argv).out) as out:
-        train(out, argv)
+    args = get_args(argv)
+    with dist.locked(args.out) as out:
+        train(out, args)
     dist.wait()
 
 

@@ -25,6 +25,9 @@ BLOCKS = {
     "screening-wide": attention.WideScreening,
     "screening-slow": attention.SlowScreening,
 }
+NAMES = (f"multiscreen, multiscreen:ABLATION ({', '.join(ablations.TILES)}), transformer:SIZE "
+         f"({', '.join(transformer.SIZES)} or N_L,N_H,d_E), or transformer:SIZE:VARIANT "
+         f"({', '.join(filter(None, BLOCKS))})")
 
 
 def build(name, config, dtype=None):
@@ -33,6 +36,7 @@ def build(name, config, dtype=None):
     Raises ValueError for an unknown name or an impossible size.
     """
     family, _, variant = name.partition(":")
+    config = {field: x for field, x in config.items() if x is not None}
     if name == "multiscreen":
         return Multiscreen(Config(**config), dtype)
     if family == "multiscreen":
@@ -44,8 +48,7 @@ def build(name, config, dtype=None):
                              f"one of {', '.join(filter(None, BLOCKS))}")
         return transformer.Transformer(transformer.get_config(size, **config), dtype,
                                        BLOCKS[block])
-    raise ValueError(f"model {name!r} is unknown: use multiscreen, multiscreen:ABLATION, "
-                     "transformer:SIZE or transformer:SIZE:VARIANT")
+    raise ValueError(f"model {name!r} is unknown: use {NAMES}")
 
 
 def count_parameters(model):

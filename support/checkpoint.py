@@ -10,7 +10,7 @@ import torch
 
 import baselines
 from support.choose import get_screen
-from support.cli import UsageError, is_out_of_memory, replacing
+from support.cli import UsageError, is_out_of_memory
 from support.distributed import set_moments, world
 from support.source import ROOT, classes_of, edited_files, files_of, read
 from support.tokens import get_tokenizer
@@ -18,10 +18,6 @@ from support.tokens import get_tokenizer
 KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "data_state",
         "learned", "random_state", "log", "files", "args", "equations", "source", "init_weights",
         "changes", "versions"}
-# The flags for the sizes of Config, and their names there.
-SIZE_FLAGS = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K",
-              "d_V": "d_V", "w_th": "w_th"}
-FIXED = ("model", *SIZE_FLAGS, "tokenizer")            # flags that --resume cannot change
 
 
 def build_model(name, config, dtype=None):
@@ -48,15 +44,6 @@ def require_windows(model, path, name):
                          "checkpoint")
 
 
-def save_checkpoint(path, ckpt):
-    """Write a checkpoint: the file at `path` is complete at all times."""
-    with replacing(path) as file:
-        try:
-            torch.save(ckpt, file)
-        except RuntimeError as e:                      # torch hides that the disk is full
-            raise (e.__context__ if isinstance(e.__context__, OSError) else e) from None
-
-
 def read_checkpoint(path):
     """The dict that train.py wrote. Nothing in it is executed.
 
@@ -64,6 +51,9 @@ def read_checkpoint(path):
     """
     if not Path(path).exists():
         folder = Path(path).parent
+        if (folder / "diverged.txt").exists():
+            said = (folder / "diverged.txt").read_text("utf-8").strip()
+            raise UsageError(f"{path} does not exist: {said}")
         command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
         raise UsageError(f"{path} does not exist: train a model first ({command})")
     try:

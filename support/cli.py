@@ -129,8 +129,11 @@ def rank():
 def get_device(name):
     """The torch.device of that name, after checking that it works. A GPU becomes the current one.
 
-    Triton and FSDP2 run on the current GPU, wherever the tensors are. On a CPU: keep_freed_memory.
+    Each process of torchrun has a GPU of its own. Triton and FSDP2 run on the current one, wherever
+    the tensors are. On a CPU: keep_freed_memory.
     """
+    if name == "cuda" and dist.is_initialized():
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         x = torch.zeros(1, device=name)
         (x if x.is_mps else x.double()).item()         # angles are float64, for mps on the CPU
@@ -145,10 +148,10 @@ def get_device(name):
                          "mps if this machine has such a GPU") from None
 
 
-def products_dtype(device):
-    """The dtype of matrix products on a device: bfloat16 if the chip multiplies it, or None."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16
+def products_dtype(device, name="auto"):
+    """The dtype of matrix products by the name of --dtype: torch.bfloat16, or None for float32."""
+    can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if name == "bfloat16" or name == "auto" and can else None
 
 
 def keep_freed_memory():
@@ -213,8 +216,11 @@ def replacing(path):
         os.replace(temporary, path)
     except BaseException as e:
         temporary.unlink(missing_ok=True)
-        if isinstance(e, OSError):
-            e.filename = str(path)                     # the error of a full disk names no file
+        # The error of a full disk names no file, and torch hides it behind another one.
+        for error in (e, e.__context__):
+            if isinstance(error, OSError):
+                error.filename = str(path)
+                raise error from None
         raise
 
 

@@ -40,11 +40,6 @@ def world():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def own_device(name):
-    """The name of this process's device: with several GPUs in a machine, its own."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and dist.is_initialized() else name
-
-
 def total(*values):
     """The sums of numbers over all processes."""
     x = torch.tensor(values, dtype=torch.float64)

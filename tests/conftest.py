@@ -6,7 +6,7 @@ import torch
 
 import train
 from support import choose
-from support.checkpoint import FIXED, KEYS, build_model, save_checkpoint
+from support.checkpoint import KEYS, build_model
 from support.evaluation import equations
 
 
@@ -52,13 +52,14 @@ def checkpoints(tmp_path):
         with torch.no_grad():
             for W in model.layers.parameters():        # make layers and positions matter
                 W.mul_(6 if W.ndim > 1 else 1)
-        args = dict.fromkeys(FIXED, 0) | {"model": name, "tokenizer": "bytes", "data": ["text"],
-                                          "seq_len": 16, "kernel": "definition", "seed": 0}
+        args = dict.fromkeys(train.FIXED, 0) | {
+            "model": name, "tokenizer": "bytes", "data": ["text"], "seq_len": 16,
+            "kernel": "definition", "seed": 0}
         paths[name] = tmp_path / "checkpoints" / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir(parents=True)
         empty = {name: [] for name in ("files", "changes")} | {"source": {}}
-        save_checkpoint(paths[name], dict.fromkeys(KEYS, 0) | empty | {
+        torch.save(dict.fromkeys(KEYS, 0) | empty | {
             "model": name, "config": vars(model.config), "weights": model.state_dict(),
             "tokenizer": "bytes", "args": args, "equations": equations(name),
-            "init_weights": ""})
+            "init_weights": ""}, paths[name])
     return paths

@@ -12,7 +12,7 @@ import train
 from baselines import BLOCKS, ablations, count_parameters
 from baselines.transformer import attention_by
 from experiments import scaling, tiles
-from support.checkpoint import SIZE_FLAGS, build_model, has_windows, save_checkpoint
+from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
 from support.evaluation import rope_factor, scale_rope
@@ -207,7 +207,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     sizes = {"N_L": 1, "N_H": 3, "d_E": 20, "d_K": 4, "d_V": 8, "w_th": 256.0, "psi": 2,
              "vocab_size": 257}
     assert ckpt["config"] == sizes
-    assert sizes.keys() - {"vocab_size"} == {*SIZE_FLAGS.values()}
+    assert sizes.keys() - {"vocab_size"} == {*train.SIZES.values()}
     assert {field.name for field in fields(multiscreen.Config)} == sizes.keys()
     again = fit(tmp_path / "next", "--init", str(tmp_path / "out/ckpt.pt"), "--steps", "1")
     assert again["config"] == sizes
@@ -226,7 +226,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args, _ = train.get_args(flags)
+    args = train.get_args(flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 
@@ -273,7 +273,7 @@ def test_a_gradient_that_overflows_is_seen_before_it_is_saved(tmp_path):
     """The loss is finite; tests/test_training.py makes one NaN."""
     ckpt = fit(tmp_path / "out", "--steps", "1")
     ckpt["weights"]["layers.0.s_O"].fill_(80.0)
-    save_checkpoint(tmp_path / "large.pt", ckpt)
+    torch.save(ckpt, tmp_path / "large.pt")
     with pytest.raises(UsageError, match="at step 1 grad_norm is inf; nothing was saved"):
         fit(tmp_path / "next", "--init", str(tmp_path / "large.pt"), "--steps", "3")
     assert not (tmp_path / "next/ckpt.pt").exists()

@@ -11,7 +11,7 @@ import torch
 import train
 from experiments.runs import read_run
 from support import distributed
-from support.checkpoint import read_checkpoint, save_checkpoint
+from support.checkpoint import read_checkpoint
 from support.cli import UsageError, on_one_line
 from tests.helpers import SMALL, TEXT, fit, read_table
 
@@ -42,7 +42,7 @@ def test_a_resumed_run_has_its_whole_log_again(run):
 def test_what_ran_before_an_edit_is_kept_though_its_folder_was_deleted(run):
     out, ckpt = run
     before = ckpt["source"]["train.py"] + "EDITED = True\n"
-    save_checkpoint(out / "ckpt.pt", ckpt | {"source": ckpt["source"] | {"train.py": before}})
+    torch.save(ckpt | {"source": ckpt["source"] | {"train.py": before}}, out / "ckpt.pt")
     shutil.rmtree(out / "source")
     resume(out, "--steps", "5")
     assert (out / "source_until_4/train.py").read_text() == before
@@ -71,22 +71,6 @@ def test_a_folder_in_use_is_refused(run):
     assert read_checkpoint(out / "ckpt.pt")["step"] == 4
     resume(out, "--steps", "5")
 
-def test_flags_and_state_come_from_one_checkpoint(run, monkeypatch):
-    """It is read once, in the locked folder: another process may have saved it just before."""
-    out, _ = run
-    read = []
-
-    def read_locked(path):
-        with pytest.raises(UsageError, match="in use by another process"), (
-                distributed.locked(str(out))):
-            pass
-        read.append(path)
-        return read_checkpoint(path)
-
-    monkeypatch.setattr(train, "read_checkpoint", read_locked)
-    resume(out, "--steps", "5")
-    assert read == [out / "ckpt.pt"]
-
 # --------------------------------------------------------------------- damaged checkpoints
 
 def edited(ckpt, edit):
@@ -105,7 +89,7 @@ EDITS = {
 @pytest.mark.parametrize("message", EDITS)
 def test_what_a_checkpoint_holds_is_checked_before_it_is_used(run, message):
     out, ckpt = run
-    save_checkpoint(out / "ckpt.pt", edited(ckpt, EDITS[message]))
+    torch.save(edited(ckpt, EDITS[message]), out / "ckpt.pt")
     with pytest.raises(UsageError, match=message) as e:
         resume(out, "--steps", "5")
     assert "\n" not in str(e.value)

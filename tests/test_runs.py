@@ -99,7 +99,7 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(
         flags = words[words.index("train.py") + 1:]
         gpus = 8 * int(words[words.index("--nnodes") + 1]) if words[0] == "torchrun" else 1
         monkeypatch.setattr(distributed, "world", lambda gpus=gpus: gpus)
-        args, _ = train.get_args(flags)
+        args = train.get_args(flags)
         assert flags[-1] == args.out
         given = flags[::2]
         assert name == "tiny" or len(set(given)) == len(given), flags

@@ -108,14 +108,13 @@ def children(process):
 
 
 SLOW_TO_SAVE = """
-import sys, time
-import train
-right = train.save_checkpoint
-def save_checkpoint(path, ckpt):
+import sys, time, torch
+right = torch.save
+def save(*inputs):
     time.sleep(1)
-    right(path, ckpt)
+    right(*inputs)
     print("saved at last", file=sys.stderr, flush=True)
-train.save_checkpoint = save_checkpoint
+torch.save = save
 """
 
 

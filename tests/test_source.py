@@ -15,13 +15,8 @@ from tests.helpers import ROOT, fit, run, run_cases
 
 FILE = "multiscreen.py"
 NAMES = ("multiscreen", "multiscreen:nope", "transformer:2,2,16", "transformer:2,2,16:entmax")
-EDITS = [
-    ("return torch.sigmoid(s_r).clamp_min(1e-3)", "return torch.sigmoid(s_r).clamp_min(0.25)"),
-    ("def unit(x, eps=1e-6):", "def unit(x, eps=0.3):"),
-    ("(-w < d) & (d <= 0)", "(-w < d) & (d <= 0) & (d > -400)"),
-    ("(1 - (1 - s) / r).relu().square()", "(1 - (1 - s) / r).relu()"),
-    ("    d_K: int = 16", "    d_K: int = 12"),
-    ("import math\n", "import math\nfrom mine import f\n")]
+EDITS = [("return ", "return 2 * "), ("1e-6", "2e-6"), ("d_K: int = 16", "d_K: int = 12"),
+         ("import math\n", "import math\nfrom mine import f\n"), ("\n\n\n", "\n\nX = 1\n\n")]
 
 
 def small_model(name):
@@ -77,18 +72,17 @@ def test_differences_name_the_file_and_the_lines():
 @pytest.mark.parametrize("old, new", EDITS)
 def test_an_edit_of_an_equation_changes_the_hash(files, old, new):
     before, text = hashes(), (ROOT / FILE).read_text()
-    assert text.count(old) == 1
-    files(FILE, text.replace(old, new))
+    assert old in text
+    files(FILE, text.replace(old, new, 1))
     after = hashes()
     assert all(before[name] != after[name] for name in NAMES)      # all models import the file
 
 
 @pytest.mark.parametrize("old, new", [
-    ("Eq. (9), Trim: alpha", "Trim, the heart of it: alpha"),
-    ("def trim(s, r):", "# The heart of it.\ndef trim(s, r):")])
+    ('"""Eq. (', '"""Well, Eq. ('), ("\n    return ", "  # so\n    return ")])
 def test_words_are_no_edit(files, old, new):
     before, text = hashes(), (ROOT / FILE).read_text()
-    assert text.count(old) == 1
+    assert old in text
     files(FILE, text.replace(old, new))
     assert hashes() == before
 

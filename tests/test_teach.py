@@ -173,7 +173,7 @@ def test_the_variants_of_part_5_are_models():
         assert model(torch.arange(5)[None]).shape == (1, 5, 20)
     flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
     # They follow the flags of idea.sh.
-    assert train.get_args(["--psi", "6", *flags.split()])[0].lr == 2**-7
+    assert train.get_args(["--psi", "6", *flags.split()]).lr == 2**-7
 
 
 def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():

@@ -19,7 +19,7 @@ import tasks.abcdigits
 import train
 from multiscreen import Multiscreen
 from support import distributed, source
-from support.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
 from support.data import Sequences
 from support.maps import alive_fraction
@@ -126,6 +126,8 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
     # Rerun, the command repeats this without training; --force tries again.
     with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out"):
         fit(tmp_path / "out", "--steps", "9")
+    with pytest.raises(UsageError, match="ckpt.pt does not exist: training diverged: at step 2"):
+        train.main(["--out", str(tmp_path / "out"), "--resume"])
     assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
     assert not (tmp_path / "out/diverged.txt").exists()
 
@@ -330,7 +332,7 @@ def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypa
     fit(out, "--resume", "--steps", "4", "--lr", "0.5", *data)
     note, = train.load_checkpoint(out / "ckpt.pt")[2]["changes"]
     assert note.startswith("from step 3: --data ") and "--steps" not in note
-    assert note.endswith(f"--lr 0.0625 | 0.5, train.py, {data[-1]} is new")
+    assert note.endswith(f"--lr 0.0625 | 0.5, {data[-1]} is new, train.py")
     assert f"changes\t{note}\n" in (out / "flags.txt").read_text()
 
     # What ran before stays beside it.
@@ -399,14 +401,16 @@ def test_flags_txt_says_what_the_run_is(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
     """Files may not grow beyond 4096 bytes here. torch speaks of an unexpected position."""
     path = tmp_path / "ckpt.pt"
-    save_checkpoint(path, {"a": 1})
+    torch.save({"a": 1}, path)
     before = path.read_bytes()
     code = """if True:
         import pathlib, resource, torch
-        from support.checkpoint import save_checkpoint
-        from support.cli import cli
+        from support.cli import cli, replacing
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        cli(lambda: save_checkpoint(pathlib.Path(case), {"a": torch.zeros(9999)}))"""
+        def save():
+            with replacing(pathlib.Path(case)) as file:
+                torch.save({"a": torch.zeros(9999)}, file)
+        cli(save)"""
     done = run_cases(code, [path, tmp_path / "new.pt"])
     assert done.stderr == "".join(f"error: {x}: File too large\n" for x in (
         path, tmp_path / "new.pt"))
