@@ -216,7 +216,7 @@ def get_data(args, tokenizer):
         except UsageError as e:
             if str(path) in args.data:
                 raise
-            skipped.append(e)
+            skipped.append(f"{e}")                     # the error itself holds the bytes
     if skipped:
         print(f"skipped {at_most_3(skipped)}")
 

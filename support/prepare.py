@@ -29,6 +29,11 @@ JOURNAL = ".prepare.json"                              # hidden, so that train.p
 BATCH = 64                                             # documents read at a time
 
 
+def kind_of(path):
+    """What a file of a corpus is by its name, "json" for a.jsonl.gz; None for another file."""
+    return next((KINDS[suffix] for suffix in path.suffixes if suffix in KINDS), None)
+
+
 def open_corpus(args):
     """(a stream of documents, the files it comes from: none if it is a data set on the hub)"""
     import datasets
@@ -36,15 +41,13 @@ def open_corpus(args):
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     paths = [*map(Path, args.data)]
     files = [p for path in paths for p in (visible_files(path) if path.is_dir() else [path])]
-    found = {kind: [f"{p.resolve()}" for p in files if suffix in p.suffixes]
-             for suffix, kind in KINDS.items()}
-    kinds = [kind for kind in found if found[kind]]
+    kinds = {kind_of(p) for p in files} - {None}
     if not kinds and len(paths) == 1 and not paths[0].exists():
         return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")
-    files, = filter(None, found.values())
-    extra = {"sample_by": "document"} if kinds == ["text"] else {}
+    files = [f"{p.resolve()}" for p in files if kind_of(p)]
+    extra = {"sample_by": "document"} if kinds == {"text"} else {}
     return datasets.load_dataset(*kinds, data_files={"train": files}, split="train",
                                  streaming=True, **extra), files
 
