@@ -153,6 +153,8 @@ WRONG = {
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach(), i0),
     "no gradient of wide windows": lambda f, q, k, v, w, r, i0:
         f(q, k, v, torch.where(w > 200, w.detach(), w), r, i0),
+    # Each s as from products with few bits: for r = 1e-3, 2 % of a relevance.
+    "s too small by 1e-5": lambda f, q, k, v, w, r, i0: f(q * (1 - 1e-5), k, v, w, r, i0),
     "nan": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) * math.nan,
     "later queries": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) * (1.01 if i0 else 1),
     "16-bit values": lambda f, q, k, v, w, r, i0:
@@ -183,15 +185,6 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
     assert re.fullmatch(r"multiscreen.screen and screen_windowed differ by \S+ times the "
                         r"largest value \(a changed equation\?\): using multiscreen.screen, the "
                         r"definition", line)
-
-
-def test_what_rounds_too_coarsely_for_the_smallest_r_does_not_screen(monkeypatch):
-    """Each s is 1e-5 too small, as from products with few bits: 2 % of a relevance, r = 1e-3."""
-    def coarse(q, *others, right=screen_windowed):
-        return right(q * (1 - 1e-5), *others)
-
-    monkeypatch.setattr(choose, "screen_windowed", coarse)
-    assert get_screen(of_sizes())[0] is ms.screen
 
 
 def fails(*inputs):
@@ -366,10 +359,8 @@ def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu,
     assert screen.func is screen_windowed
     assert re.fullmatch(f"there is no CUDA GPU: {IN_ITS_PLACE}", line)
     assert not expected
-    assert get_screen(as_on_a_gpu(), "windowed")[0] is screen_windowed
-    with pytest.raises(UsageError, match="--kernel triton: there is no CUDA GPU") as e:
+    with pytest.raises(UsageError, match="^--kernel triton: there is no CUDA GPU$"):
         train.main([*SMALL, "--kernel", "triton", "--out", str(tmp_path / "out")])
-    assert "\n" not in str(e.value)
 
 
 @pytest.mark.skipif(fused.triton is None, reason="there is no interpreter")
