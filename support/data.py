@@ -204,6 +204,7 @@ def get_data(args, tokenizer):
     twentieth of all text and of each token file.
     """
     T, name = args.seq_len, at_most_3(args.data)
+    # Read each text once. The standard library's empty files count, as in README's losses.
     documents, files, skipped = {}, [], []
     for path, use in files_of(args.data, args.out):
         try:
