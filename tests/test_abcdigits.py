@@ -87,16 +87,16 @@ class Parrot(torch.nn.Module):
 @pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=no_gpt2)])
 def test_evaluate_counts_the_exact_integer_only(name):
     tokenizer = get_tokenizer(name)
-    texts = abcdigits.generate_by_line_count(40, 0.3, 4, 30)
+    texts = [text for n in (40, 41) for text in abcdigits.generate_by_line_count(n, 0.3, 4, 16)]
     prompts, answers = [t[:-4] for t in texts], [t[-4:] for t in texts]
     asked = [p[-2] for p in prompts]
     model = Parrot(tokenizer, wrong="".join(sorted(set(asked))[:2]))
     right = abcdigits.exact_matches(model, tokenizer, prompts, answers, tokens_at_once=1000)
     assert right == [letter not in model.wrong for letter in asked]
     assert set(right) == {True, False}
-    assert sum(B for B, _ in model.batches) == 30
+    assert sum(B for B, _ in model.batches) == 32
     assert all(B * T <= 1000 for B, T in model.batches)
-    assert name == "gpt2" or len(model.batches) <= 10          # equal lengths share a batch
+    assert name == "gpt2" or len(model.batches) <= 12          # equal lengths share a batch
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_the_best_rope_scale_counts(measure, capsys):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--lengths", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
+    ["--lengths", "260", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
     ["--trials", "0"], ["--digits", "1"]])
 def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(measure, tmp_path, flags):
     with pytest.raises(UsageError):
