@@ -11,8 +11,8 @@ mechanisms, also your own in BLOCKS of baselines/__init__.py.
 compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
 perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. A model has a
 row in the table, with means over its seeds, and one more for --swe or the best --rope-scale. The
-numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table in place of
-folders to draw it again. Its rows of other runs are kept, and drawn, too.
+numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table, alone or
+beside other runs, to draw it again.
 """
 import math
 import statistics
@@ -20,48 +20,48 @@ from pathlib import Path
 
 from baselines import BLOCKS
 from experiments.common import figure_path, pyplot, save_figure
+from experiments.perplexity import positions
+from experiments.retrieval import get_cells, mean_by_length
+from experiments.runs import median, read_run
 from experiments.style import COLORS, WIDTH, legend_below, paper_name, plain_axis
 from experiments.weights import TITLES, show_weights
 from support.cli import Parser, UsageError, cli
 from support.data import STREAMS
-from support.table import named_paths, print_table, read_flags, read_rows, write_rows
+from support.table import current, keep_rows, named_paths, print_table, read_rows, run_of
 
 # ------------------------------------------------------------------------- what runs have measured
 
 COLUMNS = ("model", "task", "seed", "lr", "step", "what", "value")
-DIGITS = {"loss": 4, "perplexity": 2, "needles": 1}
+# What is drawn: the title of a panel, and how a table shows a number.
+KINDS = {"loss": ("loss on text\n(less is better)", ".4f"),
+         "perplexity": ("perplexity at\n{:,} / at 64", ".2f"),
+         "needles": ("answers found\nat {:,} (%)", ".1f")}
 SETTINGS = {"": "as trained", "SWE": "with SWE", "RoPE": "with the best RoPE scaling"}
 
 
-def read_run(folder, label=""):
+def rows_of(folder, label=""):
     """The rows of a run of train.py and of what was measured with it, dicts of text by COLUMNS."""
-    folder = Path(folder)
-    flags = read_flags(folder)
-    if not flags or not (folder / "log.tsv").exists():
-        raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
-    log = read_rows(folder / "log.tsv")
-    loss, needle, ms = ([float(row[name]) for row in log if row[name]] or [math.nan]
-                        for name in ("val_loss", "needle", "ms"))
-    values = {"parameters": int(flags["parameters"]), "ms": statistics.median(ms),
-              "loss": math.nan if (folder / "diverged.txt").exists() else loss[-1],
-              "needle digits": needle[-1],
+    run, folder = read_run(folder), Path(folder)
+    values = {"parameters": int(run.flags["parameters"]), "ms": median(run.curves["ms"][1]),
+              "loss": run.loss_at(), "needle digits": [math.nan, *run.curves["needle"][1]][-1],
               **measured(folder / "perplexity.tsv", perplexities),
               **measured(folder / "abcdigits.tsv", needles)}
-    model = f"{flags['model'].partition(':')[0]}={label}" if label else flags["model"]
-    task = flags["data"] if flags["data"] in STREAMS else "text"
-    run = model, task, flags["seed"], flags["lr"], log[-1]["step"]
-    return [dict(zip(COLUMNS, (*run, what, f"{x:.6g}"))) for what, x in values.items()
+    model, data = run.flags["model"], run.flags["data"]
+    cells = {"model": f"{model.partition(':')[0]}={label}" if label else model,
+             "task": data if data in STREAMS else "text", "seed": run.seed, "lr": run.flags["lr"],
+             "step": str(max(run.losses, default=0))}
+    return [cells | {"what": what, "value": f"{x:.6g}"} for what, x in values.items()
             if what == "loss" or not math.isnan(x)]
 
 
 def measured(path, summary):
-    """{what: value} of the last rows of a table beside a checkpoint, for each setting it has.
+    """{what: value} of a table beside a checkpoint, as it was measured last, for each setting.
 
     "needles 256" is as trained, "needles 256 SWE" with SWE, "needles 256 RoPE" with the best of
     all factors.
     """
     rows = read_rows(path) if path.exists() else []
-    rows = [row for row in rows if row["hash"] == rows[-1]["hash"]]
+    rows = [row for row in current(rows) if run_of(row) == run_of(rows[-1])]
     plain = [row for row in rows if not row["swe"]]
     found = {"": [row for row in plain if row["factor"] in ("", "1")],
              "SWE": [row for row in rows if row["swe"]],
@@ -80,71 +80,52 @@ def perplexities(rows):
         if int(row["length"]) == length:
             factors.setdefault(row["factor"], []).append([float(x) for x in row["nats"].split()])
     means = [[statistics.mean(x) for x in zip(*documents)] for documents in factors.values()]
-    best = min(means, key=lambda nats: nats[-1])
-    if length <= 64:
-        return {}
-    # The positions are 32, 45, 64, 91, .., length.
-    return {"perplexity 64": math.exp(best[2]), f"perplexity {length}": math.exp(best[-1])}
+    best = dict(zip(positions(length), min(means, key=lambda nats: nats[-1])))
+    return {f"perplexity {n}": math.exp(best[n]) for n in (64, length) if length > 64}
 
 
 def needles(rows):
-    """{"needles 256": share of answers found}, means over the depths.
-
-    In each cell the best RoPE factor counts, and of several measurements the one of most prompts.
-    """
-    most, cells = max(int(row["trials"]) for row in rows), {}
-    for row in rows:
-        if int(row["trials"]) == most:
-            depths = cells.setdefault(int(row["length"]), {})
-            depths[row["depth"]] = max(depths.get(row["depth"], 0.0), float(row["accuracy"]))
-    return {f"needles {n}": statistics.mean(depths.values()) for n, depths in sorted(cells.items())}
+    """{"needles 256": share of answers found}, means over the depths, in each cell the best."""
+    return {f"needles {length}": statistics.mean(shares.values())
+            for length, shares in mean_by_length(get_cells(rows)).items()}
 
 
-def gather(words, path):
-    """The rows of the runs and tables that `words` name, after those of other runs at `path`."""
-    found = {}
+def gather(words):
+    """The rows of runs and tables. Raises UsageError if two of them have the same run."""
+    places, rows = {}, []
     for label, name in named_paths(words):
-        for row in read_rows(name) if name.endswith(".tsv") else read_run(name, label):
-            place, rows = found.setdefault(run_of(row), (name, []))
-            if place != name:
-                raise UsageError(f"{place} and {name} are both {', '.join(run_of(row))}: label "
-                                 f"one, as in mine={name}")
+        for row in read_rows(name) if name.endswith(".tsv") else rows_of(name, label):
+            run = row["model"], row["task"], row["seed"]
+            if places.setdefault(run, name) != name:
+                raise UsageError(f"{places[run]} and {name} are both {', '.join(run)}: label one, "
+                                 f"as in mine={name}")
             rows.append(row)
-    others = read_rows(path) if path.exists() else []
-    others = [row for row in others if run_of(row) not in found]
-    return others + [row for _, rows in found.values() for row in rows]
-
-
-def run_of(row):
-    """What names a run: model, task and seed."""
-    return tuple(row[name] for name in COLUMNS[:3])
+    return rows
 
 
 # ----------------------------------------------------------------------- the table and the figure
 
-def mechanism_of(model):
-    """The model of which this is the other try, alibi of alibi-steep, or itself."""
-    begin, _, kind = model.rpartition(":")
-    first = kind.rpartition("-")[0]
-    if first and {kind, first} <= BLOCKS.keys() and issubclass(BLOCKS[kind], BLOCKS[first]):
-        return f"{begin}:{first}"
-    return model
-
-
 def merge_tries(rows):
     """The rows, of a mechanism's name where one of its tries won on text, and another on the task.
 
-    Prints what was merged. Tries that trained on one task with one seed stay apart.
+    alibi-steep is a try of alibi. Prints what was merged. Tries that trained on one task with one
+    seed stay apart.
     """
+    def mechanism_of(model):
+        begin, _, kind = model.rpartition(":")
+        first = kind.rpartition("-")[0]
+        is_try = first in BLOCKS and issubclass(BLOCKS.get(kind, object), BLOCKS[first])
+        return f"{begin}:{first}" if first and is_try else model
+
     models = {}
     for row in rows:
-        runs = models.setdefault(mechanism_of(row["model"]), {})
-        runs.setdefault(run_of(row)[1:], set()).add(row["model"])
-    merged = [model for model, runs in models.items() if max(map(len, runs.values())) == 1]
+        of_seed = models.setdefault(mechanism_of(row["model"]), {})
+        of_seed.setdefault((row["task"], row["seed"]), set()).add(row["model"])
+    merged = [model for model, of_seed in models.items() if max(map(len, of_seed.values())) == 1]
     for model in merged:
-        found = sorted({(task, *names) for (task, _), names in models[model].items()})
-        if any(name != model for _, name in found):
-            words = (f"{name.rpartition(':')[2]} on {task}" for task, name in found)
+        tries = sorted({(task, *names) for (task, _), names in models[model].items()})
+        if any(name != model for _, name in tries):
+            words = (f"{name.rpartition(':')[2]} on {task}" for task, name in tries)
             print(f"{paper_name(model)}: {', '.join(words)}")
     return [row | {"model": mechanism_of(row["model"])}
             if mechanism_of(row["model"]) in merged else row for row in rows]
@@ -185,14 +166,13 @@ def get_lines(rows):
 
 
 def columns_of(lines):
-    """{column: what a panel calls it} of what was measured: loss, perplexity, needles by length."""
-    found = {column for line in lines.values() for column in line}
-    known = {"loss": "loss on text\n(less is better)"}
-    for kind, title in (("perplexity", "perplexity at\n{:,} / at 64"),
-                        ("needles", "answers found\nat {:,} (%)")):
-        lengths = sorted(int(x.split()[1]) for x in found if x.startswith(kind))
-        known |= {f"{kind} {n}": title.format(n) for n in lengths if n != 64}
-    return {column: title for column, title in known.items() if column in found}
+    """The columns of KINDS that were measured: loss, perplexity and needles by length."""
+    def place(column):
+        kind, _, length = column.partition(" ")
+        return [*KINDS].index(kind), int(length or 0)
+
+    found = {column for line in lines.values() for column in line if column.split()[0] in KINDS}
+    return sorted(found - {"perplexity 64"}, key=place)
 
 
 def print_results(lines, columns):
@@ -203,7 +183,7 @@ def print_results(lines, columns):
         digits = line.get("needle digits", {}).values()
         learned = f"{sum(x > 50 for x in digits)} of {len(digits)}" if digits else None
         rows.append([name, SETTINGS[setting], len(line.get("loss", ())) or None,
-                     *(f"{means[x]:.{DIGITS[x.split()[0]]}f}" if x in means else None
+                     *(format(means[x], KINDS[x.split()[0]][1]) if x in means else None
                        for x in columns), learned,
                      *(round(means[x]) if x in means else None for x in ("parameters", "ms"))])
     print_table(["model", "", "seeds", *columns, "learned", "parameters", "ms"], rows,
@@ -220,7 +200,8 @@ def draw_results(plt, lines, columns, path):
                                 {"color": COLORS[2], "marker": "s", "mfc": "white"})))
     fig, axes = plt.subplots(1, len(columns), figsize=(WIDTH, 0.3 * len(names) + 1.6), sharey=True,
                              squeeze=False, layout="constrained")
-    for ax, (column, title) in zip(axes[0], columns.items()):
+    for ax, column in zip(axes[0], columns):
+        kind, *lengths = column.split()
         for (name, setting), line in lines.items():
             x = [*line.get(column, {}).values()]
             y, look = names.index(name), looks[setting]
@@ -228,14 +209,14 @@ def draw_results(plt, lines, columns, path):
                 ax.plot(x, [y] * len(x), ls="", ms=3, alpha=0.5, clip_on=False, **look)
                 ax.plot(statistics.mean(x), y, ls="", ms=7, clip_on=False, **look)
             digits = line.get("needle digits", {}).values()
-            if column.startswith("needles") and digits and max(digits) <= 50:
+            if kind == "needles" and digits and max(digits) <= 50:
                 ax.text(95, y, "no lookup", ha="right", va="center", fontsize=8, color="0.3")
-        ax.set_title(title)
+        ax.set_title(KINDS[kind][0].format(*map(int, lengths)))
         ax.set_ylim(len(names) - 0.5, -0.5)            # the first one on top
         ax.grid(axis="y", color="0.9")
-        if column.startswith("needles"):
+        if kind == "needles":
             ax.set_xlim(0, 100)
-        elif column.startswith("perplexity"):
+        elif kind == "perplexity":
             ax.set(xscale="log", xlim=(min(1, ax.get_xlim()[0]), None))
             plain_axis(plt, ax.xaxis)
     axes[0, 0].set_yticks(range(len(names)), names)
@@ -249,10 +230,10 @@ def draw_results(plt, lines, columns, path):
 
 def compare(words, out):
     """Print and draw what runs have measured, and keep it as a TSV."""
-    rows = gather(words, out.with_suffix(".tsv"))
+    rows = gather(words)
     lines = get_lines(merge_tries(rows))
     columns = columns_of(lines)
-    write_rows(out.with_suffix(".tsv"), rows)
+    keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))
     print_results(lines, columns)
     if plt := pyplot():
         draw_results(plt, lines, columns, out)

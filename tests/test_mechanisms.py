@@ -113,12 +113,11 @@ def write_run(folder, model="transformer:4,4,72", data="stdlib", seed=32, log=((
               tables=None, diverged=False):
     """A folder as train.py and the measures leave it. log: (step, val_loss, needle)"""
     folder.mkdir(parents=True)
-    flags = {"model": model, "data": data, "seed": seed, "lr": 0.25, "parameters": 1000}
+    flags = {"model": model, "data": data, "seed": seed, "lr": 0.25, "parameters": 1000, "steps": 9}
     (folder / "flags.txt").write_text("".join(f"{n}\t{x}\n" for n, x in flags.items()))
-    rows = [{"step": str(step), "ms": ms, "val_loss": "", "needle": ""}
-            for step, ms in enumerate(("900", "40", "50"), 1)]
-    rows += [{"step": str(step), "ms": "", "val_loss": str(loss), "needle": str(needle)}
-             for step, loss, needle in log]
+    rows = [dict(zip(("step", "ms", "val_loss", "needle"), map(str, row)))
+            for row in ((1, 900, "", ""), (2, 40, "", ""), (3, 50, "", ""),
+                        *((step, "", loss, needle) for step, loss, needle in log))]
     write_rows(folder / "log.tsv", rows)
     for name, found in (tables or {}).items():
         write_rows(folder / name, found)
@@ -128,7 +127,7 @@ def write_run(folder, model="transformer:4,4,72", data="stdlib", seed=32, log=((
 
 
 def needle_row(length, depth, accuracy, factor="", swe="", trials=10, hash="new"):
-    return {"length": str(length), "depth": str(depth), "factor": factor, "swe": swe,
+    return {"seed": "32", "length": str(length), "depth": str(depth), "factor": factor, "swe": swe,
             "trials": str(trials), "accuracy": str(accuracy), "hash": hash}
 
 
@@ -139,25 +138,25 @@ def perplexity_row(document, *nats, factor="", swe="", length=128, hash="new"):
 
 
 def values_of(folder, label=""):
-    return {row["what"]: float(row["value"]) for row in mechanisms.read_run(folder, label)}
+    return {row["what"]: float(row["value"]) for row in mechanisms.rows_of(folder, label)}
 
 
 def test_a_run_is_its_last_loss_and_its_median_step(tmp_path):
     run = write_run(tmp_path / "a", log=((5, 3.0, 0.1), (9, 2.5, 0.75)), data="abcdigits")
     assert values_of(run) == {"loss": 2.5, "needle digits": 0.75, "ms": 50, "parameters": 1000}
-    row = mechanisms.read_run(run)[0]
+    row = mechanisms.rows_of(run)[0]
     assert row | {"what": "", "value": ""} == {
         "model": "transformer:4,4,72", "task": "abcdigits", "seed": "32", "lr": "0.25",
         "step": "9", "what": "", "value": ""}
-    assert mechanisms.read_run(run, "mine")[0]["model"] == "transformer=mine"
+    assert mechanisms.rows_of(run, "mine")[0]["model"] == "transformer=mine"
     assert math.isnan(values_of(write_run(tmp_path / "b", diverged=True))["loss"])
     (run / "log.tsv").unlink()
     with pytest.raises(UsageError, match="holds no run"):
-        mechanisms.read_run(run)
+        mechanisms.rows_of(run)
 
 
 def test_answers_are_means_over_depths_of_the_best_in_each_cell(tmp_path):
-    rows = [needle_row(256, 0.1, 1.0, hash="old"), needle_row(256, 0.1, 1.0, trials=2),
+    rows = [needle_row(256, 0.5, 1.0, hash="old"), needle_row(256, 0.1, 1.0, trials=2),
             needle_row(256, 0.1, 0.5), needle_row(256, 0.9, 0.1),
             needle_row(256, 0.1, 0.2, factor="2"), needle_row(256, 0.9, 0.4, factor="2"),
             needle_row(256, 0.1, 0.7, swe="yes"), needle_row(256, 0.9, 0.9, swe="yes")]
@@ -213,19 +212,23 @@ def test_the_table_has_means_over_the_seeds(call, monkeypatch, tmp_path, capsys)
                         ("screening", "with SWE")]
 
 
-def test_the_tsv_stands_for_the_runs_and_keeps_those_that_are_not_named(
-        call, monkeypatch, tmp_path, capsys):
+def test_the_tsv_stands_for_the_runs_and_loses_none(call, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
     make_runs(tmp_path / "runs")
-    call(mechanisms, tmp_path / "runs/t*", "--out", "m.png")
-    call(mechanisms, tmp_path / "runs/other", "--out", "m.png")
+    call(mechanisms, "runs/t*", "--out", "m.png")
+    with open("runs/t1-32/log.tsv", "a") as log:       # it went on
+        log.write("12\t\t1.25\t\n")
+    call(mechanisms, "runs/t*", "--out", "m.png")
+    with pytest.raises(UsageError, match="already holds .* other rows: add this table"):
+        call(mechanisms, "runs/other", "--out", "m.png")
+    call(mechanisms, "m.tsv", "runs/other", "--out", "m.png")
     both = table_of(capsys), read_table(tmp_path / "m.tsv")
-    assert {row["task"] for row in both[1]} == {"text", "abcdigits"}
+    assert {row["model"] for row in both[1]} == {"transformer:4,4,72",
+                                                 "transformer:4,4,72:screening"}
     call(mechanisms, "m.tsv")
     assert (table_of(capsys), read_table(tmp_path / "m.tsv")) == both
-    call(mechanisms, tmp_path / "runs/t1-32", "--out", "m.png")      # replaces its own rows only
-    rows = read_table(tmp_path / "m.tsv")
-    assert sorted(map(str, rows)) == sorted(map(str, both[1]))
+    with pytest.raises(UsageError, match="m.tsv and runs/other are both .*screening"):
+        call(mechanisms, "m.tsv", "runs/other")
 
 
 def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
