@@ -64,9 +64,9 @@ class Model:
     rest: int
     losses: dict
 
-    @property
-    def loss(self):
-        return mean_and_std(self.losses.values())[0]
+    def loss(self, seed=None):
+        """The loss of a seed, or the mean."""
+        return mean_and_std(self.losses.values())[0] if seed is None else self.losses[seed]
 
 
 def get_models(runs):
@@ -80,20 +80,18 @@ def get_models(runs):
     for run in runs:
         if run.end not in ("", "diverged"):
             raise UsageError(f"{run.label} is {run.end}: rerun its command to resume it")
-        key = run.flags["model"], int(run.flags["parameters"]), float(run.flags["lr"])
-        model = models.setdefault(key, Model(key[0], key[2], key[1], rest_of(run.flags), {}))
+        key = run.flags["model"], float(run.flags["lr"]), int(run.flags["parameters"])
+        model = models.setdefault(key, Model(*key, rest_of(run.flags), {}))
         if run.seed in model.losses:
             raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: "
                              "experiments.compare shows what differs")
         model.losses[run.seed] = run.loss_at()
-    found = {family: {} for family in FAMILIES}
-    for model in models.values():
-        sizes = found.setdefault(model.name.partition(":")[0], {})
-        best = sizes.setdefault((model.name, model.parameters), model)
-        if model.loss < best.loss or math.isnan(best.loss):
-            sizes[model.name, model.parameters] = model
-    return {family: sorted((model for model in sizes.values() if not math.isnan(model.loss)),
-                           key=lambda model: model.parameters) for family, sizes in found.items()}
+    trained = [model for model in models.values() if not math.isnan(model.loss())]
+    # Of equal names and sizes the last one stays, which has the lowest loss.
+    best = {(model.parameters, model.name): model
+            for model in sorted(trained, key=Model.loss, reverse=True)}
+    return {family: [model for (_, name), model in sorted(best.items())
+                     if name.partition(":")[0] == family] for family in FAMILIES}
 
 
 def rest_of(flags):
@@ -107,36 +105,34 @@ def rest_of(flags):
     return int(flags["parameters"]) - config.vocab_size * config.d_E
 
 
-def size_between(loss, sizes, losses):
-    """The size that has a loss, linear in ln(size) between neighbours.
+def size_at(loss, models, kind, seed=None):
+    """The size at which a family has a loss, linear in ln(size) between measured neighbours.
 
-    NaN beyond the ends, without sizes, and where the losses do not fall with size.
+    kind: "parameters" or "rest". NaN beyond the ends, without models, and where the losses do not
+    fall with size.
     """
+    losses = [model.loss(seed) for model in models]
     falls = all(a > b for a, b in zip(losses, losses[1:]))
-    if not (losses and falls and min(losses) <= loss <= max(losses)):
+    if not (losses and falls and losses[-1] <= loss <= losses[0]):
         return math.nan
-    return math.exp(np.interp(-loss, -np.array(losses), np.log(sizes)))
+    sizes = [math.log(getattr(model, kind)) for model in models]
+    return math.exp(np.interp(-loss, -np.array(losses), sizes))
 
 
 def equal_losses(models):
     """Rows of COLUMNS: for each measured size the sizes of both families at its loss."""
-    def sizes_at(loss, loss_of, kind):
-        return [size_between(loss, [getattr(model, kind) for model in models[family]],
-                             [loss_of(model) for model in models[family]]) for family in FAMILIES]
-
     measured = [model for family in FAMILIES for model in models[family]]
     seeds = set.intersection(*(set(model.losses) for model in measured)) if measured else ()
     rows = []
-    for model in sorted(measured, key=lambda model: -model.loss):
-        row = [f"{model.name}, {model.parameters}", model.lr, model.loss]
+    for model in sorted(measured, key=Model.loss, reverse=True):
+        row = [f"{model.name}, {model.parameters}", model.lr, model.loss()]
         for kind in ("parameters", "rest"):
-            ours, theirs = sizes_at(model.loss, lambda other: other.loss, kind)
-            pairs = [sizes_at(model.loss, lambda other, seed=seed: other.losses[seed], kind)
-                     for seed in seeds]
+            sizes = [[size_at(model.loss(), models[family], kind, seed) for family in FAMILIES]
+                     for seed in (None, *seeds)]
+            saving, *of_seeds = [1 - ours / theirs for ours, theirs in sizes]
             if kind == "parameters":
-                row += [x if math.isnan(x) else round(x) for x in (ours, theirs)]
-            std = mean_and_std([1 - n / of for n, of in pairs])[1]
-            row += [percent(1 - ours / theirs, 0), percent(std, 0)]
+                row += [x if math.isnan(x) else round(x) for x in sizes[0]]
+            row += [percent(saving, 0), percent(mean_and_std(of_seeds)[1], 0)]
         rows.append(row)
     return rows
 
@@ -147,7 +143,7 @@ def draw_scaling(plt, models, path):
     for n, (family, found) in enumerate(models.items()):
         if found:
             stds = [mean_and_std(model.losses.values())[1] for model in found]
-            ax.errorbar([model.parameters for model in found], [model.loss for model in found],
+            ax.errorbar([model.parameters for model in found], [model.loss() for model in found],
                         np.nan_to_num(stds), capsize=4, ms=7, label=family.capitalize(), **look(n))
     ax.set(xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
     millions_axis(plt, ax)

@@ -77,7 +77,7 @@ def test_a_size_counts_at_its_best_rate_by_the_mean_over_the_seeds(run):
                      run("f", 3.0, psi="3", parameters="20486", lr="0.25"),
                      run("g", "nan", psi="4", parameters="61506"))["multiscreen"]
     assert [(model.lr, model.parameters) for model in ours] == [(0.0625, 4626), (0.25, 20486)]
-    assert [model.loss for model in ours] == pytest.approx([3.6, 3.0])
+    assert [model.loss() for model in ours] == pytest.approx([3.6, 3.0])
     assert common.mean_and_std([2.0, NAN, 4.0]) == (3.0, math.sqrt(2))
 
 
@@ -101,7 +101,8 @@ def test_sizes_are_taken_between_measured_neighbours_and_nowhere_else():
     assert rows[2][3:6] == [400, round(100 * 16**0.7), f"{1 - 4 / 16**0.7:.0%}"]
     assert math.isnan(rows[2][6])                      # the second seed does not reach 3.1
     assert all(math.isnan(x) for row in (rows[0], rows[3]) for x in (row[3], row[5]))
-    assert math.isnan(scaling.size_between(3.0, [1, 2, 3], [4.0, 2.0, 3.5]))
+    rising = [model("multiscreen", n, loss) for n, loss in ((1, 4.0), (2, 2.0), (3, 3.5))]
+    assert math.isnan(scaling.size_at(3.0, rising, "parameters"))
     assert scaling.equal_losses({"multiscreen": [], "transformer": []}) == []
     alone = scaling.equal_losses({"multiscreen": ours, "transformer": []})
     assert [row[3] for row in alone] == [100, 400] and math.isnan(alone[0][4])
