@@ -109,15 +109,18 @@ def edited_files(old, new):
 
 
 def differences(old, new, most=20):
-    """Lines that say in which lines two {path: text} differ, at most so many of each file.
+    """Lines that say in which lines two {path: text} differ, below the name of their function.
 
-    A longer file that only one of them has gets one line: nobody changed it.
+    At most so many of each file. A longer one that only one of them has gets one line: nobody
+    changed it.
     """
     lines = []
     for path in edited_files(old, new):
-        diff = difflib.unified_diff(bare(old.get(path, "")), bare(new.get(path, "")), n=0,
+        diff = difflib.unified_diff(bare(old.get(path, "")), bare(new.get(path, "")), n=10**6,
                                     lineterm="")
-        changed = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+        # Of the lines that are the same, those that begin the function of a change.
+        shown = [x for x in [*diff][3:] if x[0] != " " or x.split()[0] in ("def", "class")]
+        changed = [x for x, y in zip(shown, [*shown[1:], " "]) if x[0] != " " or y[0] != " "]
         if len(changed) > most and not (path in old and path in new):
             side = "second" if path in new else "first"
             lines.append(f"  {path}: only the {side} has this file, of {len(changed)} lines")

@@ -170,8 +170,9 @@ def test_changed_lines_of_source_are_shown(run, said):
     (b / "source/train.py").write_text("betas = (0.9, 0.99)\n")
     lines = said(a, b)
     at = lines.index("a | b")
-    assert lines[at + 1 : at + 7] == [
-        "  multiscreen.py", "    -        return 2", "    +        return 4",
+    assert lines[at + 1 : at + 8] == [
+        "  multiscreen.py", "         def power(self):", "    -        return 2",
+        "    +        return 4",
         "  train.py", "    -betas = (0.9, 0.95)", "    +betas = (0.9, 0.99)"]
     # Something was replaced at run time.
     lines = said(a, run("d", {20: 3.1}, equations="xyz"))
@@ -182,8 +183,7 @@ def test_a_group_of_two_sources_says_so(run, said):
     lines = said(run("a-0", {20: 3.0}),
                  run("a-1", {20: 3.0}, seed=1, source=SOURCE.replace("2", "3"), equations="x"))
     at = lines.index("a: seed 0 | seed 1")
-    assert lines[at + 1 :][:3] == [
-        "  multiscreen.py", "    -        return 2", "    +        return 3"]
+    assert lines[at + 1 :][2:4] == ["    -        return 2", "    +        return 3"]
     said("a-0", "a-1", "--name", "mine", "--out", "o")
     lines = said("o/mine.tsv", "--out", "p")           # a table has no source
     assert lines[lines.index("a: seed 0 | seed 1") + 1].startswith("  other equations")

@@ -51,11 +51,13 @@ def hashes():
 
 # ---------------------------------------------------------------------------- what is an edit
 
-def test_differences_name_the_file_and_the_lines():
-    old = {"a.py": "def f(x):\n    return x\n", "b.py": "B = 1\n"}
-    new = {"a.py": 'def f(x):\n    """Twice."""\n    return 2 * x  # more\n', "b.py": "B = 1\n"}
+def test_differences_name_the_file_the_function_and_the_lines():
+    old = {"a.py": "def e():\n    pass\n\ndef f(x):\n    return x\n", "b.py": "B = 1\n"}
+    new = {"a.py": 'def e():\n    pass\n\ndef f(x):\n    """Twice."""\n    return 2 * x  # more\n',
+           "b.py": "B = 1\n"}
     assert source.differences(old, old) == []
-    assert source.differences(old, new) == ["  a.py", "    -    return x", "    +    return 2 * x"]
+    assert source.differences(old, new) == [
+        "  a.py", "     def f(x):", "    -    return x", "    +    return 2 * x"]
     assert source.differences({"d.py": "f(1)\n"}, {"d.py": "f(2)\n"}) == [
         "  d.py", "    -f(1)", "    +f(2)"]
     longer = {"c.py": "C = 1\nD = 2\n"}
