@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import timing
 from experiments.common import add_tables, get_figure, pyplot, save_figure
-from experiments.style import WIDTH, look, millions_axis, paper_name, plain_axis
+from experiments.style import WIDTH, labels_of, look, millions_axis, paper_name, plain_axis
 from support.cli import Parser, UsageError, cli, get_device
 from support.table import beside, print_table
 
@@ -119,7 +119,8 @@ def draw_latency(plt, rows, labels, path):
 
 
 def main():
-    rows, out, labels = get_figure(get_parser().parse_args(), "ms", measure_models)
+    rows, out = get_figure(get_parser().parse_args(), "ms", measure_models)
+    labels = labels_of(rows)
     rows = timing.summarize(rows)
     print_table(timing.COLUMNS, [[row[name] for name in timing.COLUMNS] for row in rows],
                 f"Milliseconds of one pass; {rows[0]['machine']}")

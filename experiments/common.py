@@ -70,7 +70,7 @@ def figure_path(name):
 
 
 def get_figure(args, value, measure=None):
-    """(rows to draw, path of the figure, {(model, parameters): label}) by the command line.
+    """(rows to draw, path of the figure) by the command line.
 
     The rows are those of the tables, or without tables those that measure(args) returns with a
     path. value: the column that was measured. With --out the rows are kept beside the figure.
@@ -86,10 +86,10 @@ def get_figure(args, value, measure=None):
     if args.out:
         out = args.out
         keep_rows(out.with_suffix(".tsv"), rows)
-    return rows, out, labels_of(rows)
+    return rows, out
 
 
-def group_rows(rows, labels, texts):
+def group_rows(rows, texts):
     """{(label, setting): rows}: rows that differ only in the seed and in what was measured.
 
     texts: {column: text for its value}. A setting, such as " + SWE, step 9", has the texts of cells
@@ -99,7 +99,7 @@ def group_rows(rows, labels, texts):
     def run(row):
         return tuple(row[name] for name in RUN if name != "step")
 
-    steps, groups = {}, {}
+    labels, steps, groups = labels_of(rows), {}, {}
     for row in rows:
         steps.setdefault(run(row), set()).add(row["step"])
     differ = {name for name in texts if len({row.get(name) for row in rows}) > 1}

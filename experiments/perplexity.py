@@ -162,10 +162,10 @@ class Curve(NamedTuple):
     std: np.ndarray
 
 
-def get_curves(rows, labels):
+def get_curves(rows):
     """The Curves of rows, of the documents that all seeds of a curve have."""
     curves = []
-    for (label, setting), found in group_rows(rows, labels, TEXTS).items():
+    for (label, setting), found in group_rows(rows, TEXTS).items():
         seeds = {}
         for row in found:
             of_seed = seeds.setdefault(row["seed"], {})
@@ -249,8 +249,8 @@ def main():
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
-    rows, out, labels = get_figure(p.parse_args(), "nats", measure)
-    curves = get_curves(rows, labels)
+    rows, out = get_figure(p.parse_args(), "nats", measure)
+    curves = get_curves(rows)
     print_curves(curves)
     if plt := pyplot():
         draw_curves(plt, curves, out)

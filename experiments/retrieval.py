@@ -89,9 +89,9 @@ def mean_by_length(cells):
             for length, column in columns.items()}
 
 
-def get_panels(rows, labels):
+def get_panels(rows):
     """The Panels of rows, in their order, those with SWE last."""
-    groups = group_rows(sorted(rows, key=lambda row: row["swe"]), labels, {
+    groups = group_rows(sorted(rows, key=lambda row: row["swe"]), {
         "digits": ", {} digits", "seq_len": ", trained at {}", "swe": " + SWE"})
     return [Panel(label + setting, int(found[0]["seq_len"]), get_cells(found))
             for (label, setting), found in groups.items()]
@@ -183,8 +183,8 @@ def draw_by_length(plt, panels, path):
 def main():
     p = Parser(__doc__)
     add_tables(p, "+")
-    rows, out, labels = get_figure(p.parse_args(), "accuracy")
-    panels = get_panels(rows, labels)
+    rows, out = get_figure(p.parse_args(), "accuracy")
+    panels = get_panels(rows)
     lengths = sorted({length for panel in panels for length, _ in panel.cells})
     trials = " or ".join(map(str, sorted({int(row["trials"]) for row in rows})))
     print_table(["model", "seed", *map(str, lengths)], table_rows(panels, lengths),

@@ -8,7 +8,7 @@ import torch
 import multiscreen
 import train
 from experiments import passkey, perplexity, retrieval, sample, tiles
-from experiments.common import labels_of, pyplot
+from experiments.common import pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, get_data
@@ -93,23 +93,19 @@ def document(name, nats, **values):
     return row | values
 
 
-def curves_of(rows):
-    return perplexity.get_curves(rows, labels_of(rows))
-
-
 def test_means_over_documents_then_over_seeds():
     """The seeds share documents a and b, where their means are 2 and 4 nats; c does not count."""
     rows = [document("a", "1"), document("b", "3"), document("c", "9"),
             document("a", "5", seed="1"), document("b", "3", seed="1"),
             document("a", "7", swe="yes")]
-    plain, expanded = curves_of(rows)
+    plain, expanded = perplexity.get_curves(rows)
     assert (plain.setting, plain.n_seeds, plain.n_documents) == ("", 2, 2)
     assert plain.mean == pytest.approx([(math.e**2 + math.e**4) / 2])
     assert plain.std == pytest.approx([(math.e**4 - math.e**2) / math.sqrt(2)])
     assert (expanded.setting, expanded.n_documents) == (" + SWE", 1)
     assert expanded.mean == pytest.approx([math.e**7])
     # Seeds without a document in common have no curve.
-    assert curves_of([rows[0], document("b", "1", seed="1")]) == []
+    assert perplexity.get_curves([rows[0], document("b", "1", seed="1")]) == []
 
 
 def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice(

@@ -6,7 +6,7 @@ import pytest
 
 import train
 from experiments import perplexity, retrieval, scaling
-from experiments.common import labels_of, percent
+from experiments.common import percent
 from experiments.runs import read_runs
 from support.table import read_rows, read_tables
 from tests.helpers import ROOT
@@ -26,7 +26,7 @@ def shares(name):
     """{model: {length: its share of answers, a mean over the seeds}} of a table"""
     rows = read_tables([FOLDER / f"{name}.tsv"], "accuracy")
     found = {}
-    for panel in retrieval.get_panels(rows, labels_of(rows)):
+    for panel in retrieval.get_panels(rows):
         means = retrieval.mean_by_length(panel.cells).items()
         found[panel.name] = {length: shares.values() for length, shares in means}
     return found
@@ -65,7 +65,7 @@ def test_the_numbers_of_the_claims():
 
     rows = read_tables([FOLDER / "long_context.tsv"], "nats")
     curves = {curve.label + curve.setting: curve.mean
-              for curve in perplexity.get_curves(rows, labels_of(rows))}
+              for curve in perplexity.get_curves(rows)}
     at = [perplexity.positions(8192).index(n) for n in (256, 8192)]
     assert numbers[11] == [f"{curves[name][n]:.3g}" for name in
                            ("Multiscreen, 0.93M", "Transformer, 1.2M, RoPE ×1") for n in at]

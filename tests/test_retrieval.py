@@ -3,7 +3,6 @@ import pytest
 
 from abcdigits import CELL
 from experiments import passkey, retrieval
-from experiments.common import labels_of
 from support.cli import UsageError
 from support.table import RUN, write_rows
 from support.tokens import get_tokenizer
@@ -103,8 +102,7 @@ def test_a_seed_with_fewer_depths_than_others_does_not_count():
 
 def panels_of(rows):
     """The panels of a figure as (name, number of cells)."""
-    panels = retrieval.get_panels(rows, labels_of(rows))
-    return [(panel.name, len(panel.cells)) for panel in panels]
+    return [(panel.name, len(panel.cells)) for panel in retrieval.get_panels(rows)]
 
 
 def test_panels_are_in_the_order_of_the_tables_and_those_with_swe_last():
@@ -156,5 +154,5 @@ def test_what_differs_is_said():
         ("Multiscreen, trained at 16", 1), ("Multiscreen, trained at 32", 1)]
     rows = [cell(), cell(seed="1", step="10", hash="1-")]       # seeds stop when they have learned
     assert panels_of(rows) == [("Multiscreen", 1)]
-    panel, = retrieval.get_panels([*rows, cell(depth="0.5")], labels_of(rows))
+    panel, = retrieval.get_panels([*rows, cell(depth="0.5")])
     assert panel.title == "Multiscreen, 1 to 2 seeds"
