@@ -127,15 +127,6 @@ def test_what_is_measured_and_drawn_was_made_before(name, commands):
                 made.add(path.replace("ckpt.pt", f"{tool}.tsv"))
 
 
-def test_tiny_covers_every_tool(commands):
-    text = "\n".join(" ".join(words) for words in commands["tiny"])
-    for path in (ROOT / "experiments").glob("*.py"):
-        if "cli(main)" in path.read_text():
-            assert re.search(rf"python -m experiments\.{path.stem}\b", text), path.name
-    assert "python train.py" in text
-    assert "python abcdigits.py" in text
-
-
 def test_paper_has_the_papers_runs(commands):
     runs = [" ".join(words) for words in commands["paper"] if "train.py" in words]
     assert sum("--psi 64 " in line for line in runs) == 1
