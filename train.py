@@ -54,19 +54,13 @@ from support.cli import (
     stop_requests,
 )
 from support.compiled import try_to_compile
-from support.data import (
-    absolute,
-    changed_files,
-    get_data,
-    hash_of,
-    is_run,
-    is_stream,
-)
+from support.data import absolute, changed_files, get_data, hash_of, is_run, is_stream
 from support.maps import alive_fraction
 from support.source import code_hash, differences, edited_files, source_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
 
+# Of the log. The last two are a task's.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
 # The flags for the sizes of Config, and their names there.
@@ -77,6 +71,7 @@ SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_
 FIXED = ("model", *SIZES, "tokenizer")
 FREE = ("out", "resume", "force", "device", "shard", "compile")
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
+REPLACED = "code replaced at run time"                 # in a notebook: no file has it
 
 # ----------------------------------------------------------------------------------- flags
 
@@ -242,33 +237,22 @@ def resumable(out, args, state):
             raise UsageError(f"{out / name} belongs to no run: name another --out")
     if args.force:
         return None
+
     # A run that was killed before its first checkpoint is a new run.
     ckpt = read_checkpoint(out / "ckpt.pt") if (out / "ckpt.pt").exists() else None
-
-    # What differs: flags, data, code.
-    flags, others, code = {}, [], []
     if ckpt:
-        flags = {name: f"{flag(name, ckpt['args'].get(name))} | {shown(now)}"
-                 for name, now in vars(args).items()
-                 if name not in FREE and ckpt["args"].get(name) != now}
-        if hash_of(ckpt["files"]) != hash_of(state["files"]):
-            others.append(at_most_3(changed_files(ckpt["files"], state["files"])))
-        code = differences(ckpt["source"], state["source"])
-    if state["equations"] is None or ckpt and ckpt["equations"] is None:
-        others.append("code replaced at run time")
-    if ckpt and (flags or others or code):
-        print(f"{out} at step {ckpt['step']}, before | now:",
-              *(f"  {line}" for line in [*flags.values(), *others]), *code, sep="\n")
-        if not args.resume:
-            raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
-                             "--force overwrites it, another --out starts a new run")
-
-    # Where it goes on, and a note of what has changed: more steps have not.
-    if ckpt:
+        flags, others, code = what_differs(ckpt, state)
+        if flags or others or code:
+            print(f"{out} at step {ckpt['step']}, before | now:",
+                  *(f"  {line}" for line in [*flags.values(), *others]), *code, sep="\n")
+            if not args.resume:
+                raise UsageError(f"{out} holds another run: --resume continues it with these "
+                                 "changes, --force overwrites it, another --out starts a new run")
         state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
-        others += edited_files(ckpt["source"], state["source"])
-    if noted := [line for name, line in flags.items() if name not in LENGTH] + others:
-        state["changes"] = [*state["changes"], f"from step {state['step']}: {', '.join(noted)}"]
+        noted = [line for name, line in flags.items() if name not in LENGTH]
+        noted += [*others, *edited_files(ckpt["source"], state["source"])]
+        if noted:
+            state["changes"] = [*state["changes"], f"from step {state['step']}: {', '.join(noted)}"]
 
     # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
     if (out / "diverged.txt").exists() and not args.resume:
@@ -277,6 +261,19 @@ def resumable(out, args, state):
         raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
                          3 if same else 1)
     return ckpt
+
+
+def what_differs(old, new):
+    """Two checkpoints: ({"lr": "--lr 0.0625 | 0.5"}, words about files, lines of code)."""
+    flags = {name: f"{flag(name, old['args'].get(name))} | {shown(now)}"
+             for name, now in new["args"].items()
+             if name not in FREE and old["args"].get(name) != now}
+    others = []
+    if hash_of(old["files"]) != hash_of(new["files"]):
+        others.append(at_most_3(changed_files(old["files"], new["files"])))
+    if None in (old["equations"], new["equations"]):
+        others.append(REPLACED)
+    return flags, others, differences(old["source"], new["source"])
 
 
 def about(state):
@@ -409,12 +406,14 @@ def train(out, args):
 
     # Where the run stands: `state` is the checkpoint, but for what `save` adds.
     initial = read_checkpoint(args.init) if args.init else None
+    equations = code_hash(model)
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
-             "args": vars(args), "files": train_data.files, "equations": code_hash(model),
-             "source": source_of(model, train_data), "changes": [], "step": 0, "drawn": 0,
+             "args": vars(args), "files": train_data.files, "equations": equations,
+             "source": source_of(model, train_data), "parameters": parameters,
              "init_weights": weights_hash(initial) if initial else "",
-             "log": "\t".join(COLUMNS) + "\n", "parameters": parameters,
-             "versions": f"python {platform.python_version()}, torch {torch.__version__}"}
+             "versions": f"python {platform.python_version()}, torch {torch.__version__}",
+             "changes": [] if equations else [f"from step 0: {REPLACED}"],
+             "step": 0, "drawn": 0, "log": "\t".join(COLUMNS) + "\n"}
     ckpt = resumable(out, args, state)
     if ckpt and (ckpt["learned"] or ckpt["step"] >= args.steps):
         end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"

@@ -12,7 +12,7 @@ import baselines
 from support.choose import get_screen
 from support.cli import UsageError, is_out_of_memory
 from support.distributed import set_moments, world
-from support.source import ROOT, classes_of, edited_files, files_of, read
+from support.source import ROOT, edited_files, files_of, read
 from support.tokens import get_tokenizer
 
 KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "data_state",
@@ -102,7 +102,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 def other_code(model, ckpt):
     """The files of a model that have changed since a checkpoint was trained, in words, or ""."""
-    files = [path for path in files_of(classes_of(*model.modules())) if path in ckpt["source"]]
+    files = [path for path in files_of(model.modules()) if path in ckpt["source"]]
     return " and ".join(edited_files({path: ckpt["source"][path] for path in files},
                                       {path: read(path) for path in files}))
 

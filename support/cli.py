@@ -87,12 +87,10 @@ def cli(main):
     except BrokenPipeError:                            # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except UsageError as e:
-        fail(e, e.code)
+    except (UsageError, FloatingPointError) as e:
+        fail(e, getattr(e, "code", 1))
     except OSError as e:
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
-    except FloatingPointError as e:
-        fail(e)
     except (MemoryError, RuntimeError) as e:
         if is_out_of_memory(e):
             fail("out of memory: use a smaller --batch-size, --seq-len or model")

@@ -43,47 +43,37 @@ def imported_by(paths, but=PLUMBING):
     todo, found = [*paths], set()
     while todo:
         path = todo.pop()
-        if path in found or path.startswith(but) and path not in paths:
+        skip = path.startswith(but) and path not in paths
+        if skip or path in found or not (ROOT / path).is_file():
             continue
-        if (ROOT / path).is_file():
-            found.add(path)
-            todo += imports(path)
+        found.add(path)
+        for node in ast.walk(ast.parse(read(path))):
+            names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                folder = Path(path).parts[: -node.level] if node.level else ()
+                base = ".".join([*folder, *filter(None, [node.module])])
+                names = [base, *(f"{base}.{x.name}" for x in node.names)]
+            # A name is a module's, mine.py, or a folder's, mine/__init__.py.
+            todo += [name.replace(".", "/") + end for name in names
+                     for end in (".py", "/__init__.py")]
     return sorted(found)
 
 
-@cache
-def imports(path):
-    """Where the imports of a file may be found, as seen from ROOT: mine.py and mine/__init__.py."""
-    found = []
-    for node in ast.walk(ast.parse(read(path))):
-        if isinstance(node, ast.Import):
-            names = [x.name for x in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            folder = Path(path).parts[: -node.level] if node.level else ()
-            base = ".".join([*folder, *filter(None, [node.module])])
-            names = [base, *(f"{base}.{x.name}" for x in node.names)]
-        else:
-            continue
-        found += [x.replace(".", "/") + end for x in names for end in (".py", "/__init__.py")]
-    return found
-
-
-def classes_of(*objects):
+def classes_of(objects):
     """The classes of some objects, with their base classes."""
     return {c for x in objects for c in type(x).__mro__}
 
 
-def files_of(classes, but=PLUMBING):
-    """The files of ROOT that have some classes, and what these import of yours."""
-    paths = {path_of(sys.modules.get(c.__module__)) for c in classes} - {None}
+def files_of(objects, but=PLUMBING):
+    """The files of ROOT that have the classes of some objects, and what these import of yours."""
+    paths = {path_of(sys.modules.get(c.__module__)) for c in classes_of(objects)} - {None}
     return imported_by(paths, but)
 
 
 def source_of(model, data):
     """{path: text} of what a run is made of: train.py, its model, its data, and files of yours."""
     others = (*PLUMBING, "baselines/")                 # other models' files are not of this run
-    of_data = files_of(classes_of(data), others)
-    paths = {*files_of(classes_of(*model.modules())), *of_data,
+    paths = {*files_of(model.modules()), *files_of([data], others),
              *imported_by(["train.py", "support/tokens.py"], others)}
     return {path: read(path) for path in sorted(paths)}
 
@@ -138,9 +128,8 @@ def code_hash(model):
     Other code was put in place of a file's at run time, in a notebook say: what it computes must
     not be resumed or reused.
     """
-    classes = classes_of(*model.modules())
-    files = files_of(classes)
-    if change := replaced(classes, files):
+    files = files_of(model.modules())
+    if change := replaced(model, files):
         say(change)
         return None
     return hashlib.sha256(repr([bare(read(path)) for path in files]).encode()).hexdigest()[:12]
@@ -152,9 +141,9 @@ def say(change):
     print(f"{change} at run time: nothing is resumed or reused", file=sys.stderr)
 
 
-def replaced(classes, files):
+def replaced(model, files):
     """What is not as in its file, "multiscreen.trim was replaced", or None."""
-    for c in classes:
+    for c in classes_of(model.modules()):
         module = sys.modules.get(c.__module__)
         if c.__module__ == "__main__" and path_of(module) is None:
             return f"{c.__qualname__} was defined"

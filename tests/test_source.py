@@ -26,10 +26,7 @@ def small_model(name):
 @pytest.fixture
 def files(monkeypatch, tmp_path):
     """files(path, text) is a file that a test writes in place of one of ROOT, or beside it."""
-    texts = {}
-
     def write(path, text):
-        texts[path] = text
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
@@ -38,10 +35,9 @@ def files(monkeypatch, tmp_path):
         write(name, (ROOT / name).read_text())
     monkeypatch.setattr(source, "ROOT", tmp_path)
     monkeypatch.setattr(source, "read", lambda path: (tmp_path / path).read_text())
-    monkeypatch.setattr(source, "imports", source.imports.__wrapped__)
     monkeypatch.setattr(source, "path_of", lambda module: (
         module.__name__.replace(".", "/") + ".py" if module else None))
-    monkeypatch.setattr(source, "replaced", lambda classes, files: None)
+    monkeypatch.setattr(source, "replaced", lambda model, files: None)
     return write
 
 
@@ -197,7 +193,7 @@ def test_an_edit_makes_other_measurements_of_a_model(tmp_path, monkeypatch):
     assert before == f"{weights_hash(ckpt)}-{equations('multiscreen')}"
     right = source.read
     monkeypatch.setattr(source, "read", lambda path: right(path) + "X = 1\n" * (path == FILE))
-    monkeypatch.setattr(source, "replaced", lambda classes, files: None)
+    monkeypatch.setattr(source, "replaced", lambda model, files: None)
     assert model_hash(ckpt).split("-")[0] == before.split("-")[0]
     assert model_hash(ckpt) != before
 
