@@ -3,7 +3,6 @@ import contextlib
 import io
 import math
 import os
-import pickle
 import subprocess
 import sys
 
@@ -48,14 +47,6 @@ def test_a_mistake_is_one_line_and_exit_code_1():
     assert out.returncode == 1
     assert out.stderr == ("error: nowhere/ckpt.pt does not exist: train a model first "
                           "(python train.py --out nowhere)\n")
-
-
-def test_ctrl_c_prints_what_was_said_with_it(capsys):
-    def main():
-        raise KeyboardInterrupt("stopped at step 3")
-
-    assert complaint(main) == 130
-    assert capsys.readouterr().err == "stopped at step 3\n"
 
 
 def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
@@ -189,15 +180,12 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
     assert "\nerror: the logits are not finite" in complaint(abcdigits.main)
 
 
-@pytest.mark.parametrize("model", ["multiscreen", "multiscreen:softmax"])
-def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch, model):
+def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    # 400 pages of 400 bytes hold 4 tensors of 4 sequences x 2 tiles x 32 x 32 in one layer.
-    monkeypatch.setattr(os, "sysconf", lambda name: 400)
-    argv = [*SMALL, "--model", model, "--data", "text.txt", "--out", "new/a", "--steps", "1"]
+    monkeypatch.setattr(os, "sysconf", lambda name: 400)           # 400 pages of 400 bytes
+    argv = [*SMALL, "--data", "text.txt", "--out", "new", "--steps", "1"]
     assert "use --kernel windowed" in complaint(lambda: train.main(argv))
-    assert not (folder / "new").exists()
-    train.main([*argv, "--recompute", "--out", "small", "--force"])
+    train.main([*argv, "--recompute"])                 # a layer's 128 KiB fit
 
 
 def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
@@ -219,13 +207,10 @@ def test_a_lack_of_memory_is_told_as_such(folder, monkeypatch):
 # ------------------------------------------------------------------------- bad checkpoints
 
 class Malicious:
-    """Runs a command when unpickled."""
-
-    def __init__(self, path):
-        self.path = path
+    """Ends the tests when unpickled."""
 
     def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
+        return os._exit, (1,)
 
 
 def saved(value):
@@ -235,15 +220,14 @@ def saved(value):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["truncated", "text", "pickle", "zip", "other", "part"])
+@pytest.mark.parametrize("kind", ["truncated", "text", "evil", "other", "part"])
 def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path, kind):
     good = (folder / "out/ckpt.pt").read_bytes()
     part = torch.load(io.BytesIO(good), weights_only=True)
     del part["optimizer"]
-    evil = Malicious(tmp_path / "was-run")
     content = {"truncated": good[: len(good) // 2], "text": b"hello",
-               "pickle": pickle.dumps(evil), "zip": saved({"weights": evil}),
-               "other": saved({"model": "multiscreen"}), "part": saved(part)}
+               "evil": saved({"weights": Malicious()}), "other": saved({"model": "multiscreen"}),
+               "part": saved(part)}
     path = tmp_path / "ckpt.pt"
     path.write_bytes(content[kind])
     message = {"part": "it lacks optimizer", "other": "it lacks args"}.get(
@@ -251,12 +235,3 @@ def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path
     with pytest.raises(UsageError, match=message) as e:
         load_checkpoint(path)
     assert "\n" not in str(e.value)
-    assert not (tmp_path / "was-run").exists()
-
-
-def test_weights_in_8_bits_are_read(folder, tmp_path):
-    ckpt = torch.load(folder / "out/ckpt.pt", weights_only=True)
-    ckpt["weights"] = {name: W.to(torch.float8_e4m3fn) for name, W in ckpt["weights"].items()}
-    (tmp_path / "ckpt.pt").write_bytes(saved(ckpt))
-    model, _, _ = load_checkpoint(tmp_path / "ckpt.pt")
-    assert torch.equal(model.W_E, ckpt["weights"]["W_E"].float())

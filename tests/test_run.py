@@ -2,7 +2,6 @@
 import io
 import multiprocessing
 import os
-import shutil
 import sys
 
 import pytest
@@ -38,16 +37,6 @@ def test_a_resumed_run_has_its_whole_log_again(run):
     assert log.read_text().startswith(text)
     assert [row["step"] for row in read_table(log)] == [
         "1", "2", "2", "3", "4", "4", "5", "6", "6"]
-
-def test_what_ran_before_an_edit_is_kept_though_its_folder_was_deleted(run):
-    out, ckpt = run
-    before = ckpt["source"]["train.py"] + "EDITED = True\n"
-    torch.save(ckpt | {"source": ckpt["source"] | {"train.py": before}}, out / "ckpt.pt")
-    shutil.rmtree(out / "source")
-    resume(out, "--steps", "5")
-    assert (out / "source_until_4/train.py").read_text() == before
-    assert (out / "source/train.py").read_text() == ckpt["source"]["train.py"]
-
 
 # ------------------------------------------------------------------------- the folder's lock
 
@@ -121,7 +110,7 @@ def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
     train.main(["--resume", "--out", "../relative", "--steps", "2"])
     assert read_checkpoint("../relative/ckpt.pt")["step"] == 2
 
-@pytest.mark.parametrize("name", ["a\tb.txt", "a\nb.txt", b"caf\xe9.txt", "café.txt"])
+@pytest.mark.parametrize("name", ["a\tb\nc.txt", b"caf\xe9.txt"])
 @pytest.mark.skipif(sys.platform == "win32", reason="such names are refused there")
 def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
     path = os.fsencode(tmp_path) + b"/" + os.fsencode(name)

@@ -11,7 +11,7 @@ import torch
 
 from multiscreen import GatedScreeningTiles
 from support.checkpoint import read_checkpoint
-from support.cli import UsageError, get_device
+from support.cli import get_device
 from tests.helpers import ROOT, SMALL, TEXT, fit, read_table, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
@@ -133,16 +133,6 @@ def test_a_signal_to_one_process_saves_and_stops_all(tmp_path):
     assert step >= 3
     assert f"stopped at step {step}, saved" in errors
     assert losses(tmp_path / "out")[-1][0] == step
-
-
-@pytest.mark.parametrize("flags, message", [
-    (["--shard", "2"], "--shard 2: it must divide the number of processes, 1"),
-    (["--batch-tokens", "500"], "of 128 .4 sequences x 32 tokens x 1 processes."),
-    (["--batch-tokens", "60"], "of 128"), (["--batch-tokens", "0"], "at least 1")])
-def test_what_does_not_divide_is_explained(tmp_path, flags, message):
-    with pytest.raises(UsageError, match=message):
-        fit(tmp_path / "out", "--steps", "2", *flags)
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_process_works_on_its_own_gpu(monkeypatch):

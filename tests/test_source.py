@@ -187,17 +187,6 @@ def test_a_run_with_replaced_code_says_so_and_is_not_gone_on_with(tmp_path, monk
 
 # ------------------------------------------------------------------------------ in measurements
 
-def test_an_edit_makes_other_measurements_of_a_model(tmp_path, monkeypatch):
-    ckpt = fit(tmp_path / "out", "--steps", "1")
-    before = model_hash(ckpt)
-    assert before == f"{weights_hash(ckpt)}-{equations('multiscreen')}"
-    right = source.read
-    monkeypatch.setattr(source, "read", lambda path: right(path) + "X = 1\n" * (path == FILE))
-    monkeypatch.setattr(source, "replaced", lambda model, files: None)
-    assert model_hash(ckpt).split("-")[0] == before.split("-")[0]
-    assert model_hash(ckpt) != before
-
-
 def test_rows_say_from_which_weights_and_with_which_flags_a_run_went_on(tmp_path):
     first = fit(tmp_path / "a", "--steps", "2")
     began = fit(tmp_path / "b", "--init", str(tmp_path / "a/ckpt.pt"), "--steps", "2")

@@ -354,26 +354,17 @@ def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
     assert {x.name for x in path.parent.iterdir()} <= {path.name, "lock"}
 
 
-def test_other_files_are_no_matter(tmp_path):
+def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
     """out/ also gets the page, tables and figures."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/playground.html").write_text("a page")
-    (tmp_path / "out/ckpt.tmp").write_text("mine")
-    (tmp_path / "out/ckpt.pt.123.tmp").write_text("of a killed process")
-    fit(tmp_path / "out", "--steps", "1")
-    assert (tmp_path / "out/playground.html").read_text() == "a page"
-    assert [path.name for path in (tmp_path / "out").glob("*.tmp")] == ["ckpt.tmp"]
-
-
-def test_force_overwrites_the_run_and_nothing_else(tmp_path):
     out = tmp_path / "out"
-    fit(out, "--steps", "3", "--log-every", "1")
-    mine = [out / "notes.txt", out / "abcdigits.tsv", out / "deep/ckpt.pt"]
-    mine[-1].parent.mkdir()
+    mine = [out / "playground.html", out / "ckpt.tmp", out / "abcdigits.tsv", out / "deep/ckpt.pt"]
+    mine[-1].parent.mkdir(parents=True)
     for path in mine:
         path.write_text("before")
-    ckpt = fit(out, "--steps", "2", "--log-every", "1", "--force")
-    assert ckpt["step"] == 2
+    (out / "ckpt.pt.123.tmp").write_text("of a killed process")
+    fit(out, "--steps", "3", "--log-every", "1")
+    assert not (out / "ckpt.pt.123.tmp").exists()
+    assert fit(out, "--steps", "2", "--log-every", "1", "--force")["step"] == 2
     assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2", "2"]
     assert all(path.read_text() == "before" for path in mine)
 
