@@ -94,7 +94,7 @@ def read_text(path):
 
 
 def fingerprint(files):
-    """[absolute path, size, short hash of both ends, use] of each pair (path, use)."""
+    """[path, size, short hash of both ends, use] of each pair (path, use)."""
     found = []
     for path, use in files:
         with open(path, "rb") as file:
@@ -102,7 +102,7 @@ def fingerprint(files):
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - EDGE, 0))
             ends += file.read()
-        found.append([os.path.abspath(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
+        found.append([str(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
     return found
 
 
@@ -122,14 +122,14 @@ def changed_files(old, new):
 
 # --------------------------------------------------------------------------------- sequences
 
-def permute(i, n, key, rounds=4):
+def permute(i, n, key):
     """The image of i under a pseudo-random permutation of 0 .. n - 1. key: a tuple of integers.
 
-    A Feistel network on an even number of bits, repeated until it lands below n. It needs no
-    memory, whatever n is.
+    A Feistel network of four rounds on an even number of bits, repeated until it lands below n. It
+    needs no memory, whatever n is.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
-    keys = [int(x) for x in np.random.SeedSequence(key).generate_state(rounds, np.uint64)]
+    keys = [int(x) for x in np.random.SeedSequence(key).generate_state(4, np.uint64)]
     while True:
         left, right = i >> half, i % 2**half
         for k in keys:

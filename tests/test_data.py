@@ -156,16 +156,6 @@ def test_a_file_and_its_links_are_one_text(tmp_path):
 
 # ------------------------------------------------------------------------------ fingerprints
 
-def test_a_fingerprint_is_the_same_from_any_folder(tmp_path, monkeypatch):
-    write(tmp_path, {"data/a.txt": "a" * 99, "data/val/b.txt": "b"})
-    monkeypatch.chdir(tmp_path)
-    found = fingerprint(files_of(["data"]))
-    assert [[path, size, use] for path, size, _, use in found] == [
-        [f"{tmp_path}/data/a.txt", 99, "train"], [f"{tmp_path}/data/val/b.txt", 1, "val"]]
-    monkeypatch.chdir("data")
-    assert fingerprint(files_of(["../data"])) == found
-
-
 def test_what_differs_between_two_fingerprints_is_named_file_by_file(tmp_path):
     names = ("a.bin", "b.bin", "c.bin", "d.bin")
     write(tmp_path, {name: b"a" * 10_000 for name in names})
