@@ -77,53 +77,49 @@ def why_not(first, run):
 
 def rows_of(groups, step, by=None):
     """(rows of COLUMNS, notes): a row for each group, with `by` for each of its values."""
-    def pair(run):
-        return run.seed, run.flags.get(by)
+    def at_step(runs):
+        return {(run.seed, run.flags.get(by)): run.losses[step] for run in runs
+                if run.end != "diverged" and step in run.losses}
 
     first, *_ = groups.values()
-    partners = {pair(run): run.losses[step] for run in first
-                if run.end != "diverged" and step in run.losses}
-    parts = {}
+    partners, parts = at_step(first), {}
     for label, runs in groups.items():
         for run in runs:
             parts.setdefault(f"{label}, {by} {run.flags[by]}" if by else label, []).append(run)
 
     rows, notes, single = [], [], []
     for label, runs in parts.items():
-        # What became of each run.
-        ended = [run for run in runs if not math.isnan(run.loss_at())]
-        for run in runs:
-            name = f"{label}, seed {run.seed}"
-            if run.end:
-                notes.append(f"{name}: {run.end}")
-            if run in ended and step not in run.losses:
-                notes.append(f"{name}: its loss is that after {max(run.losses)} steps")
-            if run in ended and run.loss_at() > run.facts["best"] + 0.05:
-                notes.append(f"{name}: best {run.facts['best']:.5g} after "
-                             f"{run.facts['best_step']:g} steps")
-
-        # The change, by pairs of one seed.
-        changes = []
+        losses, changes = [run.loss_at(step) for run in runs], []
         if reason := why_not(first[0], runs[0]):
             notes.append(f"{label} is not compared: {reason}")
         elif runs[0].label != first[0].label:
-            changes = [run.losses[step] - partners[pair(run)] for run in ended
-                       if step in run.losses and pair(run) in partners]
-            if len(changes) < len(ended):
-                notes.append(f"{label}: the change uses {len(changes)} of its {len(ended)} losses: "
-                             "the others have no partner, of the same seed and step")
+            changes = [x - partners[pair] for pair, x in at_step(runs).items() if pair in partners]
+            if len(changes) < (n := sum(x == x for x in losses)):
+                notes.append(f"{label}: the change uses {len(changes)} of its {n} losses: the "
+                             "others have no partner, of the same seed and step")
         single += [label] * (len(changes) == 1)
+        for run in runs:
+            notes += [f"{label}, seed {run.seed}: {text}" for text in remarks(run, step)]
 
-        mean, std = mean_and_std([run.loss_at(step) for run in runs])
         change, change_std = mean_and_std(changes)
         speed, *facts = [mean_and_std([run.facts[name] for run in runs])[0] for name in FACTS[2:]]
-        rows.append([label, len(runs), runs[0].flags["parameters"], mean, std,
+        rows.append([label, len(runs), runs[0].flags["parameters"], *mean_and_std(losses),
                      change if math.isnan(change) else f"{change:+.4f}", change_std,
                      speed if math.isnan(speed) else round(speed), *facts])
     if single:
         notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
                      "more seeds of " + "; ".join(single))
     return rows, notes
+
+
+def remarks(run, step):
+    """What a row does not say of a run: how it ended, other steps than `step`, a better loss."""
+    found = [run.end] * bool(run.end)
+    if not math.isnan(run.loss_at()) and step not in run.losses:
+        found.append(f"its loss is that after {max(run.losses)} steps")
+    if run.loss_at() > run.facts["best"] + 0.05:
+        found.append(f"best {run.facts['best']:.5g} after {run.facts['best_step']:g} steps")
+    return found
 
 
 def what_differs(one, other, by=None):

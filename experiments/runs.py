@@ -17,7 +17,7 @@ FACTS = ("best", "best_step", "tokens_per_s", "alive", "w_max", "spikes", "grad"
 MEASURED = ("end", "step", "val_loss", *FACTS)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """flags: text by name; losses: {step: validation loss}; facts: {name of FACTS: x}.
 
