@@ -198,14 +198,6 @@ def test_a_script_of_scripts_lists_their_failures_once(house):
                                  "python -m experiments.wrong two words\n")
 
 
-def test_nothing_failed(house):
-    folder, env, _ = house
-    (folder / "first.sh").write_text(FIRST.replace("wrong", "right"))
-    found = subprocess.run(["bash", folder / "first.sh"], env=env, capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "failed" not in found.stdout
-
-
 def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
     folder, env, calls = house
     (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/second.sh\n'
