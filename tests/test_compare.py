@@ -81,11 +81,13 @@ def test_runs_are_compared_by_seed(run, said):
 
 
 def test_a_seed_that_diverged_is_left_out_of_the_mean_and_named(run, said):
-    a = [run("a-0", {20: 3.5}), run("a-1", {20: 3.7}, seed=1)]
-    bad = run("b-0", {20: 3.4}), run("b-1", {}, made=5, seed=1)
-    (bad[1] / "diverged.txt").write_text("loss is nan")
-    lines = said(*a, *bad)
-    assert rows_in(lines)["b"][:5] == ["2", "4626", "3.4", "-", "-0.1000"]
+    a = [run(f"a-{n}", {10: 4.0, 20: x}, seed=n) for n, x in enumerate((3.5, 3.7, 3.9))]
+    b = [run(f"b-{n}", losses, seed=n) for n, losses in enumerate((
+        {10: 3.9, 20: 3.4}, {10: 9.0}, {10: 3.9, 20: 9.0}))]
+    for folder in b[1:]:
+        (folder / "diverged.txt").write_text("loss is nan")
+    lines = said(*a, *b)
+    assert rows_in(lines)["b"][:5] == ["3", "4626", "3.4", "-", "-0.1000"]
     assert "b, seed 1: diverged" in lines
 
 
@@ -292,6 +294,7 @@ def test_figures(run, said, tmp_path, monkeypatch):
     assert sum(len(line.get_xdata()) == 2 for line in above.lines) == 3    # validation points
     bands = [band.get_datalim(above.transData) for band in above.collections]
     assert len(bands) == 3 and above.get_ylim()[0] < min(band.y0 for band in bands)
+    assert above.get_ylim()[1] == pytest.approx(5.9)   # where a9 begins
     ax, = figures[1].axes
     assert (ax.get_xscale(), ax.get_xlabel()) == ("log", "learning rate")
     assert ax.lines[0].get_xdata() == pytest.approx([0.25, 0.5, 1, 8])
