@@ -100,12 +100,14 @@ def beside(ckpt_path, name, given=None):
     ckpt_path = Path(ckpt_path)
     in_folder = ckpt_path.name == "ckpt.pt"
     path = Path(given or ckpt_path.with_name(name if in_folder else f"{ckpt_path.stem}_{name}"))
-    if not given and (path.resolve().parent == ROOT / "models" or not can_write(path)):
+    moves = not given and (path.resolve().parent == ROOT / "models" or not can_write(path))
+    if moves:
         label = ckpt_path.resolve().parent.name if in_folder else ckpt_path.stem
         path = Path("out", f"{label}_{name}")
-        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     if not can_write(path):
         raise UsageError(f"{path} cannot be written: choose a table with --table PATH")
+    if moves:
+        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
     return path
 
 

@@ -39,28 +39,19 @@ def models_of(*folders):
 
 # ------------------------------------------------------------------------------------ scaling
 
-def test_runs_and_tables_of_them_are_mixed_and_none_is_lost(run, call, tmp_path, monkeypatch):
+def test_runs_and_a_table_of_runs_are_mixed(run, call, tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "pyplot", lambda: None)               # no figures
-    a, b = run("a-0", 3.5), run("b-1", 3.7, seed="1")
-    call(scaling, a, b, "--out", "o")
-    table = tmp_path / "o/scaling.tsv"
-    before = table.read_bytes()
-    call(scaling, table, "--out", "o")
-    assert table.read_bytes() == before
-    rows = read_table(table)
+    call(scaling, run("a-0", 3.5), "--out", "o")
+    call(scaling, "o/scaling.tsv", run("b-1", 3.7, seed="1"), "--out", "o")
+    rows = read_table(tmp_path / "o/scaling.tsv")
     assert [(row["seed"], row["val_loss"]) for row in rows] == [("0", "3.5"), ("1", "3.7")]
-    with pytest.raises(UsageError, match="seed 0 twice"):
-        call(scaling, table, a, "--out", "o")
-    with pytest.raises(UsageError, match="already holds 1 other row:"):
-        call(scaling, a, "--out", "o")
-    assert table.read_bytes() == before
+    with pytest.raises(UsageError, match="a has seed 0 twice at one rate"):
+        call(scaling, "o/scaling.tsv", "a-0", "--out", "o")
 
 
-def test_a_mistake_is_told_in_one_line(run, call, tmp_path):
-    (tmp_path / "other.tsv").write_text("task\tvalue\npasskey\t1\n")
+def test_what_does_not_compare_is_refused_in_one_line(run, call):
     one = run("one", 3.5)
-    for words, message in ((["nowhere"], "holds no run"), (["other.tsv"], "not a table of runs"),
-                           ([run("half", 3.5, made=10)], "at step 10 of at most 20: rerun"),
+    for words, message in (([run("half", 3.5, made=10)], "at step 10 of at most 20: rerun"),
                            ([one, run("long", 3.5, seed="1", steps="20", batch_tokens="10")],
                             "differ in batch_tokens"),
                            ([one, run("texts", 3.5, seed="1", corpus="c2")], "differ in corpus")):
@@ -111,7 +102,7 @@ def test_sizes_are_taken_between_measured_neighbours_and_nowhere_else():
 # ------------------------------------------------------------------------------------ figures
 
 @needs_matplotlib
-def test_losses_by_size(run, call, tmp_path, capsys, monkeypatch):
+def test_losses_by_size(run, call, monkeypatch):
     found = []
     monkeypatch.setattr(scaling, "save_figure", lambda fig, path: found.append(fig))
     call(scaling, run("a", 4.0), run("b", 3.5, psi="1", parameters="486"),
@@ -120,8 +111,6 @@ def test_losses_by_size(run, call, tmp_path, capsys, monkeypatch):
     assert [text.get_text() for text in found[0].legends[0].get_texts()] == [
         "Multiscreen", "Transformer"]
     assert ax.lines[0].get_xdata().tolist() == [486, 4626]
-    call(scaling)
-    assert capsys.readouterr().out.count("yes") == len(scaling.PAPER)
 
 
 @needs_matplotlib
