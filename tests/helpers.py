@@ -24,6 +24,7 @@ from multiscreen import Config, Multiscreen
 from screening_triton import available
 from support.checkpoint import build_model, read_checkpoint
 from support.data import get_data
+from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests import DEVICE
 
@@ -147,6 +148,23 @@ def assert_same_weights(a, b):
     assert a["weights"].keys() == b["weights"].keys()
     for name, p in a["weights"].items():
         assert torch.equal(p, b["weights"][name]), name
+
+
+# flags.txt of `python train.py --psi 2`, without what no test looks at.
+RUN_FLAGS = {"model": "multiscreen", "psi": 2, "w_th": 256.0, "data": "stdlib", "digits": 6,
+             "tokenizer": "bytes", "seq_len": 64, "batch_tokens": 512, "steps": 20, "lr": 0.0625,
+             "seed": 0, "log_every": 1, "equations": "abc", "parameters": 4626, "init_weights": "",
+             "changes": "", "versions": "", "corpus": "c1"}
+
+
+def write_run(folder, log, **flags):
+    """A folder as train.py leaves it. log: rows of log.tsv, dicts; a column may be missing."""
+    folder.mkdir(parents=True)
+    lines = [f"{name}\t{x}\n" for name, x in (RUN_FLAGS | flags).items()]
+    (folder / "flags.txt").write_text("".join(lines))
+    columns = dict.fromkeys(name for row in log for name in row)
+    write_rows(folder / "log.tsv", [{x: str(row.get(x, "")) for x in columns} for row in log])
+    return folder
 
 
 def read_table(path):

@@ -9,29 +9,22 @@ import pytest
 import train
 from experiments import common, compare, runs
 from support.cli import UsageError
-from tests.helpers import ROOT, needs_matplotlib
+from tests.helpers import ROOT, needs_matplotlib, write_run
 
 NAN = math.nan
-FLAGS = {"model": "multiscreen", "psi": "2", "data": "stdlib", "digits": "6", "tokenizer": "bytes",
-         "seq_len": "64", "batch_tokens": "512", "steps": "20", "warmup": "1", "w_th": "256.0",
-         "lr": "0.0625", "weight_decay": "0.0", "clip": "0.0", "kernel": "auto", "seed": "0",
-         "log_every": "1", "equations": "abc", "parameters": "4626", "init_weights": "",
-         "changes": "", "versions": "", "classes": "multiscreen.py:Model", "corpus": "c1"}
 SOURCE = "class Model:\n    def power(self):\n        return 2\n\n\ndef other():\n    return 3\n"
 
 
 @pytest.fixture
 def run(tmp_path):
     """run(name, {step: validation loss}, made=steps, source=text, **flags) -> a run's folder."""
-    def write(name, losses, made=None, source=SOURCE, more=(), **flags):
-        folder, made = tmp_path / name, made or max(losses, default=1)
-        (folder / "source").mkdir(parents=True)
-        flags = FLAGS | {key: str(value) for key, value in flags.items()}
-        (folder / "flags.txt").write_text("".join(f"{k}\t{x}\n" for k, x in flags.items()))
-        rows = [f"{n}\t{6 - n / 10:g}\t{1 + n % 3}\t{100 + n}\t{10 + n}\t0.5\t"
-                f"{losses.get(n, '')}\n" for n in range(1, made + 1)]
-        head = "step\tloss\tgrad_norm\ttokens_per_s\tw_max\talive\tval_loss\n"
-        (folder / "log.tsv").write_text(head + "".join(rows))
+    def write(name, losses, made=None, source=SOURCE, **flags):
+        log = [{"step": n, "loss": f"{6 - n / 10:g}", "grad_norm": 1 + n % 3,
+                "tokens_per_s": 100 + n, "w_max": 10 + n, "alive": 0.5,
+                "val_loss": losses.get(n, "")}
+               for n in range(1, (made or max(losses, default=1)) + 1)]
+        folder = write_run(tmp_path / name, log, **flags)
+        (folder / "source").mkdir()
         (folder / "source/multiscreen.py").write_text(source)
         (folder / "source/train.py").write_text("betas = (0.9, 0.95)\n")
         return folder

@@ -8,14 +8,10 @@ from experiments import common, runs, scaling
 from experiments.scaling import Model
 from experiments.style import plain_axis
 from support.cli import UsageError
-from tests.helpers import needs_matplotlib, read_table
+from tests.helpers import needs_matplotlib, read_table, write_run
 from tests.helpers import run as run_python
 
 NAN = math.nan
-FLAGS = {"model": "multiscreen", "psi": "2", "w_th": "256.0", "parameters": "4626",
-         "data": "stdlib", "tokenizer": "bytes", "seq_len": "64", "batch_tokens": "512",
-         "steps": "20", "lr": "0.0625", "init_weights": "", "changes": "", "equations": "abcd",
-         "seed": "0", "corpus": "0123456789ab"}
 TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848"}
 
 
@@ -23,12 +19,7 @@ TRANSFORMER = {"model": "transformer:1,1,8", "parameters": "2848"}
 def run(tmp_path):
     """run(name, last validation loss, made=steps, **flags) -> a folder like train.py's."""
     def write(name, loss, made=20, **flags):
-        folder = tmp_path / name
-        folder.mkdir()
-        text = "".join(f"{k}\t{x}\n" for k, x in (FLAGS | flags).items())
-        (folder / "flags.txt").write_text(text)
-        (folder / "log.tsv").write_text(f"step\tloss\tval_loss\n{made}\t3\t{loss}\n")
-        return folder
+        return write_run(tmp_path / name, [{"step": made, "loss": 3, "val_loss": loss}], **flags)
 
     return write
 

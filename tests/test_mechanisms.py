@@ -12,7 +12,7 @@ from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_
 from multiscreen import softmask
 from support.cli import UsageError
 from support.table import write_rows
-from tests.helpers import cells_of, fit, needs_matplotlib, read_table
+from tests.helpers import cells_of, fit, needs_matplotlib, read_table, write_run
 
 # ------------------------------------------------------------------------------- weights
 
@@ -109,20 +109,14 @@ def test_without_names_the_twelve_are_drawn(call, tmp_path, capsys):
 
 # ------------------------------------------------------------------------------------ results
 
-def write_run(folder, model="transformer:4,4,72", data="stdlib", seed=32, log=((9, 2.5, ""),),
-              tables=None, diverged=False):
-    """A folder as train.py and the measures leave it. log: (step, val_loss, needle)"""
-    folder.mkdir(parents=True)
-    flags = {"model": model, "data": data, "seed": seed, "lr": 0.25, "parameters": 1000, "steps": 9}
-    (folder / "flags.txt").write_text("".join(f"{n}\t{x}\n" for n, x in flags.items()))
-    rows = [dict(zip(("step", "ms", "val_loss", "needle"), map(str, row)))
-            for row in ((1, 900, "", ""), (2, 40, "", ""), (3, 50, "", ""),
-                        *((step, "", loss, needle) for step, loss, needle in log))]
-    write_rows(folder / "log.tsv", rows)
+def write_measured(folder, model="transformer:4,4,72", data="stdlib", seed=32,
+                   log=((9, 2.5, ""),), tables=None):
+    """A run with three steps and then log: (step, val_loss, needle), and its tables."""
+    rows = [{"step": step, "ms": ms} for step, ms in ((1, 900), (2, 40), (3, 50))]
+    rows += [dict(zip(("step", "val_loss", "needle"), row)) for row in log]
+    write_run(folder, rows, model=model, data=data, seed=seed, lr=0.25, parameters=1000, steps=9)
     for name, found in (tables or {}).items():
         write_rows(folder / name, found)
-    if diverged:
-        (folder / "diverged.txt").write_text("")
     return folder
 
 
@@ -142,14 +136,15 @@ def values_of(folder, label=""):
 
 
 def test_a_run_is_its_last_loss_and_its_median_step(tmp_path):
-    run = write_run(tmp_path / "a", log=((5, 3.0, 0.1), (9, 2.5, 0.75)), data="abcdigits")
+    run = write_measured(tmp_path / "a", log=((5, 3.0, 0.1), (9, 2.5, 0.75)), data="abcdigits")
     assert values_of(run) == {"loss": 2.5, "needle digits": 0.75, "ms": 50, "parameters": 1000}
     row = mechanisms.rows_of(run)[0]
     assert row | {"what": "", "value": ""} == {
         "model": "transformer:4,4,72", "task": "abcdigits", "seed": "32", "lr": "0.25",
         "step": "9", "what": "", "value": ""}
     assert mechanisms.rows_of(run, "mine")[0]["model"] == "transformer=mine"
-    assert math.isnan(values_of(write_run(tmp_path / "b", diverged=True))["loss"])
+    (run / "diverged.txt").touch()
+    assert math.isnan(values_of(run)["loss"])
     (run / "log.tsv").unlink()
     with pytest.raises(UsageError, match="holds no run"):
         mechanisms.rows_of(run)
@@ -160,7 +155,7 @@ def test_answers_are_means_over_depths_of_the_best_in_each_cell(tmp_path):
             needle_row(256, 0.1, 0.5), needle_row(256, 0.9, 0.1),
             needle_row(256, 0.1, 0.2, factor="2"), needle_row(256, 0.9, 0.4, factor="2"),
             needle_row(256, 0.1, 0.7, swe="yes"), needle_row(256, 0.9, 0.9, swe="yes")]
-    found = values_of(write_run(tmp_path / "a", tables={"abcdigits.tsv": rows}))
+    found = values_of(write_measured(tmp_path / "a", tables={"abcdigits.tsv": rows}))
     assert {what: x for what, x in found.items() if "needles" in what} == {
         "needles 256": 0.3, "needles 256 RoPE": 0.45, "needles 256 SWE": 0.8}
 
@@ -169,7 +164,7 @@ def test_perplexities_are_of_the_longest_texts_and_the_factor_best_at_their_end(
     rows = [perplexity_row("a", 9, 9, 9, length=64), perplexity_row("a", 0, 0, 1, 0, 4),
             perplexity_row("b", 0, 0, 3, 0, 6), perplexity_row("a", 0, 0, 9, 0, 3, factor="4"),
             perplexity_row("a", 0, 0, 9, 0, 8, factor="8")]
-    found = values_of(write_run(tmp_path / "a", tables={"perplexity.tsv": rows}))
+    found = values_of(write_measured(tmp_path / "a", tables={"perplexity.tsv": rows}))
     for what, nats in {"64": 2, "128": 5, "64 RoPE": 9, "128 RoPE": 3}.items():
         assert found[f"perplexity {what}"] == pytest.approx(math.exp(nats), rel=1e-5)
 
@@ -187,12 +182,12 @@ def make_runs(folder):
     """Two seeds of softmax on text, t1, and on the task, t2; one of screening on the task."""
     for seed, loss, needle in ((32, 1.5, 0.9), (33, 2.5, 0.2)):
         texts = [perplexity_row("a", 0, 0, 1, 0, seed - 31, swe="")]
-        write_run(folder / f"t1-{seed}", seed=seed, log=((9, loss, ""),),
+        write_measured(folder / f"t1-{seed}", seed=seed, log=((9, loss, ""),),
                   tables={"perplexity.tsv": texts})
-        write_run(folder / f"t2-{seed}", data="abcdigits", seed=seed, log=((9, 9.0, needle),),
+        write_measured(folder / f"t2-{seed}", data="abcdigits", seed=seed, log=((9, 9.0, needle),),
                   tables={"abcdigits.tsv": [needle_row(256, 0.5, needle / 2)]})
     tables = {"abcdigits.tsv": [needle_row(256, 0.5, 0.5), needle_row(256, 0.5, 1, swe="yes")]}
-    write_run(folder / "other", "transformer:4,4,72:screening", "abcdigits", tables=tables,
+    write_measured(folder / "other", "transformer:4,4,72:screening", "abcdigits", tables=tables,
               log=((9, 9.0, 0.9),))
 
 
@@ -233,7 +228,7 @@ def test_the_tsv_stands_for_the_runs_and_loses_none(call, monkeypatch, tmp_path,
 
 def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
-    a, b = (write_run(tmp_path / name, "multiscreen") for name in "ab")
+    a, b = (write_measured(tmp_path / name, "multiscreen") for name in "ab")
     with pytest.raises(UsageError, match="label one"):
         call(mechanisms, a, b)
     call(mechanisms, a, f"w_th 16={b}")
@@ -243,14 +238,14 @@ def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
 def test_tries_that_won_on_other_tasks_are_one_row(call, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
     alibi, steep = "transformer:4,4,72:alibi", "transformer:4,4,72:alibi-steep"
-    write_run(tmp_path / "text", steep)
-    write_run(tmp_path / "task", alibi, "abcdigits", log=((9, 9.0, 0.9),))
+    write_measured(tmp_path / "text", steep)
+    write_measured(tmp_path / "task", alibi, "abcdigits", log=((9, 9.0, 0.9),))
     call(mechanisms, "text", "task", "--out", "m.png")
     printed = capsys.readouterr().out
     assert "Transformer, alibi: alibi on abcdigits, alibi-steep on text" in printed
     assert printed.splitlines()[-1].split()[0] == "alibi"
     assert {row["model"] for row in read_table(tmp_path / "m.tsv")} == {alibi, steep}
-    write_run(tmp_path / "other", alibi)               # both on text: one row each
+    write_measured(tmp_path / "other", alibi)               # both on text: one row each
     call(mechanisms, "other", "m.tsv", "--out", "m.png")
     assert [name for name, _ in table_of(capsys)] == ["alibi", "alibi-steep"]
 
