@@ -7,9 +7,9 @@ Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_8
 CPU. A spill is a value that does not fit into a register and costs each pair a trip to memory. The
 script fails if there is one, or if a program needs more shared memory than one of these has.
 
-block:           queries x keys
-shared:          bytes of shared memory of a program
-edge, interior:  instructions of a thread per query-key pair, in the loop with and without masks
+block:              queries x keys
+registers, spills:  of a thread; spills in bytes
+shared:             bytes of shared memory of a program
 """
 import itertools
 import os
@@ -30,7 +30,7 @@ NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 86, 89, 90, 100, 120)
 SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
-           "shared", "edge", "interior")
+           "shared")
 
 
 def compile_kernel(kernel, qk, v, target, blocks):
@@ -57,29 +57,14 @@ def compile_kernel(kernel, qk, v, target, blocks):
                           options={"num_warps": warps, "num_stages": stages})
 
 
-def disassemble(binary, folder):
-    """(registers of a thread, lines of machine code), by the tools that come with triton."""
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    path = Path(folder, "kernel.cubin")
-    path.write_bytes(binary.asm["cubin"])
-    usage, code = (subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                   for command in ([tools / "cuobjdump", "-res-usage", path],
-                                   [tools / "nvdisasm", "-c", path]))
-    return int(re.search(r"REG:(\d+)", usage)[1]), code.splitlines()
-
-
-def longest_loops(code):
-    """Instructions of the two longest loops. A loop ends with a branch back to a label."""
-    labels, loops, count = {}, [], 0
-    for line in code:
-        if label := re.match(r"(\.L_x_\d+):", line):
-            labels[label[1]] = count
-        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s", line):
-            count += 1
-            branch = re.search(r"BRA.*(\.L_x_\d+)", line)
-            if branch and branch[1] in labels:
-                loops.append(count - labels[branch[1]])
-    return sorted(loops)[-2:]
+def registers_and_spills(binary):
+    """(registers, bytes of the stack that hold spills), of each thread."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(binary.asm["cubin"])
+        usage = subprocess.check_output([tool, "-res-usage", path], text=True)
+    return map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
 
 
 def main():
@@ -98,12 +83,10 @@ def main():
             blocks = BI, BJ, warps, stages = block_sizes(
                 kernel, v == torch.float32, 16, 64, divmod(target, 10))
             binary = compile_kernel(kernel, qk, v, target, blocks)
-            registers, code = disassemble(binary, folder)
-            spills = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in code)
+            registers, spills = registers_and_spills(binary)
             shared = binary.metadata.shared
-            interior, edge = (n * 32 * warps / (BI * BJ) for n in longest_loops(code))
             print(kernel, NAMES[qk], NAMES[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
-                  registers, spills, shared, f"{edge:.1f}", f"{interior:.1f}", sep="\t", flush=True)
+                  registers, spills, shared, sep="\t", flush=True)
             bad += spills > 0 or shared > SHARED
     if bad:
         raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "

