@@ -405,7 +405,7 @@ def train(out, args):
     parameters, non_embedding = baselines.count_parameters(model)
 
     # Where the run stands: `state` is the checkpoint, but for what `save` adds.
-    initial = read_checkpoint(args.init) if args.init else None
+    initial = read_checkpoint(args.init) if args.init and not args.resume else None
     equations = code_hash(model)
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": train_data.files, "equations": equations,

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -230,6 +231,11 @@ def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_pat
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "out", *flags)
     assert_same_weights(fit(tmp_path / "out", *flags), whole)
+
+    # Then what it began with may go.
+    shutil.rmtree(tmp_path / "first")
+    longer = fit(tmp_path / "out", "--resume", "--steps", "7")
+    assert longer["init_weights"] == whole["init_weights"] != ""
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
