@@ -29,27 +29,23 @@ JOURNAL = ".prepare.json"                              # hidden, so that train.p
 BATCH = 64                                             # documents read at a time
 
 
-def kind_of(path):
-    """What a file of a corpus is by its name, "json" for a.jsonl.gz; None for another file."""
-    return next((KINDS[suffix] for suffix in path.suffixes if suffix in KINDS), None)
-
-
 def open_corpus(args):
     """(a stream of documents, the files it comes from: none if it is a data set on the hub)"""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    paths = [*map(Path, args.data)]
-    files = [p for path in paths for p in (visible_files(path) if path.is_dir() else [path])]
-    kinds = {kind_of(p) for p in files} - {None}
-    if not kinds and len(paths) == 1 and not paths[0].exists():
+    name, files = Path(args.data[0]), []
+    if len(args.data) == 1 and not name.exists() and not KINDS.keys() & set(name.suffixes):
         return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
+    for path in map(Path, args.data):
+        files += visible_files(path) if path.is_dir() else [path]
+    kinds = {kind for suffix, kind in KINDS.items() for p in files if suffix in p.suffixes}
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")
-    files = [f"{p.resolve()}" for p in files if kind_of(p)]
+    names = [str(p.resolve()) for p in files if KINDS.keys() & set(p.suffixes)]
     extra = {"sample_by": "document"} if kinds == {"text"} else {}
-    return datasets.load_dataset(*kinds, data_files={"train": files}, split="train",
-                                 streaming=True, **extra), files
+    return datasets.load_dataset(*kinds, data_files={"train": names}, split="train",
+                                 streaming=True, **extra), names
 
 
 def encoded_batches(stream, args):
@@ -69,45 +65,28 @@ def encoded_batches(stream, args):
             yield list(threads.map(encode, texts))
 
 
-def write_shards(stream, args, journal):
-    """Write the shards that the journal does not have yet: it has the stream's state after each."""
-    out, states = args.out, journal["states"]
-    if states:
-        stream.load_state_dict(states[-1])
-    batches, n_vocab = encoded_batches(stream, args), get_tokenizer(args.tokenizer).n_vocab
-    while True:
-        parts, size = {"val": [], "train": []}, 0
-        while size < args.shard_tokens and (batch := next(batches, None)):
-            for content, tokens in batch:
-                number = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
-                held_out = args.held_out and number % args.held_out == 0
-                parts["val" if held_out else "train"].append(tokens)
-                size += len(tokens)
-        if not size:
-            return
-        for part, arrays in parts.items():
-            if arrays:
-                path = out / f"data_{part}_{len(states):06}.bin"
-                write_bin(path, np.concatenate(arrays), n_vocab)
-                print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
-        states.append(stream.state_dict())
-        write_journal(out, journal)
+def write_shard(args, number, documents):
+    """Write the tokens of documents to two files, those to train on and those held out."""
+    parts = {"val": [], "train": []}
+    for content, tokens in documents:
+        digest = int(hashlib.blake2b(content, digest_size=8).hexdigest(), 16)
+        held_out = args.held_out and digest % args.held_out == 0
+        parts["val" if held_out else "train"].append(tokens)
+    for part, arrays in parts.items():
+        if arrays:
+            path = args.out / f"data_{part}_{number:06}.bin"
+            write_bin(path, np.concatenate(arrays), get_tokenizer(args.tokenizer).n_vocab)
+            print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
 
 
-def write_books(stream, args):
+def write_books(args, first, documents):
     """Write each document of more than --books tokens to a file with its number in the corpus."""
-    documents = (pair for batch in encoded_batches(stream, args) for pair in batch)
-    for n, (content, tokens) in enumerate(documents):
-        path = args.out / f"book_{n:06}.txt"
-        if len(tokens) - 1 > args.books and not path.exists():
+    for number, (content, tokens) in enumerate(documents, first):
+        if len(tokens) - 1 > args.books:
+            path = args.out / f"book_{number:06}.txt"
             with replacing(path) as file:
                 file.write(content)
             print(f"{path}: {len(tokens) - 1:,} tokens", flush=True)
-
-
-def write_journal(out, journal):
-    with replacing(out / JOURNAL) as file:
-        file.write(json.dumps(journal).encode())
 
 
 def prepare(args):
@@ -115,20 +94,35 @@ def prepare(args):
     out, (stream, files) = args.out, open_corpus(args)
     corpus = fingerprint((path, "train") for path in files) or args.data
     flags = vars(args) | {"out": "", "data": corpus}
-    journal = {"flags": flags, "states": []}
+    # How many documents are done, and the stream's state after each shard of them.
+    journal = {"flags": flags, "documents": 0, "states": []}
     if any(out.glob("[!.]*")):
-        journal = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
-        if journal.get("flags") != flags:
+        found = json.loads((out / JOURNAL).read_text()) if (out / JOURNAL).exists() else {}
+        if found.get("flags") != flags:
             raise UsageError(f"{out} holds something else, or shards of other files or flags: name "
                              "a new folder")
+        journal |= found
     out.mkdir(parents=True, exist_ok=True)
-    write_journal(out, journal)
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
-    if args.books is None:
-        write_shards(stream, args, journal)
-    else:
-        write_books(stream, args)
+    if journal["states"]:
+        stream.load_state_dict(journal["states"][-1])
+    batches = encoded_batches(stream, args)
+    while True:
+        with replacing(out / JOURNAL) as file:
+            file.write(json.dumps(journal).encode())
+        documents, size = [], 0
+        while size < args.shard_tokens and (batch := next(batches, None)):
+            documents += batch
+            size += sum(len(tokens) for _, tokens in batch)
+        if not documents:
+            break
+        if args.books is None:
+            write_shard(args, len(journal["states"]), documents)
+        else:
+            write_books(args, journal["documents"], documents)
+        journal["documents"] += len(documents)
+        journal["states"].append(stream.state_dict())
     print(f"{out}: finished, {len([*out.glob('*.bin'), *out.glob('*.txt')])} files")
 
 

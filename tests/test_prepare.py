@@ -16,6 +16,7 @@ datasets = pytest.importorskip("datasets", reason="the package datasets is not i
 TEXTS = [f"{n}: " + "naïve ☃ \n" * (n % 40) for n in range(300)]
 TEXTS[7] = ""                                                  # the smallest document
 FLAGS = ["--tokenizer", "bytes", "--shard-tokens", "9000", "--held-out", "4"]
+BOOKS = [*FLAGS, "--books", "100"]
 
 
 def jsonl(texts, field="text"):
@@ -90,16 +91,12 @@ def test_equal_documents_are_held_out_together_and_none_with_0(tmp_path):
     assert [*contents(tmp_path / "0")] == ["data_train_000000.bin"]
 
 
-def test_books_are_the_documents_with_more_tokens(tmp_path):
-    texts = ["a" * n for n in (99, 100, 101, 7, 300)] + ["é" * 51]
-    write(tmp_path, {"a.jsonl": jsonl(texts)})
-    books = ["--tokenizer", "bytes", "--books", "100"]
-    run(tmp_path / "out", tmp_path / "a.jsonl", flags=books)
-    wanted = {f"book_{n:06}.txt": texts[n].encode() for n in (2, 4, 5)}
-    assert contents(tmp_path / "out") == wanted
-    (tmp_path / "out/book_000004.txt").unlink()
-    run(tmp_path / "out", tmp_path / "a.jsonl", flags=books)
-    assert contents(tmp_path / "out") == wanted
+def test_books_are_the_documents_with_more_tokens(corpus, tmp_path):
+    """Numbered through all shards. Documents 48 and 88 have exactly 100 tokens."""
+    run(tmp_path / "out", corpus, flags=BOOKS)
+    found = {f"book_{n:06}.txt": text.encode() for n, text in enumerate(TEXTS)}
+    assert contents(tmp_path / "out") == {name: x for name, x in found.items() if len(x) > 100}
+    assert len(found["book_000048.txt"]) == 100
 
 
 # ----------------------------------------------------------------------------- what is read
@@ -186,10 +183,11 @@ def test_other_flags_and_other_files_are_refused(corpus, tmp_path):
     assert contents(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("nth", range(1, 9))
-def test_a_kill_at_any_write_loses_nothing(corpus, tmp_path, monkeypatch, nth):
-    """The nth write fails; then the same files are made, the finished ones not again."""
-    run(tmp_path / "whole", corpus)
+@pytest.mark.parametrize("nth, flags", [*((nth, FLAGS) for nth in range(1, 9)),
+                                        (60, BOOKS), (99, BOOKS)])
+def test_a_kill_at_any_write_loses_nothing(corpus, tmp_path, monkeypatch, nth, flags):
+    """The nth write fails; then the same files are made, those of finished shards not again."""
+    run(tmp_path / "whole", corpus, flags=flags)
     out, replacing, calls = tmp_path / "out", prepare.replacing, []
 
     def replacing_once(path):
@@ -201,13 +199,13 @@ def test_a_kill_at_any_write_loses_nothing(corpus, tmp_path, monkeypatch, nth):
     for module in ("support.prepare", "support.tokens"):
         monkeypatch.setattr(f"{module}.replacing", replacing_once)
     with pytest.raises(OSError, match="the disk is full"):
-        run(out, corpus)
+        run(out, corpus, flags=flags)
     finished = json.loads((out / prepare.JOURNAL).read_text())["states"] if nth > 1 else []
     kept = {path: path.stat().st_ino for path in out.glob("data*")
             if int(path.stem[-6:]) < len(finished)}
     (out / ".prepare.json.1.tmp").write_bytes(b"of a killed process")
     for _ in range(2):
-        run(out, corpus)
+        run(out, corpus, flags=flags)
         assert contents(out) == contents(tmp_path / "whole")
     assert not [*out.glob("*.tmp")]
     assert all(path.stat().st_ino == n for path, n in kept.items())
