@@ -130,15 +130,9 @@ def code_hash(model):
     """
     files = files_of(model.modules())
     if change := replaced(model, files):
-        say(change)
+        print(f"{change} at run time: nothing is resumed or reused", file=sys.stderr)
         return None
     return hashlib.sha256(repr([bare(read(path)) for path in files]).encode()).hexdigest()[:12]
-
-
-@cache
-def say(change):
-    """One line, once."""
-    print(f"{change} at run time: nothing is resumed or reused", file=sys.stderr)
 
 
 def replaced(model, files):

@@ -175,7 +175,6 @@ def test_usual_code_is_as_in_its_file():
 
 
 def test_a_run_with_replaced_code_says_so_and_is_not_gone_on_with(tmp_path, monkeypatch):
-    source.say.cache_clear()
     monkeypatch.setattr(multiscreen, "trim", functools.partial(multiscreen.trim))
     ckpt = fit(tmp_path / "out", "--steps", "2")
     assert model_hash(ckpt) != model_hash(ckpt)
