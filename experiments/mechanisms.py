@@ -95,6 +95,8 @@ def gather(words):
     places, rows = {}, []
     for label, name in named_paths(words):
         for row in read_rows(name) if name.endswith(".tsv") else rows_of(name, label):
+            if tuple(row) != COLUMNS:
+                raise UsageError(f"{name} is not a table of this command: name runs' folders")
             run = row["model"], row["task"], row["seed"]
             if places.setdefault(run, name) != name:
                 raise UsageError(f"{places[run]} and {name} are both {', '.join(run)}: label one, "

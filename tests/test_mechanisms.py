@@ -224,6 +224,8 @@ def test_the_tsv_stands_for_the_runs_and_loses_none(call, monkeypatch, tmp_path,
     assert (table_of(capsys), read_table(tmp_path / "m.tsv")) == both
     with pytest.raises(UsageError, match="m.tsv and runs/other are both .*screening"):
         call(mechanisms, "m.tsv", "runs/other")
+    with pytest.raises(UsageError, match="runs/other/log.tsv is not a table of this command"):
+        call(mechanisms, "runs/other/log.tsv")
 
 
 def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
