@@ -4,20 +4,12 @@ Inside `with Pretended("cuda") as gpu` PyTorch accepts its name as a device. Num
 CPU's memory; each storage is marked with the device it claims. These raise Refused: an operator,
 backward's too, on tensors of different devices; NumPy reading a GPU tensor; a float64 tensor on
 "mps". Triton's kernels run interpreted.
-
-`gpu.launches` counts, by name, the operators and kernels that ran on the GPU, without views and new
-memory: a real GPU needs at least one launch for each. `gpu.waits` counts how often the CPU asked
-for a number, `gpu.pinned` how many tensors were pinned.
 """
-from collections import Counter
 from contextlib import ExitStack
 from unittest import mock
 
 import torch
-from torch.autograd.graph import _engine_run_backward as run_backward
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 try:
@@ -27,8 +19,6 @@ except ImportError:                                    # macOS, Windows
 
 CPU = torch.device("cpu")
 FOR_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-NOT_LAUNCHED = ("empty", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view")
-GROUPS = "_group_tensors_by_device_and_dtype"
 
 
 class Refused(RuntimeError):
@@ -42,12 +32,6 @@ class Generator(torch.Generator):
         generator = super().__new__(cls, "cpu")
         generator.claimed = torch.device(device)
         return generator
-
-
-def in_groups(tensors, *others):
-    """Group lists of tensors, as PyTorch does in C++, by the device the first ones claim."""
-    groups = _group_tensors_by_device_and_dtype(tensors, *others)
-    return {(lists[0][0].device, dtype): (lists, i) for (_, dtype), (lists, i) in groups.items()}
 
 
 class Move(torch.autograd.Function):
@@ -75,14 +59,11 @@ def tensors_in(values):
 class Pretended:
     def __init__(self, kind):
         self.device, self.marked = torch.device(kind, 0), {}
-        self.launches, self.waits, self.pinned = Counter(), 0, 0
         self.born = CPU                                # the device of an operator without inputs
 
     def __enter__(self):
         self.stack = ExitStack()
-        stand_ins = {"torch.Generator": Generator, f"torch.optim.optimizer.{GROUPS}": in_groups,
-                     f"torch.nn.utils.clip_grad.{GROUPS}": in_groups,
-                     "torch.autograd._engine_run_backward": self.backward,
+        stand_ins = {"torch.Generator": Generator,
                      "torch.cuda.set_device": lambda device: None,
                      "torch.cuda.is_bf16_supported": lambda including_emulation: True,
                      "torch.cuda.get_device_capability": lambda device: (9, 0)}
@@ -111,10 +92,7 @@ class Pretended:
         """Make a tensor and its whole storage claim to be on the GPU."""
         with torch._C.DisableTorchFunction():
             storage = x.untyped_storage()
-        # The weak reference keeps the storage's address from being reused.
-        self.marked[storage._cdata] = StorageWeakRef(storage)
-        if len(self.marked) % 4096 == 0:
-            self.marked = {at: seen for at, seen in self.marked.items() if not seen.expired()}
+        self.marked[storage._cdata] = storage          # kept, so that no other gets its address
         self.refuse_float64(x)
         return x
 
@@ -125,11 +103,6 @@ class Pretended:
             self.marked.pop(y.untyped_storage()._cdata, None)
         return self.mark(y) if device == self.device else y
 
-    def backward(self, *args, **kwargs):
-        """Backward, with the GPU's name known to Python functions on the way."""
-        with Names(self):
-            return run_backward(*args, **kwargs)
-
     def kernel(self):
         """A function that runs a Triton kernel if all its tensors are on the GPU."""
         right = GridExecutor.__call__
@@ -137,7 +110,6 @@ class Pretended:
         def run(kernel, *args, **kwargs):
             if any(self.device_of(x) == CPU for x in tensors_in(args)):
                 raise Refused(f"{kernel.fn.__name__} of a tensor on the CPU")
-            self.launches[kernel.fn.__name__] += 1
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 return right(kernel, *args, **kwargs)
         return run
@@ -158,7 +130,7 @@ class Operators(TorchDispatchMode):
         gpu, kwargs, name = self.gpu, kwargs or {}, f.overloadpacket.__name__
         inputs = [*tensors_in([args, [*kwargs.values()]])]
         devices = {gpu.device_of(x) for x in inputs} or {gpu.born}
-        if torch.Tag.pointwise in f.tags and len(devices) == 2:
+        if (torch.Tag.pointwise in f.tags or "_foreach" in name) and len(devices) == 2:
             # A GPU tensor may be combined with a single number on the CPU.
             devices = {gpu.device_of(x) for x in inputs if x.ndim} or devices
         if f == torch.ops.aten.copy_.default:
@@ -176,10 +148,6 @@ class Operators(TorchDispatchMode):
         if devices == {gpu.device}:
             for x in tensors_in([found]):
                 gpu.mark(x)
-            if f == torch.ops.aten._local_scalar_dense.default:
-                gpu.waits += 1
-            elif f.namespace == "aten" and not f.is_view and name not in NOT_LAUNCHED:
-                gpu.launches[name] += 1
         return found
 
 
@@ -199,8 +167,6 @@ class Names(TorchFunctionMode):
         there = torch.is_tensor(args[0]) and gpu.device_of(args[0]) != CPU if args else False
         if name == "numpy" and there:
             raise Refused("NumPy cannot read a tensor on a GPU")
-        if name == "tolist" and there:
-            gpu.waits += 1
         device = kwargs.get("device")
         generator = kwargs.get("generator")
         drawn = gpu.device if there or gpu.named(device) else CPU
@@ -233,7 +199,6 @@ class Names(TorchFunctionMode):
             elif isinstance(y, torch.dtype):
                 dtype = y
         if name == "pin_memory":
-            gpu.pinned += 1
             return x
         if device is None or gpu.named(device) == (gpu.device_of(x) != CPU):
             return x if dtype is None else f(x, dtype) if name == "to" else x

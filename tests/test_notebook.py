@@ -71,14 +71,13 @@ def gpu(monkeypatch):
     monkeypatch.setattr("triton.testing.do_bench", lambda f: 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
-    with Pretended("cuda") as gpu:
-        yield gpu
+    with Pretended("cuda"):
+        yield
 
 
 @needs_interpreter
 def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(gpu, capsys):
     of_last_cell(ROOT)
-    assert (gpu.launches["forward_kernel"], gpu.launches["dq_kernel"]) == (1, 1)
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith("w = 20, kernels of exercises.solutions.part4_kernel")
     h, dq = (float(x) for x in re.fullmatch("largest difference: h (.*), dq (.*)", second).groups())
