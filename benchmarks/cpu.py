@@ -15,8 +15,11 @@ is a row of latency.tsv; the figure beside it, latency.png, has the forward pass
 command to measure what is missing.
 
 What the paper compares needs a GPU: large sizes, long contexts, bfloat16, FlashAttention, the fused
-kernel. `python -m benchmarks.gpu` times that with random weights, `--device cuda --ckpt
-out/ckpt.pt` here a trained model. The paper shows its latencies, on an RTX 4090, without numbers.
+kernel. `python -m benchmarks.gpu` times that with random weights, and this a trained model:
+
+Paper:  python -m benchmarks.cpu --what forward-compiled --models multiscreen --repeats 100 \\
+            --lengths 1024 4096 16384 65536 131072 --device cuda --ckpt out/paper/psi8-0/ckpt.pt
+        The paper shows its latencies, on an RTX 4090, without numbers.
 """
 from pathlib import Path
 

@@ -3,7 +3,7 @@
 A number is hidden in a text that repeats the same five sentences; the end asks for it. The task is
 from Mohtashami and Jaggi (2023).
 
-Paper:  python -m experiments.passkey --ckpt out/paper/multiscreen_psi16-0/ckpt.pt \\
+Paper:  python -m experiments.passkey --ckpt out/paper/psi16-0/ckpt.pt \\
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
         The bottom row of the paper's figure: add --swe. The top row: a Transformer's checkpoint
         with --rope-scale 1 2 4 8 16 32 64.

@@ -5,9 +5,9 @@ has p tokens of context. Around each evaluated p, average the negative log-likel
 positions of a window. Further details: the appendix of the same name.
 
 Paper:  python -m experiments.perplexity --data pg19/ --documents 5747 --length 131072 \\
-            --window 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/transformer_45M-0/ckpt.pt
-        5,747 books of PG-19 that are longer than 2^17 tokens; windows of +-10 %. A Multiscreen is
-        measured without --rope-scale.
+            --window 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/1.3B-0/ckpt.pt
+        5,747 books of PG-19 that are longer than 2^17 tokens; windows of +-10 %. Also 353M and the
+        ablation rope; without --rope-scale psi32, psi48 and the other ablations.
 Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
         32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
         2^17 tokens, books, and all but some 10 documents. So windows are wider, +-30 %. Any length

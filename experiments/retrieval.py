@@ -11,8 +11,10 @@ Models that differ only in their seed share a panel of the figure, which shows t
 length and depth; those with SWE come last. Up to seven models are drawn as curves, too, in
 figure_by_length.png.
 
-Paper:  lengths of 2^12 to 2^17 tokens, 1000 prompts per cell; each Multiscreen again with --swe,
-        each Transformer with --rope-scale 1 2 .. 64. It prints two means over the depths at 4,096
+Paper:  python abcdigits.py --ckpt out/paper/psi32-0/ckpt.pt --digits 6 \\
+            --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
+        Each Multiscreen and ablation again with --swe; each Transformer, and the ablation rope,
+        with --rope-scale 1 2 4 8 16 32 64. The paper prints two means over the depths at 4,096
         tokens, its training length: 99.18 % for the 286M Multiscreen, 95.98 % for the 1.3B
         Transformer with the best RoPE scaling factor in each cell.
 """

@@ -3,7 +3,7 @@
 Appendices "Distribution of Learned Screening Parameters" and "Visualization of Distance-Aware
 Relevance".
 
-Paper:  python -m experiments.tiles --ckpt out/paper/multiscreen_psi64-0/ckpt.pt
+Paper:  python -m experiments.tiles --ckpt out/paper/psi64-0/ckpt.pt
         4,096 tiles; `bash runs/paper.sh` trains the model. Its maps show psi = 8 on 203 of
         GPT-2's tokens, the paper's abstract: --text "..".
 Small:  python -m experiments.tiles --ckpt out/ckpt.pt

@@ -1,8 +1,8 @@
 # The paper's evaluation: each run with its GPUs, seeds and steps. Nobody has run these commands.
 #   bash runs/paper.sh                      prints all of them, one a line, as for a Slurm array
 #   bash runs/paper.sh scaling lr_sweep     prints those of two figures
-# The first four figures train, in this order, on machines of eight GPUs of 80 GiB; HEAD: the first
-# one. The others measure these models on one GPU. support.prepare makes slimpajama/ and pg19/.
+# Each needs machines of eight GPUs of 80 GiB; HEAD: the first one. support.prepare makes slimpajama/.
+# Scaling comes first. `-h` of each tool shows how to measure the models, under "Paper:".
 OUT=${OUT:-out/paper}
 . "$(dirname "$0")/lib.sh"
 
@@ -14,15 +14,8 @@ data="$data --log-every 1 --eval-every 4096 --steps"
 psi16="--psi 16 --batch-size 32 $data"
 transformer_45M="--batch-size 64 $data 65536 --model transformer:45M"
 
-perplexity="python -m experiments.perplexity"
-books="--data pg19 --documents 5747 --length 131072 --window 0.1"
-grid="--lengths 4096 8192 16384 32768 65536 131072 --trials 1000"
-abcdigits="python abcdigits.py --digits 6 $grid"
-passkey="python -m experiments.passkey $grid"
-factors="--rope-scale 1 2 4 8 16 32 64"
 compare="python -m experiments.compare --out $OUT/report --window 256"
 ablations="rope nope no-tanhnorm no-gate fixed-r"
-each_ablation="$OUT/{original,${ablations// /,}}-{0,1,2}"
 
 scaling() {
     cat <<END
@@ -72,63 +65,9 @@ ablations() {
     for name in $ablations; do
         echo "$two --model multiscreen:$name $psi16 16384 --seed SEED --out $OUT/$name-SEED"
     done
-    echo "$compare --name ablations $each_ablation"
+    echo "$compare --name ablations $OUT/{original,${ablations// /,}}-{0,1,2}"
 }
 
-# Perplexity and retrieval of the ablations.
-variants() {
-    for name in original $ablations; do
-        more=
-        [ $name = rope ] && more=" $factors"
-        echo "$perplexity $books$more --ckpt $OUT/$name-SEED/ckpt.pt"
-        echo "$abcdigits$more --ckpt $OUT/$name-SEED/ckpt.pt"
-        echo "$abcdigits --swe --ckpt $OUT/$name-SEED/ckpt.pt"
-    done
-    echo "$perplexity --out $OUT/report/long_context_ablations.png" "$each_ablation/perplexity.tsv"
-    echo "python -m experiments.retrieval --out $OUT/report/abcdigits_ablations.png" \
-        "$each_ablation/abcdigits.tsv"
-}
-
-perplexity() {
-    cat <<END
-$perplexity $books --ckpt $OUT/psi48-0/ckpt.pt
-$perplexity $books --ckpt $OUT/psi32-SEED/ckpt.pt
-$perplexity $books $factors --ckpt $OUT/1.3B-0/ckpt.pt
-$perplexity $books $factors --ckpt $OUT/353M-SEED/ckpt.pt
-$perplexity --out $OUT/report/long_context.png \
-    $OUT/{psi48-0,psi32-{0,1,2},1.3B-0,353M-{0,1,2}}/perplexity.tsv
-END
-}
-
-retrieval() {
-    for task in "$abcdigits" "$passkey"; do
-        for name in psi8-SEED psi16-SEED psi32-SEED psi48-0; do
-            echo "$task --ckpt $OUT/$name/ckpt.pt"
-            echo "$task --swe --ckpt $OUT/$name/ckpt.pt"
-        done
-        for name in 8M-SEED 45M-SEED 353M-SEED 1.3B-0; do
-            echo "$task $factors --ckpt $OUT/$name/ckpt.pt"
-        done
-    done
-    for task in abcdigits passkey; do
-        echo "python -m experiments.retrieval --out $OUT/report/$task.png" \
-            "$OUT/{{psi8,psi16,psi32,8M,45M,353M}-{0,1,2},psi48-0,1.3B-0}/$task.tsv"
-    done
-}
-
-latency() {
-    echo "python -m benchmarks.gpu train decode forward"
-    for name in psi8-SEED psi16-SEED psi32-SEED psi48-0 psi64-0; do
-        echo "python -m benchmarks.cpu --what forward-compiled --models multiscreen --repeats 100" \
-            "--lengths {1024,4096,16384,65536,131072} --device cuda --ckpt $OUT/$name/ckpt.pt"
-    done
-}
-
-maps() {
-    echo "python -m experiments.tiles --ckpt $OUT/psi8-0/ckpt.pt"
-    echo "python -m experiments.tiles --ckpt $OUT/psi64-0/ckpt.pt"
-}
-
-for figure in ${*:-scaling lr_sweep sanity ablations variants perplexity retrieval latency maps}; do
+for figure in ${*:-scaling lr_sweep sanity ablations}; do
     $figure
 done | each_seed
