@@ -64,7 +64,8 @@ try() {
     [ ! -f $out/goes_on ] || run python train.py --resume --steps 4800 $TRAIN --out $out
 }
 
-# The lowest last validation loss over the rates. While an edge wins, try one rate further.
+# The lowest last validation loss over the rates. While an edge wins, try one rate further, but
+# stop where all diverge.
 tune() {
     local task=$1 name=$2 step=$3 rates=${*:4} best exponent
     while true; do
@@ -72,6 +73,7 @@ tune() {
         best=$(for exponent in $rates; do
             echo "$(last_of $OUT/tune_$task/$name$exponent val_loss) $exponent"
         done | sort -g | head -1)
+        [ "${best% *}" != 99 ] || break
         case " $rates " in
             " ${best#* } "*) rates="$((${best#* } - step)) $rates" ;;
             *" ${best#* } ") rates="$rates $((${best#* } + step))" ;;

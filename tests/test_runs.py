@@ -150,12 +150,14 @@ def test_the_lines_that_docs_give_to_slurm_are_those_of_two_and_of_eight_machine
         assert {found[1] for found in nodes[int(first) - 1 : int(last)]} == {number}
 
 
-# Stands in for `python`: a log whose loss is lowest at 2^-11. `selective` fails while $FAIL is set.
+# Stands in for `python`: a log whose loss is lowest at 2^-11. `nope` diverges at all rates;
+# `selective` fails while $FAIL is set.
 LOGGED = r"""#!/bin/bash
 last="${*: -1}"
 case "$FAIL$*" in yes*:selective*) exit 1 ;; esac
 [[ $* =~ "--lr "([0-9.]+) ]] || exit 0
 mkdir -p "$last"
+case "$*" in *:nope*) touch "$last/diverged.txt" ;; esac
 awk -v lr="${BASH_REMATCH[1]}" 'BEGIN { x = log(lr) / log(2) + 11.1
     print "needle\tval_loss\n0.5\t" (x < 0 ? -x : x) }' >"$last/log.tsv"
 """
@@ -171,7 +173,8 @@ def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(t
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rows = done.stdout.splitlines()[-2 * 19:]
-    assert {"text selective 0.9 -12", "task selective 0.1 -11"} < {*rows}
+    assert {"text selective 0.9 -12", "task selective 0.1 -11", "text nope 99 -10"} < {*rows}
+    assert not (tmp_path / "out/tune_text/nope-12").exists()
 
 
 @pytest.mark.parametrize("lanes", ["1", "3"])
