@@ -57,11 +57,7 @@ def get_parser():
 
 def measure_models(args):
     """Time what is missing. Returns (the rows that args ask for, path of their figure)."""
-    if args.out:
-        raise UsageError("--out is for tables: the figure goes beside the table; see --table")
     device = get_device(args.device).type
-    if max(args.contexts + args.lengths) > 2**24 or args.psi > 2**10:
-        raise UsageError("--contexts and --lengths must be at most 2^24, --psi at most 2^10")
     vocab_size = 257 if device == "cpu" else 50257
     models = [timing.new_model(name, args.psi, vocab_size, device) for name in args.models]
     path = args.table or Path("out/latency/latency.tsv")
@@ -74,7 +70,7 @@ def measure_models(args):
     for what in args.what:
         cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
                  "forward": [(1, T) for T in sorted(args.lengths)]}[what.partition("-")[0]]
-        groups += [timing.group_of(models, what, *case, args.repeats or PASSES[what])
+        groups += [timing.group_of(models, what, *case, device, args.repeats or PASSES[what])
                    for case in cases]
     rows = timing.measure(path, timing.KEYS, timing.VALUES, groups, device, args.ckpt)
     if not rows:
@@ -92,10 +88,11 @@ def draw_latency(plt, rows, labels, path):
         row["label"] = labels[row["model"], str(row["parameters"])]
     longest = max(row["length"] for row in rows)
     short = {row["label"] for row in rows if row["length"] < longest}
-    panels = {"length": [row for row in rows if row["label"] in short]}
+    panels = {}
     if not short or len({row["label"] for row in rows}) > len({row["kind"] for row in rows}):
-        panels = {"parameters": [row for row in rows if row["length"] == longest]} | panels
-    panels = {x: shown for x, shown in panels.items() if shown}
+        panels["parameters"] = [row for row in rows if row["length"] == longest]
+    if short:
+        panels["length"] = [row for row in rows if row["label"] in short]
     fig, axes = plt.subplots(1, len(panels), figsize=(WIDTH, 5.2), sharey=True, squeeze=False,
                              layout="constrained")
     for ax, (x, shown) in zip(axes[0], panels.items()):
@@ -107,14 +104,14 @@ def draw_latency(plt, rows, labels, path):
             ax.errorbar([row[x] for row in line], [row["ms"] for row in line],
                         [row["std"] for row in line], ms=5, label=label,
                         **look(n) | {"ls": "--" if "transformer" in line[0]["model"] else "-"})
-        millions_axis(plt, ax)
-        ax.set(xlabel=f"parameters (millions), at {longest:,} tokens", yscale="log")
-        plain_axis(plt, ax.yaxis)
-        if x == "length":
+        if x == "parameters":
+            millions_axis(plt, ax)
+            ax.set_xlabel(f"parameters (millions), at {longest:,} tokens")
+        else:
             ax.set_xscale("log", base=2)
             ax.set_xlabel("context (tokens)")
-            for T in {int(row["seq_len"]) for row in shown if row["seq_len"]}:
-                ax.axvline(T, color="black", ls=":", lw=1.5, label="training length")
+        ax.set_yscale("log")
+        plain_axis(plt, ax.yaxis)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3 - len(panels),
                   frameon=False)
     axes[0, 0].set_ylabel("latency of one forward pass (ms)")

@@ -183,7 +183,7 @@ def model_groups(part):
     for psi, vocab_size, batch, T in cases:
         for name in ("multiscreen", f"transformer:{BESIDE[psi]}"):
             model = timing.new_model(name, psi, vocab_size, DEVICE)
-            cells, function = timing.group_of([model], what, batch, T, repeats=20, seconds=5)
+            cells, function = timing.group_of([model], what, batch, T, DEVICE, 20, seconds=5)
             yield from (([cell], function) for cell in cells)
 
 
@@ -196,14 +196,6 @@ ALONE = {
     "kernel": (kernel, [dict(zip(("way", "windows", "T"), way)) for way in WAYS],
                ("forward_ms", "backward_ms", "forward_pairs_per_s", "backward_pairs_per_s")),
 }
-
-
-def require_gpu():
-    """Raise UsageError if the compiled kernel cannot run here."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError("TRITON_INTERPRET=1 is set: unset it to run on the GPU")
-    if reason := available():
-        raise UsageError(reason)
 
 
 def measure_part(name, out, end):
@@ -243,7 +235,10 @@ def main():
     if unknown := set(args.part) - {*PARTS}:
         raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)}")
     wanted = [name for name in PARTS if name in (args.part or PARTS)]
-    require_gpu()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise UsageError("TRITON_INTERPRET=1 is set: unset it to run on the GPU")
+    if reason := available():
+        raise UsageError(reason)
     args.out.mkdir(parents=True, exist_ok=True)
 
     end, failed = time.monotonic() + 60 * args.minutes, []

@@ -111,7 +111,7 @@ def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
                     table.add(cell, **dict.fromkeys(values) | row)
                 if "ms" in row:
                     row["ms"] = f"{mean_ms(row):.4g} ms"
-                shown = [as_text(x)[:300] for x in [*cell.values()][:-1] + [*row.values()]]
+                shown = [as_text(x)[:300] for x in [cell[name] for name in keys] + [*row.values()]]
                 print("  ".join(filter(None, shown)), flush=True)
     return table.rows_of(wanted)
 
@@ -146,7 +146,6 @@ class Subject(NamedTuple):
     """A model that is timed."""
     run: dict                                          # what it is, by RUN
     load: Callable                                     # () -> the model
-    device: str
     windows: list                                      # their names, if it has some
     T_train: int                                       # tokens of a sequence in training, for SWE
 
@@ -170,7 +169,7 @@ def new_model(name, psi, vocab_size, device):
                 print(line, flush=True)
         return model
 
-    return Subject(run, load, device, ["initial", "trained-like"] * has_windows(model), 2**12)
+    return Subject(run, load, ["initial", "trained-like"] * has_windows(model), 2**12)
 
 
 def trained_model(path, device):
@@ -178,40 +177,41 @@ def trained_model(path, device):
     ckpt = read_checkpoint(path)
     with torch.device("meta"):
         windowed = has_windows(build_model(ckpt["model"], ckpt["config"]))
-    return Subject(describe_run(ckpt), lambda: load_for_evaluation(path, device)[0], device,
+    return Subject(describe_run(ckpt), lambda: load_for_evaluation(path, device)[0],
                    ["trained"] * windowed, ckpt["args"]["seq_len"])
 
 
-def get_settings(subject, what):
+def get_settings(windows, what, device):
     """What a model is timed in: its windows, or the backends of its attention."""
-    forward, windows = what.startswith("forward"), subject.windows
-    if not windows:
-        return ["default"] if not forward else ["flash", "cudnn"][: 1 + (subject.device != "cpu")]
-    if what.startswith("train"):
+    forward = what.startswith("forward")
+    if windows and what.startswith("train"):
         return windows[:1]
-    return windows + [f"{windows[-1]} + SWE"] * forward
+    if windows:
+        return windows + [f"{windows[-1]} + SWE"] * forward
+    if not forward:
+        return ["default"]
+    return ["flash"] if device == "cpu" else ["flash", "cudnn"]
 
 
-def group_of(subjects, what, batch, length, repeats, seconds=math.inf):
+def group_of(subjects, what, batch, length, device, repeats, seconds=math.inf):
     """(cells, function) for `measure`: models, each in its settings, take turns."""
-    of = {(x.run["model"], x.run["parameters"]): x for x in subjects}
-    cells = [x.run | {"what": what, "batch": batch, "setting": setting, "length": length}
-             for x in subjects for setting in get_settings(x, what)]
-    return cells, partial(time_models, of, repeats, seconds)
+    cells = [x.run | {"what": what, "batch": batch, "setting": setting, "length": length,
+                      "subject": x}
+             for x in subjects for setting in get_settings(x.windows, what, device)]
+    return cells, partial(time_models, device, repeats, seconds)
 
 
-def time_models(of, repeats, seconds, cells):
-    """The values of each cell. of: the Subject with a name and a number of parameters."""
+def time_models(device, repeats, seconds, cells):
+    """The values of each cell of one group."""
     runs, found = {}, {}
     with warnings.catch_warnings(action="ignore"):     # at length, of a backend that cannot run
         for n, cell in enumerate(cells):
             try:
-                run = prepare(of[cell["model"], cell["parameters"]], cell)
+                run = prepare(cell)
                 run()
                 runs[n] = run
             except Exception as e:                     # no compiler, too little memory
                 found[n] = reason(e)
-        device = [*of.values()][0].device
         for n, times in zip(runs, take_turns(runs.values(), device, repeats, seconds)):
             found[n] = {"ms": " ".join(f"{ms:.6g}" for ms in times)}
             if device != "cpu":
@@ -219,10 +219,10 @@ def time_models(of, repeats, seconds, cells):
     return [found[n] for n in range(len(cells))]
 
 
-def prepare(subject, cell):
+def prepare(cell):
     """A function that makes one pass of a cell."""
-    model = subject.load()
-    set_up(model, cell["setting"], subject.T_train)
+    model = cell["subject"].load()
+    set_up(model, cell["setting"], cell["subject"].T_train)
     what, _, compiled = cell["what"].partition("-")
     if compiled:
         # One limit for all sizes; beyond it layers would silently run eagerly.
