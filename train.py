@@ -54,7 +54,7 @@ from support.cli import (
     stop_requests,
 )
 from support.compiled import try_to_compile
-from support.data import absolute, changed_files, get_data, hash_of, is_run, is_stream
+from support.data import absolute, batches, changed_files, get_data, hash_of, is_run, is_stream
 from support.maps import alive_fraction
 from support.source import code_hash, differences, edited_files, source_of
 from support.tokens import get_tokenizer
@@ -187,20 +187,19 @@ def evaluate(model, train_data, val_data, args, tokenizer):
     """A row of the log, in eval mode: nats per token, bits per byte, the share of alive pairs.
 
     Losses over 256 sequences, spread evenly over the validation data; alive pairs among the first
-    512 tokens of one. A task adds columns of its own, over 64 documents.
+    512 tokens of one. A task adds columns of its own, over 64 documents. Several processes compute
+    the same.
     """
     model.eval()
     device = model.W_E.device
     nats = n_tokens = n_bytes = 0
-    for x, count in dist.batches(val_data, val_data.spread(256), args.batch_size):
-        # The first `count` sequences count. The rest keep a process busy that has too few.
+    for x in batches(val_data, 256, args.batch_size):
         x = x.to(device)
-        nats += model.loss(x[:, :-1], x[:, 1:], "none")[:count].cpu().double().sum().item()
-        targets = x[:count, 1:].flatten().tolist()
+        nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
+        targets = x[:, 1:].flatten().tolist()
         text = [t for t in targets if t != tokenizer.eot_token]
         n_tokens += len(targets)
         n_bytes += len(tokenizer.decode_bytes(text))
-    nats, n_tokens, n_bytes = dist.total(nats, n_tokens, n_bytes)
     row = {"val_loss": nats / n_tokens, "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
 
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
@@ -209,8 +208,7 @@ def evaluate(model, train_data, val_data, args, tokenizer):
         row["alive"] = alive_fraction(model, tokens)
 
     # The task's state, such as how much help it still gives, is that of the training data.
-    documents = dist.batches(val_data, val_data.spread(64), args.batch_size)
-    row |= train_data.extra_columns(model, documents)
+    row |= train_data.extra_columns(model, batches(val_data, 64, args.batch_size))
     model.train()
     return row
 

@@ -5,6 +5,7 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from support.cli import UsageError, at_most_3
 from support.tokens import EDGE, encode_document, read_bin
@@ -193,8 +194,15 @@ class Sequences:
         """Take the state of a checkpoint."""
 
     def extra_columns(self, model, batches):
-        """More columns of an evaluation. batches: of `distributed.batches`"""
+        """More columns of an evaluation. batches: of `batches`"""
         return {}
+
+
+def batches(data, n, batch_size):
+    """At most n sequences of data, evenly spread, in tensors of (batch_size, T + 1)."""
+    numbers = data.spread(n)
+    for first in range(0, len(numbers), batch_size):
+        yield torch.from_numpy(np.stack([data[i] for i in numbers[first : first + batch_size]]))
 
 
 def get_data(args, tokenizer):

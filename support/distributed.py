@@ -102,16 +102,6 @@ def distribute(model, shard, device):
                 register_fsdp_forward_method(model, name)
 
 
-def batches(data, numbers, batch_size):
-    """Yield (sequences, how many count): this process's share of the sequences `numbers`.
-
-    All processes must run a model equally often: one that has no sequence left runs any.
-    """
-    for first in range(0, len(numbers), batch_size * world()):
-        mine = numbers[first + rank() * batch_size :][:batch_size]
-        yield torch.from_numpy(np.stack([data[i] for i in mine or numbers[:1]])), len(mine)
-
-
 def draw(data, first, args, device):
     """This process's share of a batch of sequences, those of all processes from `first` on."""
     mine = range(first + rank() * args.batch_size, first + (rank() + 1) * args.batch_size)

@@ -19,10 +19,10 @@ import multiscreen
 import tasks.abcdigits
 import train
 from multiscreen import Multiscreen
-from support import distributed, source
+from support import source
 from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
-from support.data import Sequences
+from support.data import Sequences, batches
 from support.maps import alive_fraction
 from support.tokens import get_tokenizer
 from tasks.abcdigits import ABCDigitsStream
@@ -486,7 +486,7 @@ def test_needles_are_right_where_the_model_guesses_their_digits():
 
     for guess, low, high in ((answers, 1, 1), (lambda x: torch.full_like(x, 49), 0.01, 0.3)):
         model = Guesses(guess)
-        columns = data.extra_columns(model, distributed.batches(data, range(10), 4))
+        columns = data.extra_columns(model, batches(data, 10, 4))
         assert low <= columns["needle"] <= high
         assert columns["base"] == data.base
 
