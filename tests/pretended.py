@@ -93,7 +93,8 @@ class Pretended:
         with torch._C.DisableTorchFunction():
             storage = x.untyped_storage()
         self.marked[storage._cdata] = storage          # kept, so that no other gets its address
-        self.refuse_float64(x)
+        if self.device.type == "mps" and x.dtype == torch.float64:
+            raise Refused("a float64 tensor on an MPS device")
         return x
 
     def copy(self, x, device):
@@ -113,10 +114,6 @@ class Pretended:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 return right(kernel, *args, **kwargs)
         return run
-
-    def refuse_float64(self, x):
-        if self.device.type == "mps" and x.dtype == torch.float64 and self.device_of(x) != CPU:
-            raise Refused("a float64 tensor on an MPS device")
 
 
 class Operators(TorchDispatchMode):
@@ -138,8 +135,6 @@ class Operators(TorchDispatchMode):
         if len(devices) == 2:
             shapes = ", ".join(f"{tuple(x.shape)} on {gpu.device_of(x)}" for x in inputs)
             raise Refused(f"{f} of several devices: {shapes}")
-        for x in inputs:
-            gpu.refuse_float64(x)
         if f.namespace == "multiscreen":               # our own operators call others
             with self, Names(gpu):
                 found = f.redispatch(FOR_CPU, *args, **kwargs)
@@ -162,8 +157,10 @@ class Names(TorchFunctionMode):
         gpu, kwargs, name = self.gpu, dict(kwargs or {}), getattr(f, "__name__", "")
         if name == "__get__":
             return self.get(f, *args)
-        if name in ("to", "cpu", "cuda", "pin_memory"):
-            return self.move(f, name, *args, **kwargs)
+        if name == "pin_memory":
+            return args[0]
+        if name in ("to", "cpu"):
+            return self.move(f, *args, **kwargs)
         there = torch.is_tensor(args[0]) and gpu.device_of(args[0]) != CPU if args else False
         if name == "numpy" and there:
             raise Refused("NumPy cannot read a tensor on a GPU")
@@ -187,21 +184,19 @@ class Names(TorchFunctionMode):
             return self.gpu.device_of(x).type == wanted[3:]
         return f(x, *others)
 
-    def move(self, f, name, x, *args, **kwargs):
-        """x.to(...), x.cpu(), x.cuda(), x.pin_memory()"""
+    def move(self, f, x, *args, **kwargs):
+        """x.to(...), x.cpu()"""
         gpu, dtype = self.gpu, kwargs.get("dtype")
-        device = {"cpu": CPU, "cuda": torch.device("cuda")}.get(name, kwargs.get("device"))
-        for y in args if name == "to" else ():
+        device = CPU if f.__name__ == "cpu" else kwargs.get("device")
+        for y in args:
             if isinstance(y, (str, torch.device)):
                 device = y
             elif torch.is_tensor(y):
                 device, dtype = gpu.device_of(y), y.dtype
             elif isinstance(y, torch.dtype):
                 dtype = y
-        if name == "pin_memory":
-            return x
         if device is None or gpu.named(device) == (gpu.device_of(x) != CPU):
-            return x if dtype is None else f(x, dtype) if name == "to" else x
+            return x if dtype is None else f(x, dtype)
         if torch.float64 in (x.dtype, dtype) and gpu.device.type == "mps":
             raise Refused("a float64 tensor goes to an MPS device, or comes from there")
         x = x if dtype is None else x.to(dtype)

@@ -149,7 +149,6 @@ def scaled(h, factor):
 
 # Ways to be wrong: (f, q, k, v, w, r, i0) -> h, from the right f.
 WRONG = {
-    "a factor": lambda f, q, k, v, w, r, i0: f(q, k, v * 1.0005, w, r, i0),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach(), i0),
     "no gradient of wide windows": lambda f, q, k, v, w, r, i0:
         f(q, k, v, torch.where(w > 200, w.detach(), w), r, i0),

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import multiscreen as ms
 from support import compiled
@@ -75,12 +74,11 @@ def test_compiling_a_model_changes_no_other(model, graphs):
     assert len(graphs) == made
     assert [*vars(other)] == attributes
     assert state() == before
-    torch.compile(F.embedding, fullgraph=True)(tokens, other.W_E)      # still allowed elsewhere
     for _ in range(2):
         another = make()
         compile_model(another)
         of_a_step(another, tokens)
-    assert len(graphs) == 3 * made + 1 or not ISOLATED
+    assert len(graphs) == 3 * made or not ISOLATED
 
 
 def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, graphs):
