@@ -48,10 +48,8 @@ def open_corpus(args):
                                  streaming=True, **extra), names
 
 
-def encoded_batches(stream, args):
+def encoded_batches(stream, args, tokenizer):
     """Yield a batch of documents as a list of pairs (text in UTF-8, tokens)."""
-    tokenizer = get_tokenizer(args.tokenizer)
-
     def encode(text):
         text = text.removeprefix("\ufeff")             # a byte order mark
         return text.encode(), encode_document(text, tokenizer)
@@ -102,12 +100,13 @@ def prepare(args):
             raise UsageError(f"{out} holds something else, or shards of other files or flags: name "
                              "a new folder")
         journal |= found
+    tokenizer = get_tokenizer(args.tokenizer)          # may fail: no folder is made then
     out.mkdir(parents=True, exist_ok=True)
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()
     if journal["states"]:
         stream.load_state_dict(journal["states"][-1])
-    batches = encoded_batches(stream, args)
+    batches = encoded_batches(stream, args, tokenizer)
     while True:
         with replacing(out / JOURNAL) as file:
             file.write(json.dumps(journal).encode())
@@ -123,7 +122,8 @@ def prepare(args):
             write_books(args, journal["documents"], documents)
         journal["documents"] += len(documents)
         journal["states"].append(stream.state_dict())
-    print(f"{out}: finished, {len([*out.glob('*.bin'), *out.glob('*.txt')])} files")
+    n_files = len([*out.glob("*.bin"), *out.glob("*.txt")])
+    print(f"{out}: finished, {n_files} file{'s' * (n_files != 1)}")
 
 
 def main(argv=None):

@@ -166,6 +166,8 @@ def test_two_kinds_another_folder_and_wrong_numbers_are_told(tmp_path):
     assert "name a new folder" in complaint(tmp_path, tmp_path / "a.txt")
     for flags in (["--shard-tokens", "3000000000"], ["--held-out", "-1"], ["--books", "0"]):
         assert flags[0] in complaint(tmp_path / "out", tmp_path / "a.txt", flags=flags)
+    assert "gpt3" in complaint(tmp_path / "out", tmp_path / "a.txt", flags=["--tokenizer", "gpt3"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_missing_package_is_asked_for_by_name(corpus, tmp_path, monkeypatch):
