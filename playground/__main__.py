@@ -56,7 +56,6 @@ def write_page(path, data):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.prog = "python -m playground"
     p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
     p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
     p.add_argument("--tokens", type=int, default=200, help="at most this many bytes of it; an "

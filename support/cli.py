@@ -41,7 +41,10 @@ class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
 
     def __init__(self, description):
-        super().__init__(description=description, allow_abbrev=False,
+        # As one types it: Python before 3.14 calls `python -m playground` __main__.py.
+        spec = sys.modules["__main__"].__spec__
+        prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
+        super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def add_shared(self, *names):
