@@ -15,6 +15,7 @@ import re
 import statistics
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -174,25 +175,41 @@ def possible_lengths(T_train, get_prompts):
     return lengths or [length]                         # for which get_prompts says why not
 
 
-def print_grid(rows, T_train, title):
-    """Accuracy by depth and length, and its mean over the depths. rows: a table's, of one model.
+class Cell(NamedTuple):
+    """{seed: share of right answers} at a length and a depth, and the RoPE factor, or ""."""
+    shares: dict
+    factor: str
 
-    In a cell the best RoPE factor counts, of equal ones the first.
+    @property
+    def mean(self):
+        return statistics.mean(self.shares.values())
+
+
+def get_cells(rows):
+    """{(length, depth): Cell} of the rows of one model, dicts of text.
+
+    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
+    the best mean over the seeds counts; of equal ones, the first.
     """
-    best = {}
-    for row in rows:
-        place, accuracy = (int(row["length"]), float(row["depth"])), float(row["accuracy"])
-        if place not in best or accuracy > best[place][0]:
-            best[place] = accuracy, row["factor"]
+    found = {}
+    for row in sorted(rows, key=lambda row: int(row["trials"])):
+        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
+        cell = by_factor.setdefault(row["factor"], Cell({}, row["factor"]))
+        cell.shares[row["seed"]] = float(row["accuracy"])
+    return {place: max(by_factor.values(), key=lambda cell: (len(cell.shares), cell.mean))
+            for place, by_factor in sorted(found.items())}
 
-    def shown(accuracy, factor):
-        return f"{accuracy:.1%} x{factor}" if factor else f"{accuracy:.1%}"
 
-    lengths = sorted({length for length, _ in best})
-    depths = sorted({depth for _, depth in best})
+def print_grid(rows, T_train, title):
+    """Accuracy by depth and length, and its mean over the depths. rows: a table's, of one run."""
+    def shown(cell):
+        return f"{cell.mean:.1%} x{cell.factor}" if cell.factor else f"{cell.mean:.1%}"
+
+    cells = get_cells(rows)
+    lengths, depths = (sorted(set(x)) for x in zip(*cells))
     columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]
-    lines = [[depth, *(shown(*best[n, depth]) for n in lengths)] for depth in depths]
-    means = [statistics.mean(best[n, depth][0] for depth in depths) for n in lengths]
+    lines = [[depth, *(shown(cells[n, depth]) for n in lengths)] for depth in depths]
+    means = [statistics.mean(cells[n, depth].mean for depth in depths) for n in lengths]
     print_table(columns, [*lines, ["mean", *(f"{x:.1%}" for x in means)]], title)
 
 

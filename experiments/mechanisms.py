@@ -18,10 +18,11 @@ import math
 import statistics
 from pathlib import Path
 
+from abcdigits import get_cells
 from baselines import BLOCKS
 from experiments.common import figure_path, pyplot, save_figure
 from experiments.perplexity import positions
-from experiments.retrieval import get_cells, mean_by_length
+from experiments.retrieval import mean_by_length
 from experiments.runs import median, read_run
 from experiments.style import COLORS, WIDTH, legend_below, paper_name, plain_axis
 from experiments.weights import TITLES, show_weights

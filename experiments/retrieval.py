@@ -22,6 +22,7 @@ import math
 import statistics
 from typing import NamedTuple
 
+from abcdigits import get_cells
 from experiments.common import (
     add_tables,
     get_figure,
@@ -36,18 +37,8 @@ from support.cli import Parser, cli
 from support.table import print_table
 
 
-class Cell(NamedTuple):
-    """{seed: share of right answers} at a length and a depth, and the RoPE factor, or ""."""
-    shares: dict
-    factor: str
-
-    @property
-    def mean(self):
-        return statistics.mean(self.shares.values())
-
-
 class Panel(NamedTuple):
-    """A model in a figure. cells: {(length, depth): Cell}"""
+    """A model in a figure. cells: those of abcdigits.get_cells"""
     name: str
     T_train: int
     cells: dict
@@ -61,21 +52,6 @@ class Panel(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------- cells
-
-def get_cells(rows):
-    """{(length, depth): Cell} of the rows of one model.
-
-    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
-    the best mean over the seeds counts; of equal ones, the first.
-    """
-    found = {}
-    for row in sorted(rows, key=lambda row: int(row["trials"])):
-        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
-        cell = by_factor.setdefault(row["factor"], Cell({}, row["factor"]))
-        cell.shares[row["seed"]] = float(row["accuracy"])
-    return {place: max(by_factor.values(), key=lambda cell: (len(cell.shares), cell.mean))
-            for place, by_factor in sorted(found.items())}
-
 
 def mean_by_length(cells):
     """{length: {seed: mean share over the depths}}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import abcdigits
 import multiscreen as ms
-from experiments import retrieval
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.tokens import get_tokenizer
@@ -126,7 +125,7 @@ def measure(tmp_path, monkeypatch):
 
 def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
     rows = measure("--depths", "0.1", "0.5")
-    cells = retrieval.get_cells(rows)
+    cells = abcdigits.get_cells(rows)
     assert list(cells) == [(n, depth) for n in (256, 512, 1024) for depth in (0.1, 0.5)]
     assert {row["accuracy"] for row in rows} == {"1"}
     assert capsys.readouterr().out.count("100.0%") == 9
@@ -161,7 +160,7 @@ def test_the_best_rope_scale_counts(measure, capsys):
                    right=lambda model, prompts: [model.layers[0].rope_scale[0] >= 2] * 2)
     assert [row["factor"] for row in rows] == ["1", "2", "4"]
     assert "100.0% x2" in capsys.readouterr().out
-    cells = retrieval.get_cells(rows)
+    cells = abcdigits.get_cells(rows)
     assert cells == {(260, 0.5): ({"0": 1.0}, "2")}
 
 

@@ -1,7 +1,7 @@
 """Tests of experiments.retrieval and experiments.passkey."""
 import pytest
 
-from abcdigits import CELL
+from abcdigits import CELL, get_cells
 from experiments import passkey, retrieval
 from support.cli import UsageError
 from support.table import RUN, write_rows
@@ -94,7 +94,7 @@ def test_retrieval_by_length_of_two_seeds_in_two_tables(call, tmp_path, capsys):
 
 def test_a_seed_with_fewer_depths_than_others_does_not_count():
     def means(*rows):
-        return retrieval.mean_by_length(retrieval.get_cells(rows))
+        return retrieval.mean_by_length(get_cells(rows))
 
     assert means(cell(), cell(depth="0.5"), cell("0", seed="1")) == {16: {"0": 1.0}}
     assert means(cell("0.5"), cell(depth="0.5", seed="1")) == {16: {"0": 0.5, "1": 1.0}}
@@ -119,7 +119,7 @@ def test_of_several_rope_factors_and_numbers_of_prompts_the_best_and_the_most_co
     rows = [cell("0.5", trials="10", factor="4"), cell("0", factor="4"),
             cell("0.75", factor="4", seed="1"), cell("1", factor="2"),
             cell("0", factor="2", seed="1"), cell("1", factor="1")]
-    found = retrieval.get_cells(rows)[16, 0.1]
+    found = get_cells(rows)[16, 0.1]
     assert (found.factor, found.shares, found.mean) == ("4", {"0": 0.5, "1": 0.75}, 0.625)
 
 
