@@ -95,4 +95,10 @@ if [ "$1" = tune ]; then
 fi
 
 echo "$WON" | tr ',' '\n' | while read -r task; do [ "$task" ] && echo one $task SEED; done | lanes
-run python -m experiments.mechanisms $OUT/text_* $OUT/task_* --out $OUT/report/mechanisms.png
+# A row for each mechanism, whichever of its tries won: text_alibi-steep and task_alibi are alibi's.
+for name in softmax nope local alibi ssmax-rope off-by-one sigmoid entmax stick-breaking forgetting \
+    selective screening; do
+    rows+=" $name=$OUT/text_$name* $name=$OUT/task_$name*"
+done
+run python -m experiments.mechanisms $rows $OUT/text_multiscreen* $OUT/task_multiscreen* \
+    --out $OUT/report/mechanisms.png

@@ -8,11 +8,11 @@ import abcdigits
 from baselines import BLOCKS
 from baselines.attention import Scored
 from experiments import mechanisms, perplexity, weights
-from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights, is_zero
+from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights
 from multiscreen import softmask
 from support.cli import UsageError
-from support.table import write_rows
-from tests.helpers import cells_of, fit, needs_matplotlib, read_table, write_run
+from support.table import RUN, write_rows
+from tests.helpers import cells_of, fit, needs_matplotlib, write_run
 
 # ------------------------------------------------------------------------------- weights
 
@@ -72,11 +72,6 @@ def test_what_the_figure_shows_of_each_mechanism():
     assert max(seen["off-by-one"][2]) < 1
 
 
-def test_a_product_that_underflows_is_no_zero():
-    p = torch.tensor([0.0, 1e-3, 0.0, 1e-250, 0.0], dtype=torch.float64)
-    assert is_zero(p).tolist() == [True, False, True, False, False]
-
-
 class Softpick(Scored):
     """A reader's thirteenth: weights that may all be 0, and a matrix of its own."""
 
@@ -109,64 +104,75 @@ def test_without_names_the_twelve_are_drawn(call, tmp_path, capsys):
 
 # ------------------------------------------------------------------------------------ results
 
-def write_measured(folder, model="transformer:4,4,72", data="stdlib", seed=32,
-                   log=((9, 2.5, ""),), tables=None):
-    """A run with three steps and then log: (step, val_loss, needle), and its tables."""
-    rows = [{"step": step, "ms": ms} for step, ms in ((1, 900), (2, 40), (3, 50))]
-    rows += [dict(zip(("step", "val_loss", "needle"), row)) for row in log]
-    write_run(folder, rows, model=model, data=data, seed=seed, lr=0.25, parameters=1000, steps=9)
-    for name, found in (tables or {}).items():
-        write_rows(folder / name, found)
+@pytest.fixture
+def no_figure(monkeypatch):
+    monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
+
+
+def write_measured(folder, last, rows=(), **flags):
+    """A run whose first steps took 900, 40 and 50 ms. last: of its log; rows: of a table."""
+    log = [{"step": step, "ms": ms} for step, ms in ((1, 900), (2, 40), (3, 50))]
+    log += [{"step": 5, "val_loss": 3.0, "needle": 0.1}, {"step": 9} | last]
+    flags = {"model": "transformer:4,4,72", "seed": 32, "lr": 0.25, "parameters": 1000,
+             "steps": 9} | flags
+    write_run(folder, log, **flags)
+    if rows:
+        name = "perplexity" if "nats" in rows[0] else "abcdigits"
+        write_rows(folder / f"{name}.tsv", rows)
     return folder
 
 
-def needle_row(length, depth, accuracy, factor="", swe="", trials=10, hash="new"):
-    return {"seed": "32", "length": str(length), "depth": str(depth), "factor": factor, "swe": swe,
-            "trials": str(trials), "accuracy": str(accuracy), "hash": hash}
+def needle_row(length, depth, accuracy, **values):
+    row = dict.fromkeys((*RUN, "digits", *abcdigits.CELL), "") | {
+        "length": str(length), "depth": str(depth), "trials": "10", "accuracy": str(accuracy),
+        "hash": "new"}
+    return row | values
 
 
-def perplexity_row(document, *nats, factor="", swe="", length=128, hash="new"):
+def perplexity_row(document, *nats, **values):
     """nats at 32, 45, 64, 91 and 128 tokens."""
-    return {"length": str(length), "swe": swe, "factor": factor, "document": document,
-            "nats": " ".join(map(str, nats)), "hash": hash}
+    row = dict.fromkeys(perplexity.KEYS, "") | {
+        "model": "multiscreen", "parameters": "1000", "seq_len": "64", "length": "128",
+        "document": document, "nats": " ".join(map(str, nats)), "hash": "new"}
+    return row | values
 
 
-def values_of(folder, label=""):
-    return {row["what"]: float(row["value"]) for row in mechanisms.rows_of(folder, label)}
+def values_of(folder):
+    """{(what, length, setting): value}"""
+    return {(row["what"], row["length"], row["setting"]): float(row["value"])
+            for row in mechanisms.rows_of(folder)}
 
 
 def test_a_run_is_its_last_loss_and_its_median_step(tmp_path):
-    run = write_measured(tmp_path / "a", log=((5, 3.0, 0.1), (9, 2.5, 0.75)), data="abcdigits")
-    assert values_of(run) == {"loss": 2.5, "needle digits": 0.75, "ms": 50, "parameters": 1000}
-    row = mechanisms.rows_of(run)[0]
-    assert row | {"what": "", "value": ""} == {
-        "model": "transformer:4,4,72", "task": "abcdigits", "seed": "32", "lr": "0.25",
-        "step": "9", "what": "", "value": ""}
-    assert mechanisms.rows_of(run, "mine")[0]["model"] == "transformer=mine"
+    run = write_measured(tmp_path / "a", {"val_loss": 2.5})
+    assert values_of(run) == {("loss", "", ""): 2.5, ("ms", "", ""): 50}
+    assert mechanisms.rows_of(run, "mine")[0] == dict(zip(mechanisms.COLUMNS, (
+        "transformer=mine", "1000", "32", "text", "0.25", "9", "loss", "", "", "2.5")))
     (run / "diverged.txt").touch()
-    assert math.isnan(values_of(run)["loss"])
-    (run / "log.tsv").unlink()
-    with pytest.raises(UsageError, match="holds no run"):
-        mechanisms.rows_of(run)
+    assert math.isnan(values_of(run)["loss", "", ""])
+    run = write_measured(tmp_path / "b", {"val_loss": 9, "needle": 0.75}, data="abcdigits")
+    assert values_of(run) == {("needle digits", "", ""): 0.75}
 
 
 def test_answers_are_means_over_depths_of_the_best_in_each_cell(tmp_path):
-    rows = [needle_row(256, 0.5, 1.0, hash="old"), needle_row(256, 0.1, 1.0, trials=2),
-            needle_row(256, 0.1, 0.5), needle_row(256, 0.9, 0.1),
+    rows = [needle_row(256, 0.5, 1.0, hash="old"), needle_row(256, 0.5, 1.0, step="4"),
+            needle_row(256, 0.1, 0.5), needle_row(256, 0.9, 0.1, factor="1"),
             needle_row(256, 0.1, 0.2, factor="2"), needle_row(256, 0.9, 0.4, factor="2"),
             needle_row(256, 0.1, 0.7, swe="yes"), needle_row(256, 0.9, 0.9, swe="yes")]
-    found = values_of(write_measured(tmp_path / "a", tables={"abcdigits.tsv": rows}))
-    assert {what: x for what, x in found.items() if "needles" in what} == {
-        "needles 256": 0.3, "needles 256 RoPE": 0.45, "needles 256 SWE": 0.8}
+    found = values_of(write_measured(tmp_path / "a", {}, rows, data="abcdigits"))
+    assert {setting: x for (what, _, setting), x in found.items() if what == "needles"} == {
+        "": 0.3, "RoPE": 0.45, "SWE": 0.8}
 
 
 def test_perplexities_are_of_the_longest_texts_and_the_factor_best_at_their_end(tmp_path):
-    rows = [perplexity_row("a", 9, 9, 9, length=64), perplexity_row("a", 0, 0, 1, 0, 4),
+    rows = [perplexity_row("a", 0, 0, 0, length="64"), perplexity_row("a", 0, 0, 1, 0, 4),
             perplexity_row("b", 0, 0, 3, 0, 6), perplexity_row("a", 0, 0, 9, 0, 3, factor="4"),
             perplexity_row("a", 0, 0, 9, 0, 8, factor="8")]
-    found = values_of(write_measured(tmp_path / "a", tables={"perplexity.tsv": rows}))
-    for what, nats in {"64": 2, "128": 5, "64 RoPE": 9, "128 RoPE": 3}.items():
-        assert found[f"perplexity {what}"] == pytest.approx(math.exp(nats), rel=1e-5)
+    found = values_of(write_measured(tmp_path / "a", {}, rows))
+    nats = {(length, setting): math.log(x) for (what, length, setting), x in found.items()
+            if what == "perplexity"}
+    assert nats == pytest.approx({("64", ""): 2, ("128", ""): 5, ("64", "RoPE"): 9,
+                                  ("128", "RoPE"): 3}, abs=1e-4)
 
 
 def table_of(capsys):
@@ -179,36 +185,31 @@ def table_of(capsys):
 
 
 def make_runs(folder):
-    """Two seeds of softmax on text, t1, and on the task, t2; one of screening on the task."""
-    for seed, loss, needle in ((32, 1.5, 0.9), (33, 2.5, 0.2)):
-        texts = [perplexity_row("a", 0, 0, 1, 0, seed - 31, swe="")]
-        write_measured(folder / f"t1-{seed}", seed=seed, log=((9, loss, ""),),
-                  tables={"perplexity.tsv": texts})
-        write_measured(folder / f"t2-{seed}", data="abcdigits", seed=seed, log=((9, 9.0, needle),),
-                  tables={"abcdigits.tsv": [needle_row(256, 0.5, needle / 2)]})
-    tables = {"abcdigits.tsv": [needle_row(256, 0.5, 0.5), needle_row(256, 0.5, 1, swe="yes")]}
-    write_measured(folder / "other", "transformer:4,4,72:screening", "abcdigits", tables=tables,
-              log=((9, 9.0, 0.9),))
+    """Two seeds of softmax on text, t1, and on the task, t2; screening on the task."""
+    for seed, loss, digits in ((32, 1.5, 0.9), (33, 2.5, 0.2)):
+        write_measured(folder / f"t1-{seed}", {"val_loss": loss},
+                       [perplexity_row("a", 0, 0, 1, 0, seed - 31)], seed=seed)
+        write_measured(folder / f"t2-{seed}", {"needle": digits},
+                       [needle_row(256, 0.5, digits / 2)], seed=seed, data="abcdigits")
+    rows = [needle_row(256, 0.5, 0.5), needle_row(256, 0.5, 1, swe="yes")]
+    write_measured(folder / "other", {"needle": 0.9}, rows, data="abcdigits",
+                   model="transformer:4,4,72:screening")
 
 
-def test_the_table_has_means_over_the_seeds(call, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
+def test_the_table_has_means_over_the_seeds(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
-    call(mechanisms, tmp_path / "runs/*", "--out", "a/m.png")
+    call(mechanisms, "runs/*")
     table = table_of(capsys)
-    softmax = table["softmax", "as trained"]
-    assert softmax == {
-        "model": "softmax", "setting": "as trained", "seeds": "2", "loss": "2.0000",
+    assert table["Transformer", "as trained"] == {
+        "model": "Transformer", "setting": "as trained", "seeds": "2", "loss": "2.0000",
         "perplexity 128": f"{(1 + math.e) / 2:.2f}", "needles 256": "27.5", "learned": "1 of 2",
         "parameters": "1000", "ms": "50"}
-    assert table["screening", "as trained"]["needles 256"] == "50.0"
-    assert table["screening", "with SWE"]["needles 256"] == "100.0"
-    assert [*table] == [("softmax", "as trained"), ("screening", "as trained"),
-                        ("screening", "with SWE")]
+    of_screening = {setting: row["needles 256"] for (name, setting), row in table.items()
+                    if name == "Transformer, screening"}
+    assert of_screening == {"as trained": "50.0", "with SWE": "100.0"}
 
 
-def test_the_tsv_stands_for_the_runs_and_loses_none(call, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
+def test_the_tsv_stands_for_the_runs_and_loses_none(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
     call(mechanisms, "runs/t*", "--out", "m.png")
     with open("runs/t1-32/log.tsv", "a") as log:       # it went on
@@ -217,39 +218,25 @@ def test_the_tsv_stands_for_the_runs_and_loses_none(call, monkeypatch, tmp_path,
     with pytest.raises(UsageError, match="already holds .* other rows: add this table"):
         call(mechanisms, "runs/other", "--out", "m.png")
     call(mechanisms, "m.tsv", "runs/other", "--out", "m.png")
-    both = table_of(capsys), read_table(tmp_path / "m.tsv")
-    assert {row["model"] for row in both[1]} == {"transformer:4,4,72",
-                                                 "transformer:4,4,72:screening"}
-    call(mechanisms, "m.tsv")
-    assert (table_of(capsys), read_table(tmp_path / "m.tsv")) == both
+    both = table_of(capsys)
+    assert both["Transformer", "as trained"]["loss"] == "1.8750"
+    call(mechanisms, "m.tsv", "--out", "again.png")
+    assert table_of(capsys) == both
     with pytest.raises(UsageError, match="m.tsv and runs/other are both .*screening"):
         call(mechanisms, "m.tsv", "runs/other")
     with pytest.raises(UsageError, match="runs/other/log.tsv is not a table of this command"):
         call(mechanisms, "runs/other/log.tsv")
 
 
-def test_two_runs_of_one_seed_need_labels(call, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
-    a, b = (write_measured(tmp_path / name, "multiscreen") for name in "ab")
+def test_a_label_parts_runs_of_one_model_and_joins_those_of_two(call, no_figure, tmp_path, capsys):
+    a, b = (write_measured(tmp_path / name, {"val_loss": 2.5}) for name in "ab")
+    write_measured(tmp_path / "c", {"needle": 0.9}, data="abcdigits",
+                   model="transformer:4,4,72:local")
     with pytest.raises(UsageError, match="label one"):
         call(mechanisms, a, b)
-    call(mechanisms, a, f"w_th 16={b}")
-    assert [name for name, _ in table_of(capsys)] == ["Multiscreen", "w_th 16"]
-
-
-def test_tries_that_won_on_other_tasks_are_one_row(call, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(mechanisms, "pyplot", lambda: None)
-    alibi, steep = "transformer:4,4,72:alibi", "transformer:4,4,72:alibi-steep"
-    write_measured(tmp_path / "text", steep)
-    write_measured(tmp_path / "task", alibi, "abcdigits", log=((9, 9.0, 0.9),))
-    call(mechanisms, "text", "task", "--out", "m.png")
-    printed = capsys.readouterr().out
-    assert "Transformer, alibi: alibi on abcdigits, alibi-steep on text" in printed
-    assert printed.splitlines()[-1].split()[0] == "alibi"
-    assert {row["model"] for row in read_table(tmp_path / "m.tsv")} == {alibi, steep}
-    write_measured(tmp_path / "other", alibi)               # both on text: one row each
-    call(mechanisms, "other", "m.tsv", "--out", "m.png")
-    assert [name for name, _ in table_of(capsys)] == ["alibi", "alibi-steep"]
+    call(mechanisms, a, a, f"mine={b}", "mine=c")
+    found = {name: (row["seeds"], row["learned"]) for (name, _), row in table_of(capsys).items()}
+    assert found == {"Transformer": ("1", "-"), "mine": ("1", "1 of 1")}
 
 
 @needs_matplotlib
@@ -263,10 +250,10 @@ def test_trained_and_measured_runs_are_compared(call, tmp_path, capsys):
         call(abcdigits, "--ckpt", f"{name}-task/ckpt.pt", "--lengths", 160, "--depths", 0.5,
              "--trials", 1, *swe)
     capsys.readouterr()
-    call(mechanisms, "local-*", "screening-*", "--out", "m.png")
+    call(mechanisms, "local=local-*", "screening-*", "--out", "m.png")
     table = table_of(capsys)
-    assert [*table] == [("local", "as trained"), ("screening", "as trained"),
-                        ("screening", "with SWE")]
+    assert [*table] == [("local", "as trained"), ("Transformer, screening", "as trained"),
+                        ("Transformer, screening", "with SWE")]
     assert table["local", "as trained"]["learned"] == "0 of 1"
-    assert float(table["screening", "with SWE"]["perplexity 128"]) > 0
+    assert float(table["Transformer, screening", "with SWE"]["perplexity 128"]) > 0
     assert (tmp_path / "m.png").exists()

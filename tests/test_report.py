@@ -36,22 +36,20 @@ def test_the_mechanisms():
     """Means over the seeds of report/mechanisms.tsv, and those with SWE."""
     found = {}
     for row in read_rows(FOLDER / "mechanisms.tsv"):
-        name = re.sub("-(steep|late|fixed|wide)$", "", row["model"].split(":")[-1])
-        if row["task"] == "text" or row["what"].startswith("needles"):
-            found.setdefault((name, row["what"]), []).append(float(row["value"]))
+        key = row["model"], *(row[name] for name in ("what", "length", "setting") if row[name])
+        found.setdefault(key, []).append(float(row["value"]))
     mean = {key: statistics.mean(values) for key, values in found.items()}
-    names = ["4,4,72", "nope", "local", "alibi", "ssmax-rope", "off-by-one", "sigmoid", "entmax",
-             "stick-breaking", "forgetting", "selective", "screening", "multiscreen"]
+    names = [*dict.fromkeys(model for model, *_ in found)]
     rows = rows_of(README, "way to attend")
     assert len(rows) == len(names)
     for row, name in zip(rows, names):
-        ratio = statistics.mean(a / b for a, b in zip(found[name, "perplexity 2048"],
-                                                      found[name, "perplexity 64"]))
+        ratio = statistics.mean(a / b for a, b in zip(found[name, "perplexity", "2048"],
+                                                      found[name, "perplexity", "64"]))
         assert row[2] == f"{mean[name, 'loss']:.3f}"
         assert float(row[3]) == pytest.approx(ratio, rel=0.02)
-        needles = [f"{100 * mean[name, f'needles {n}']:.0f}" for n in (256, 1024, 4096)]
-        if (name, "needles 4096 SWE") in mean:
-            needles[2] += f", with SWE {100 * mean[name, 'needles 4096 SWE']:.0f}"
+        needles = [f"{100 * mean[name, 'needles', n]:.0f}" for n in ("256", "1024", "4096")]
+        if swe := mean.get((name, "needles", "4096", "SWE")):
+            needles[2] += f", with SWE {100 * swe:.0f}"
         assert row[4:] == needles
 
 
