@@ -217,7 +217,7 @@ def compare(words, out):
     columns = columns_of(lines)
     keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))
     print_results(lines, columns)
-    if plt := pyplot():
+    if columns and (plt := pyplot()):
         draw_results(plt, lines, columns, out)
 
 
