@@ -8,8 +8,6 @@ head, a final norm without a weight, no biases. Names that train.py takes:
     transformer:45M:qknorm     a variant: a class, and a line in BLOCKS of baselines/__init__.py
 
 Other ways to attend are in attention.py.
-
-`python -m experiments.scaling` prints the sizes and parameter counts beside the paper's.
 """
 import math
 from dataclasses import dataclass

@@ -2,7 +2,6 @@
 
     bash runs/scaling.sh                             trains the runs and draws them
     python -m experiments.scaling RUN...             draws runs of your own
-    python -m experiments.scaling                    the paper's sizes, built and counted
 
 runs/paper.sh has the paper's runs: five Multiscreens and four Transformers of 4M to 4B parameters,
 2^38 tokens each. Its 4B model is undertrained.
@@ -25,26 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baselines import build, count_parameters
-from baselines.transformer import SIZES
+from baselines import build
 from experiments.common import mean_and_std, percent, pyplot, save_figure
 from experiments.runs import keep_runs, read_runs
 from experiments.style import WIDTH, legend_below, look, millions_axis
 from support.cli import Parser, UsageError, cli, own_folder
 from support.table import print_table
 
-PAPER = {                                              # parameters: total, non-embedding
-    "multiscreen, psi 8": (4_134_146, 917_698),
-    "multiscreen, psi 16": (27_546_626, 14_680_834),
-    "multiscreen, psi 32": (286_347_266, 234_884_098),
-    "multiscreen, psi 48": (1_304_884_226, 1_189_092_098),
-    "multiscreen, psi 64": (3_963_961_346, 3_758_108_674),
-    "transformer:8M": (7_613_312, 1_180_416),
-    "transformer:45M": (44_609_024, 18_877_440),
-    "transformer:353M": (353_453_056, 301_989_888),
-    "transformer:1.3B": (1_310_935_040, 1_208_008_704),
-}
-SIZE_COLUMNS = ["model", "N_L", "N_H", "d_E", "parameters", "non-embedding", "as in the paper"]
 # Losses are compared only between runs that agree in these.
 BUDGET = ("corpus", "tokenizer", "seq_len", "batch_tokens", "steps")
 FAMILIES = ("multiscreen", "transformer")
@@ -151,31 +137,13 @@ def draw_scaling(plt, models, path):
     save_figure(fig, path)
 
 
-def size_rows():
-    """Rows of SIZE_COLUMNS for the paper's models."""
-    models = {f"multiscreen, psi {n}": ("multiscreen", {"psi": n}) for n in (8, 16, 32, 48, 64)}
-    models |= {f"transformer:{size}": (f"transformer:{size}", {}) for size in SIZES}
-    rows = []
-    for label, (name, sizes) in models.items():
-        with torch.device("meta"):
-            model = build(name, sizes)
-        total, rest = count_parameters(model)
-        same = "yes" if (total, rest) == PAPER[label] else f"no: {PAPER[label]}"
-        c = model.config
-        rows.append([label, c.N_L, c.N_H, c.d_E, f"{total:,}", f"{rest:,}", same])
-    return rows
-
-
 def main():
     p = Parser(__doc__)
-    p.add_argument("runs", nargs="*", metavar="RUN",
+    p.add_argument("runs", nargs="+", metavar="RUN",
                    help="folders of train.py, label=folder, or tables of runs")
     p.add_argument("--out", type=own_folder, default=Path("out"),
                    help="folder for the results [out]")
     args = p.parse_args()
-    if not args.runs:
-        print_table(SIZE_COLUMNS, size_rows(), "Parameters of the paper's models")
-        return
     runs = read_runs(args.runs)
     models = get_models(runs)
     keep_runs(args.out / "scaling.tsv", runs)

@@ -10,7 +10,6 @@ run bash runs/latency.sh --psi 2 --models multiscreen transformer:1,2,8 --length
 run python -m benchmarks.cpu $OUT/report/latency.tsv
 run python -m experiments.passkey --lengths 512 --trials 1 --ckpt $OUT/needles_original-0/ckpt.pt
 run python -m experiments.scaling $OUT/text_multiscreen-0 $OUT/text_transformer-0 --out $OUT/report
-run python -m experiments.scaling
 run python -m experiments.compare $OUT/text_*-0 --by lr --out $OUT/report
 run python -m experiments.mechanisms --names softmax screening --out $OUT/report/mechanisms.png
 run python -m experiments.sample --tokens 4 --ckpt $OUT/text_multiscreen-0/ckpt.pt

@@ -1,6 +1,5 @@
 """Tests of baselines/: the Transformer and the ablations against float64 references."""
 import math
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -11,7 +10,7 @@ import multiscreen
 import train
 from baselines import BLOCKS, ablations, count_parameters
 from baselines.transformer import attention_by
-from experiments import scaling, tiles
+from experiments import tiles
 from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
@@ -182,13 +181,11 @@ def test_without_a_gate_there_are_19_layers_of_19_tiles_as_in_the_paper():
 
 # --------------------------------------------------------------------- sizes, names, recipes
 
-def test_the_printed_sizes_are_the_papers(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["scaling"])
-    scaling.main()
-    _, _, head, *rows = capsys.readouterr().out.splitlines()
-    assert head.endswith("as in the paper")
-    assert [row.split()[-1] for row in rows] == ["yes"] * 9
-    assert rows[3].split()[-3:-1] == ["1,304,884,226", "1,189,092,098"]
+@pytest.mark.parametrize("size, counts", [
+    ("8M", (7_613_312, 1_180_416)), ("45M", (44_609_024, 18_877_440)),
+    ("353M", (353_453_056, 301_989_888)), ("1.3B", (1_310_935_040, 1_208_008_704))])
+def test_parameter_counts_are_the_papers(size, counts):
+    assert parameter_counts(f"transformer:{size}", {}) == counts
 
 
 @pytest.mark.parametrize("name, message", [
