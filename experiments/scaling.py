@@ -105,21 +105,24 @@ def size_at(loss, models, kind, seed=None):
     return math.exp(np.interp(-loss, -np.array(losses), sizes))
 
 
+def saved(loss, models, kind, seeds):
+    """(both families' sizes at a loss, the share saved, its deviation over the seeds)"""
+    sizes = [[size_at(loss, models[family], kind, seed) for family in FAMILIES]
+             for seed in (None, *seeds)]
+    saving, *of_seeds = [1 - ours / theirs for ours, theirs in sizes]
+    return sizes[0], percent(saving, 0), percent(mean_and_std(of_seeds)[1], 0)
+
+
 def equal_losses(models):
     """Rows of COLUMNS: for each measured size the sizes of both families at its loss."""
     measured = [model for family in FAMILIES for model in models[family]]
     seeds = set.intersection(*(set(model.losses) for model in measured)) if measured else ()
     rows = []
     for model in sorted(measured, key=Model.loss, reverse=True):
-        row = [f"{model.name}, {model.parameters}", model.lr, model.loss()]
-        for kind in ("parameters", "rest"):
-            sizes = [[size_at(model.loss(), models[family], kind, seed) for family in FAMILIES]
-                     for seed in (None, *seeds)]
-            saving, *of_seeds = [1 - ours / theirs for ours, theirs in sizes]
-            if kind == "parameters":
-                row += [x if math.isnan(x) else round(x) for x in sizes[0]]
-            row += [percent(saving, 0), percent(mean_and_std(of_seeds)[1], 0)]
-        rows.append(row)
+        sizes, *saving = saved(model.loss(), models, "parameters", seeds)
+        _, *non_emb = saved(model.loss(), models, "rest", seeds)
+        rows.append([f"{model.name}, {model.parameters}", model.lr, model.loss(),
+                     *(x if math.isnan(x) else round(x) for x in sizes), *saving, *non_emb])
     return rows
 
 
