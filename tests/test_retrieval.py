@@ -11,12 +11,6 @@ from tests.helpers import cells_of, needs_matplotlib, read_table
 
 BYTES = get_tokenizer("bytes")
 
-
-@pytest.fixture
-def no_figure(monkeypatch):
-    monkeypatch.setattr(retrieval, "pyplot", lambda: None)
-
-
 # --------------------------------------------------------------------------------- retrieval
 
 @pytest.mark.parametrize("depth, before", [(0.0, 0), (0.3, 3), (0.5, 5), (1.0, 10)])
@@ -132,17 +126,6 @@ def test_many_panels_stay_as_wide_as_a_page_and_draw_no_curves(call, tmp_path, m
     figure, = found
     assert len([ax for ax in figure.axes if ax.get_images()]) == 8
     assert figure.get_size_inches()[0] < 10
-
-
-def test_a_table_can_have_a_label(call, no_figure, tmp_path, capsys):
-    """An edited model and the original have the same name but different equations."""
-    write_rows(tmp_path / "a.tsv", [cell(hash="1-1")])
-    write_rows(tmp_path / "b.tsv", [cell(hash="2-2", accuracy="0.5")])
-    call(retrieval, "a.tsv", "mine=b.tsv", "--out", "o/f.png")
-    rows = shown(capsys)
-    assert rows == [["Multiscreen", "0", "100.0%"], ["mine", "0", "50.0%"]]
-    call(retrieval, "o/f.tsv", "--out", "o/g.png")
-    assert shown(capsys) == rows
 
 
 def test_what_differs_is_said():
