@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 import train
-from experiments import perplexity, retrieval, scaling
+from experiments import mechanisms, perplexity, retrieval, scaling
 from experiments.common import percent
 from experiments.runs import read_runs
 from support.table import read_rows, read_tables
@@ -34,22 +34,20 @@ def shares(name):
 
 def test_the_mechanisms():
     """Means over the seeds of report/mechanisms.tsv, and those with SWE."""
-    found = {}
-    for row in read_rows(FOLDER / "mechanisms.tsv"):
-        key = row["model"], *(row[name] for name in ("what", "length", "setting") if row[name])
-        found.setdefault(key, []).append(float(row["value"]))
-    mean = {key: statistics.mean(values) for key, values in found.items()}
-    names = [*dict.fromkeys(model for model, *_ in found)]
+    lines = mechanisms.get_lines(read_rows(FOLDER / "mechanisms.tsv"))
+    means = {(line.name, line.setting): {column: statistics.mean(values)
+                                         for column, values in line.values.items()}
+             for line in lines}
+    names = [*dict.fromkeys(line.name for line in lines)]
     rows = rows_of(README, "way to attend")
     assert len(rows) == len(names)
     for row, name in zip(rows, names):
-        ratio = statistics.mean(a / b for a, b in zip(found[name, "perplexity", "2048"],
-                                                      found[name, "perplexity", "64"]))
-        assert row[2] == f"{mean[name, 'loss']:.3f}"
-        assert float(row[3]) == pytest.approx(ratio, rel=0.02)
-        needles = [f"{100 * mean[name, 'needles', n]:.0f}" for n in ("256", "1024", "4096")]
-        if swe := mean.get((name, "needles", "4096", "SWE")):
-            needles[2] += f", with SWE {100 * swe:.0f}"
+        mean = means[name, ""]
+        assert row[2] == f"{mean['loss', '']:.3f}"
+        assert float(row[3]) == pytest.approx(mean["perplexity", 2048], rel=0.02)
+        needles = [f"{mean['needles', n]:.0f}" for n in (256, 1024, 4096)]
+        if (name, "SWE") in means:
+            needles[2] += f", with SWE {means[name, 'SWE']['needles', 4096]:.0f}"
         assert row[4:] == needles
 
 
