@@ -6,7 +6,7 @@ trains nothing. It prints and draws the weights that each mechanism of baselines
 the same scores, once among 64 keys and once among 1,024: see weights.py. --names chooses the
 mechanisms, also your own in BLOCKS of baselines/__init__.py.
 
-    python -m experiments.mechanisms 'out/mechanisms/*' mine='out/mine-*' --out out/mechanisms.png
+    python -m experiments.mechanisms 'out/softmax-*' mine='out/mine-*' --out out/mechanisms.png
 
 compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
 perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. Runs of one
