@@ -144,16 +144,15 @@ def measure(args, name, loaded, get_prompts, **task_flags):
                   ["accuracy"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
-    with table.measuring():
-        for cell in missing:
-            length, depth, factor = cell["length"], cell["depth"], cell["factor"]
-            if factor:
-                scale_rope(model, factor)
-            prompts, answers = get_prompts(length, depth, trials)
-            accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
-            table.add(cell, accuracy=accuracy)
-            scaled = f" x{factor}" if factor else ""
-            progress.add(length, f"length {length:>7} depth {depth:g}{scaled}: {accuracy:6.1%}")
+    for cell in missing:
+        length, depth, factor = cell["length"], cell["depth"], cell["factor"]
+        if factor:
+            scale_rope(model, factor)
+        prompts, answers = get_prompts(length, depth, trials)
+        accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
+        table.add(cell, accuracy=accuracy)
+        scaled = f" x{factor}" if factor else ""
+        progress.add(length, f"length {length:>7} depth {depth:g}{scaled}: {accuracy:6.1%}")
 
     what = [name, *(f"{value} {flag}" for flag, value in task_flags.items())]
     if args.swe:

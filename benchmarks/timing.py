@@ -90,29 +90,28 @@ def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
     weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
     table = Table(path, (*keys, "machine"), values, weights + code_hash())
     missing = table.missing(wanted)
-    with table.measuring():
-        for cells, function in groups:
-            cells = [cell for cell in cells if cell in missing]
-            if not cells or time.monotonic() > end:
-                continue
-            gc.collect()                               # a compiled model refers to itself
-            if device != "cpu":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            try:
-                found = function(cells)
-            except UsageError:                         # from the flags: all cells have it
-                raise
-            except Exception as e:                     # a compiler's errors have many types
-                found = [reason(e)] * len(cells)
-            for cell, row in zip(cells, found):
-                row = {name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()}
-                if "why" not in row:
-                    table.add(cell, **dict.fromkeys(values) | row)
-                if "ms" in row:
-                    row["ms"] = f"{mean_ms(row):.4g} ms"
-                shown = [as_text(x)[:300] for x in [cell[name] for name in keys] + [*row.values()]]
-                print("  ".join(filter(None, shown)), flush=True)
+    for cells, function in groups:
+        cells = [cell for cell in cells if cell in missing]
+        if not cells or time.monotonic() > end:
+            continue
+        gc.collect()                                   # a compiled model refers to itself
+        if device != "cpu":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            found = function(cells)
+        except UsageError:                             # from the flags: all cells have it
+            raise
+        except Exception as e:                         # a compiler's errors have many types
+            found = [reason(e)] * len(cells)
+        for cell, row in zip(cells, found):
+            row = {name: f"{x:.5g}" if isinstance(x, float) else x for name, x in row.items()}
+            if "why" not in row:
+                table.add(cell, **dict.fromkeys(values) | row)
+            if "ms" in row:
+                row["ms"] = f"{mean_ms(row):.4g} ms"
+            shown = [as_text(x)[:300] for x in [cell[name] for name in keys] + [*row.values()]]
+            print("  ".join(filter(None, shown)), flush=True)
     return table.rows_of(wanted)
 
 

@@ -135,16 +135,15 @@ def measure(args):
     table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"], model_hash(ckpt))
     missing = table.missing(cells)
     progress = Progress(len(missing))
-    with table.measuring():
-        for cell in missing:
-            if cell["swe"]:
-                model.expand_windows(T_train)
-            if cell["factor"]:
-                scale_rope(model, cell["factor"])
-            means = window_means(nats(model, segments[cell["document"]]), L, args.window)
-            table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
-            setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
-            progress.add(1, f"{cell['document']}{setting}")
+    for cell in missing:
+        if cell["swe"]:
+            model.expand_windows(T_train)
+        if cell["factor"]:
+            scale_rope(model, cell["factor"])
+        means = window_means(nats(model, segments[cell["document"]]), L, args.window)
+        table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
+        setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
+        progress.add(1, f"{cell['document']}{setting}")
     return table.rows_of(cells), table.path.with_suffix(".png")
 
 

@@ -102,7 +102,7 @@ def cli(main):
         fail("another process has ended")
     except KeyboardInterrupt as e:
         if not rank():
-            print(*e.args or ["stopped"], file=sys.stderr)
+            print(*e.args or ["stopped: rerun the command to go on"], file=sys.stderr)
         sys.exit(130)
 
 

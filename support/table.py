@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from support.cli import UsageError, clock, on_one_line, replacing
@@ -75,15 +74,6 @@ class Table:
                     file.truncate(0)
             file.write(before + as_line(row.values()))
         self.last[run_of(row)] = self.hash
-
-    @contextmanager
-    def measuring(self):
-        """Inside, Ctrl-C says what is kept."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; rows in {self.path}: {len(self.rows)}; rerun the "
-                                    "command to resume") from None
 
     def rows_of(self, cells):
         """The rows of cells that were measured, dicts of text."""

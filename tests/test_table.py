@@ -92,14 +92,6 @@ def test_two_commands_that_fill_one_table_at_once_lose_no_row(tmp_path, monkeypa
     assert [row["loss"] for row in read_table(path)] == ["4"]
 
 
-def test_ctrl_c_says_what_is_kept(tmp_path):
-    measured = table(tmp_path / "loss.tsv")
-    measured.add(CELL, loss=0.25)
-    with pytest.raises(KeyboardInterrupt, match="rows in .*loss.tsv: 1; rerun the command"):
-        with measured.measuring():
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("torn", ["multis", "multiscreen\t128\t1\tabc-1"])
 def test_half_a_last_row_of_a_killed_process_does_not_count(tmp_path, torn):
     path = tmp_path / "loss.tsv"
