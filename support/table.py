@@ -63,15 +63,10 @@ class Table:
         """Write a row on a line of its own, even behind half a row of a killed process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "ab+") as file:
-            file.seek(0)
-            first = file.readline()
-            if first.endswith(b"\n"):
+            before = as_line(self.columns)
+            if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 before = b"" if file.read() == b"\n" else b"\n"
-            else:
-                before = as_line(self.columns)
-                if first:                              # half a head
-                    file.truncate(0)
             file.write(before + as_line(row.values()))
         self.last[run_of(row)] = self.hash
 

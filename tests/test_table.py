@@ -106,12 +106,6 @@ def test_half_a_last_row_of_a_killed_process_does_not_count(tmp_path, torn):
     assert table(path).missing([CELL, more]) == []
 
 
-def test_half_a_head_is_begun_anew(tmp_path):
-    (tmp_path / "loss.tsv").write_text("model\tlen")
-    table(tmp_path / "loss.tsv").add(CELL, loss=1)
-    assert len(read_table(tmp_path / "loss.tsv")) == 1
-
-
 def test_a_tab_in_a_name_is_a_blank_and_the_row_is_found_again(tmp_path):
     path, cell = tmp_path / "loss.tsv", CELL | {"model": "transformer:\tbook\r\n\udcff"}
     table(path).add(cell, loss=1)
