@@ -35,9 +35,11 @@ from experiments.runs import FACTS, keep_runs, read_runs
 from experiments.style import WIDTH, count_of, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli, own_folder
 from support.source import differences
-from support.table import MAY_DIFFER, cell_text, print_table
+from support.table import cell_text, print_table
 
-NOT_SHOWN = (*MAY_DIFFER, "parameters", "equations", "classes", "corpus", "named_by")
+# Lines of a run's flags.txt that are no difference between groups, or are shown otherwise.
+NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
+             "corpus", "named_by")
 COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS[2:])
 
 

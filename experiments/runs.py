@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError
-from support.table import keep_rows, named_paths, read_flags, read_rows
+from support.table import keep_rows, named_paths, read_rows
 
 FACTS = ("best", "best_step", "tokens_per_s", "alive", "w_max", "spikes", "grad")
 MEASURED = ("end", "step", "val_loss", *FACTS)
@@ -62,7 +62,8 @@ def read_run(path, label="", window=10):
         if glob.glob(f"{folder}-[0-9]*"):
             raise UsageError(f"{folder} holds no run: do you mean '{folder}-*'?")
         raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
-    flags = read_flags(folder)
+    lines = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+    flags = dict(line.partition("\t")[::2] for line in lines)
     rows = [{name: float(x) for name, x in row.items() if x}
             for row in read_rows(folder / "log.tsv")]
     curves = {}

@@ -17,10 +17,6 @@ from support.cli import UsageError, clock, on_one_line, replacing
 from support.source import ROOT
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
-# Flags in which the runs of one model may differ.
-MAY_DIFFER = ("seed", "log_every", "eval_every", "save_every")
-# Lines of a run's flags.txt that do not say what was trained, or that a row says better.
-UNSEEN = (*MAY_DIFFER, "data", "equations", "classes", "versions")
 
 
 class Table:
@@ -154,10 +150,9 @@ def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
-    multiscreen=mine. A note says in which flags the seeds of a model differ, where tables are in
-    their runs' folders. Raises UsageError if two runs, by their hashes, would be one in a figure.
+    multiscreen=mine. Raises UsageError if two runs, by their hashes, would be one in a figure.
     """
-    found, hashes, recipes, columns = {}, {}, {}, None
+    found, hashes, columns = {}, {}, None
     for label, path in named_paths(paths):
         rows = read_rows(path)
         if not rows:
@@ -167,29 +162,13 @@ def read_tables(paths, value):
         if head != columns or head[: len(RUN)] != RUN or head[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
-        flags = read_flags(Path(path).parent)
         for row in current(rows):
             row["model"] = name_of_model(row, label)
             if hashes.setdefault(run_of(row), row["hash"]) != row["hash"]:
                 raise UsageError(f"two runs are {row['model']}, seed {row['seed']}: label the "
                                  f"runs, as in mine={path}")
             found[tuple(row[name] for name in columns[:-2])] = row
-            recipe = flags | {"code": row["hash"].partition("-")[2]}
-            recipes.setdefault((row["model"], row["parameters"]), {})[run_of(row)] = recipe
-    for (model, _), of_runs in recipes.items():
-        first, *others = of_runs.values()
-        names = [name for name in first if name not in UNSEEN
-                 and any(name in other and other[name] != first[name] for other in others)]
-        if names:
-            print(f"note: the runs of {model} differ in {', '.join(names)}", file=sys.stderr)
     return [*found.values()]
-
-
-def read_flags(out):
-    """{name: text} of a run's flags.txt, or {} if it has none."""
-    path = out / "flags.txt"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return dict(line.partition("\t")[::2] for line in lines)
 
 
 def name_of_model(row, label):
@@ -222,7 +201,8 @@ def write_rows(path, rows):
     """Write a whole table, dicts of text: the file is always the old one or the new one."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as file:
-        file.writelines(map(as_line, [rows[0], *map(dict.values, rows)]))
+        file.write(as_line(rows[0].keys()))
+        file.writelines(as_line(row.values()) for row in rows)
 
 
 def as_line(cells):

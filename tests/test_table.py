@@ -145,19 +145,6 @@ def test_a_table_named_twice_counts_once(add):
     assert [row["loss"] for row in read_tables([a, b, a], "loss")] == ["1", "2"]
 
 
-def test_a_note_says_in_what_the_runs_of_a_model_differ(add, capsys):
-    for n in (1, 2):
-        path = add(f"run-{n}/t", f"{n}-1", seed=n)
-        path.with_name("flags.txt").write_text(f"seed\t{n}\npsi\t8\n" + f"lr\t0.{n}\n")
-    folder = path.parent.parent
-    read_tables([folder / "run-*/t"], "loss")
-    assert capsys.readouterr().err == "note: the runs of multiscreen differ in lr\n"
-    read_tables([folder / "run-1/t", f"mine={path}"], "loss")
-    assert capsys.readouterr().err == ""
-    read_tables([add("a", "1-1", seed=1), add("b", "2-2", seed=2)], "loss")
-    assert capsys.readouterr().err == "note: the runs of multiscreen differ in code\n"
-
-
 def test_two_runs_of_one_seed_need_labels(add):
     """Also where their measured cells are others."""
     a, b = add("a", "abc-1", length=64), add("b", "xyz-1", length=128)
