@@ -10,14 +10,14 @@ label are a group, with one row in the table. With --by a group has a row for ea
 flag, such as lr or parameters. A run named twice counts once.
 
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
-evaluation that all runs have. change: the difference from the first group, averaged over the seeds
-that both have, because runs with the same seed see the same data in the same order. alive: the
-share of pairs in the windows with relevance above 0. w_max: the largest window. Both are measured
-at the end of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of
-the --window rows before. grad: the median gradient norm of the second half. Compare tokens per
-second only if each run had a machine to itself. A run has diverged if train.py stopped it, or if
-its mean training loss over the last eighth of the log is more than half a nat above the mean over
-another eighth, or above the first loss.
+evaluation that all runs have, or most of them. change: the difference from the first group,
+averaged over the seeds that both have, because runs with the same seed see the same data in the
+same order. alive: the share of pairs in the windows with relevance above 0. w_max: the largest
+window. Both are measured at the end of a run. spikes: rows of the log with a loss more than 5
+deviations above the mean of the --window rows before. grad: the median gradient norm of the second
+half. Compare tokens per second only if each run had a machine to itself. A run has diverged if
+train.py stopped it, or if its mean training loss over the last eighth of the log is more than half
+a nat above the mean over another eighth, or above the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
@@ -26,6 +26,7 @@ seeds with bands of one deviation; with --by, losses by the value of a flag; for
 no curves, the changes. --name also writes the runs to a table, which you can name as a RUN.
 """
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ from support.table import cell_text, print_table
 # Lines of a run's flags.txt that are no difference between groups, or are shown otherwise.
 NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
              "corpus", "named_by")
-COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS[2:])
+COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS)
 
 
 def make_groups(runs, by=None):
@@ -59,12 +60,10 @@ def make_groups(runs, by=None):
 
 
 def common_step(runs):
-    """The last step after which all runs were evaluated, but for those with none in common."""
-    shared = set()
-    for run in runs:
-        if run.end != "diverged" and not why_not(runs[0], run):
-            shared = shared & run.losses.keys() or shared or {*run.losses}
-    return max(shared, default=None)
+    """The step after which most of the runs were evaluated, of several the last."""
+    counts = Counter(step for run in runs for step in run.losses
+                     if run.end != "diverged" and not why_not(runs[0], run))
+    return max(counts, key=lambda step: (counts[step], step), default=None)
 
 
 def why_not(first, run):
@@ -79,49 +78,58 @@ def why_not(first, run):
 
 def rows_of(groups, step, by=None):
     """(rows of COLUMNS, notes): a row for each group, with `by` for each of its values."""
-    def at_step(runs):
-        return {(run.seed, run.flags.get(by)): run.losses[step] for run in runs
-                if run.end != "diverged" and step in run.losses}
-
-    first, *_ = groups.values()
-    partners, parts = at_step(first), {}
+    parts = {}
     for label, runs in groups.items():
         for run in runs:
             parts.setdefault(f"{label}, {by} {run.flags[by]}" if by else label, []).append(run)
 
+    first, *_ = groups.values()
     rows, notes, single = [], [], []
     for label, runs in parts.items():
-        losses, changes = [run.loss_at(step) for run in runs], []
-        if reason := why_not(first[0], runs[0]):
-            notes.append(f"{label} is not compared: {reason}")
-        elif runs[0].label != first[0].label:
-            changes = [x - partners[pair] for pair, x in at_step(runs).items() if pair in partners]
-            if len(changes) < (n := sum(x == x for x in losses)):
-                notes.append(f"{label}: the change uses {len(changes)} of its {n} losses: the "
-                             "others have no partner, of the same seed and step")
+        changes = changes_of(runs, first, step, by)
+        rows.append([label, len(runs), runs[0].flags["parameters"], *means_of(runs, changes, step)])
+        notes += [f"{label}{note}" for note in notes_on(runs, changes, first[0], step)]
         single += [label] * (len(changes) == 1)
-        for run in runs:
-            notes += [f"{label}, seed {run.seed}: {text}" for text in remarks(run, step)]
-
-        change, change_std = mean_and_std(changes)
-        speed, *facts = [mean_and_std([run.facts[name] for run in runs])[0] for name in FACTS[2:]]
-        rows.append([label, len(runs), runs[0].flags["parameters"], *mean_and_std(losses),
-                     change if math.isnan(change) else f"{change:+.4f}", change_std,
-                     speed if math.isnan(speed) else round(speed), *facts])
     if single:
         notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
                      "more seeds of " + "; ".join(single))
     return rows, notes
 
 
-def remarks(run, step):
-    """What a row does not say of a run: how it ended, other steps than `step`, a better loss."""
-    found = [run.end] * bool(run.end)
-    if not math.isnan(run.loss_at()) and step not in run.losses:
-        found.append(f"its loss is that after {max(run.losses)} steps")
-    if run.loss_at() > run.facts["best"] + 0.05:
-        found.append(f"best {run.facts['best']:.5g} after {run.facts['best_step']:g} steps")
-    return found
+def changes_of(runs, first, step, by):
+    """The losses after `step` minus those of the first group, of equal seeds and values of `by`."""
+    if runs[0].label == first[0].label or why_not(first[0], runs[0]):
+        return []
+    ours, theirs = ({(run.seed, run.flags.get(by)): run.losses[step] for run in some
+                     if run.end != "diverged" and step in run.losses} for some in (runs, first))
+    return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
+
+
+def means_of(runs, changes, step):
+    """The cells of a row, from val_loss on."""
+    change, change_std = mean_and_std(changes)
+    speed, *facts = (mean_and_std([run.facts[name] for run in runs])[0] for name in FACTS)
+    return [*mean_and_std([run.loss_at(step) for run in runs]),
+            change if math.isnan(change) else f"{change:+.4f}", change_std,
+            speed if math.isnan(speed) else round(speed), *facts]
+
+
+def notes_on(runs, changes, first, step):
+    """What a row does not say: what is not compared, how runs ended, where one was better."""
+    n = sum(not math.isnan(run.loss_at(step)) for run in runs)
+    if reason := why_not(first, runs[0]):
+        yield f" is not compared: {reason}"
+    elif runs[0].label != first.label and len(changes) < n:
+        yield (f": the change uses {len(changes)} of its {n} losses: the others have no partner, "
+               "of the same seed and step")
+    for run in runs:
+        if run.end:
+            yield f", seed {run.seed}: {run.end}"
+        if not math.isnan(run.loss_at()) and step not in run.losses:
+            yield f", seed {run.seed}: its loss is that after {max(run.losses)} steps"
+        if run.loss_at() > run.facts["best"] + 0.05:
+            yield (f", seed {run.seed}: best {run.facts['best']:.5g} after "
+                   f"{run.facts['best_step']:g} steps")
 
 
 def what_differs(one, other, by=None):

@@ -13,13 +13,14 @@ import numpy as np
 from support.cli import UsageError
 from support.table import keep_rows, named_paths, read_rows
 
-FACTS = ("best", "best_step", "tokens_per_s", "alive", "w_max", "spikes", "grad")
-MEASURED = ("end", "step", "val_loss", *FACTS)
+BEST = ("best", "best_step")                           # the lowest validation loss, and when
+FACTS = ("tokens_per_s", "alive", "w_max", "spikes", "grad")
+MEASURED = ("end", "step", "val_loss", *BEST, *FACTS)
 
 
 @dataclass(eq=False)
 class Run:
-    """flags: text by name; losses: {step: validation loss}; facts: {name of FACTS: x}.
+    """flags: text by name; losses: {step: validation loss}; facts: {name of BEST, FACTS: x}.
 
     end: "", "diverged", or where a run is that has not made all its steps. curves: {column of the
     log: (steps, values)}, or None; source: {path: text}. A row of a table has neither.
@@ -120,7 +121,8 @@ def read_table(path, label=""):
     return [Run(label or row["run"],
                 {name: x for name, x in row.items() if name not in ("run", *MEASURED)},
                 {int(row["step"]): float(row["val_loss"])},
-                {name: float(row[name] or "nan") for name in FACTS}, row["end"]) for row in rows]
+                {name: float(row[name] or "nan") for name in BEST + FACTS},
+                row["end"]) for row in rows]
 
 
 def keep_runs(path, runs, step=None):
