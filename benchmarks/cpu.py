@@ -119,7 +119,7 @@ def draw_latency(plt, rows, labels, path):
 
 
 def main():
-    rows, out = get_figure(get_parser().parse_args(), "ms", measure_models)
+    rows, out = get_figure(get_parser(), "ms", measure_models)
     labels = labels_of(rows)
     rows = timing.summarize(rows)
     print_table(timing.COLUMNS, [[row[name] for name in timing.COLUMNS] for row in rows],

@@ -1,9 +1,7 @@
 """Shared by the experiments: means, figures, and what a figure is drawn from."""
 import math
 import os
-import re
 import statistics
-import sys
 from pathlib import Path
 
 from experiments.style import SETTINGS, labels_of
@@ -69,16 +67,18 @@ def figure_path(name):
     return path
 
 
-def get_figure(args, value, measure=None):
-    """(rows to draw, path of the figure) by the command line.
+def get_figure(p, value, measure=None):
+    """(rows to draw, path of the figure) by the command line of a parser.
 
     The rows are those of the tables, or without tables those that measure(args) returns with a
     path. value: the column that was measured. With --out the rows are kept beside the figure.
     """
-    flags = [word for word in sys.argv[1:] if re.match("--(?!out)", word)]
-    if args.tables and flags:
-        raise UsageError(f"tables are for drawing, {flags[0]} is for measuring: use only one")
+    args = p.parse_args()
     if args.tables:
+        for name, x in vars(args).items():
+            if name not in ("tables", "out") and x != p.get_default(name):
+                raise UsageError(f"tables are for drawing, --{name.replace('_', '-')} is for "
+                                 "measuring: use only one")
         rows = read_tables(args.tables, value)
         out = Path(named_paths(args.tables)[0][1]).with_suffix(".png")
     else:

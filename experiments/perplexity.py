@@ -248,7 +248,7 @@ def main():
     p.add_argument("--swe", action="store_true",
                    help="one more curve: windows beyond the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
-    rows, out = get_figure(p.parse_args(), "nats", measure)
+    rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)
     print_curves(curves)
     if plt := pyplot():

@@ -161,7 +161,7 @@ def draw_by_length(plt, panels, path):
 def main():
     p = Parser(__doc__)
     add_tables(p, "+")
-    rows, out = get_figure(p.parse_args(), "accuracy")
+    rows, out = get_figure(p, "accuracy")
     panels = get_panels(rows)
     lengths = sorted({length for panel in panels for length, _ in panel.cells})
     trials = " or ".join(map(str, sorted({int(row["trials"]) for row in rows})))

@@ -321,7 +321,7 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(call, monkeypatch, tmp_pat
     (["--lengths", "0"], "at least 1"), (["--device", "meta"], "invalid choice"),
     (["--models", "transformer:3M"], "unknown"), (["--ckpt", "nowhere.pt"], "not exist"),
     (["nowhere.tsv"], "measure a model first"),
-    (["a.tsv", "--psi", "8"], "--psi is for measuring")])
+    (["a.tsv", "--psi", "9"], "--psi is for measuring")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, flags, message):
     with pytest.raises(UsageError, match=message) as e:
         call(cpu, *flags)

@@ -30,7 +30,7 @@ from tests.helpers import (
     (tiles, ["--text", ""], "not be empty"), (sample, ["--temperature", "1e-9"], "--temperature"),
     (retrieval, ["nowhere.tsv"], "measure a model first"),
     (perplexity, ["a.tsv", "--out", "b.tsv"], "name a .png file"),
-    (perplexity, ["a.tsv", "--ckpt", "out/ckpt.pt"], "--ckpt is for measuring")])
+    (perplexity, ["a.tsv", "--ckpt", "mine.pt"], "--ckpt is for measuring")])
 def test_a_mistake_is_told_in_one_line_before_any_work(call, script, flags, message):
     with pytest.raises(UsageError, match=message) as e:
         call(script, *flags)
