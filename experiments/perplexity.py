@@ -21,8 +21,8 @@ are reused; interrupted work resumes. The requested rows are printed, and drawn 
     python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
 
 draws such tables and measures nothing. Models that differ only in their seed share a curve: their
-mean over the documents that all of them have, with a band of one standard deviation. More than
-seven curves get a panel for each model, each with the first curve. The paper prints no numbers.
+mean over the documents that all of them have, with a band of one standard deviation. Each model has
+a panel, with the first curve beside its own. The paper prints no numbers.
 """
 import hashlib
 import itertools
@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from experiments.common import add_tables, get_figure, group_rows, pyplot, save_figure
-from experiments.style import COLORS, WIDTH, count_of, look, plain_axis, plot_with_band
+from experiments.style import WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
@@ -193,41 +193,36 @@ def print_curves(curves):
 
 
 def draw_curves(plt, curves, path):
-    """Perplexity by position, with a band over the seeds.
-
-    More curves than there are colours get a panel for each model, each with the first curve.
-    """
-    panels = {"": curves}
-    if len(curves) > len(COLORS):
-        panels = {curve.label: [curves[0]] for curve in curves[1:]}
-        for curve in curves[1:]:
-            panels[curve.label].append(curve)
+    """A panel for each model: its curves, and the first model's first curve to compare with."""
+    first, *others = curves
+    panels = {curve.label: [first] for curve in others or curves}
+    for curve in others:
+        panels[curve.label].append(curve)
+    settings = [*dict.fromkeys(curve.setting for curve in curves)]
     columns = min(len(panels), 3)
     lines = math.ceil(len(panels) / columns)
     fig, axes = plt.subplots(lines, columns, sharey=True, squeeze=False, layout="constrained",
-                             figsize=(WIDTH, 5.5 if lines == 1 else 2.4 * lines + 1))
+                             figsize=(WIDTH, max(2.4 * lines, 4) + 1))
     for ax in axes.flat[len(panels):]:
         ax.axis("off")
-    styles, handles = {}, {}
-    for n, (title, ax) in enumerate(zip(panels, axes.flat)):
-        for curve in panels[title]:
-            name = curve.label + curve.setting
-            if title and curve is not curves[0]:
-                name = curve.setting.lstrip(" ,+") or "as trained"
-            name += f", {count_of(curve.n_seeds, 'seed')}"
-            plot_with_band(ax, curve.x, curve.mean, curve.std, label=name,
-                           **styles.setdefault(name, look(len(styles))))
-        for T in sorted({curve.T_train for curve in panels[title]}):
+
+    handles = {}
+    for ax, (label, shown) in zip(axes.flat, panels.items()):
+        for curve in shown:
+            name, n = curve.setting.lstrip(" ,+") or "as trained", 1 + settings.index(curve.setting)
+            if curve is first:
+                name, n = first.label + first.setting, 0
+            plot_with_band(ax, curve.x, curve.mean, curve.std, label=name, **look(n))
+        for T in sorted({curve.T_train for curve in shown}):
             ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
                        label=f"training length, {T:,} tokens")
         ax.set_xscale("log", base=2)
-        ax.set(yscale="log", title=title)
-        if n + columns >= len(panels):
-            ax.set_xlabel("position (tokens of context)")
-        if n % columns == 0:
-            ax.set_ylabel("perplexity per token")
+        ax.set(yscale="log", title=f"{label}, {count_of(shown[-1].n_seeds, 'seed')}")
         plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
+    for ax in axes[-1]:
+        ax.set_xlabel("position (tokens of context)")
+    fig.supylabel("perplexity per token", fontsize=10)
     fig.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
     save_figure(fig, path)
 
