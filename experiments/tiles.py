@@ -28,6 +28,7 @@ tiles come back. In one run on tiny Shakespeare 17 of 64 accepted nothing at ste
 accepted a key at a later checkpoint, up to step 450. Of 18 at step 200, 5 did (LOG.md).
 """
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,24 +47,32 @@ TEXT = (
     "near enough? A key that fails is dropped, its relevance is\nexactly zero, whatever the others "
     "are worth. A key that passes is counted at its own value, and nobody else pays for it."
 )
-COLUMNS = ["layer", "tile", "w", "r", "alive"]
 SUMMARY = ["layer", "tiles", "w_min", "w_median", "w_max", "r_min", "r_median", "r_max", "w>w_th",
            "w>T_train", "alive", "alive=0"]
 TOKENS = 203                                           # of a text: a map has TOKENS^2 pairs
 OUTSIDE = "0.3"                                        # dark gray
 
 
+class Tile(NamedTuple):
+    """A row of tiles.tsv. layer and tile count from 1; alive is NaN without maps."""
+    layer: int
+    tile: int
+    w: float
+    r: float
+    alive: float
+
+
 # -------------------------------------------------------------------------------------- table
 
 @torch.no_grad()
 def measure(model, tokens):
-    """(rows of COLUMNS for all tiles, counted from 1; maps (N_L N_H, T, T), or None).
+    """(all Tiles, their maps (N_L N_H, T, T), or None).
 
     tokens: (1, T). Raises FloatingPointError for relevances that are not finite: they would count
     as alive.
     """
     maps = model.relevance_maps(tokens) if model.has_maps else None
-    rows = []
+    tiles = []
     for n, layer in enumerate(model.layers):
         w, r = layer.reach(), layer.acceptance()
         alive = torch.full_like(w, math.nan)
@@ -71,26 +80,27 @@ def measure(model, tokens):
             require_finite(maps[n], "relevances")
             count, pairs = count_alive(maps[n], w)
             alive = count / pairs
-        rows += [[n + 1, m, *cells]
-                 for m, cells in enumerate(zip(w.tolist(), r.tolist(), alive.tolist()), 1)]
-    return rows, torch.cat(maps).flatten(0, 1).float().cpu().numpy() if maps else None
+        values = zip(w.tolist(), r.tolist(), alive.tolist())
+        tiles += [Tile(n + 1, m, *cells) for m, cells in enumerate(values, 1)]
+    return tiles, torch.cat(maps).flatten(0, 1).float().cpu().numpy() if maps else None
 
 
-def summary(name, rows, w_th, T_train):
-    """A row of SUMMARY for some rows of COLUMNS. alive: the mean over the tiles."""
-    _, _, w, r, alive = np.array(rows).T
+def summary(name, tiles, w_th, T_train):
+    """A row of SUMMARY for some Tiles. alive: the mean over them."""
+    w, r, alive = np.array([tile[2:] for tile in tiles]).T
     return [name, len(w), w.min(), np.median(w), w.max(), r.min(), np.median(r), r.max(),
             int((w > w_th).sum()), int((w > T_train).sum()), alive.mean(), int((alive == 0).sum())]
 
 
 # ------------------------------------------------------------------------------------ figures
 
-def draw_windows(plt, rows, w_th, T_train):
-    """Points (w, r) coloured by layer, with marginal histograms. rows: of COLUMNS
+def draw_windows(plt, tiles, w_th, T_train):
+    """Points (w, r) coloured by layer, with marginal histograms.
 
     Infinite windows stand at the right edge, and in the last bin.
     """
-    layer, _, w, r, _ = np.array(rows).T
+    w, r, _ = np.array([tile[2:] for tile in tiles]).T
+    layer, n_layers = [tile.layer for tile in tiles], tiles[-1].layer
     edge = 2.4 * max(w[w < np.inf].max(initial=1), w_th, T_train)
     w = w.clip(max=edge)
     fig, axes = plt.subplots(2, 2, figsize=(WIDTH, 6), width_ratios=[4, 1], height_ratios=[1, 4],
@@ -99,7 +109,7 @@ def draw_windows(plt, rows, w_th, T_train):
     corner.axis("off")
 
     # The points, and the two lengths that matter to a window.
-    points = ax.scatter(w, r, 30, layer, cmap="viridis", vmin=1, vmax=max(layer.max(), 2),
+    points = ax.scatter(w, r, 30, layer, cmap="viridis", vmin=1, vmax=max(n_layers, 2),
                         edgecolors="black", linewidths=0.3, clip_on=False)
     for a in (ax, top):
         a.axvline(w_th, color=COLORS[1], ls=":", lw=2.5,
@@ -116,20 +126,19 @@ def draw_windows(plt, rows, w_th, T_train):
     for axis in (top.yaxis, right.xaxis):
         axis.set_major_locator(plt.MaxNLocator(3, integer=True))
     legend_below(fig, ax)
-    ticks = np.arange(1, layer.max() + 1, math.ceil(layer.max() / 8))
-    fig.colorbar(points, ax=axes, label="layer", ticks=ticks)
+    fig.colorbar(points, ax=axes, label="layer", ticks=range(1, n_layers + 1, -(-n_layers // 8)))
     return fig
 
 
-def spread(rows):
-    """The indices of at most six tiles that see something, from narrow windows to wide ones."""
-    alive = [i for i, row in enumerate(rows) if row[-1] > 0] or [0]
-    w = np.log([rows[i][2] for i in alive])
-    nearest = {int(abs(w - x).argmin()) for x in np.linspace(w.min(), w.max(), 6)}
-    return sorted((alive[i] for i in nearest), key=lambda i: rows[i][2])
+def spread(tiles):
+    """The indices of at most six tiles that accept a key, from narrow windows to wide ones."""
+    alive = [n for n, tile in enumerate(tiles) if tile.alive > 0] or [0]
+    w = np.log([tiles[n].w for n in alive])
+    nearest = {alive[abs(w - x).argmin()] for x in np.linspace(w.min(), w.max(), 6)}
+    return sorted(nearest, key=lambda n: tiles[n].w)
 
 
-def draw_maps(plt, maps, rows, columns):
+def draw_maps(plt, maps, tiles, columns):
     """A grid of maps, (n, T, T), with w, r and alive of each; one colour scale for all.
 
     8 columns fit the width of a page. More make the figure wider. The colours start far from white,
@@ -146,7 +155,7 @@ def draw_maps(plt, maps, rows, columns):
                              squeeze=False, layout="constrained")
     for ax in axes.flat[len(maps):]:
         ax.set_axis_off()
-    for ax, alpha_d, (layer, tile, w, r, alive) in zip(axes.flat, maps, rows):
+    for ax, alpha_d, (layer, tile, w, r, alive) in zip(axes.flat, maps, tiles):
         outside = ~inside(len(alpha_d), torch.tensor([w]))[0].numpy()
         image = ax.imshow(np.ma.array(alpha_d, mask=outside), cmap=cmap, norm=norm)
         w = f"{w:.2g}" if w < 10 else f"{w:,.0f}"
@@ -182,14 +191,14 @@ def main():
     # The table.
     tokens = tokenizer.encode_ordinary(args.text)
     shown = tokens[:TOKENS]
-    rows, maps = measure(model, torch.tensor([shown], device=model.W_E.device))
-    write_rows(path, [dict(zip(COLUMNS, map(cell_text, row))) for row in rows])
+    tiles, maps = measure(model, torch.tensor([shown], device=model.W_E.device))
+    write_rows(path, [dict(zip(Tile._fields, map(cell_text, tile))) for tile in tiles])
     # Multiscreen's is a size; that of screening in a Transformer's layers is theirs.
     w_th = getattr(model.config, "w_th", None) or model.layers[0].w_th
     T_train = ckpt["args"]["seq_len"]
-    layers = [summary(n, [row for row in rows if row[0] == n], w_th, T_train)
+    layers = [summary(n, [tile for tile in tiles if tile.layer == n], w_th, T_train)
               for n in range(1, len(model.layers) + 1)]
-    print_table(SUMMARY, [*layers, summary("all", rows, w_th, T_train)],
+    print_table(SUMMARY, [*layers, summary("all", tiles, w_th, T_train)],
                 f"Learned windows w (tokens) and acceptance widths r, {ckpt['model']} after "
                 f"{ckpt['step']} steps; w_th {w_th:g}, training length {T_train}; alive: on "
                 f"the first {len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})")
@@ -199,11 +208,11 @@ def main():
 
     # The figures.
     if plt := pyplot():
-        figures = {"windows": draw_windows(plt, rows, w_th, T_train)}
+        figures = {"windows": draw_windows(plt, tiles, w_th, T_train)}
         if maps is not None:
-            some = spread(rows)
-            figures["maps"] = draw_maps(plt, maps, rows, len(rows) // len(model.layers))
-            figures["six"] = draw_maps(plt, maps[some], [rows[n] for n in some], 3)
+            six = spread(tiles)
+            figures["maps"] = draw_maps(plt, maps, tiles, len(tiles) // len(model.layers))
+            figures["six"] = draw_maps(plt, maps[six], [tiles[n] for n in six], 3)
         for name, figure in figures.items():
             save_figure(figure, path.with_name(f"{path.stem}_{name}.png"))
 

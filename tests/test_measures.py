@@ -182,8 +182,9 @@ def test_each_model_has_a_panel_with_the_first_curve(call, tmp_path, monkeypatch
 # -------------------------------------------------------------- windows, relevance maps, samples
 
 def test_a_layer_is_summarized():
-    rows = [[1, 1, 2.0, 0.5, 0.0], [1, 2, 300.0, 1.0, 0.5], [1, 3, INF, 0.25, 1.0]]
-    assert tiles.summary(1, rows, 256.0, 300) == [
+    shown = [tiles.Tile(1, 1, 2.0, 0.5, 0.0), tiles.Tile(1, 2, 300.0, 1.0, 0.5),
+             tiles.Tile(1, 3, INF, 0.25, 1.0)]
+    assert tiles.summary(1, shown, 256.0, 300) == [
         1, 3, 2.0, 300.0, INF, 0.25, 0.5, 1.0, 2, 1, 0.5, 1]
 
 
@@ -198,8 +199,8 @@ def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call
 
 @needs_matplotlib
 def test_an_infinite_window_is_drawn_at_the_edge():
-    rows = [[1, 1, 2.0, 0.5, 0.0], [2, 1, INF, 0.25, 1.0]]
-    _, _, ax, *_ = tiles.draw_windows(pyplot(), rows, 16.0, 100).axes
+    shown = [tiles.Tile(1, 1, 2.0, 0.5, 0.0), tiles.Tile(2, 1, INF, 0.25, 1.0)]
+    _, _, ax, *_ = tiles.draw_windows(pyplot(), shown, 16.0, 100).axes
     assert ax.collections[0].get_offsets().tolist() == [[2, 0.5], [ax.get_xlim()[1], 0.25]]
 
 
