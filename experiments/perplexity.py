@@ -212,12 +212,13 @@ def draw_curves(plt, curves, path):
             name, n = curve.setting.lstrip(" ,+") or "as trained", 1 + settings.index(curve.setting)
             if curve is first:
                 name, n = first.label + first.setting, 0
-            plot_with_band(ax, curve.x, curve.mean, curve.std, label=name, **look(n))
+            plot_with_band(ax, curve.x, curve.mean, curve.std,
+                           label=f"{name}, {count_of(curve.n_seeds, 'seed')}", **look(n))
         for T in sorted({curve.T_train for curve in shown}):
             ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
                        label=f"training length, {T:,} tokens")
         ax.set_xscale("log", base=2)
-        ax.set(yscale="log", title=f"{label}, {count_of(shown[-1].n_seeds, 'seed')}")
+        ax.set(yscale="log", title=label)
         plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
     for ax in axes[-1]:

@@ -145,38 +145,30 @@ def test_perplexity_refuses_what_a_model_does_not_have(call, checkpoints, name, 
 
 
 @needs_matplotlib
-def test_a_figure_of_perplexity_has_a_curve_for_each_model_and_setting(call, tmp_path, capsys,
-                                                                       monkeypatch):
-    nats = "1 2"
-    rows = [document("a", nats, length="40"), document("a", "2 4", length="40", seed="1"),
-            document("a", nats, length="40", swe="yes"),
-            document("a", nats, length="40", model="transformer:2,2,8", parameters="9999",
+def test_a_table_of_perplexity_is_printed_and_each_model_has_a_panel_with_the_first_curve(
+        call, tmp_path, capsys, monkeypatch):
+    rows = [document("a", "1 2", length="40"), document("a", "2 4", length="40", seed="1"),
+            document("a", "1 2", length="40", swe="yes"),
+            document("a", "1 2", length="40", model="transformer:2,2,8", parameters="9999",
                      factor="4", hash="x-2")]
     write_rows(tmp_path / "t.tsv", rows)
+    figures = []
+    monkeypatch.setattr(perplexity, "save_figure", lambda fig, path: figures.append(fig))
     monkeypatch.setattr(perplexity, "load_for_evaluation", None)       # drawing needs no model
-    call(perplexity, tmp_path / "t.tsv", "--out", tmp_path / "figure/f.png")
+    call(perplexity, "t.tsv", "mine=t.tsv", "--out", "figure/f.png")
     assert cells_of(capsys)[1:5] == [
         ["model", "seeds", "documents", "32", "40"],
         ["Multiscreen, 4.6K", "2", "1", "5.05 ± 3.3", "31 ± 33"],
         ["Multiscreen, 4.6K + SWE", "1", "1", "2.72", "7.39"],
         ["Transformer, 10K, RoPE ×4", "1", "1", "2.72", "7.39"]]
-    assert (tmp_path / "figure/f.png").exists()
-    assert read_table(tmp_path / "figure/f.tsv") == read_table(tmp_path / "t.tsv")
-
-
-@needs_matplotlib
-def test_each_model_has_a_panel_with_the_first_curve(call, tmp_path, monkeypatch):
-    """Models come from label=table."""
-    found = []
-    monkeypatch.setattr(perplexity, "save_figure", lambda fig, path: found.append(fig))
-    write_rows(tmp_path / "t.tsv", [document("a", "1 2", length="40", factor=factor)
-                                    for factor in ("", "1", "4")])
-    call(perplexity, "t.tsv", "mine=t.tsv")
-    legend, = found[0].legends
+    assert read_table(tmp_path / "figure/f.tsv")[:4] == read_table(tmp_path / "t.tsv")
+    legend, = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == [
-        "Multiscreen", "RoPE ×1", "RoPE ×4", "training length, 16 tokens", "as trained"]
-    assert [(ax.get_title(), len(ax.lines) - 1) for ax in found[0].axes] == [
-        ("Multiscreen, 1 seed", 3), ("mine, 1 seed", 4)]
+        "Multiscreen, 4.6K, 2 seeds", "SWE, 1 seed", "training length, 16 tokens",
+        "RoPE ×4, 1 seed", "as trained, 2 seeds"]
+    titles = {ax.get_title(): len(ax.lines) - 1 for ax in figures[0].axes}
+    assert titles == {"Multiscreen, 4.6K": 2, "Transformer, 10K": 2, "mine, 4.6K": 3,
+                      "mine, 10K": 2, "": -1}
 
 
 # -------------------------------------------------------------- windows, relevance maps, samples
