@@ -77,7 +77,7 @@ def why_not(first, run):
 
 
 def rows_of(groups, step, by=None):
-    """(rows of COLUMNS, notes): a row for each group, with `by` for each of its values."""
+    """(rows, dicts by COLUMNS; notes): a row for each group, with `by` for each of its values."""
     parts = {}
     for label, runs in groups.items():
         for run in runs:
@@ -87,7 +87,7 @@ def rows_of(groups, step, by=None):
     rows, notes, single = [], [], []
     for label, runs in parts.items():
         changes = changes_of(runs, first, step, by)
-        rows.append([label, len(runs), runs[0].flags["parameters"], *means_of(runs, changes, step)])
+        rows.append(row_of(label, runs, changes, step))
         notes += [f"{label}{note}" for note in notes_on(runs, changes, first[0], step)]
         single += [label] * (len(changes) == 1)
     if single:
@@ -105,13 +105,19 @@ def changes_of(runs, first, step, by):
     return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
 
 
-def means_of(runs, changes, step):
-    """The cells of a row, from val_loss on."""
+def row_of(label, runs, changes, step):
+    """A row, {name of COLUMNS: cell}: means over the runs."""
+    loss, std = mean_and_std([run.loss_at(step) for run in runs])
     change, change_std = mean_and_std(changes)
-    speed, *facts = (mean_and_std([run.facts[name] for run in runs])[0] for name in FACTS)
-    return [*mean_and_std([run.loss_at(step) for run in runs]),
-            change if math.isnan(change) else f"{change:+.4f}", change_std,
-            speed if math.isnan(speed) else round(speed), *facts]
+    row = {"run": label, "seeds": len(runs), "parameters": runs[0].flags["parameters"],
+           "val_loss": loss, "std": std, "change": change, "change_std": change_std}
+    if changes:
+        row["change"] = f"{change:+.4f}"
+    for name in FACTS:
+        row[name], _ = mean_and_std([run.facts[name] for run in runs])
+    if not math.isnan(row["tokens_per_s"]):
+        row["tokens_per_s"] = round(row["tokens_per_s"])
+    return row
 
 
 def notes_on(runs, changes, first, step):
@@ -211,8 +217,7 @@ def draw_by(plt, groups, flag, step, path):
 
 
 def draw_changes(plt, rows, path):
-    """The change of the loss by each group, with its deviation. rows: of COLUMNS."""
-    rows = [dict(zip(COLUMNS, row)) for row in rows]
+    """The change of the loss by each group, with its deviation."""
     fig, ax = plt.subplots(figsize=(WIDTH, 1.2 + 0.4 * len(rows)), layout="constrained")
     changes = [0.0, *(float(row["change"]) for row in rows[1:])]
     ax.errorbar(changes, range(len(rows)), xerr=np.nan_to_num([row["change_std"] for row in rows]),
@@ -246,11 +251,11 @@ def main():
 
     # The table, and what it does not show.
     rows, notes = rows_of(groups, step, by)
-    known = [n for n in range(len(COLUMNS)) if any(cell_text(row[n]) != "-" for row in rows)]
+    known = [name for name in COLUMNS if any(cell_text(row[name]) != "-" for row in rows)]
     title = f"Validation loss, nats per token, after {step} steps"
-    if COLUMNS.index("change") in known:
+    if "change" in known:
         title += f"; change: against {reference}, by seed" + f" and {by}" * bool(by)
-    print_table([COLUMNS[n] for n in known], [[row[n] for n in known] for row in rows], title)
+    print_table(known, [[row[name] for name in known] for row in rows], title)
     print(*notes, sep="\n", end="\n" * bool(notes))
 
     # What differs between the groups, and inside them.

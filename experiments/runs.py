@@ -134,9 +134,8 @@ def keep_runs(path, runs, step=None):
     rows = []
     for run in runs:
         at = step if step in run.losses else max(run.losses, default=0)
-        numbers = {"val_loss": run.loss_at(at), **run.facts}
-        cells = {name: f"{x:.6g}" for name, x in numbers.items() if name == "val_loss" or x == x}
-        cells |= {"end": run.end, "step": str(at)}
-        rows.append({"run": run.label, **{name: run.flags.get(name, "") for name in names},
-                     **{name: cells.get(name, "") for name in MEASURED}})
+        flags = {name: run.flags.get(name, "") for name in names}
+        facts = {name: "" if math.isnan(x) else f"{x:.6g}" for name, x in run.facts.items()}
+        rows.append({"run": run.label, **flags, "end": run.end, "step": str(at),
+                     "val_loss": f"{run.loss_at(at):.6g}", **facts})
     keep_rows(path, rows, (*MEASURED, "steps"))
