@@ -209,16 +209,18 @@ def draw_curves(plt, curves, path):
     handles = {}
     for ax, (label, shown) in zip(axes.flat, panels.items()):
         for curve in shown:
-            name, n = curve.setting.lstrip(" ,+") or "as trained", 1 + settings.index(curve.setting)
+            name, n = curve.label + curve.setting, 1 + settings.index(curve.setting)
             if curve is first:
-                name, n = first.label + first.setting, 0
+                n = 0
+            elif len(panels) > 1:                      # the title names the model
+                name = curve.setting.lstrip(" ,+") or "as trained"
             plot_with_band(ax, curve.x, curve.mean, curve.std,
                            label=f"{name}, {count_of(curve.n_seeds, 'seed')}", **look(n))
         for T in sorted({curve.T_train for curve in shown}):
             ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1,
                        label=f"training length, {T:,} tokens")
         ax.set_xscale("log", base=2)
-        ax.set(yscale="log", title=label)
+        ax.set(yscale="log", title=label if len(panels) > 1 else "")
         plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
     for ax in axes[-1]:
