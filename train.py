@@ -255,7 +255,8 @@ def resumable(out, args, state):
     # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
     if (out / "diverged.txt").exists() and not args.resume:
         said = (out / "diverged.txt").read_text("utf-8").strip()
-        same = (out / "flags.txt").read_text("utf-8") == about(state)
+        lines = (out / "flags.txt").read_text("utf-8").splitlines()
+        same = {*about(state).splitlines()} <= {*lines, f"versions\t{state['versions']}"}
         raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
                          3 if same else 1)
     return ckpt
