@@ -465,6 +465,19 @@ def test_dropout_is_off_in_evaluation_and_samples_and_on_again_after(tmp_path, m
     assert any(not training for training, _ in modes[: trained[-1]])
 
 
+def test_a_resumed_run_drops_out_what_it_would_have(tmp_path, monkeypatch):
+    right = multiscreen.GatedScreeningTiles.bound
+
+    def bound(self, h):
+        return torch.nn.functional.dropout(right(self, h), 0.1, self.training)
+
+    monkeypatch.setattr(multiscreen.GatedScreeningTiles, "bound", bound)
+    whole = fit(tmp_path / "whole", "--steps", "4")
+    fit(tmp_path / "out", "--steps", "2")
+    resumed = fit(tmp_path / "out", "--steps", "4", "--resume")
+    assert all(torch.equal(W, resumed["weights"][name]) for name, W in whole["weights"].items())
+
+
 class Guesses:
     """A model that is sure of its guesses."""
     W_E = torch.zeros(1)
