@@ -25,8 +25,12 @@ class Table:
     def __init__(self, path, keys, values, model_hash):
         self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
         self.columns = (*keys, *values, "hash")
-        rows = read_rows(self.path) if self.path.exists() else []
-        if rows and tuple(rows[0]) != self.columns:
+        rows, head = [], b""
+        if self.path.exists():
+            rows = read_rows(self.path)
+            with open(self.path, "rb") as file:
+                head = file.readline()
+        if head not in (b"", as_line(self.columns)):
             raise UsageError(f"{path} does not have the columns {' '.join(self.columns)}: move it "
                              "away, or name another with --table")
         self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}

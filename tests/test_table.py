@@ -115,7 +115,8 @@ def test_a_tab_in_a_name_is_a_blank_and_the_row_is_found_again(tmp_path):
 
 def test_another_file_is_refused_and_stays(tmp_path):
     path = tmp_path / "log.tsv"
-    for content in ("step\tloss\n1\t2\n", "model\tlength\thash\nmultiscreen\t64\ta\n"):
+    for content in ("step\tloss\n1\t2\n", "model\tlength\thash\nmultiscreen\t64\ta\n",
+                    "a line\n", "a text", "model\tlen"):                # half a head, too
         path.write_text(content)
         with pytest.raises(UsageError, match="does not have the columns model length loss hash"):
             table(path)
