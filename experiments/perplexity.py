@@ -35,7 +35,7 @@ import torch
 from experiments.common import add_tables, get_figure, group_rows, pyplot, save_figure
 from experiments.style import WIDTH, count_of, look, plain_axis, plot_with_band
 from support.checkpoint import require_windows
-from support.cli import Parser, UsageError, cli
+from support.cli import Parser, UsageError, at_most_3, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
 from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.maps import require_finite
@@ -80,11 +80,15 @@ def documents_in(data):
 def get_segments(files, tokenizer, L, limit):
     """{name and hash: the L + 1 tokens in the middle of a document}, of at most `limit` files.
 
-    Raises UsageError if all are too short.
+    Says which files are no text. Raises UsageError if all are too short.
     """
-    segments, longest = {}, 0
+    segments, longest, skipped = {}, 0, []
     for path in files:
-        tokens = tokenizer.encode_ordinary(read_text(path))
+        try:
+            tokens = tokenizer.encode_ordinary(read_text(path))
+        except UsageError as e:
+            skipped.append(f"{e}")
+            continue
         longest = max(longest, len(tokens))
         start = (len(tokens) - L - 1) // 2
         if start >= 0:
@@ -92,6 +96,8 @@ def get_segments(files, tokenizer, L, limit):
             segments[f"{path.name} {hashlib.sha256(segment.tobytes()).hexdigest()[:8]}"] = segment
         if len(segments) == limit:
             break
+    if skipped:
+        print(f"skipped {at_most_3(skipped)}")
     if not segments:
         raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")

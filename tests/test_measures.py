@@ -48,10 +48,11 @@ def test_positions_and_their_windows():
     assert perplexity.window_means(np.arange(1.0, 101), 100, 2)[0] == np.mean(range(1, 97))
 
 
-def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
+def test_the_middle_of_each_document_that_is_long_enough(tmp_path, capsys):
     for name, n in (("a", 5), ("b", 8), ("c", 9), ("d", 20)):
         (tmp_path / name).write_text(name * n)
     (tmp_path / "e").write_text("0123456789")
+    (tmp_path / "f.png").write_bytes(b"\x89PNG" * 5)
     tokenizer, files = get_tokenizer("bytes"), perplexity.documents_in([tmp_path])
     segments = perplexity.get_segments(files, tokenizer, 8, 5)
     assert [name.split()[0] for name in segments] == ["c", "d", "e"]
@@ -60,6 +61,7 @@ def test_the_middle_of_each_document_that_is_long_enough(tmp_path):
     assert len(perplexity.get_segments(files, tokenizer, 8, 1)) == 1
     with pytest.raises(UsageError, match="longer than 20 tokens, the longest has 20"):
         perplexity.get_segments(files, tokenizer, 20, 5)
+    assert f"skipped {tmp_path / 'f.png'}: not UTF-8\n" in capsys.readouterr().out
 
 
 def test_default_documents_are_held_out_from_training():
