@@ -15,6 +15,7 @@ import train
 from baselines import ablations
 from multiscreen import Config, Multiscreen
 from support import choose
+from support.checkpoint import load_checkpoint
 from support.choose import (
     CASES,
     NEARBY,
@@ -77,6 +78,7 @@ USE = """if True:
     def use():
         import multiscreen, train
         from support import choose
+from support.checkpoint import load_checkpoint
         choose.CASES = choose.CASES[1:2]               # the others take longer
         multiscreen.Multiscreen.generate = lambda model, tokens, n, **flags: tokens    # no sample
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
@@ -248,6 +250,10 @@ def test_each_name_of_a_kernel_is_obeyed_for_all_sizes(monkeypatch, name, screen
         found, _, expected = get_screen(of_sizes(**sizes), name)
         assert found is screen
         assert expected
+
+
+def test_a_model_that_was_trained_by_the_definition_is_measured_by_it(checkpoints):
+    assert load_checkpoint(checkpoints["multiscreen"])[0].screen is ms.screen
 
 
 # --------------------------------------------------------------------------- the fused kernel
