@@ -1,4 +1,4 @@
-"""Checkpoints: build a model by name, save it, read it back."""
+"""Checkpoints of train.py: build a model by name, read it back, load weights and moments."""
 import errno
 import hashlib
 import re
