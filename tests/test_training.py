@@ -465,6 +465,13 @@ def test_dropout_is_off_in_evaluation_and_samples_and_on_again_after(tmp_path, m
     assert any(not training for training, _ in modes[: trained[-1]])
 
 
+def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "evaluate", lambda *inputs: {"val_loss": math.nan, "val_bpb": 1.0})
+    with pytest.raises(UsageError, match="at step 2 val_loss is nan; nothing was saved") as e:
+        fit(tmp_path / "out", "--steps", "2")
+    assert e.value.code == 3
+
+
 def test_a_resumed_run_drops_out_what_it_would_have(tmp_path, monkeypatch):
     right = multiscreen.GatedScreeningTiles.bound
 
