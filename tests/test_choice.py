@@ -78,7 +78,6 @@ USE = """if True:
     def use():
         import multiscreen, train
         from support import choose
-from support.checkpoint import load_checkpoint
         choose.CASES = choose.CASES[1:2]               # the others take longer
         multiscreen.Multiscreen.generate = lambda model, tokens, n, **flags: tokens    # no sample
         train.main(["--psi", "2", "--seq-len", "100", "--batch-size", "2", "--warmup", "1",
