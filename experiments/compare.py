@@ -12,12 +12,13 @@ flag, such as lr or parameters. A run named twice counts once.
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have, or most of them. change: the difference from the first group,
 averaged over the seeds that both have, because runs with the same seed see the same data in the
-same order. alive: the share of pairs in the windows with relevance above 0. w_max: the largest
-window. Both are measured at the end of a run. spikes: rows of the log with a loss more than 5
-deviations above the mean of the --window rows before. grad: the median gradient norm of the second
-half. Compare tokens per second only if each run had a machine to itself. A run has diverged if
-train.py stopped it, or if its mean training loss over the last eighth of the log is more than half
-a nat above the mean over another eighth, or above the first loss.
+same order. One of less than twice its deviation decides nothing: train more seeds. alive: the share
+of pairs in the windows with relevance above 0. w_max: the largest window. Both are measured at the
+end of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of the
+--window rows before. grad: the median gradient norm of the second half. Compare tokens per second
+only if each run had a machine to itself. A run has diverged if train.py stopped it, or if its mean
+training loss over the last eighth of the log is more than half a nat above the mean over another
+eighth, or above the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
