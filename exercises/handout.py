@@ -17,7 +17,7 @@ from pathlib import Path
 from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent
-LEFT_OUT = ("exercises/teach", "exercises/solutions", "exercises/handout.py", "tests/mutants*.py",
+LEFT_OUT = ("exercises/teach", "exercises/solutions", "exercises/handout.py", "tests/mutants.py",
             "tests/test_exercises.py", "tests/test_teach.py", "tests/test_notebook.py", ".ci")
 COURSE, FOR_TEACHERS = "exercises/README.md", b"\n# For teachers\n"    # its last section
 
