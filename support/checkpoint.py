@@ -11,7 +11,7 @@ import torch
 import baselines
 from support.choose import get_screen
 from support.cli import UsageError, is_out_of_memory
-from support.distributed import set_moments, world
+from support.distributed import set_moments
 from support.source import ROOT, edited_files, files_of, read
 from support.tokens import get_tokenizer
 
@@ -47,7 +47,7 @@ def require_windows(model, path, name):
 def read_checkpoint(path):
     """The dict that train.py wrote. Nothing in it is executed.
 
-    With several processes, each maps the file into memory and reads what it needs.
+    The file is mapped into memory: weights and moments that nobody uses are not read.
     """
     if not Path(path).exists():
         folder = Path(path).parent
@@ -58,7 +58,7 @@ def read_checkpoint(path):
         raise UsageError(f"{path} does not exist: train a model first ({command})")
     try:
         with warnings.catch_warnings(action="ignore"):
-            ckpt = torch.load(path, "cpu", weights_only=True, mmap=world() > 1)
+            ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
         missing = KEYS - ckpt.keys()
     except Exception as e:                             # torch has many words for a damaged file
         if isinstance(e, OSError) and e.errno != errno.EINVAL or is_out_of_memory(e):
