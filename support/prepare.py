@@ -63,7 +63,7 @@ def encoded_batches(stream, args, tokenizer):
             yield list(threads.map(encode, texts))
 
 
-def write_shard(args, number, documents):
+def write_shard(args, number, documents, n_vocab):
     """Write the tokens of documents to two files, those to train on and those held out."""
     parts = {"val": [], "train": []}
     for content, tokens in documents:
@@ -73,7 +73,7 @@ def write_shard(args, number, documents):
     for part, arrays in parts.items():
         if arrays:
             path = args.out / f"data_{part}_{number:06}.bin"
-            write_bin(path, np.concatenate(arrays), get_tokenizer(args.tokenizer).n_vocab)
+            write_bin(path, np.concatenate(arrays), n_vocab)
             print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
 
 
@@ -117,7 +117,7 @@ def prepare(args):
         if not documents:
             break
         if args.books is None:
-            write_shard(args, len(journal["states"]), documents)
+            write_shard(args, len(journal["states"]), documents, tokenizer.n_vocab)
         else:
             write_books(args, journal["documents"], documents)
         journal["documents"] += len(documents)
