@@ -17,6 +17,8 @@ smallest, median and largest window, milliseconds per step, tokens per second, t
 OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each printed line; flags.txt,
 what the run is; and source/, the code that ran. source_until_STEP/ is the code before an edit. A
 run that diverged leaves diverged.txt. The empty file lock keeps a second run out while one trains.
+
+To read this file begin with `train`, near its end; what it calls stands above, in the same order.
 """
 import math
 import platform
@@ -140,10 +142,12 @@ def get_args(argv=None):
         raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
-    path = Path(args.out) / "ckpt.pt" if args.resume else args.init
+    # What argv leaves out: argparse gives defaults only to a flag that is not there.
+    path, kept = args.init, FIXED
+    if args.resume:
+        path, kept = Path(args.out) / "ckpt.pt", {*vars(args)} - {*FREE}
     known = read_checkpoint(path)["args"] if path else {}
-    known = {name: x for name, x in known.items()
-             if name in FIXED or args.resume and name not in FREE}
+    known = {name: x for name, x in known.items() if name in kept}
     parser.set_defaults(**baselines.recipe(known.get("model", args.model)) | known)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
@@ -225,45 +229,39 @@ def describe(model):
 # -------------------------------------------------------------------------- a run's folder
 
 def resumable(out, args, state):
-    """What --out holds: nothing to go on from (None), or this run, as its checkpoint.
+    """(this run as its checkpoint, or None for a new run; words that note what has changed since).
 
-    state: what this command would save; it goes on from the checkpoint's. A folder that holds
-    anything else is refused, after what differs. With --resume, `state` gets a note of it instead.
+    state: what this command would save. If --out holds anything else, this prints what differs and
+    raises UsageError, but with --resume the run goes on.
     """
     for name in ("ckpt.pt", "log.tsv", "flags.txt", "source"):
         if (out / name).exists() and not is_run(out):
             raise UsageError(f"{out / name} belongs to no run: name another --out")
     if args.force:
-        return None
+        return None, []
 
     # A run that was killed before its first checkpoint is a new run.
-    ckpt = read_checkpoint(out / "ckpt.pt") if (out / "ckpt.pt").exists() else None
-    if ckpt:
-        flags, others, code = what_differs(ckpt, state)
-        if flags or others or code:
-            print(f"{out} at step {ckpt['step']}, before | now:",
-                  *(f"  {line}" for line in [*flags.values(), *others]), *code, sep="\n")
-            if not args.resume:
-                raise UsageError(f"{out} holds another run: --resume continues it with these "
-                                 "changes, --force overwrites it, another --out starts a new run")
-        state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
-        noted = [line for name, line in flags.items() if name not in LENGTH]
-        noted += [*others, *edited_files(ckpt["source"], state["source"])]
-        if noted:
-            state["changes"] = [*state["changes"], f"from step {state['step']}: {', '.join(noted)}"]
+    ckpt, noted = None, []
+    if (out / "ckpt.pt").exists():
+        ckpt = read_checkpoint(out / "ckpt.pt")
+        lines, noted = what_differs(ckpt, state)
+        if lines:
+            print(f"{out} at step {ckpt['step']}, before | now:", *lines, sep="\n")
+        if lines and not args.resume:
+            raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
+                             "--force overwrites it, another --out starts a new run")
 
     # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
     if (out / "diverged.txt").exists() and not args.resume:
         said = (out / "diverged.txt").read_text("utf-8").strip()
-        lines = (out / "flags.txt").read_text("utf-8").splitlines()
-        same = {*about(state).splitlines()} <= {*lines, f"versions\t{state['versions']}"}
+        same = (out / "flags.txt").read_text("utf-8").startswith(what_is_trained(state))
         raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
                          3 if same else 1)
-    return ckpt
+    return ckpt, noted
 
 
 def what_differs(old, new):
-    """Two checkpoints: ({"lr": "--lr 0.0625 | 0.5"}, words about files, lines of code)."""
+    """Two checkpoints: (lines that show what differs, words that note it in flags.txt)."""
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(now)}"
              for name, now in new["args"].items()
              if name not in FREE and old["args"].get(name) != now}
@@ -272,15 +270,17 @@ def what_differs(old, new):
         others.append(at_most_3(changed_files(old["files"], new["files"])))
     if None in (old["equations"], new["equations"]):
         others.append(REPLACED)
-    return flags, others, differences(old["source"], new["source"])
+    lines = [f"  {line}" for line in [*flags.values(), *others]]
+    noted = [line for name, line in flags.items() if name not in LENGTH] + others
+    return (lines + differences(old["source"], new["source"]),
+            noted + edited_files(old["source"], new["source"]))
 
 
-def about(state):
-    """The text of flags.txt: what is trained, on what, from which weights, by which code."""
+def what_is_trained(state):
+    """The first lines of flags.txt: what is trained, on what, from which weights."""
     lines = {name: x for name, x in state["args"].items() if name not in FREE}
-    lines |= {"equations": state["equations"], "corpus": hash_of(state["files"]),
-              "changes": "; ".join(state["changes"])}
-    lines |= {name: state[name] for name in ("parameters", "init_weights", "versions")}
+    lines |= {"corpus": hash_of(state["files"])}
+    lines |= {name: state[name] for name in ("equations", "parameters", "init_weights")}
     return "".join(f"{name}\t{shown(x)}\n" for name, x in lines.items())
 
 
@@ -289,7 +289,8 @@ def write_folder(out, state, ckpt):
 
     A new run deletes an old one; what ran before an edit stays in source_until_STEP/.
     """
-    files = {"flags.txt": about(state), "log.tsv": state["log"]}
+    history = f"changes\t{'; '.join(state['changes'])}\nversions\t{state['versions']}\n"
+    files = {"flags.txt": what_is_trained(state) + history, "log.tsv": state["log"]}
     files |= {f"source/{name}": text for name, text in state["source"].items()}
     if ckpt and ckpt["source"] != state["source"]:
         files |= {f"source_until_{state['step']}/{name}": text
@@ -413,11 +414,15 @@ def train(out, args):
              "versions": f"python {platform.python_version()}, torch {torch.__version__}",
              "changes": [] if equations else [f"from step 0: {REPLACED}"],
              "step": 0, "drawn": 0, "log": "\t".join(COLUMNS) + "\n"}
-    ckpt = resumable(out, args, state)
+    ckpt, noted = resumable(out, args, state)
     if ckpt and (ckpt["learned"] or ckpt["step"] >= args.steps):
         end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"
         print(f"{out} is already finished, at step {ckpt['step']}: {end}")
         return
+    if ckpt:
+        state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
+        if noted:
+            state["changes"] = [*ckpt["changes"], f"from step {ckpt['step']}: {', '.join(noted)}"]
     if ckpt or initial:
         load_weights(model, (ckpt or initial)["weights"], out / "ckpt.pt" if ckpt else args.init)
 
