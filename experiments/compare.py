@@ -90,6 +90,7 @@ def rows_of(groups, step, by=None):
         changes = changes_of(runs, first, step, by)
         rows.append(row_of(label, runs, changes, step))
         notes += [f"{label}{note}" for note in notes_on(runs, changes, first[0], step)]
+        notes += [f"{label} {verdict(changes)}"] * (len(changes) > 1 and not by)
         single += [label] * (len(changes) == 1)
     if single:
         notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
@@ -104,6 +105,14 @@ def changes_of(runs, first, step, by):
     ours, theirs = ({(run.seed, run.flags.get(by)): run.losses[step] for run in some
                      if run.end != "diverged" and step in run.losses} for some in (runs, first))
     return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
+
+
+def verdict(changes):
+    """What two changes or more say: one below twice its deviation decides nothing."""
+    change, std = mean_and_std(changes)
+    if abs(change) < 2 * std:
+        return "decides nothing: its change is below twice its deviation"
+    return f"is {'better' if change < 0 else 'worse'}: its change is at least twice its deviation"
 
 
 def row_of(label, runs, changes, step):

@@ -73,6 +73,17 @@ def test_runs_are_compared_by_seed(run, said):
     assert float(rows["b"][5]) == pytest.approx(0.2 / math.sqrt(2), rel=1e-3)
 
 
+@pytest.mark.parametrize("losses, words", [
+    ((3.4, 3.4), "decides nothing: its change is below twice its deviation"),
+    ((3.3, 3.4), "is better: its change is at least twice its deviation"),
+    ((3.7, 3.8), "is worse: its change is at least twice its deviation")])
+def test_a_change_is_judged_by_its_deviation(run, said, losses, words):
+    """a: 3.5, 3.7."""
+    runs = [run(f"a-{n}", {20: x}, seed=n) for n, x in enumerate((3.5, 3.7))]
+    runs += [run(f"b-{n}", {20: x}, seed=n) for n, x in enumerate(losses)]
+    assert [line for line in said(*runs) if "deviation" in line] == [f"b {words}"]
+
+
 def test_a_seed_that_diverged_is_left_out_of_the_mean_and_named(run, said):
     a = [run(f"a-{n}", {10: 4.0, 20: x}, seed=n) for n, x in enumerate((3.5, 3.7, 3.9))]
     b = [run(f"b-{n}", losses, seed=n) for n, losses in enumerate((
