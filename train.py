@@ -309,7 +309,7 @@ def write_folder(out, state, ckpt):
 def save(out, args, state, model, optimizer, data):
     """Write the checkpoint: what state holds, weights, moments, and where data and chance are."""
     weights, moments = dist.get_states(model, optimizer)
-    state |= {"data_state": data.state(), "learned": data.learned,
+    state |= {"data_state": data.state, "learned": data.learned,
               "random_state": torch.get_rng_state()}
     if dist.rank() == 0:
         with replacing(out / "ckpt.pt") as file:
@@ -450,7 +450,7 @@ def train(out, args):
     if ckpt:
         load_moments(model, optimizer, ckpt["optimizer"], out / "ckpt.pt")
         if ckpt["args"]["data"] == args.data:          # a task that was learned so far
-            train_data.load(ckpt["data_state"])
+            train_data.state = ckpt["data_state"]
         torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
     if dist.rank() == 0:
         write_folder(out, state, ckpt)

@@ -21,8 +21,9 @@ def is_stream(names):
 
 def absolute(names):
     """What --data names, valid from any folder."""
-    known = is_stream(names) or names == ["stdlib"]
-    return names if known else [os.path.abspath(x) for x in names]
+    if is_stream(names) or names == ["stdlib"]:
+        return names
+    return [os.path.abspath(name) for name in names]
 
 
 # ------------------------------------------------------------------------------------- files
@@ -39,9 +40,7 @@ def files_of(names, out=None):
         return [(path, "train") for path in standard_library()]
     found = {}
     for root in map(Path, names):
-        folder, paths = root.parent, [root]
-        if root.is_dir():
-            folder, paths = root, visible_files(root, out)
+        folder, paths = root if root.is_dir() else root.parent, visible_files(root, out)
         bins = [path for path in paths if path.suffix == ".bin"]
         for path in bins or paths:
             in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts)
@@ -51,13 +50,13 @@ def files_of(names, out=None):
     return list(found.values())
 
 
-def visible_files(folder, out=None):
-    """The files below a folder, in order, without hidden ones and those of runs.
+def visible_files(root, out=None):
+    """A file itself, or the files below a folder, in order, without hidden ones and those of runs.
 
     Links to folders are followed, into each real folder once. out: the folder of a new run.
     """
     found, seen = [], {out and os.path.realpath(out)}
-    for here, folders, files in os.walk(folder, followlinks=True):
+    for here, folders, files in os.walk(root, followlinks=True):
         here, real = Path(here), os.path.realpath(here)
         if real in seen or is_run(here):
             folders.clear()
@@ -65,7 +64,7 @@ def visible_files(folder, out=None):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             found += [here / name for name in files if not name.startswith(".")]
         seen.add(real)
-    return sorted(found)
+    return sorted(found) if root.is_dir() else [root]
 
 
 def is_run(folder):
@@ -146,10 +145,11 @@ class Sequences:
     """What training on text draws from: contiguous sequences of T + 1 tokens, T inputs, T targets.
 
     parts: what they are cut from, each the tokens of an array or TokenFile from start to stop.
-    A stream of tasks/ has the same attributes, and does more in the last four methods.
+    A stream of tasks/ has the same attributes, and gets harder as it is learned.
     """
     files = ()                                         # the `fingerprint` of what was read
     learned = False                                    # whether training may end early
+    state = ()                                         # what a checkpoint keeps, besides `drawn`
 
     def __init__(self, parts, T, what):
         self.parts, self.T = parts, T
@@ -185,13 +185,6 @@ class Sequences:
 
     def observe(self, loss, documents):
         """Told of each step's loss."""
-
-    def state(self):
-        """What a checkpoint keeps besides the number of drawn sequences."""
-        return ()
-
-    def load(self, state):
-        """Take the state of a checkpoint."""
 
     def extra_columns(self, model, batches):
         """More columns of an evaluation. batches: of `batches`"""

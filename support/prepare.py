@@ -38,7 +38,7 @@ def open_corpus(args):
     if len(args.data) == 1 and not name.exists() and not KINDS.keys() & set(name.suffixes):
         return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
     for path in map(Path, args.data):
-        files += visible_files(path) if path.is_dir() else [path]
+        files += visible_files(path)
     kinds = {kind for suffix, kind in KINDS.items() for p in files if suffix in p.suffixes}
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")

@@ -43,11 +43,13 @@ class Stream:
         """Whether the model has learned the task, and seen enough documents since."""
         return self.looked_up >= self.done_after
 
+    @property
     def state(self):
         """What a checkpoint keeps besides the number of drawn documents."""
         return self.looked_up, self.level
 
-    def load(self, state):
+    @state.setter
+    def state(self, state):
         self.looked_up, self.level = state
 
     @torch.no_grad()

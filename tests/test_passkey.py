@@ -135,9 +135,9 @@ def test_the_documents_change_when_the_loss_shows_that_keys_are_copied():
     assert stream.longest_end > 19
     assert not stream.learned
     again = stream_of(512)
-    again.load(stream.state())
+    again.state = stream.state
     assert np.array_equal(again[3], stream[3])
-    stream.load((16_000, 0.0))
+    stream.state = (16_000, 0.0)
     assert stream.learned
 
 

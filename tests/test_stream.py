@@ -119,9 +119,9 @@ def test_the_stream_becomes_flatter_while_the_loss_shows_lookup():
     assert stream.base == 1.1
     assert held_out.base == 1.1
     assert share_of_needles() > 2 * early
-    assert [type(x) for x in stream.state()] == [int, float]           # types a checkpoint can hold
+    assert [type(x) for x in stream.state] == [int, float]             # types a checkpoint can hold
     other = stream_of(256, 2)
-    other.load(stream.state())
+    other.state = stream.state
     assert (other.base, other.level) == (stream.base, stream.level)
     other = stream_of(256, 2)
     for _ in range(100):
