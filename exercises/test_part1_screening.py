@@ -124,11 +124,8 @@ def test_softmask():
                [(ms.softmask(d, turn(w)), "w is a real number: round nothing")
                 for turn in (torch.ceil, torch.floor, torch.round)], at=d)
     w = torch.tensor([[[7.5]], [[INF]]]).double()
-    short = 0.5 * (torch.cos(math.pi * d / w) + 1) * (ms.softmask(d, w) > 0)
     try:
-        expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf",
-               [(short, "math.pi * d is float32, since d is an integer: write math.pi * (d / w)")],
-               tolerance=1e-9)
+        expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf")
     except (RuntimeError, ValueError) as e:
         raise Wrong(f"w may be a tensor, (H, 1, 1), so no if and no float(w): {e}") from e
     expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),

@@ -180,8 +180,6 @@ MISTAKES = {
         "sees the future": lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0),
         "the cosine rises again": lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0),
         "round nothing": lambda d, w: ms.softmask(d, w.ceil()),
-        "write math.pi * (d / w)":
-            lambda d, w: 0.5 * (torch.cos(math.pi * d / w) + 1) * (ms.softmask(d, w) > 0),
         "no if and no float(w)": lambda d, w: (d <= 0).float() if w == INF else ms.softmask(d, w),
         "no gradient comes back": lambda d, w: ms.softmask(d, w.detach()),
     },
@@ -231,7 +229,8 @@ CORRECT = {
     "mipe_angle": [angle_by_a_double_where],
     "mipe": [mipe_as_complex_numbers],
     "trim": [lambda s, r: torch.clamp(1 - (1 - s) / r, min=0) ** 2],
-    "softmask": [lambda d, w: torch.cos(math.pi / 2 * (d / w)).square() * ((d <= 0) & (d > -w))],
+    "softmask": [lambda d, w: 0.5 * (torch.cos(math.pi * d / w) + 1) * ((d <= 0) & (d > -w)),
+                 lambda d, w: torch.cos(math.pi / 2 * (d / w)).square() * ((d <= 0) & (d > -w))],
     "relevance": [relevance_by_einsum],
     "screen": [screen_one_query_at_a_time],
     "tanh_norm": [tanh_norm_with_two_clamps],
