@@ -66,13 +66,14 @@ def measure_models(args):
                   *(x for x in models if x.run["model"] != "multiscreen")]
         path = beside(args.ckpt, "latency.tsv", args.table)
 
-    groups = []
-    for what in args.what:
-        cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
-                 "forward": [(1, T) for T in sorted(args.lengths)]}[what.partition("-")[0]]
-        groups += [timing.group_of(models, what, *case, device, args.repeats or PASSES[what])
-                   for case in cases]
-    rows = timing.measure(path, timing.KEYS, timing.VALUES, groups, device, args.ckpt)
+    def time_group(cells):
+        return timing.time_models(cells, device, args.repeats or PASSES[cells[0]["what"]])
+
+    cases = {"train": [(BATCH, LENGTH)], "decode": [(1, T) for T in args.contexts],
+             "forward": [(1, T) for T in sorted(args.lengths)]}
+    groups = [timing.cells_of(models, what, *case, device)
+              for what in args.what for case in cases[what.partition("-")[0]]]
+    rows = timing.measure(path, timing.KEYS, timing.VALUES, groups, time_group, device, args.ckpt)
     if not rows:
         raise UsageError("nothing could be timed, for the reasons above")
     return rows, path.with_suffix(".png")

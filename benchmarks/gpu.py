@@ -175,14 +175,13 @@ def flex_screen(T, w):
 
 # ------------------------------------------------------------- models, beside the Transformers
 
-def model_groups(part):
-    """The groups of `measure`, one for each cell, so that its memory is counted."""
+def model_cells(part):
+    """The cells of a part that times models."""
     what, cases = MODELS[part]
     for psi, vocab_size, batch, T in cases:
         for name in ("multiscreen", f"transformer:{BESIDE[psi]}"):
             model = timing.new_model(name, psi, vocab_size, DEVICE)
-            cells, function = timing.group_of([model], what, batch, T, DEVICE, 20, seconds=5)
-            yield from (([cell], function) for cell in cells)
+            yield from timing.cells_of([model], what, batch, T, DEVICE)
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -203,24 +202,22 @@ def measure_part(name, out, end):
     """
     if name != "check":
         measure_part("check", out, end)
+    # A group for each cell, so that its memory is counted.
     if name not in ALONE:
         rows = timing.measure(out / "latency.tsv", timing.KEYS, timing.VALUES,
-                              [*model_groups(name)], DEVICE, end=end)
+                              [[cell] for cell in model_cells(name)],
+                              partial(timing.time_models, device=DEVICE, repeats=20, seconds=5),
+                              DEVICE, end=end)
         return timing.COLUMNS, timing.summarize(rows)
     f, cells, values = ALONE[name]
-    groups = [([cell], partial(alone, f)) for cell in cells]
-    path = out / f"{name}.tsv"
-    rows = timing.measure(path, [*cells[0]], values, groups, DEVICE, end=end)
+    path, keys = out / f"{name}.tsv", [*cells[0]]
+    rows = timing.measure(path, keys, values, [[cell] for cell in cells],
+                          lambda group: [f(*(cell[key] for key in keys)) for cell in group],
+                          DEVICE, end=end)
     if name == "check" and [row["verdict"] for row in rows] != ["right"] * len(cells):
         raise UsageError("the kernel is not right, or not checked (python -m benchmarks.gpu check):"
                          f" see {path}")
-    return (*cells[0], *values), rows
-
-
-def alone(f, cells):
-    """The values of a group of one cell, whose last column is the machine."""
-    *arguments, _ = cells[0].values()
-    return [f(*arguments)]
+    return (*keys, *values), rows
 
 
 def main():

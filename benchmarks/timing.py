@@ -77,20 +77,20 @@ def milliseconds(run, device):
     return begin.elapsed_time(end)
 
 
-def measure(path, keys, values, groups, device, ckpt=None, end=math.inf):
+def measure(path, keys, values, groups, function, device, ckpt=None, end=math.inf):
     """Measure the cells that a table lacks for this code and machine. Returns the rows of all.
 
-    groups: (cells, function), where function(cells) returns a dict of `values` for each, or
-    {"why": a reason}. A failure is printed, and tried again the next time. No group begins after
-    `end`, by time.monotonic(). ckpt: the path of a model that is among those timed.
+    groups: lists of cells that are measured together: function(cells) returns a dict of `values`
+    for each, or {"why": a reason}. A failure is printed, and tried again the next time. No group
+    begins after `end`, by time.monotonic(). ckpt: the path of a model that is among those timed.
     """
     machine = {"machine": machine_of(device)}
-    groups = [([cell | machine for cell in cells], function) for cells, function in groups]
-    wanted = [cell for cells, _ in groups for cell in cells]
+    groups = [[cell | machine for cell in cells] for cells in groups]
+    wanted = [cell for cells in groups for cell in cells]
     weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
     table = Table(path, (*keys, "machine"), values, weights + code_hash())
     missing = table.missing(wanted)
-    for cells, function in groups:
+    for cells in groups:
         cells = [cell for cell in cells if cell in missing]
         if not cells or time.monotonic() > end:
             continue
@@ -192,16 +192,15 @@ def get_settings(windows, what, device):
     return ["flash"] if device == "cpu" else ["flash", "cudnn"]
 
 
-def group_of(subjects, what, batch, length, device, repeats, seconds=math.inf):
-    """(cells, function) for `measure`: models, each in its settings, take turns."""
-    cells = [x.run | {"what": what, "batch": batch, "setting": setting, "length": length,
-                      "subject": x}
-             for x in subjects for setting in get_settings(x.windows, what, device)]
-    return cells, partial(time_models, device, repeats, seconds)
+def cells_of(subjects, what, batch, length, device):
+    """The cells of models, each in its settings."""
+    return [x.run | {"what": what, "batch": batch, "setting": setting, "length": length,
+                     "subject": x}
+            for x in subjects for setting in get_settings(x.windows, what, device)]
 
 
-def time_models(device, repeats, seconds, cells):
-    """The values of each cell of one group."""
+def time_models(cells, device, repeats, seconds=math.inf):
+    """The values of each cell of a group, which take turns."""
     runs, found = {}, {}
     with warnings.catch_warnings(action="ignore"):     # at length, of a backend that cannot run
         for n, cell in enumerate(cells):

@@ -63,8 +63,8 @@ def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, 
 
     def measured(*groups, **options):
         asked.clear()
-        groups = [([{"name": name} for name in names], do) for names in groups]
-        timing.measure(path, ["name"], ("x", "y"), groups, "cpu", **options)
+        groups = [[{"name": name} for name in names] for names in groups]
+        timing.measure(path, ["name"], ("x", "y"), groups, do, "cpu", **options)
         return asked
 
     assert measured(["a", "never"], ["bad"]) == [["a", "never"], ["bad"]]
