@@ -34,12 +34,10 @@ def open_corpus(args):
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    name, files = Path(args.data[0]), []
-    if len(args.data) == 1 and not name.exists() and not KINDS.keys() & set(name.suffixes):
-        return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
-    for path in map(Path, args.data):
-        files += visible_files(path)
+    files = [file for name in args.data for file in visible_files(Path(name))]
     kinds = {kind for suffix, kind in KINDS.items() for p in files if suffix in p.suffixes}
+    if not kinds and len(args.data) == 1 and not Path(*args.data).exists():
+        return datasets.load_dataset(*args.data, args.subset, split=args.split, streaming=True), []
     if len(kinds) != 1:
         raise UsageError(f"{' '.join(args.data)}: use {', '.join(KINDS)}, one kind at a time")
     names = [str(p.resolve()) for p in files if KINDS.keys() & set(p.suffixes)]
