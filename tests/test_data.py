@@ -1,6 +1,4 @@
 """Tests of support/data.py: which files are used for what, and the order of sequences."""
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,19 +69,15 @@ def test_the_last_twentieth_of_all_text_and_of_each_token_file_is_held_out(tmp_p
 
 
 def test_what_is_skipped_in_a_folder_is_named_with_the_reason(tmp_path, capsys):
-    files = {"a.py": "a = 1\n" * 99, "deep/c.txt": "text", ".hidden": "text", ".git/c.txt": "text"}
-    write(tmp_path, files | {"b.pyc": b"\xff\x00\xfe", "d.jsonl": "{}"})
+    write(tmp_path, {"a.py": "a = 1\n" * 99, "b.pyc": b"\xff\x00\xfe", "c.py": "", "d.jsonl": "{}",
+                     "deep/e.txt": "text", ".hidden": "text", ".git/f.txt": "text"})
+    (tmp_path / "g.txt").symlink_to("nothing")
     training, _ = data_of(tmp_path, T=8)
     assert capsys.readouterr().out.splitlines() == [
-        f"skipped {tmp_path}/b.pyc: not UTF-8, {tmp_path}/d.jsonl: python -m support.prepare turns "
-        "it into token files", f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth"]
-    assert [path for path, *_ in training.files] == [f"{tmp_path}/a.py", f"{tmp_path}/deep/c.txt"]
-
-    (tmp_path / "e.txt").symlink_to("nothing")
-    write(tmp_path, {"__init__.py": ""})
-    data_of(tmp_path, T=8)
-    assert f"skipped {tmp_path}/__init__.py: empty, " in (printed := capsys.readouterr().out)
-    assert "d.jsonl: python -m support.prepare turns it into token files and 1 more\n" in printed
+        f"skipped {tmp_path}/b.pyc: not UTF-8, {tmp_path}/c.py: empty, {tmp_path}/d.jsonl: python "
+        "-m support.prepare turns it into token files and 1 more",
+        f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth"]
+    assert [path for path, *_ in training.files] == [f"{tmp_path}/a.py", f"{tmp_path}/deep/e.txt"]
 
 
 @pytest.mark.parametrize("name, reason", [
@@ -127,13 +121,6 @@ def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch):
         train.main([*SMALL, "--data", ".", *flags.split()])
         files = read_checkpoint(f"{flags.split()[1]}/ckpt.pt")["files"]
         assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
-
-
-def test_a_run_may_not_be_in_its_data(tmp_path):
-    write(tmp_path / "texts", {"a.txt": "a" * 5000})
-    with pytest.raises(UsageError, match="nothing to train on: .* those of runs"):
-        train.main([*SMALL, "--data", f"{tmp_path}/texts", "--out", f"{tmp_path}/texts"])
-    assert os.listdir(tmp_path / "texts") == ["a.txt"]
 
 
 def test_a_linked_folder_is_followed_once_for_each_real_folder(tmp_path):
