@@ -186,15 +186,11 @@ class Names(TorchFunctionMode):
 
     def move(self, f, x, *args, **kwargs):
         """x.to(...), x.cpu()"""
-        gpu, dtype = self.gpu, kwargs.get("dtype")
-        device = CPU if f.__name__ == "cpu" else kwargs.get("device")
-        for y in args:
-            if isinstance(y, (str, torch.device)):
-                device = y
-            elif torch.is_tensor(y):
-                device, dtype = gpu.device_of(y), y.dtype
-            elif isinstance(y, torch.dtype):
-                dtype = y
+        gpu, (device, dtype, *_) = self.gpu, torch._C._nn._parse_to(*args, **kwargs)
+        if f.__name__ == "cpu":
+            device = CPU
+        elif args and torch.is_tensor(args[0]):
+            device = gpu.device_of(args[0])
         if device is None or gpu.named(device) == (gpu.device_of(x) != CPU):
             return x if dtype is None else f(x, dtype)
         if torch.float64 in (x.dtype, dtype) and gpu.device.type == "mps":

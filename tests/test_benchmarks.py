@@ -368,19 +368,3 @@ def test_a_time_is_compared_with_the_fastest_of_the_transformer_nearest_in_size(
         ["64", "1", "-", "100"], ["64", "14", "-", "-"], ["64", "7", "-", "-"],
         ["64", "7", "-", "2"], ["64", "50", "5", "2"]]
     assert (tmp_path / "t.png").stat().st_size > 10_000
-
-
-@needs_matplotlib
-def test_each_model_of_a_table_is_a_line_by_length_and_its_sizes_a_line(call, tmp_path,
-                                                                        monkeypatch):
-    found = []
-    monkeypatch.setattr(cpu, "save_figure", lambda fig, path: found.append(fig))
-    monkeypatch.setattr(timing, "build_model", None)   # a drawing needs no model
-    write_rows(tmp_path / "t.tsv", [timed("multiscreen", size, "initial", length, "5")
-                                    for size in ("20000", "4000") for length in ("64", "32")])
-    call(cpu, "t.tsv", "mine=t.tsv")
-    by_size, by_length = ({line.get_label(): [*line.lines[0].get_xdata()]
-                           for line in ax.containers} for ax in found[0].axes)
-    assert by_size == {name: [4000, 20000] for name in ("Multiscreen, initial", "mine, initial")}
-    assert by_length == {f"{name}, {size}, initial": [32, 64] for name in ("Multiscreen", "mine")
-                         for size in ("20K", "4K")}

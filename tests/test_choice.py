@@ -47,7 +47,6 @@ EDITS = {
     "softmask without an edge": (
         "torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)",
         "torch.where(d <= 0, torch.exp(d.clamp(max=0) / w), 0.0)"),
-    "relevance": ("return trim(s, r) *", "return trim(s, r.detach()) *"),
     "screen": ("    return (alpha_d @ v.to(dtype)).to(v.dtype)",
                "    alpha_d = alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1)\n"
                "    return (alpha_d @ v.to(dtype)).to(v.dtype)"),
@@ -59,7 +58,6 @@ EDITS = {
               "self.s_E.exp() * F.embedding(tokens, self.W_E)"),
     "forward": ("return x + product(", "return x + 0.5 * product("),
     "head": ("self.s_F.exp() * unit(self.W_E)", "self.s_F.exp() * self.W_E"),
-    "mipe_angle": ("return angle.to(", "return 0 * angle.to("),
     "encode": ("return mipe(x_bar, mipe_angle(i, w, self.config.w_th))", "return x_bar"),
     "bound": ("return tanh_norm(h)", "return h"),
     "project": ('        return product("bte,ehd->bhtd"',
@@ -342,21 +340,6 @@ def test_the_kernel_says_in_one_line_why_it_cannot_run(monkeypatch, as_on_a_gpu,
         train.main([*SMALL, "--kernel", "triton", "--out", str(tmp_path / "out")])
 
 
-@pytest.mark.skipif(fused.triton is None, reason="there is no interpreter")
-def test_the_interpreter_compares_few_pairs_and_says_that_it_does(monkeypatch, capsys):
-    pairs = []
-
-    def record(q, k, v, w, r, i0=0):
-        pairs.append(q.shape[2] * k.shape[2])
-        return ms.screen(q, k, v, w, r, i0)
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(fused, "screen", record)
-    get_screen(of_sizes(), "triton")
-    assert len(pairs) == 3 and max(pairs) < 2**15
-    assert capsys.readouterr().out.startswith("comparing the kernel in Triton's interpreter, in 3")
-
-
 @pytest.mark.parametrize("reason, triton, hip, capability", [
     ("triton is not installed (it is made for Linux: pip install triton)", None, None, (9, 0)),
     ("the kernel needs an NVIDIA GPU of compute capability 8.0 or later", "3", None, (7, 5)),
@@ -369,31 +352,6 @@ def test_a_gpu_without_the_kernel_says_why(monkeypatch, reason, triton, hip, cap
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert fused.available("cuda") == reason
-
-
-@pytest.mark.parametrize("T, once", [(180, True), (220, False)])
-def test_without_the_kernel_a_gpu_calls_the_definition_once_for_few_pairs(monkeypatch, as_on_a_gpu,
-                                                                          T, once):
-    """Backward keeps at most eight numbers per pair, so that all layers keep 4 GiB."""
-    monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
-    screen = get_screen(as_on_a_gpu())[0]
-    assert screen.keywords["at_once"] * 4 * 32 == 2**32
-    kept, calls = {}, []
-
-    def counted(*inputs):
-        calls.append(inputs)
-        return ms.screen(*inputs)
-
-    def keep(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    *x, _ = revealing_inputs(T, T, NEARBY, WIDE, Config(4), CPU)
-    x = [a.float().requires_grad_() for a in x]
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        screen(*x, screen=counted, at_once=4 * 200**2)
-    assert (len(calls) == 1) == once
-    assert not once or sum(kept.values()) < 32 * 4 * T**2
 
 
 @pytest.mark.parametrize("flags, refused", [

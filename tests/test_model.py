@@ -56,17 +56,6 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
         monkeypatch.undo()
 
 
-def test_the_head_is_computed_once_for_all_chunks_of_a_loss_and_once_for_a_text(monkeypatch):
-    model, tokens, calls = small(1), draw_tokens(1, 41), []
-    right = Multiscreen.head
-    monkeypatch.setattr(Multiscreen, "head", lambda self: calls.append(1) or right(self))
-    model.config.vocab_size = 2**25 // 7               # chunks of 7 tokens
-    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert len(calls) == 1
-    model.generate(tokens, 5)
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
 def test_relevances_are_float32_in_an_autocast(screen):
     """With r = 0.01 and products of 16 bits h would be another one: nearly equal q and k."""
@@ -146,44 +135,6 @@ def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
         while True:
             seen.append(next(text))
     assert len(seen) == 3
-
-
-class Nearby(torch.nn.Module):
-    """What LanguageModel says that a layer needs, and no more: the mean of three tokens' values."""
-
-    def __init__(self):
-        super().__init__()
-        self.W_V = torch.nn.Parameter(torch.randn(24, 24, generator=random(1)))
-
-    def reach(self):
-        return torch.tensor(3.0)
-
-    def forward(self, x, screen, cache):
-        start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
-        i = torch.arange(start, start + x.shape[1])
-        if cache:
-            _, v, first = cache.append(v[..., :1], v, self.reach())
-        d = i[:, None] - torch.arange(first, first + v.shape[2])
-        p = ((d >= 0) & (d < 3)).to(x)
-        return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
-
-
-class NearbyModel(Multiscreen):
-    """Its caches may forget."""
-    forgets = True
-
-
-@torch.no_grad()
-def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
-    model = small(1)
-    model.__class__, model.layers = NearbyModel, torch.nn.ModuleList([Nearby(), Nearby()])
-    tokens, caches = draw_tokens(2, 2200), model.new_caches()
-    whole = model(tokens)
-    parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
-    assert caches[0].first > 0
-    assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
-    assert not get_screen(model)[2] or not model.has_maps
 
 
 @pytest.mark.parametrize("forgets", [False, True])
