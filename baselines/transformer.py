@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import sdpa_kernel
 
 from multiscreen import LanguageModel, double, product
 
@@ -174,15 +173,6 @@ class QKNorm(Block):
 
     def encode(self, q, k, i):
         return super().encode(self.norm_q(q), self.norm_k(k), i)
-
-
-def attention_by(backend):
-    """Attention by one of PyTorch's backends, an SDPBackend, for a Block's `attend`."""
-    def attend(*inputs, **options):
-        with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(*inputs, **options)
-
-    return attend
 
 
 class Transformer(LanguageModel):

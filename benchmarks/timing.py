@@ -23,11 +23,10 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch.nn.attention import SDPBackend
-from torch.nn.functional import normalize
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baselines import count_parameters, recipe
-from baselines.transformer import attention_by
 from multiscreen import KeyCache
 from support.checkpoint import build_model, has_windows, read_checkpoint, weights_hash
 from support.choose import get_screen
@@ -40,10 +39,21 @@ from support.table import RUN, Table, as_text, describe_run
 KEYS, VALUES = (*RUN, "what", "batch", "setting", "length"), ("GiB", "ms")
 COLUMNS = ("model", "parameters", "what", "setting", "length", "ms", "std", "tokens_per_s",
            "x_transformer", "GiB")
+CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/*.py")
+
+
+def attention_by(backend):
+    """Attention by one of PyTorch's backends, an SDPBackend, for `attend` of a Transformer."""
+    def attend(*inputs, **options):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*inputs, **options)
+
+    return attend
+
+
 # Of a Transformer's attention in a forward pass. Elsewhere PyTorch chooses.
 BACKENDS = {"flash": attention_by(SDPBackend.FLASH_ATTENTION),
             "cudnn": attention_by(SDPBackend.CUDNN_ATTENTION)}
-CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/*.py")
 
 
 # ----------------------------------------------------------------------------- the timer, a table
@@ -312,7 +322,7 @@ def fill_caches(model, context):
     for layer, cache in zip(model.layers, caches):
         reach = layer.reach().max().item() if cache.forgets else math.inf
         kept, filled = math.ceil(min(reach, context)), KeyCache(cache.forgets)
-        k, v = (normalize(torch.randn(1, x.shape[1], kept, x.shape[3], device=x.device), dim=-1)
+        k, v = (F.normalize(torch.randn(1, x.shape[1], kept, x.shape[3], device=x.device), dim=-1)
                 for x in (cache.k, cache.v))
         filled.append(k.to(cache.k.dtype), v.to(cache.v.dtype), torch.tensor(math.inf))
         filled.first, filled.end = context - kept, context

@@ -11,7 +11,6 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from baselines.transformer import attention_by
 from benchmarks import cpu, gpu, timing
 from multiscreen import KeyCache, screen
 from support import choose
@@ -223,7 +222,7 @@ def test_screening_alone_is_timed_in_pairs_per_second(monkeypatch):
     for name, value in {"PSI": 2, "HEADS": 3, "WIDTH": 48, "screen": screen,
                         "milliseconds": two_milliseconds}.items():
         monkeypatch.setattr(gpu, name, value)
-    monkeypatch.setitem(timing.BACKENDS, "cudnn", attention_by(SDPBackend.MATH))
+    monkeypatch.setitem(timing.BACKENDS, "cudnn", timing.attention_by(SDPBackend.MATH))
     monkeypatch.setattr(gpu.timing, "trained_like", lambda n: torch.tensor([1.0, 3.5]))
     columns = gpu.ALONE["kernel"][2]
     found = {}
@@ -296,7 +295,7 @@ def test_the_cpu_benchmark_has_a_row_for_each_setting(call, monkeypatch, tmp_pat
     monkeypatch.setattr(timing, "compile_model", compiled.append)
     monkeypatch.setattr(cpu, "LENGTH", 16)
     monkeypatch.setitem(timing.BACKENDS, "flash",
-                        attention_by(SDPBackend.CUDNN_ATTENTION))          # no CPU has it
+                        timing.attention_by(SDPBackend.CUDNN_ATTENTION))   # no CPU has it
     flags = [*CPU, "--contexts", 5, "--lengths", 64, 32, "--table", tmp_path / "t.tsv"]
     call(cpu, *flags)
     rows = read_table(tmp_path / "t.tsv")
