@@ -59,7 +59,6 @@ def tensors_in(values):
 class Pretended:
     def __init__(self, kind):
         self.device, self.marked = torch.device(kind, 0), {}
-        self.born = CPU                                # the device of an operator without inputs
 
     def __enter__(self):
         self.stack = ExitStack()
@@ -126,7 +125,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, f, types, args=(), kwargs=None):
         gpu, kwargs, name = self.gpu, kwargs or {}, f.overloadpacket.__name__
         inputs = [*tensors_in([args, [*kwargs.values()]])]
-        devices = {gpu.device_of(x) for x in inputs} or {gpu.born}
+        devices = {gpu.device_of(x) for x in inputs} or {CPU}
         if (torch.Tag.pointwise in f.tags or "_foreach" in name) and len(devices) == 2:
             # A GPU tensor may be combined with a single number on the CPU.
             devices = {gpu.device_of(x) for x in inputs if x.ndim} or devices
@@ -154,7 +153,7 @@ class Names(TorchFunctionMode):
         self.gpu = gpu
 
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        gpu, kwargs, name = self.gpu, dict(kwargs or {}), getattr(f, "__name__", "")
+        gpu, kwargs, name = self.gpu, kwargs or {}, getattr(f, "__name__", "")
         if name == "__get__":
             return self.get(f, *args)
         if name == "pin_memory":
@@ -170,9 +169,7 @@ class Names(TorchFunctionMode):
         if generator is not None and gpu.named(generator.claimed) != (drawn != CPU):
             raise Refused(f"{name} on {drawn} with a generator on {generator.claimed}")
         if gpu.named(device):
-            kwargs["device"] = CPU
-            with mock.patch.object(gpu, "born", gpu.device):
-                return gpu.mark(f(*args, **kwargs))
+            return gpu.mark(f(*args, **kwargs | {"device": CPU}))
         return f(*args, **kwargs)
 
     def get(self, f, x, *others):
