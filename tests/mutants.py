@@ -462,10 +462,8 @@ MISTAKES |= {
         "w is rounded down": {"tl.ceil(tl.load(W))": "tl.load(W)"},
         "cut to a number that is too small": {", 1073741824.0)": ", 1e6)"},
         "lo is rounded up": {"first // BJ * BJ": "tl.cdiv(first, BJ) * BJ"},
-        "the end is one past": {"tl.minimum(S, i_last + 1)": "tl.minimum(S, i_last)"},
         "the last query of the last block is T - 1": {"tl.minimum(t0 + BI, T)": "(t0 + BI)"},
         "where nothing is seen, lo = hi": {"tl.where(first < end, end, lo)": "tl.maximum(end, lo)"},
-        "a block has BI queries": {"t0 = n * BI": "t0 = n * BJ"},
     },
     "forward_kernel": {
         "mask the store": {"X + at, x, mask=(rows < end)[:, None]": "X + at, x"},

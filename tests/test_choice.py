@@ -20,10 +20,8 @@ from support.choose import (
     CASES,
     NEARBY,
     WIDE,
-    difference,
     get_screen,
     revealing_inputs,
-    with_gradients,
 )
 from support.cli import UsageError, products_dtype
 from support.windowed import screen_windowed
@@ -305,20 +303,6 @@ def test_the_kernel_screens_on_a_gpu_until_an_equation_is_changed(monkeypatch, a
                         r"the largest value \(a changed equation\?\): " + IN_ITS_PLACE, line)
     with pytest.raises(UsageError, match="--kernel triton: .*screening_triton.screen differ"):
         get_screen(as_on_a_gpu(BF16), "triton")
-
-
-@needs_kernel
-@pytest.mark.parametrize("T, S, widths, dtype", [
-    (20, 40, WIDE, torch.float32), (20, 40, WIDE, BF16),
-    (64, 64, (1e-3,), torch.float32), (64, 64, (1e-3,), BF16)])
-def test_the_kernel_is_five_times_below_the_limit(T, S, widths, dtype):
-    """With every window and acceptance width; on a GPU with its cosine, off by 2^-20.5."""
-    inputs = revealing_inputs(T, S, NEARBY, widths, Config(5), DEVICE)
-    found = with_gradients(fused.screen, inputs, torch.float32, dtype)
-    error = difference(found, with_gradients(ms.screen, inputs))
-    limit = choose.LIMIT if dtype == torch.float32 else choose.LIMIT_16
-    print(f"{error:.2g} of {limit:g}")
-    assert error < 0.2 * limit * max(0.03 / min(widths), 1)
 
 
 @needs_kernel
