@@ -179,15 +179,6 @@ def test_a_layer_is_summarized():
 
 
 @needs_matplotlib
-def test_figures_of_two_checkpoints_in_one_folder_do_not_replace_each_other(call, checkpoints):
-    path = checkpoints["multiscreen"].with_name("mine.pt")
-    checkpoints["multiscreen"].rename(path)
-    call(tiles, "--ckpt", path, "--text", "screening", "--device", "cpu")
-    assert sorted(p.name for p in path.parent.glob("*.png")) == [
-        f"mine_tiles_{name}.png" for name in ("maps", "six", "windows")]
-
-
-@needs_matplotlib
 def test_an_infinite_window_is_drawn_at_the_edge():
     shown = [tiles.Tile(1, 1, 2.0, 0.5, 0.0), tiles.Tile(2, 1, INF, 0.25, 1.0)]
     _, _, ax, *_ = tiles.draw_windows(pyplot(), shown, 16.0, 100).axes
