@@ -438,7 +438,6 @@ CORRECT |= {
 
 # --------------------------------------------------------------------------- part 4, the kernels
 
-SIGHT = "keys_in_sight(W, i0 + t0, i0 + tl.minimum(t0 + BI, T) - 1, S, BJ)"
 STORE = "    store_rows(OUT, h, t0"
 LOOP = "for j0 in range(lo, hi, BJ):\n"
 
