@@ -34,7 +34,7 @@ import numpy as np
 
 from experiments.common import mean_and_std, pyplot, save_figure
 from experiments.runs import FACTS, keep_runs, read_runs
-from experiments.style import WIDTH, count_of, legend_below, look, plot_with_band
+from experiments.style import WIDTH, count_of, legend_below, look, millions_axis, plot_with_band
 from support.cli import Parser, UsageError, cli, own_folder
 from support.source import differences
 from support.table import cell_text, print_table
@@ -42,7 +42,8 @@ from support.table import cell_text, print_table
 # Lines of a run's flags.txt that are no difference between groups, or are shown otherwise.
 NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
              "corpus", "named_by")
-COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS)
+SHOWN = FACTS[2:]                                      # not the best loss: a note says it
+COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *SHOWN)
 
 
 def make_groups(runs, by=None):
@@ -63,7 +64,7 @@ def make_groups(runs, by=None):
 def common_step(runs):
     """The step after which most of the runs were evaluated, of several the last."""
     counts = Counter(step for run in runs for step in run.losses
-                     if run.end != "diverged" and not why_not(runs[0], run))
+                     if not why_not(runs[0], run))
     return max(counts, key=lambda step: (counts[step], step), default=None)
 
 
@@ -103,7 +104,7 @@ def changes_of(runs, first, step, by):
     if runs[0].label == first[0].label or why_not(first[0], runs[0]):
         return []
     ours, theirs = ({(run.seed, run.flags.get(by)): run.losses[step] for run in some
-                     if run.end != "diverged" and step in run.losses} for some in (runs, first))
+                     if step in run.losses} for some in (runs, first))
     return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
 
 
@@ -123,7 +124,7 @@ def row_of(label, runs, changes, step):
            "val_loss": loss, "std": std, "change": change, "change_std": change_std}
     if changes:
         row["change"] = f"{change:+.4f}"
-    for name in FACTS:
+    for name in SHOWN:
         row[name], _ = mean_and_std([run.facts[name] for run in runs])
     if not math.isnan(row["tokens_per_s"]):
         row["tokens_per_s"] = round(row["tokens_per_s"])
@@ -194,18 +195,17 @@ def draw_curves(plt, groups, window, path):
     axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
     axes[1].set(xlabel=f"optimizer step; long curves are means of {window} rows of the log",
                 ylabel="gradient norm before clipping", yscale="log")
-    legend_below(fig, axes[0])
+    legend_below(fig)
     save_figure(fig, path)
 
 
-def draw_by(plt, groups, flag, step, path):
-    """The loss after `step` against a flag, a curve a group; diverged runs are hollow on top."""
+def draw_by(plt, groups, flag, path):
+    """Losses against a flag, a curve a group; diverged runs are hollow on top.
+
+    groups: {label: {value of the flag: a loss for each seed}}
+    """
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
-    runs = [run for group in groups.values() for run in group]
-    for n, (label, group) in enumerate(groups.items()):
-        found = {}
-        for run in group:
-            found.setdefault(float(run.flags[flag]), []).append(run.loss_at(step))
+    for n, (label, found) in enumerate(groups.items()):
         means, stds = zip(*map(mean_and_std, found.values()))
         seeds = count_of(max(map(len, found.values())), "seed")
         ax.errorbar([*found], means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
@@ -213,16 +213,20 @@ def draw_by(plt, groups, flag, step, path):
         bad = [x for x, losses in found.items() if any(map(math.isnan, losses))]
         ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
                 mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
-    if any(run.end == "diverged" for run in runs):
+        if bad:
+            ax.set_title(" ", fontsize=15 + 8 * n)                 # room for them
+    if ax.get_title():
         ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
                 label="hollow, on top: a diverged seed, not in the mean")
-        ax.set_title(" ", fontsize=7 + 8 * len(groups))            # room for them
-    values = [float(run.flags[flag]) for run in runs]
-    if 0 < 5 * min(values) < max(values):
+    values = [x for found in groups.values() for x in found]
+    if flag == "parameters":
+        millions_axis(plt, ax)
+    elif 0 < 5 * min(values) < max(values):
         ax.set_xscale("log", base=2)
-    name = "learning rate" if flag == "lr" else flag.replace("_", " ")
-    ax.set(xlabel=name, ylabel="validation loss (nats per token)")
-    legend_below(fig, ax)
+    names = {"lr": "learning rate", "parameters": "parameters (millions)"}
+    ax.set(xlabel=names.get(flag, flag.replace("_", " ")),
+           ylabel="validation loss (nats per token)")
+    legend_below(fig)
     save_figure(fig, path)
 
 
@@ -283,7 +287,11 @@ def main():
     has_curves = all(run.curves for group in groups.values() for run in group)
     if (by or has_curves or len(rows) > 1) and (plt := pyplot()):
         if by:
-            draw_by(plt, groups, by, step, path)
+            losses = {}
+            for run in (run for group in groups.values() for run in group):
+                of_group = losses.setdefault(run.label, {})
+                of_group.setdefault(float(run.flags[by]), []).append(run.loss_at(step))
+            draw_by(plt, losses, by, path)
         elif has_curves:
             draw_curves(plt, groups, args.window, path)
         else:

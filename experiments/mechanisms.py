@@ -206,19 +206,8 @@ def draw_results(plt, lines, columns, path):
         if any(line.setting == setting for line in lines):
             label = SETTINGS[setting] + " (small: one seed)" * (not setting)
             axes[0, 0].plot([], [], ls="", ms=7, label=label, **look)
-    legend_below(fig, axes[0, 0], 3)
+    legend_below(fig, 3)
     save_figure(fig, path)
-
-
-def compare(words, out):
-    """Print and draw what runs have measured, and keep it as a TSV."""
-    rows = gather(words)
-    lines = get_lines(rows)
-    columns = columns_of(lines)
-    keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))
-    print_results(lines, columns)
-    if columns and (plt := pyplot()):
-        draw_results(plt, lines, columns, out)
 
 
 def main():
@@ -232,10 +221,16 @@ def main():
     args = p.parse_args()
     if args.runs and args.names:
         raise UsageError("--names is for the figure of weights: leave it out, or the runs")
-    if args.runs:
-        compare(args.runs, args.out or Path("out/mechanisms.png"))
-    else:
-        show_weights(args.names or [*TITLES], args.out or Path("out/mechanism_weights.png"))
+    if not args.runs:
+        return show_weights(args.names or [*TITLES], args.out or Path("out/mechanism_weights.png"))
+
+    rows, out = gather(args.runs), args.out or Path("out/mechanisms.png")
+    lines = get_lines(rows)
+    columns = columns_of(lines)
+    keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))
+    print_results(lines, columns)
+    if columns and (plt := pyplot()):
+        draw_results(plt, lines, columns, out)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from experiments.common import add_tables, get_figure, group_rows, pyplot, save_figure
-from experiments.style import WIDTH, count_of, look, plain_axis, plot_with_band
+from experiments.style import WIDTH, count_of, legend_below, look, plain_axis, plot_with_band
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, at_most_3, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
@@ -212,7 +212,6 @@ def draw_curves(plt, curves, path):
     for ax in axes.flat[len(panels):]:
         ax.axis("off")
 
-    handles = {}
     for ax, (label, shown) in zip(axes.flat, panels.items()):
         for curve in shown:
             name, n = curve.label + curve.setting, 1 + settings.index(curve.setting)
@@ -228,11 +227,10 @@ def draw_curves(plt, curves, path):
         ax.set_xscale("log", base=2)
         ax.set(yscale="log", title=label if len(panels) > 1 else "")
         plain_axis(plt, ax.yaxis, (1, 2, 3, 4, 5, 7))
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
     for ax in axes[-1]:
         ax.set_xlabel("position (tokens of context)")
     fig.supylabel("perplexity per token", fontsize=10)
-    fig.legend(handles.values(), handles, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(fig)
     save_figure(fig, path)
 
 

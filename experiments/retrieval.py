@@ -154,7 +154,7 @@ def draw_by_length(plt, panels, path):
     lengths = sorted({length for panel in panels for length, _ in panel.cells})
     ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
     ax.minorticks_off()
-    legend_below(fig, ax, 2)
+    legend_below(fig)
     save_figure(fig, path)
 
 

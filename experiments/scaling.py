@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from baselines import build
-from experiments.common import mean_and_std, percent, pyplot, save_figure
+from experiments.common import mean_and_std, percent, pyplot
+from experiments.compare import draw_by
 from experiments.runs import keep_runs, read_runs
-from experiments.style import WIDTH, legend_below, look, millions_axis
 from support.cli import Parser, UsageError, cli, own_folder
 from support.table import print_table
 
@@ -126,20 +126,6 @@ def equal_losses(models):
     return rows
 
 
-def draw_scaling(plt, models, path):
-    """Loss against parameters, a curve a family with its deviations."""
-    fig, ax = plt.subplots(figsize=(WIDTH, 4.5), layout="constrained")
-    for n, (family, found) in enumerate(models.items()):
-        if found:
-            stds = [mean_and_std(model.losses.values())[1] for model in found]
-            ax.errorbar([model.parameters for model in found], [model.loss() for model in found],
-                        np.nan_to_num(stds), capsize=4, ms=7, label=family.capitalize(), **look(n))
-    ax.set(xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
-    millions_axis(plt, ax)
-    legend_below(fig, ax)
-    save_figure(fig, path)
-
-
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN",
@@ -154,7 +140,9 @@ def main():
                 f"Sizes at an equal loss (nats per token, after {runs[0].flags['steps']} steps), "
                 "one measured, at its best rate, and one interpolated")
     if plt := pyplot():
-        draw_scaling(plt, models, args.out / "scaling.png")
+        losses = {family.capitalize(): {model.parameters: model.losses.values() for model in found}
+                  for family, found in models.items() if found}
+        draw_by(plt, losses, "parameters", args.out / "scaling.png")
 
 
 if __name__ == "__main__":

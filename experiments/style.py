@@ -30,10 +30,12 @@ def plot_with_band(ax, x, mean, std, **options):
                         alpha=0.25, lw=0)
 
 
-def legend_below(fig, ax, ncols=2):
-    """The legend of `ax` under the figure, where it hides nothing. Needs layout="constrained"."""
-    handles, labels = ax.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
+def legend_below(fig, ncols=2):
+    """One legend for all axes, under a figure of layout "constrained", where it hides nothing."""
+    handles = {}
+    for ax in fig.axes:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
+    fig.legend(handles.values(), handles, loc="outside lower center", ncols=ncols, frameon=False)
 
 
 def millions_axis(plt, ax):

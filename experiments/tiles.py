@@ -125,7 +125,7 @@ def draw_windows(plt, tiles, w_th, T_train):
     right.set(xlabel="tiles")
     for axis in (top.yaxis, right.xaxis):
         axis.set_major_locator(plt.MaxNLocator(3, integer=True))
-    legend_below(fig, ax)
+    legend_below(fig)
     fig.colorbar(points, ax=axes, label="layer", ticks=range(1, n_layers + 1, -(-n_layers // 8)))
     return fig
 

@@ -156,7 +156,7 @@ def draw_weights(plt, names, path):
     fig.suptitle("One key matches the query with score s = 6; all others are random, 0 ± 1.5.\n"
                  "match: its weight among 64 keys → among 1,024. no match: the sum of all weights "
                  "if none matches.\nGates, slopes, windows and r are untrained.", fontsize=10)
-    legend_below(fig, axes[0, 0], 2)
+    legend_below(fig)
     save_figure(fig, path)
 
 

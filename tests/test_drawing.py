@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from experiments import common, runs, scaling
+from experiments import common, compare, runs, scaling
 from experiments.scaling import Model
 from experiments.style import plain_axis
 from support.cli import UsageError
@@ -95,12 +95,12 @@ def test_sizes_are_taken_between_measured_neighbours_and_nowhere_else():
 @needs_matplotlib
 def test_losses_by_size(run, call, monkeypatch):
     found = []
-    monkeypatch.setattr(scaling, "save_figure", lambda fig, path: found.append(fig))
+    monkeypatch.setattr(compare, "save_figure", lambda fig, path: found.append(fig))
     call(scaling, run("a", 4.0), run("b", 3.5, psi="1", parameters="486"),
          run("c", 3.9, **TRANSFORMER), "--out", "o")
     ax, = found[0].axes
     assert [text.get_text() for text in found[0].legends[0].get_texts()] == [
-        "Multiscreen", "Transformer"]
+        "Multiscreen, 1 seed", "Transformer, 1 seed"]
     assert ax.lines[0].get_xdata().tolist() == [486, 4626]
 
 
