@@ -12,13 +12,13 @@ flag, such as lr or parameters. A run named twice counts once.
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have, or most of them. change: the difference from the first group,
 averaged over the seeds that both have, because runs with the same seed see the same data in the
-same order. One of less than twice its deviation decides nothing: train more seeds. alive: the share
-of pairs in the windows with relevance above 0. w_max: the largest window. Both are measured at the
-end of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of the
---window rows before. grad: the median gradient norm of the second half. Compare tokens per second
-only if each run had a machine to itself. A run has diverged if train.py stopped it, or if its mean
-training loss over the last eighth of the log is more than half a nat above the mean over another
-eighth, or above the first loss.
+same order. With three pairs or more, a line under the table says what it decides: nothing, unless
+it is above twice its deviation. alive: the share of pairs in the windows with relevance above 0.
+w_max: the largest window. Both are measured at the end of a run. spikes: rows of the log with a
+loss more than 5 deviations above the mean of the --window rows before. grad: the median gradient
+norm of the second half. Compare tokens per second only if each run had a machine to itself. A run
+has diverged if train.py stopped it, or if its mean training loss over the last eighth of the log is
+more than half a nat above the mean over another eighth, or above the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
@@ -39,11 +39,11 @@ from support.cli import Parser, UsageError, cli, own_folder
 from support.source import differences
 from support.table import cell_text, print_table
 
-# Lines of a run's flags.txt that are no difference between groups, or are shown otherwise.
+# Lines of a run's flags.txt, or of an old table, that are no difference between groups, or are
+# shown otherwise.
 NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
              "corpus", "named_by")
-SHOWN = FACTS[2:]                                      # not the best loss: a note says it
-COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *SHOWN)
+COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS)
 
 
 def make_groups(runs, by=None):
@@ -64,7 +64,7 @@ def make_groups(runs, by=None):
 def common_step(runs):
     """The step after which most of the runs were evaluated, of several the last."""
     counts = Counter(step for run in runs for step in run.losses
-                     if not why_not(runs[0], run))
+                     if run.end != "diverged" and not why_not(runs[0], run))
     return max(counts, key=lambda step: (counts[step], step), default=None)
 
 
@@ -91,7 +91,8 @@ def rows_of(groups, step, by=None):
         changes = changes_of(runs, first, step, by)
         rows.append(row_of(label, runs, changes, step))
         notes += [f"{label}{note}" for note in notes_on(runs, changes, first[0], step)]
-        notes += [f"{label} {verdict(changes)}"] * (len(changes) > 1 and not by)
+        if not by and len(changes) == len(runs) > 2:
+            notes.append(f"{label} {verdict(changes)}")
         single += [label] * (len(changes) == 1)
     if single:
         notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
@@ -104,16 +105,17 @@ def changes_of(runs, first, step, by):
     if runs[0].label == first[0].label or why_not(first[0], runs[0]):
         return []
     ours, theirs = ({(run.seed, run.flags.get(by)): run.losses[step] for run in some
-                     if step in run.losses} for some in (runs, first))
+                     if run.end != "diverged" and step in run.losses} for some in (runs, first))
     return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
 
 
 def verdict(changes):
-    """What two changes or more say: one below twice its deviation decides nothing."""
+    """What three changes or more say together."""
     change, std = mean_and_std(changes)
-    if abs(change) < 2 * std:
-        return "decides nothing: its change is below twice its deviation"
-    return f"is {'better' if change < 0 else 'worse'}: its change is at least twice its deviation"
+    if abs(change) > 2 * std:
+        word = "better" if change < 0 else "worse"
+        return f"is {word}: its change is more than twice its deviation"
+    return "decides nothing: its change is not above twice its deviation"
 
 
 def row_of(label, runs, changes, step):
@@ -124,7 +126,7 @@ def row_of(label, runs, changes, step):
            "val_loss": loss, "std": std, "change": change, "change_std": change_std}
     if changes:
         row["change"] = f"{change:+.4f}"
-    for name in SHOWN:
+    for name in FACTS:
         row[name], _ = mean_and_std([run.facts[name] for run in runs])
     if not math.isnan(row["tokens_per_s"]):
         row["tokens_per_s"] = round(row["tokens_per_s"])
@@ -202,23 +204,23 @@ def draw_curves(plt, groups, window, path):
 def draw_by(plt, groups, flag, path):
     """Losses against a flag, a curve a group; diverged runs are hollow on top.
 
-    groups: {label: {value of the flag: a loss for each seed}}
+    groups: {label: [(value of the flag, a loss for each seed)]}
     """
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
-    for n, (label, found) in enumerate(groups.items()):
-        means, stds = zip(*map(mean_and_std, found.values()))
-        seeds = count_of(max(map(len, found.values())), "seed")
-        ax.errorbar([*found], means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
-                    label=f"{label}, {seeds}", **look(n))
-        bad = [x for x, losses in found.items() if any(map(math.isnan, losses))]
+    for n, (label, points) in enumerate(groups.items()):
+        values, losses = zip(*points)
+        means, stds = zip(*map(mean_and_std, losses))
+        ax.errorbar(values, means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
+                    label=f"{label}, {count_of(max(map(len, losses)), 'seed')}", **look(n))
+        bad = [x for x, of_seeds in points if any(map(math.isnan, of_seeds))]
         ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
                 mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
         if bad:
             ax.set_title(" ", fontsize=15 + 8 * n)                 # room for them
     if ax.get_title():
         ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
-                label="hollow, on top: a diverged seed, not in the mean")
-    values = [x for found in groups.values() for x in found]
+                label="hollow, on top: a seed without a loss, diverged or not finished")
+    values = [x for points in groups.values() for x, _ in points]
     if flag == "parameters":
         millions_axis(plt, ax)
     elif 0 < 5 * min(values) < max(values):
@@ -287,11 +289,13 @@ def main():
     has_curves = all(run.curves for group in groups.values() for run in group)
     if (by or has_curves or len(rows) > 1) and (plt := pyplot()):
         if by:
-            losses = {}
-            for run in (run for group in groups.values() for run in group):
-                of_group = losses.setdefault(run.label, {})
-                of_group.setdefault(float(run.flags[by]), []).append(run.loss_at(step))
-            draw_by(plt, losses, by, path)
+            points = {}
+            for label, group in groups.items():
+                losses = {}
+                for run in group:
+                    losses.setdefault(float(run.flags[by]), []).append(run.loss_at(step))
+                points[label] = [*losses.items()]
+            draw_by(plt, points, by, path)
         elif has_curves:
             draw_curves(plt, groups, args.window, path)
         else:

@@ -224,7 +224,8 @@ def main():
     if not args.runs:
         return show_weights(args.names or [*TITLES], args.out or Path("out/mechanism_weights.png"))
 
-    rows, out = gather(args.runs), args.out or Path("out/mechanisms.png")
+    out = args.out or Path("out/mechanisms.png")
+    rows = gather(args.runs)
     lines = get_lines(rows)
     columns = columns_of(lines)
     keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))

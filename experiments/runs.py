@@ -13,14 +13,14 @@ import numpy as np
 from support.cli import UsageError
 from support.table import keep_rows, named_paths, read_rows
 
-# best: the lowest validation loss; best_step: when.
-FACTS = ("best", "best_step", "tokens_per_s", "alive", "w_max", "spikes", "grad")
-MEASURED = ("end", "step", "val_loss", *FACTS)
+BEST = ("best", "best_step")                           # the lowest validation loss, and when
+FACTS = ("tokens_per_s", "alive", "w_max", "spikes", "grad")
+MEASURED = ("end", "step", "val_loss", *BEST, *FACTS)
 
 
 @dataclass(eq=False)
 class Run:
-    """flags: text by name; losses: {step: validation loss}, none if it diverged; facts: by FACTS.
+    """flags: text by name; losses: {step: validation loss}; facts: {name of BEST, FACTS: x}.
 
     end: "", "diverged", or where a run is that has not made all its steps. curves: {column of the
     log: (steps, values)}, or None; source: {path: text}. A row of a table has neither.
@@ -39,8 +39,9 @@ class Run:
 
     def loss_at(self, step=None):
         """The validation loss after so many steps; without such an evaluation the last one."""
-        last = self.losses.get(max(self.losses, default=None), math.nan)
-        return self.losses.get(step, last)
+        if self.end == "diverged" or not self.losses:
+            return math.nan
+        return self.losses.get(step, self.losses[max(self.losses)])
 
 
 def read_runs(words, window=10):
@@ -76,15 +77,15 @@ def read_run(path, label="", window=10):
     at = int(last.get("step", 0))
     end = "" if int(flags["steps"]) in losses else f"at step {at} of at most {flags['steps']}"
     loss = curves["loss"][1]
+    finite = all(map(math.isfinite, losses.values()))
+    if (folder / "diverged.txt").exists() or rose(loss) or not finite:
+        end = "diverged"
     best = min(losses, key=losses.get, default=math.nan)
     steps, norms = curves["grad_norm"]
     facts = {"best": losses.get(best, math.nan), "best_step": best,
              "tokens_per_s": median(curves["tokens_per_s"][1]),
              "alive": last.get("alive", math.nan), "w_max": last.get("w_max", math.nan),
              "spikes": count_spikes(loss, window), "grad": median(norms[steps > at / 2])}
-    finite = all(map(math.isfinite, losses.values()))
-    if (folder / "diverged.txt").exists() or rose(loss) or not finite:
-        end, losses = "diverged", {}
     source = {file.relative_to(folder / "source").as_posix(): file.read_text(encoding="utf-8")
               for file in sorted((folder / "source").rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
@@ -119,8 +120,8 @@ def read_table(path, label=""):
         raise UsageError(f"{path} is not a table of runs")
     return [Run(label or row["run"],
                 {name: x for name, x in row.items() if name not in ("run", *MEASURED)},
-                {} if row["end"] == "diverged" else {int(row["step"]): float(row["val_loss"])},
-                {name: float(row[name] or "nan") for name in FACTS},
+                {int(row["step"]): float(row["val_loss"])},
+                {name: float(row[name] or "nan") for name in BEST + FACTS},
                 row["end"]) for row in rows]
 
 

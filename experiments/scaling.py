@@ -140,9 +140,10 @@ def main():
                 f"Sizes at an equal loss (nats per token, after {runs[0].flags['steps']} steps), "
                 "one measured, at its best rate, and one interpolated")
     if plt := pyplot():
-        losses = {family.capitalize(): {model.parameters: model.losses.values() for model in found}
+        points = {family.capitalize(): [(model.parameters, [*model.losses.values()])
+                                        for model in found]
                   for family, found in models.items() if found}
-        draw_by(plt, losses, "parameters", args.out / "scaling.png")
+        draw_by(plt, points, "parameters", args.out / "scaling.png")
 
 
 if __name__ == "__main__":

@@ -28,16 +28,17 @@ one_seed() {
         "$@" --seed $seed --out $needles || return
     for swe in "" --swe; do python abcdigits.py $swe --ckpt $needles/ckpt.pt; done
 }
-# After Ctrl-C awk stays until the last checkpoint is saved.
+# The seed before each line. After Ctrl-C the loop stays until the last checkpoint is saved.
 labelled() {
     set -o pipefail
-    one_seed "$@" 2>&1 | (trap '' INT; awk -v n="seed $1: " '{ print n $0; fflush() }')
+    one_seed "$@" 2>&1 | (trap '' INT; while IFS= read -r line; do echo "seed $1: $line"; done)
 }
 export -f one_seed labelled
 printf '%s\n' ${SEEDS:-0 1 2} | xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
     echo "not finished: mend the error above, if any, and rerun; after an edit take another name" >&2
     exit 1
 }
-echo "compare it: python -m experiments.compare out/idea/original-* out/idea/*"
-[ "$name" = original ] ||
-    echo "No learning rate was tuned for $name. Try --lr 0.03125 and --lr 0.125 under other names."
+[ "$name" = original ] && exit
+echo "compare it: python -m experiments.compare out/idea/original-* out/idea/$name-*"
+echo "No learning rate was tuned for $name. Before you believe that it is worse, try --lr 0.03125 and"
+echo "--lr 0.125 under other names."

@@ -74,14 +74,18 @@ def test_runs_are_compared_by_seed(run, said):
 
 
 @pytest.mark.parametrize("losses, words", [
-    ((3.4, 3.4), "decides nothing: its change is below twice its deviation"),
-    ((3.3, 3.4), "is better: its change is at least twice its deviation"),
-    ((3.7, 3.8), "is worse: its change is at least twice its deviation")])
-def test_a_change_is_judged_by_its_deviation(run, said, losses, words):
-    """a: 3.5, 3.7."""
-    runs = [run(f"a-{n}", {20: x}, seed=n) for n, x in enumerate((3.5, 3.7))]
-    runs += [run(f"b-{n}", {20: x}, seed=n) for n, x in enumerate(losses)]
-    assert [line for line in said(*runs) if "deviation" in line] == [f"b {words}"]
+    ((3.4, 3.6, 3.9), "decides nothing: its change is not above twice its deviation"),
+    ((3.5, 3.7, 3.9), "decides nothing: its change is not above twice its deviation"),
+    ((3.3, 3.4, 3.6), "is better: its change is more than twice its deviation"),
+    ((3.7, 3.8, 4.0), "is worse: its change is more than twice its deviation"),
+    ((3.3, 3.4), None), ((3.3, 3.4, None), None)])
+def test_a_change_of_three_seeds_or_more_is_judged_by_its_deviation(run, said, losses, words):
+    """a: 3.5, 3.7, 3.9. A seed that diverged is no loss, and spoils the verdict."""
+    runs = [run(f"a-{n}", {20: x}, seed=n) for n, x in enumerate((3.5, 3.7, 3.9))]
+    runs += [run(f"b-{n}", {20: x or 3.0}, seed=n) for n, x in enumerate(losses)]
+    if None in losses:
+        (runs[-1] / "diverged.txt").write_text("loss is nan")
+    assert [line for line in said(*runs) if "deviation" in line] == [f"b {words}"] * bool(words)
 
 
 def test_a_seed_that_diverged_is_left_out_of_the_mean_and_named(run, said):
@@ -317,18 +321,22 @@ def test_figures(run, said, tmp_path, monkeypatch):
 def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/idea.sh").write_text((ROOT / "runs/idea.sh").read_text())
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$*" >>"$CALLS"\n')
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$*" | tee -a "$CALLS"\n')
     (tmp_path / "python").chmod(0o755)
     calls = tmp_path / "calls"
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
     words = ["bash", "runs/idea.sh", "mine", "--lr", "0.5"]
-    short = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True)
+    short = subprocess.run(words, cwd=tmp_path, env=env | {"SEEDS": "3 4"}, capture_output=True,
+                           text=True)
     assert short.returncode == 0
+    said = [line for line in short.stdout.splitlines() if " train.py " in line]
+    assert sorted(line[:8] for line in said) == ["seed 3: ", "seed 4: "]
+    assert all(f"--seed {line[5]} --out out/idea/mine-{line[5]}" in line for line in said)
     calls.unlink()
     out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
                          text=True)
     assert out.returncode == 0, out.stderr
-    command = "python -m experiments.compare out/idea/original-* out/idea/*"
+    command = "python -m experiments.compare out/idea/original-* out/idea/mine-*"
     assert f"compare it: {command}\n" in out.stdout
     assert "No learning rate was tuned for mine" in out.stdout
     lines = calls.read_text().splitlines()

@@ -97,11 +97,13 @@ def test_losses_by_size(run, call, monkeypatch):
     found = []
     monkeypatch.setattr(compare, "save_figure", lambda fig, path: found.append(fig))
     call(scaling, run("a", 4.0), run("b", 3.5, psi="1", parameters="486"),
-         run("c", 3.9, **TRANSFORMER), "--out", "o")
+         run("c", 3.9, **TRANSFORMER),
+         run("d", 3.8, **TRANSFORMER | {"model": f"{TRANSFORMER['model']}:nope"}), "--out", "o")
     ax, = found[0].axes
     assert [text.get_text() for text in found[0].legends[0].get_texts()] == [
         "Multiscreen, 1 seed", "Transformer, 1 seed"]
-    assert ax.lines[0].get_xdata().tolist() == [486, 4626]
+    points = [curve.lines[0].get_xydata().tolist() for curve in ax.containers]
+    assert points == [[[486, 3.5], [4626, 4.0]], [[2848, 3.9], [2848, 3.8]]]
 
 
 @needs_matplotlib
