@@ -18,7 +18,7 @@ OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each printed 
 what the run is; and source/, the code that ran. source_until_STEP/ is the code before an edit. A
 run that diverged leaves diverged.txt. The empty file lock keeps a second run out while one trains.
 
-To read this file begin with `train`, near its end; what it calls stands above, in the same order.
+To read this file begin with `train`, near its end. What it calls stands above.
 """
 import math
 import platform
@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 
 import baselines
-from support import distributed as dist  # without torchrun it does nothing
+from support import distributed as dist  # one process or many
 from support.checkpoint import (
     build_model,
     has_windows,
@@ -142,7 +142,7 @@ def get_args(argv=None):
         raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
-    # What argv leaves out: argparse gives defaults only to a flag that is not there.
+    # Parsed twice: the first names the checkpoint, whose flags are the defaults of the second.
     path, kept = args.init, FIXED
     if args.resume:
         path, kept = Path(args.out) / "ckpt.pt", {*vars(args)} - {*FREE}
@@ -229,7 +229,7 @@ def describe(model):
 # -------------------------------------------------------------------------- a run's folder
 
 def resumable(out, args, state):
-    """(this run as its checkpoint, or None for a new run; words that note what has changed since).
+    """(this run as its checkpoint, or None for a new run; what has changed since, for flags.txt).
 
     state: what this command would save. If --out holds anything else, this prints what differs and
     raises UsageError, but with --resume the run goes on.
@@ -241,27 +241,29 @@ def resumable(out, args, state):
         return None, []
 
     # A run that was killed before its first checkpoint is a new run.
-    ckpt, noted = None, []
+    ckpt, changes = None, []
     if (out / "ckpt.pt").exists():
         ckpt = read_checkpoint(out / "ckpt.pt")
-        lines, noted = what_differs(ckpt, state)
+        lines, changes = what_differs(ckpt, state)
         if lines:
             print(f"{out} at step {ckpt['step']}, before | now:", *lines, sep="\n")
         if lines and not args.resume:
             raise UsageError(f"{out} holds another run: --resume continues it with these changes, "
                              "--force overwrites it, another --out starts a new run")
 
-    # For this very command, that it diverged is a result: runs/lib.sh knows it by the exit code.
+    # Exit code 3: the scripts of runs/ take it for a result, if this very command has diverged.
     if (out / "diverged.txt").exists() and not args.resume:
         said = (out / "diverged.txt").read_text("utf-8").strip()
-        same = (out / "flags.txt").read_text("utf-8").startswith(what_is_trained(state))
         raise UsageError(f"{out}: {said}; --force overwrites it, another --out starts a new run",
-                         3 if same else 1)
-    return ckpt, noted
+                         3 if is_of(out, state) else 1)
+    return ckpt, changes
 
 
 def what_differs(old, new):
-    """Two checkpoints: (lines that show what differs, words that note it in flags.txt)."""
+    """What differs between two checkpoints: (lines for the screen, words for flags.txt).
+
+    The words leave out how far and how often, and name files, not their lines.
+    """
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(now)}"
              for name, now in new["args"].items()
              if name not in FREE and old["args"].get(name) != now}
@@ -271,17 +273,25 @@ def what_differs(old, new):
     if None in (old["equations"], new["equations"]):
         others.append(REPLACED)
     lines = [f"  {line}" for line in [*flags.values(), *others]]
-    noted = [line for name, line in flags.items() if name not in LENGTH] + others
+    words = [line for name, line in flags.items() if name not in LENGTH] + others
     return (lines + differences(old["source"], new["source"]),
-            noted + edited_files(old["source"], new["source"]))
+            words + edited_files(old["source"], new["source"]))
+
+
+def is_of(out, state):
+    """Whether flags.txt and source/ of a run's folder are those of this very command."""
+    known = (out / "flags.txt").read_text("utf-8").splitlines()
+    source = {path.relative_to(out / "source").as_posix(): path.read_text("utf-8")
+              for path in (out / "source").rglob("*.py")}
+    return {*what_is_trained(state)} <= {*known} and not edited_files(source, state["source"])
 
 
 def what_is_trained(state):
-    """The first lines of flags.txt: what is trained, on what, from which weights."""
+    """Lines of flags.txt: what is trained, on what, from which weights."""
     lines = {name: x for name, x in state["args"].items() if name not in FREE}
     lines |= {"corpus": hash_of(state["files"])}
     lines |= {name: state[name] for name in ("equations", "parameters", "init_weights")}
-    return "".join(f"{name}\t{shown(x)}\n" for name, x in lines.items())
+    return [f"{name}\t{shown(x)}" for name, x in lines.items()]
 
 
 def write_folder(out, state, ckpt):
@@ -289,8 +299,9 @@ def write_folder(out, state, ckpt):
 
     A new run deletes an old one; what ran before an edit stays in source_until_STEP/.
     """
-    history = f"changes\t{'; '.join(state['changes'])}\nversions\t{state['versions']}\n"
-    files = {"flags.txt": what_is_trained(state) + history, "log.tsv": state["log"]}
+    lines = [*what_is_trained(state), f"changes\t{shown('; '.join(state['changes']))}",
+             f"versions\t{state['versions']}"]
+    files = {"flags.txt": "\n".join(lines) + "\n", "log.tsv": state["log"]}
     files |= {f"source/{name}": text for name, text in state["source"].items()}
     if ckpt and ckpt["source"] != state["source"]:
         files |= {f"source_until_{state['step']}/{name}": text
@@ -314,16 +325,20 @@ def save(out, args, state, model, optimizer, data):
     if dist.rank() == 0:
         with replacing(out / "ckpt.pt") as file:
             torch.save(state | {"weights": weights, "optimizer": moments}, file)
-    dist.wait()                                        # torchrun ends all when one ends
+    # Until process 0 has written: when one process ends torchrun ends all.
+    dist.wait()
     end = ", the end: it has learned the task" * data.learned
     print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
 
 
 def log(out, args, state, step, row, left=""):
-    """Print a line, and add a row to the log. row: numbers by column; left: the time."""
+    """Print a line, and add a row to the log: of a step, or of an evaluation.
+
+    row: numbers by column; left: the time.
+    """
     at = f"{step:>6}/{args.steps:<6}"
     if "loss" in row:
-        windows = " " * 23
+        windows = " " * 23                             # three columns, for a model without
         if "w_min" in row:
             windows = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
         print(f"{at} {row['loss']:8.4f} {row['lr']:8.2g} {row['grad_norm']:8.4f} {windows} "
@@ -369,7 +384,8 @@ def train_step(model, data, args, drawn):
         losses.append(loss.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
 
-    # One transfer for all numbers, since each makes the CPU wait for the GPU.
+    # One transfer for all numbers, since each makes the CPU wait for the GPU. Then the mean over
+    # the processes.
     *losses, norm = torch.stack((*losses, dist.full(norm))).tolist()
     loss, = dist.total(sum(losses) / dist.world())
     return loss, norm
@@ -404,9 +420,10 @@ def train(out, args):
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
     parameters, non_embedding = baselines.count_parameters(model)
 
-    # Where the run stands: `state` is the checkpoint, but for what `save` adds.
+    # Where the run stands: `state` is the checkpoint, but for what `save` adds. It has the log, for
+    # after a kill the rows beyond the checkpoint are made again.
     initial = read_checkpoint(args.init) if args.init and not args.resume else None
-    equations = code_hash(model)
+    equations = code_hash(model)                       # None for code replaced in a notebook
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": train_data.files, "equations": equations,
              "source": source_of(model, train_data), "parameters": parameters,
@@ -414,17 +431,18 @@ def train(out, args):
              "versions": f"python {platform.python_version()}, torch {torch.__version__}",
              "changes": [] if equations else [f"from step 0: {REPLACED}"],
              "step": 0, "drawn": 0, "log": "\t".join(COLUMNS) + "\n"}
-    ckpt, noted = resumable(out, args, state)
+    ckpt, changes = resumable(out, args, state)
     if ckpt and (ckpt["learned"] or ckpt["step"] >= args.steps):
         end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"
         print(f"{out} is already finished, at step {ckpt['step']}: {end}")
         return
     if ckpt:
         state |= {name: ckpt[name] for name in ("step", "drawn", "log", "init_weights", "changes")}
-        if noted:
-            state["changes"] = [*ckpt["changes"], f"from step {ckpt['step']}: {', '.join(noted)}"]
-    if ckpt or initial:
-        load_weights(model, (ckpt or initial)["weights"], out / "ckpt.pt" if ckpt else args.init)
+        if changes:
+            state["changes"] = [*ckpt["changes"], f"from step {ckpt['step']}: {', '.join(changes)}"]
+        load_weights(model, ckpt["weights"], out / "ckpt.pt")
+    elif initial:
+        load_weights(model, initial["weights"], args.init)
 
     # What screens, and what saves memory or time.
     if has_windows(model):
@@ -449,14 +467,14 @@ def train(out, args):
     # Go on from the checkpoint.
     if ckpt:
         load_moments(model, optimizer, ckpt["optimizer"], out / "ckpt.pt")
-        if ckpt["args"]["data"] == args.data:          # a task that was learned so far
+        if ckpt["args"]["data"] == args.data:          # another task begins at its beginning
             train_data.state = ckpt["data_state"]
         torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
     if dist.rank() == 0:
         write_folder(out, state, ckpt)
     if ckpt or initial:
         print(f"continuing at step {state['step']}" if ckpt else f"weights from {args.init}")
-    ckpt = initial = None                              # up to 12 bytes per parameter
+    ckpt = initial = None                              # the files need not stay in memory
 
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'at most' if is_stream(args.data) else 'left':>8}", flush=True)
@@ -486,7 +504,7 @@ def train(out, args):
                 row = evaluate(model, train_data, val_data, args, tokenizer)
                 require_finite(out, state, step, val_loss=row["val_loss"])
                 log(out, args, state, step, row)
-            stopping = dist.total(len(stop)) != [0]    # one of the processes was told to stop
+            stopping = any(dist.total(len(stop)))      # all stop when one was told to
             if last or stopping or step % args.save_every == 0:
                 state |= {"step": step, "drawn": drawn}
                 save(out, args, state, model, optimizer, train_data)

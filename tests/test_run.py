@@ -123,14 +123,18 @@ def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
     assert found.flags["data"] == on_one_line(name)
     assert found.flags["seq_len"] == "32"
 
-@pytest.mark.parametrize("flag, code", [([], 3), (["--lr", "0.01"], 1)])
-def test_a_diverged_run_is_a_result_of_its_own_flags_only_and_of_any_torch(tmp_path, flag, code):
+@pytest.mark.parametrize("flag, edit, code", [
+    ([], "", 3), ([], "# a comment", 3), (["--lr", "0.01"], "", 1), ([], "CLIP = 1.0", 1)])
+def test_a_diverged_run_is_a_result_of_its_own_flags_and_code_and_of_any_torch(tmp_path, flag, edit,
+                                                                               code):
     flags = ["--steps", "9", "--lr", "1e18", "--warmup", "1"]
     with pytest.raises(UsageError, match="diverged") as e:
         fit(tmp_path / "out", *flags)
     assert e.value.code == 3
     about = (tmp_path / "out/flags.txt").read_text()
     (tmp_path / "out/flags.txt").write_text(about.replace(torch.__version__, "2.8.0"))
+    with open(tmp_path / "out/source/train.py", "a") as file:
+        file.write(f"\n{edit}\n")
     with pytest.raises(UsageError, match="diverged.*--force overwrites it") as e:
         fit(tmp_path / "out", *flags, *flag)
     assert e.value.code == code
