@@ -338,6 +338,31 @@ def test_a_gpu_without_the_kernel_says_why(monkeypatch, reason, triton, hip, cap
     assert fused.available("cuda") == reason
 
 
+@pytest.mark.parametrize("T, once", [(180, True), (220, False)])
+def test_without_the_kernel_a_gpu_calls_the_definition_once_for_few_pairs(monkeypatch, as_on_a_gpu,
+                                                                          T, once):
+    """Backward keeps at most eight numbers per pair, so that all layers keep 4 GiB."""
+    monkeypatch.setattr(fused, "available", lambda device: "there is no CUDA GPU")
+    screen = get_screen(as_on_a_gpu())[0]
+    assert screen.keywords["at_once"] * 4 * 32 == 2**32
+    kept, calls = {}, []
+
+    def counted(*inputs):
+        calls.append(inputs)
+        return ms.screen(*inputs)
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    *x, _ = revealing_inputs(T, T, NEARBY, WIDE, Config(4), CPU)
+    x = [a.float().requires_grad_() for a in x]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        screen(*x, screen=counted, at_once=4 * 200**2)
+    assert (len(calls) == 1) == once
+    assert not once or sum(kept.values()) < 32 * 4 * T**2
+
+
 @pytest.mark.parametrize("flags, refused", [
     ({}, True), ({"recompute": True}, False), ({"T": 2**13}, False)])
 def test_relevances_that_exceed_the_memory_are_refused_in_training(monkeypatch, flags, refused):

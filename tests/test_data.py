@@ -1,4 +1,6 @@
 """Tests of support/data.py: which files are used for what, and the order of sequences."""
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,6 +123,13 @@ def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch):
         train.main([*SMALL, "--data", ".", *flags.split()])
         files = read_checkpoint(f"{flags.split()[1]}/ckpt.pt")["files"]
         assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
+
+
+def test_a_run_may_not_be_in_its_data(tmp_path):
+    write(tmp_path / "texts", {"a.txt": "a" * 5000})
+    with pytest.raises(UsageError, match="nothing to train on: .* those of runs"):
+        train.main([*SMALL, "--data", f"{tmp_path}/texts", "--out", f"{tmp_path}/texts"])
+    assert os.listdir(tmp_path / "texts") == ["a.txt"]
 
 
 def test_a_linked_folder_is_followed_once_for_each_real_folder(tmp_path):

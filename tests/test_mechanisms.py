@@ -8,7 +8,7 @@ import abcdigits
 from baselines import BLOCKS
 from baselines.attention import Scored
 from experiments import mechanisms, perplexity, weights
-from experiments.weights import CONFIG, N_KEYS, TITLES, draw_tokens, get_weights
+from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights
 from multiscreen import softmask
 from support.cli import UsageError
 from support.table import RUN, write_rows
@@ -21,6 +21,17 @@ def scores(n):
     """The scores of the last head, the nearest key first."""
     query, x = (y.double().unflatten(-1, (CONFIG.N_H, -1))[0, :, -1] for y in draw_tokens(n))
     return (x @ query[0] / math.sqrt(CONFIG.d_K)).flip(0)
+
+
+def test_the_scores_are_those_that_the_figure_says():
+    """One match, the same for both lengths; all others are random, of deviation 1.5."""
+    few, many = map(scores, N_KEYS)
+    torch.testing.assert_close(few, many[: len(few)])
+    assert many[MATCH].item() == pytest.approx(6)
+    others = torch.cat((many[:MATCH], many[MATCH + 1 :]))
+    assert others.max() < 5.5
+    assert others.std().item() == pytest.approx(1.5, abs=0.1)
+    assert abs(others.mean()) < 0.1
 
 
 @pytest.mark.parametrize("n", N_KEYS)

@@ -137,6 +137,44 @@ def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
     assert len(seen) == 3
 
 
+class Nearby(torch.nn.Module):
+    """What LanguageModel says that a layer needs, and no more: the mean of three tokens' values."""
+
+    def __init__(self):
+        super().__init__()
+        self.W_V = torch.nn.Parameter(torch.randn(24, 24, generator=random(1)))
+
+    def reach(self):
+        return torch.tensor(3.0)
+
+    def forward(self, x, screen, cache):
+        start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
+        i = torch.arange(start, start + x.shape[1])
+        if cache:
+            _, v, first = cache.append(v[..., :1], v, self.reach())
+        d = i[:, None] - torch.arange(first, first + v.shape[2])
+        p = ((d >= 0) & (d < 3)).to(x)
+        return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
+
+
+class NearbyModel(Multiscreen):
+    """Its caches may forget."""
+    forgets = True
+
+
+@torch.no_grad()
+def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
+    model = small(1)
+    model.__class__, model.layers = NearbyModel, torch.nn.ModuleList([Nearby(), Nearby()])
+    tokens, caches = draw_tokens(2, 2200), model.new_caches()
+    whole = model(tokens)
+    parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+    assert caches[0].first > 0
+    assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
+    assert not get_screen(model)[2] or not model.has_maps
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("build", [
     lambda: small(1, moved=True), lambda: baselines.build("transformer:2,2,8", {"vocab_size": 50})])

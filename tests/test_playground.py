@@ -156,6 +156,32 @@ def test_the_numbers_of_each_tile_are_pytorchs(page, seen):
                                        h[n, -1].norm().item(), alive], abs=1e-3)
 
 
+def rows_of(page, rows):
+    """A JavaScript expression for T rows of growing length, as a (T, T) tensor."""
+    found = page.evaluate(f"({rows}).map((row) => [...row, ...Array(count()).fill(0)]"
+                          ".slice(0, count()))")
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def assert_same_map(found, expected):
+    """Relevances are close; accepted and rejected keys agree, except right at the edge."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    differ = (found > 0) != (expected > 0)
+    assert torch.maximum(found, expected)[differ].max() < 1e-8 if differ.any() else True
+
+
+def test_other_values_of_the_sliders_are_pytorchs_too(page, seen):
+    """At distance 9 with w = 9.0002 the float32 cosine is -1, so the relevance is exactly 0."""
+    q, k, _, _, _ = seen
+    js = {INF: "Infinity"}
+    for w, r in ((1.0, 0.5), (9.0, 1.0), (9.0002, 1.0), (40.0, 0.05), (INF, 0.3)):
+        w_all, r_all = torch.full((len(q),), w), torch.full((len(q),), r)
+        maps = relevance(q[None], k[None], w_all, r_all)[0]
+        for n in (0, 4):
+            found = rows_of(page, f"mapOf(model.tiles[{n}], {js.get(w, w)}, {r})")
+            assert_same_map(found, maps[n])
+
+
 def test_the_needles_line_is_found_in_an_abcdigits_prompt(page):
     for text, found in (("A=12\nB=34\nA=", ["A", "12", [0, 1, 2, 3]]),
                         ("A=12\nA=13\nA=", ["A", "12", [0, 1, 2, 3, 5, 6, 7, 8]]),
