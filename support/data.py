@@ -40,7 +40,8 @@ def files_of(names, out=None):
         return [(path, "train") for path in standard_library()]
     found = {}
     for root in map(Path, names):
-        folder, paths = root if root.is_dir() else root.parent, visible_files(root, out)
+        folder = root if root.is_dir() else root.parent
+        paths = visible_files(root, out)
         bins = [path for path in paths if path.suffix == ".bin"]
         for path in bins or paths:
             in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts)
@@ -55,6 +56,8 @@ def visible_files(root, out=None):
 
     Links to folders are followed, into each real folder once. out: the folder of a new run.
     """
+    if not root.is_dir():
+        return [root]
     found, seen = [], {out and os.path.realpath(out)}
     for here, folders, files in os.walk(root, followlinks=True):
         here, real = Path(here), os.path.realpath(here)
@@ -64,7 +67,7 @@ def visible_files(root, out=None):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             found += [here / name for name in files if not name.startswith(".")]
         seen.add(real)
-    return sorted(found) if root.is_dir() else [root]
+    return sorted(found)
 
 
 def is_run(folder):
