@@ -113,8 +113,8 @@ def verdict(changes):
     """What three changes or more say together."""
     change, std = mean_and_std(changes)
     if abs(change) > 2 * std:
-        word = "better" if change < 0 else "worse"
-        return f"is {word}: its change is more than twice its deviation"
+        word = "lower" if change < 0 else "higher"
+        return f"has a {word} loss: its change is more than twice its deviation"
     return "decides nothing: its change is not above twice its deviation"
 
 
