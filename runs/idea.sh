@@ -28,10 +28,11 @@ one_seed() {
         "$@" --seed $seed --out $needles || return
     for swe in "" --swe; do python abcdigits.py $swe --ckpt $needles/ckpt.pt; done
 }
-# The seed before each line. After Ctrl-C the loop stays until the last checkpoint is saved.
+# The seed before each line. When all are stopped the loop stays until the checkpoint is saved.
 labelled() {
     set -o pipefail
-    one_seed "$@" 2>&1 | (trap '' INT; while IFS= read -r line; do echo "seed $1: $line"; done)
+    one_seed "$@" 2>&1 |
+        (trap '' INT TERM HUP; while IFS= read -r line; do echo "seed $1: $line"; done)
 }
 export -f one_seed labelled
 printf '%s\n' ${SEEDS:-0 1 2} | xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {

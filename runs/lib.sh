@@ -19,9 +19,9 @@ run() {
 export -f run
 
 lanes() {
-    # After Ctrl-C `cat` stays until the last command has saved its checkpoint.
+    # When all are stopped `cat` stays until the last command has saved its checkpoint.
     each_seed | xargs -L 1 -P "${LANES:-1}" bash -c 'trap "exit 130" INT; run "$@"' lane |
-        (trap '' INT; cat)
+        (trap '' INT TERM HUP; cat)
 }
 
 each_seed() {
