@@ -12,13 +12,14 @@ flag, such as lr or parameters. A run named twice counts once.
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have, or most of them. change: the difference from the first group,
 averaged over the seeds that both have, because runs with the same seed see the same data in the
-same order. With three pairs or more, a line under the table says what it decides: nothing, unless
-it is above twice its deviation. alive: the share of pairs in the windows with relevance above 0.
-w_max: the largest window. Both are measured at the end of a run. spikes: rows of the log with a
-loss more than 5 deviations above the mean of the --window rows before. grad: the median gradient
-norm of the second half. Compare tokens per second only if each run had a machine to itself. A run
-has diverged if train.py stopped it, or if its mean training loss over the last eighth of the log is
-more than half a nat above the mean over another eighth, or above the first loss.
+same order. One below twice its deviation decides nothing, with three seeds. Where all runs of a
+group, three or more, have a partner, a line under the table says so. alive: the share of pairs in
+the windows with relevance above 0. w_max: the largest window. Both are measured at the end of a
+run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window rows
+before. grad: the median gradient norm of the second half. Compare tokens per second only if each
+run had a machine to itself. A run has diverged if train.py stopped it, or if its mean training loss
+over the last eighth of the log is more than half a nat above the mean over another eighth, or above
+the first loss.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
@@ -114,8 +115,8 @@ def verdict(changes):
     change, std = mean_and_std(changes)
     if abs(change) > 2 * std:
         word = "lower" if change < 0 else "higher"
-        return f"has a {word} loss: its change is more than twice its deviation"
-    return "decides nothing: its change is not above twice its deviation"
+        return f"has a {word} loss: the change is more than twice its deviation"
+    return "changes the loss no more than seeds do: not more than twice the deviation"
 
 
 def row_of(label, runs, changes, step):
@@ -202,7 +203,7 @@ def draw_curves(plt, groups, window, path):
 
 
 def draw_by(plt, groups, flag, path):
-    """Losses against a flag, a curve a group; diverged runs are hollow on top.
+    """Losses against a flag, a curve a group; runs without a loss are hollow on top.
 
     groups: {label: [(value of the flag, a loss for each seed)]}
     """
@@ -219,7 +220,7 @@ def draw_by(plt, groups, flag, path):
             ax.set_title(" ", fontsize=15 + 8 * n)                 # room for them
     if ax.get_title():
         ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
-                label="hollow, on top: a seed without a loss, diverged or not finished")
+                label="hollow, on top: a seed without a loss, diverged or not evaluated")
     values = [x for points in groups.values() for x, _ in points]
     if flag == "parameters":
         millions_axis(plt, ax)

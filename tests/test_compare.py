@@ -74,10 +74,10 @@ def test_runs_are_compared_by_seed(run, said):
 
 
 @pytest.mark.parametrize("losses, words", [
-    ((3.4, 3.6, 3.9), "decides nothing: its change is not above twice its deviation"),
-    ((3.5, 3.7, 3.9), "decides nothing: its change is not above twice its deviation"),
-    ((3.3, 3.4, 3.6), "has a lower loss: its change is more than twice its deviation"),
-    ((3.7, 3.8, 4.0), "has a higher loss: its change is more than twice its deviation"),
+    ((3.4, 3.6, 3.9), "changes the loss no more than seeds do: not more than twice the deviation"),
+    ((3.5, 3.7, 3.9), "changes the loss no more than seeds do: not more than twice the deviation"),
+    ((3.3, 3.4, 3.6), "has a lower loss: the change is more than twice its deviation"),
+    ((3.7, 3.8, 4.0), "has a higher loss: the change is more than twice its deviation"),
     ((3.3, 3.4), None), ((3.3, 3.4, None), None)])
 def test_a_change_of_three_seeds_or_more_is_judged_by_its_deviation(run, said, losses, words):
     """a: 3.5, 3.7, 3.9. A seed that diverged is no loss, and spoils the verdict."""
