@@ -14,7 +14,7 @@ sequences, drawn at random without replacement. The sizes are a laptop's.
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds per step, tokens per second, time left.
 
-OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each printed line; flags.txt,
+OUT gets ckpt.pt, all that is needed to resume; log.tsv, a row for each line of numbers; flags.txt,
 what the run is; and source/, the code that ran. source_until_STEP/ is the code before an edit. A
 run that diverged leaves diverged.txt. The empty file lock keeps a second run out while one trains.
 
@@ -68,9 +68,9 @@ COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms"
 # The flags for the sizes of Config, and their names there.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
          "w_th": "w_th"}
-# Flags that --resume and --init cannot change; that may differ, for they do not say what is
-# trained; and that only say how far and how often.
+# Flags that --resume and --init cannot change.
 FIXED = ("model", *SIZES, "tokenizer")
+# Those that do not say what is trained, and those that only say how far and how often.
 FREE = ("out", "resume", "force", "device", "shard", "compile")
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
 REPLACED = "code replaced at run time"                 # in a notebook: no file has it
@@ -125,7 +125,8 @@ def get_parser():
     p.flag("--out", "out", "folder for ckpt.pt and log.tsv")
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
-                       help="continue from OUT/ckpt.pt; flags that you leave out stay as they were")
+                       help="continue from OUT/ckpt.pt; flags that you leave out stay as they "
+                       "were, except --device, --shard and --compile")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 
@@ -142,10 +143,12 @@ def get_args(argv=None):
         raise UsageError("--resume takes OUT's weights, --init those of a checkpoint: use one")
     if args.force and args.init and Path(args.init).resolve().parent == Path(args.out).resolve():
         raise UsageError(f"--force would overwrite {args.init}: name another --out")
-    # Parsed twice: the first names the checkpoint, whose flags are the defaults of the second.
-    path, kept = args.init, FIXED
+    # Parsed twice: the first names the checkpoint, whose flags are the defaults of the second. All
+    # flags of a run stay as they were, but for FREE; a new run from weights has the FIXED ones.
     if args.resume:
         path, kept = Path(args.out) / "ckpt.pt", {*vars(args)} - {*FREE}
+    else:
+        path, kept = args.init, FIXED
     known = read_checkpoint(path)["args"] if path else {}
     known = {name: x for name, x in known.items() if name in kept}
     parser.set_defaults(**baselines.recipe(known.get("model", args.model)) | known)
@@ -190,9 +193,9 @@ def shown(value):
 def evaluate(model, train_data, val_data, args, tokenizer):
     """A row of the log, in eval mode: nats per token, bits per byte, the share of alive pairs.
 
-    Losses over 256 sequences, spread evenly over the validation data; alive pairs among the first
-    512 tokens of one. A task adds columns of its own, over 64 documents. Several processes compute
-    the same.
+    Losses over up to 256 sequences, spread evenly over the validation data; alive pairs among the
+    first 512 tokens of one. A task adds columns of its own, over 64 documents. Several processes
+    compute the same.
     """
     model.eval()
     device = model.W_E.device
@@ -231,8 +234,9 @@ def describe(model):
 def resumable(out, args, state):
     """(this run as its checkpoint, or None for a new run; what has changed since, for flags.txt).
 
-    state: what this command would save. If --out holds anything else, this prints what differs and
-    raises UsageError, but with --resume the run goes on.
+    state: what this command would save. If --out holds another run, this prints what differs and
+    raises UsageError; with --resume it goes on. A run that diverged, and files of no run, are
+    refused, too.
     """
     for name in ("ckpt.pt", "log.tsv", "flags.txt", "source"):
         if (out / name).exists() and not is_run(out):
@@ -273,9 +277,10 @@ def what_differs(old, new):
     if None in (old["equations"], new["equations"]):
         others.append(REPLACED)
     lines = [f"  {line}" for line in [*flags.values(), *others]]
-    words = [line for name, line in flags.items() if name not in LENGTH] + others
-    return (lines + differences(old["source"], new["source"]),
-            words + edited_files(old["source"], new["source"]))
+    lines += differences(old["source"], new["source"])
+    words = [line for name, line in flags.items() if name not in LENGTH]
+    words += [*others, *edited_files(old["source"], new["source"])]
+    return lines, words
 
 
 def is_of(out, state):
@@ -327,7 +332,7 @@ def save(out, args, state, model, optimizer, data):
             torch.save(state | {"weights": weights, "optimizer": moments}, file)
     # Until process 0 has written: when one process ends torchrun ends all.
     dist.wait()
-    end = ", the end: it has learned the task" * data.learned
+    end = ", the end: it has learned the task" if data.learned else ""
     print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
 
 
@@ -376,7 +381,7 @@ def train_step(model, data, args, drawn):
     n_passes = args.batch_tokens // (per_pass * args.seq_len)
     losses = []
     for n in range(n_passes):
-        x = dist.draw(data, drawn + n * per_pass, args, model.W_E.device)
+        x = dist.draw(data, drawn + n * per_pass, args, model.W_E.device)    # (batch, T + 1)
         # Processes average their gradients in the last pass; until then each adds up its own.
         dist.average_gradients(model, n == n_passes - 1)
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
@@ -405,7 +410,7 @@ def require_finite(out, state, step, **values):
 
 
 def train(out, args):
-    # The data: text, or the documents of a task.
+    # The data: text, or the documents of a task. Sequences in support/data.py says what both have.
     tokenizer = get_tokenizer(args.tokenizer)
     get = get_stream if is_stream(args.data) else get_data
     train_data, val_data = get(args, tokenizer)
@@ -420,8 +425,8 @@ def train(out, args):
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
     parameters, non_embedding = baselines.count_parameters(model)
 
-    # Where the run stands: `state` is the checkpoint, but for what `save` adds. It has the log, for
-    # after a kill the rows beyond the checkpoint are made again.
+    # Where the run stands. `state` is what the next checkpoint has, but for what `save` adds: first
+    # that of a new run, then that of the run in --out. Rows of the log beyond it are made again.
     initial = read_checkpoint(args.init) if args.init and not args.resume else None
     equations = code_hash(model)                       # None for code replaced in a notebook
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
@@ -478,7 +483,8 @@ def train(out, args):
 
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
           f"{'ms':>7} {'tok/s':>8} {'at most' if is_stream(args.data) else 'left':>8}", flush=True)
-    step, drawn = state["step"], state["drawn"]        # steps done, sequences drawn
+    # Steps done, sequences drawn; `state` has those of the last save.
+    step, drawn = state["step"], state["drawn"]
     per_step = args.batch_tokens // args.seq_len       # sequences
     began, first = time.perf_counter(), step
     last = stopping = False
