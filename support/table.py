@@ -25,13 +25,16 @@ class Table:
     def __init__(self, path, keys, values, model_hash):
         self.path, self.keys, self.hash = Path(path), tuple(keys), model_hash
         self.columns = (*keys, *values, "hash")
-        text = self.path.read_bytes() if self.path.exists() else b""
-        if text and not text.startswith(as_line(self.columns)):
+        rows, head = [], b""
+        if self.path.exists():
+            rows = read_rows(self.path)
+            with open(self.path, "rb") as file:
+                head = file.readline()
+        if head not in (b"", as_line(self.columns)):
             raise UsageError(f"{path} does not have the columns {' '.join(self.columns)}: move it "
                              "away, or name another with --table")
-        rows = read_rows(self.path) if text else []
         self.rows = {self.key_of(row): row for row in rows if row["hash"] == model_hash}
-        self.last = {run_of(row): row["hash"] for row in rows}
+        self.last = last_hashes(rows)
 
     def key_of(self, cell):
         return tuple(as_text(cell[name]) for name in self.keys)
@@ -125,9 +128,14 @@ def run_of(row):
     return tuple(row.get(name, "") for name in RUN)
 
 
+def last_hashes(rows):
+    """{run: the hash of its last row}"""
+    return {run_of(row): row["hash"] for row in rows}
+
+
 def current(rows):
     """The rows of a table that are drawn: those of each run with its last hash."""
-    last = {run_of(row): row["hash"] for row in rows}
+    last = last_hashes(rows)
     return [row for row in rows if row["hash"] == last[run_of(row)]]
 
 
