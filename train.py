@@ -58,7 +58,7 @@ from support.cli import (
 from support.compiled import try_to_compile
 from support.data import absolute, batches, changed_files, get_data, hash_of, is_run, is_stream
 from support.maps import alive_fraction
-from support.source import code_hash, differences, edited_files, source_of
+from support.source import code_hash, differences, edited_files, source_in, source_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
 
@@ -286,9 +286,8 @@ def what_differs(old, new):
 def is_of(out, state):
     """Whether flags.txt and source/ of a run's folder are those of this very command."""
     known = (out / "flags.txt").read_text("utf-8").splitlines()
-    source = {path.relative_to(out / "source").as_posix(): path.read_text("utf-8")
-              for path in (out / "source").rglob("*.py")}
-    return {*what_is_trained(state)} <= {*known} and not edited_files(source, state["source"])
+    same_code = not edited_files(source_in(out), state["source"])
+    return same_code and {*what_is_trained(state)} <= {*known}
 
 
 def what_is_trained(state):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError
+from support.source import source_in
 from support.table import keep_rows, named_paths, read_rows
 
 BEST = ("best", "best_step")                           # the lowest validation loss, and when
@@ -86,10 +87,8 @@ def read_run(path, label="", window=10):
              "tokens_per_s": median(curves["tokens_per_s"][1]),
              "alive": last.get("alive", math.nan), "w_max": last.get("w_max", math.nan),
              "spikes": count_spikes(loss, window), "grad": median(norms[steps > at / 2])}
-    source = {file.relative_to(folder / "source").as_posix(): file.read_text(encoding="utf-8")
-              for file in sorted((folder / "source").rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
-    return Run(label, flags, losses, facts, end, curves, source)
+    return Run(label, flags, losses, facts, end, curves, source_in(folder))
 
 
 def median(x):

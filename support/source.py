@@ -78,6 +78,13 @@ def source_of(model, data):
     return {path: read(path) for path in sorted(paths)}
 
 
+def source_in(folder):
+    """{path: text} of what a run of train.py in a folder has kept."""
+    root = folder / "source"
+    return {path.relative_to(root).as_posix(): path.read_text("utf-8")
+            for path in sorted(root.rglob("*.py"))}
+
+
 # ------------------------------------------------------------------------------ what is an edit
 
 @cache
