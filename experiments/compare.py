@@ -208,6 +208,7 @@ def draw_by(plt, groups, flag, path):
     groups: {label: [(value of the flag, a loss for each seed)]}
     """
     fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
+    room = 0                                           # for hollow marks, in points
     for n, (label, points) in enumerate(groups.items()):
         values, losses = zip(*points)
         means, stds = zip(*map(mean_and_std, losses))
@@ -217,8 +218,9 @@ def draw_by(plt, groups, flag, path):
         ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
                 mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
         if bad:
-            ax.set_title(" ", fontsize=15 + 8 * n)                 # room for them
-    if ax.get_title():
+            room = 15 + 8 * n
+    if room:
+        ax.set_title(" ", fontsize=room)
         ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
                 label="hollow, on top: a seed without a loss, diverged or not evaluated")
     values = [x for points in groups.values() for x, _ in points]
