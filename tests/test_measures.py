@@ -164,6 +164,10 @@ def test_a_table_of_perplexity_is_printed_and_each_model_has_a_panel_with_the_fi
         ["Multiscreen, 4.6K + SWE", "1", "1", "2.72", "7.39"],
         ["Transformer, 10K, RoPE ×4", "1", "1", "2.72", "7.39"]]
     assert read_table(tmp_path / "figure/f.tsv")[:4] == read_table(tmp_path / "t.tsv")
+    legend, = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "Multiscreen, 4.6K, 2 seeds", "SWE, 1 seed", "training length, 16 tokens",
+        "RoPE ×4, 1 seed", "as trained, 2 seeds"]
     titles = {ax.get_title(): len(ax.lines) - 1 for ax in figures[0].axes}
     assert titles == {"Multiscreen, 4.6K": 2, "Transformer, 10K": 2, "mine, 4.6K": 3,
                       "mine, 10K": 2, "": -1}
