@@ -20,17 +20,25 @@ prints and draws such tables. Of the factors of --rope-scale the best one at eac
 Where a table has several steps of one run, as checkpoints that were kept give them, the figure
 shows when copying begins.
 
+    python -m experiments.copying --ckpt out/ckpt.pt --digits 2
+
+asks for the numbers of ABCDigits instead, where exact match says 0 %: in how many prompts is the
+right number likelier than every other number of the prompt, and by how much?
+
 Paper:  no such section. Its models of text answer with the number itself: abcdigits.py.
 """
 import itertools
 import math
 import random
+import re
 import string
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from abcdigits import abcdigits_prompts, possible_lengths
 from experiments.common import add_tables, get_figure, pyplot, save_figure
 from experiments.perplexity import documents_in
 from experiments.style import WIDTH, count_of, labels_of, legend_below, look, plot_with_band
@@ -135,6 +143,35 @@ def measure(args):
         progress.add(1, f"string {cell['string']}{setting}: " + " ".join(
             f"{x:.2f}" for x in found[0]))
     return table.rows_of(cells), table.path.with_suffix(".png")
+
+
+def rank_numbers(model, tokenizer, length, digits, n):
+    """Nats of the right number and of the likeliest wrong one, for n prompts of ABCDigits. (n, 2)
+
+    The prompts of a length in the middle of whose context the needle stands.
+    """
+    found = []
+    for prompt, answer in zip(*abcdigits_prompts(tokenizer, length, 0.5, n, digits)):
+        context, cue = prompt[:-2], prompt[-2:]        # the cue is "Q="
+        numbers = [answer, *{*re.findall(r"=(\d+)", context)} - {answer}]
+        cue, *ends = map(tokenizer.encode_ordinary, [cue, *(cue + number for number in numbers)])
+        means = nats_of_ends(model, tokenizer.encode_ordinary(context), [], [0], ends, len(cue))
+        nats = [mean * (len(end) - len(cue)) for mean, end in zip(means[:, 0], ends)]
+        found.append((nats[0], min(nats[1:])))
+    return np.array(found)
+
+
+def print_ranks(args):
+    """Print `rank_numbers` at 1, 2, 4 .. 32 times the training length."""
+    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
+    get_prompts = partial(abcdigits_prompts, tokenizer, digits=args.digits)
+    rows = []
+    for length in possible_lengths(ckpt["args"]["seq_len"], get_prompts):
+        nats = rank_numbers(model, tokenizer, length, args.digits, args.strings)
+        rows.append([length, f"{(nats[:, 0] < nats[:, 1]).mean():.0%}", *nats.mean(0)])
+    print_table(["length", "right is likeliest", "nats of the right one", "of the likeliest other"],
+                rows, f"ABCDigits with {args.digits} digits, {args.strings} prompts a length; "
+                "guessing among the numbers of a prompt: 4 %")
 
 
 # ------------------------------------------------------------------------------------ curves
@@ -268,7 +305,13 @@ def main():
                    "theta, as ntk4; at each distance the best one counts")
     p.add_argument("--swe", action="store_true",
                    help="measure also with windows beyond the training length made infinite")
+    p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", type=int,
+           shown="copy strings")
     p.add_shared("--ckpt", "--device", "--table")
+    args = p.parse_args()
+    if args.digits:
+        print_ranks(args)
+        return
     rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)
     print_curves(curves)

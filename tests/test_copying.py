@@ -51,6 +51,26 @@ def test_a_model_that_copies_and_one_that_does_not():
     assert (np.abs(found - math.log(257)) < 1).all()
 
 
+def test_the_bundled_model_ranks_the_right_number_first():
+    model, tokenizer, _ = load_checkpoint(BUNDLED)
+    nats = copying.rank_numbers(model, tokenizer, 256, 2, 3)
+    assert nats.shape == (3, 2)
+    assert (nats[:, 0] < 0.5).all() and (nats[:, 1] > 2).all()
+
+
+def test_numbers_are_ranked_by_all_of_their_digits(call, checkpoints, monkeypatch, capsys):
+    """An end of n digits costs n times its mean. Here the right number costs 5 nats, others 7."""
+    def nats_of_ends(model, start, text, places, ends, cue):
+        assert len(ends) == 26 and len({*map(tuple, ends)}) == 26
+        assert {len(end) for end in ends} == {cue + 2}
+        return np.array([[2.5], *[[3.5]] * 25])
+
+    monkeypatch.setattr(copying, "nats_of_ends", nats_of_ends)
+    call(copying, "--ckpt", checkpoints["multiscreen"], "--digits", 2, "--strings", 3,
+         "--device", "cpu")
+    assert ["256", "100%", "5", "7"] in cells_of(capsys)
+
+
 def test_a_string_is_the_same_in_each_run_and_unlike_the_others():
     strings = [s for n in range(20) for s in copying.random_strings(n)]
     assert strings == [s for n in range(20) for s in copying.random_strings(n)]
