@@ -1,6 +1,7 @@
 """Tests of what README and the report say: the numbers of README's tables are those of the TSVs."""
 import re
 import statistics
+from importlib.util import find_spec
 
 import pytest
 
@@ -115,6 +116,18 @@ def test_every_figure_that_the_report_shows_exists():
     shown = re.findall(r"\]\(([\w/-]+\.png)\)", REPORT)
     assert shown
     assert [name for name in shown if not (FOLDER / name).exists()] == []
+
+
+def test_the_commands_name_modules_that_are_there():
+    """Of a program that is gone a page says `git show COMMIT:path`, not how it was called."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md"),
+             *ROOT.glob("experiments/*.md"), FOLDER / "report.md"]
+    for page in pages:
+        text = page.read_text()
+        written = {path.replace("/", ".") for path in re.findall(r"to `([\w/]+)\.py`", text)}
+        named = re.findall(r"python3? -m\s+([\w.]+\w)|\bfrom ([\w.]+) import", text)
+        modules = {command or module for command, module in named} - written
+        assert [name for name in modules if not find_spec(name)] == [], page
 
 
 def test_the_table_of_memory_adds_up():
