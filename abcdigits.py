@@ -2,13 +2,16 @@
 
     python abcdigits.py --ckpt out/ckpt.pt
 
-A prompt is a shuffled list of lines LETTER=NUMBER. Each letter has one number. Most letters appear
-many times; one, the needle, appears once. The prompt ends with the needle's letter and "=", and the
-model must complete the number. The prompts are bit for bit those of the paper's author, Ken M.
-Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code is ours.
+This measures whether a model can look up a number that it read once, anywhere in a long context. A
+prompt is a shuffled list of lines LETTER=NUMBER, in which each letter always has the same number.
+Most letters appear many times, but one of them, the needle, appears only once. The prompt ends with
+the needle's letter and "=", and the model has to complete the number. The prompts are bit for bit
+those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code
+is ours.
 
-Each cell, a length and a depth, is a row of abcdigits.tsv beside the checkpoint. Rerun the command
-to measure what is missing. `python -m experiments.retrieval` draws such tables.
+Accuracy is measured for each combination of a context length and a depth of the needle. Each of
+them becomes a row of abcdigits.tsv, beside the checkpoint, so if you rerun the command, it measures
+only what is missing. `python -m experiments.retrieval` draws such tables.
 """
 import random
 import re
@@ -102,15 +105,17 @@ def get_parser(doc):
     p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
                    ".. 2^17) [1, 2, 4 .. 32 times the training length]")
     p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
-                   help="where the needle is: 0 first, 1 last [.1 .3 .5 .7 .9]")
+                   help="where the needle is: at 0 it comes first, at 1 last [.1 .3 .5 .7 .9]")
     p.add_argument("--trials", type=int,
-                   help="prompts in a cell (paper: 1000) [10 on a CPU, 1000 on a GPU]")
+                   help="prompts for each length and depth (paper: 1000) [10 on a CPU, 1000 on a "
+                   "GPU]")
     p.add_argument("--swe", action="store_true",
-                   help="screening-window expansion: windows beyond the training length become "
-                   "infinite")
+                   help="use screening-window expansion: windows longer than the training length "
+                   "become infinite")
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: factors that divide the positions, as 4, or scale "
-                   "theta, as ntk4; in each cell the best one counts (paper: 1 2 4 .. 64)")
+                   help="for models with RoPE: try each of these factors, of which the best counts "
+                   "for each length and depth; 4 divides the positions by 4, ntk4 scales theta "
+                   "instead (paper: 1 2 4 .. 64)")
     p.add_shared("--ckpt", "--device", "--table")
     return p
 
@@ -224,7 +229,7 @@ def abcdigits_prompts(tokenizer, length, depth, trials, digits):
 def main():
     p = get_parser(__doc__)
     p.add_argument("--digits", type=int,
-                   help="digits of a number (paper: 6) [the --digits of the training run]")
+                   help="digits in each number (paper: 6) [as many as in the training run]")
     args = p.parse_args()
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
     if ckpt["args"]["data"] != ["abcdigits"]:

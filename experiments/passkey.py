@@ -1,24 +1,26 @@
-"""Passkey retrieval on the grid of ABCDigits (appendix "Passkey Retrieval Results").
+"""Does a model find a passkey in a long text? (appendix "Passkey Retrieval Results")
 
-A number is hidden in a text that repeats the same five sentences; the end asks for it. The task is
-from Mohtashami and Jaggi (2023).
+A number is hidden in a text that repeats the same five sentences over and over, and the end of the
+text asks for it. The task is from Mohtashami and Jaggi (2023). As for ABCDigits, accuracy is
+measured for each combination of a context length and a depth.
 
 Paper:  python -m experiments.passkey --ckpt out/paper/psi16-0/ckpt.pt \\
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
-        The bottom row of the paper's figure: add --swe. The top row: a Transformer's checkpoint
-        with --rope-scale 1 2 4 8 16 32 64.
+        For the bottom row of the paper's figure add --swe. For the top row pass a Transformer's
+        checkpoint and --rope-scale 1 2 4 8 16 32 64.
 Small:  python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000 --layers 4 \\
             --w-th 8192 --lr 0.015625 --out out-key
         python -m experiments.passkey --ckpt out-key/ckpt.pt
-        45 minutes on one core; 10 prompts per cell, 1 to 32 times the training length. What it
-        leaves out: a model that has read enough English to understand the question. This one has
-        read only such documents; a model trained on other text finds nothing.
+        This takes 45 minutes on one core, with 10 prompts for each length and depth, at 1 to 32
+        times the training length. What it leaves out is a model that has read enough English to
+        understand the question: this one has read nothing but such documents. A model trained on
+        other text finds nothing here.
 
-Each cell is a row of passkey.tsv beside the checkpoint. Rerun the command to measure what is
-missing. `python -m experiments.retrieval` draws the table.
+Each length and depth becomes a row of passkey.tsv, beside the checkpoint. If you rerun the command,
+it measures only what is missing. `python -m experiments.retrieval` draws the table.
 
-The paper prints: over 99.5 % in every cell for the 28M Multiscreen with SWE, 100 % for the 286M and
-the 1.3B.
+In the paper the 28M Multiscreen with SWE finds over 99.5 % at every length and depth, and the 286M
+and 1.3B models find 100 %.
 """
 import random
 

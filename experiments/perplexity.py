@@ -1,28 +1,33 @@
-"""Perplexity by position, far beyond the training length (section "Long-Context Perplexity").
+"""Does perplexity stay low far beyond the training length? (section "Long-Context Perplexity")
 
-Take the L + 1 tokens in the middle of each document longer than L tokens. The token at position p
-has p tokens of context. Around each evaluated p, average the negative log-likelihood over the
-positions of a window. Further details: the appendix of the same name.
+From each document longer than L tokens we take the L + 1 tokens in the middle. The token at
+position p is predicted from the p tokens before it. For each position that is reported, the
+negative log-likelihood is averaged over a window of positions around it. The paper's appendix of
+the same name has the details.
 
 Paper:  python -m experiments.perplexity --data pg19/ --documents 5747 --length 131072 \\
             --window 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/1.3B-0/ckpt.pt
-        5,747 books of PG-19 that are longer than 2^17 tokens; windows of +-10 %. Also 353M and the
-        ablation rope; without --rope-scale psi32, psi48 and the other ablations.
+        The texts are the 5,747 books of PG-19 that are longer than 2^17 tokens, and a window is
+        +-10 % of its position. Run the same for 353M and the ablation rope, and without
+        --rope-scale for psi32, psi48 and the other ablations.
 Small:  python -m experiments.perplexity --ckpt out/ckpt.pt
-        32 times the training length: 2^13 bytes for `python train.py --psi 8`. What it leaves out:
-        2^17 tokens, books, and all but some 10 documents. So windows are wider, +-30 %. Any length
-        works; memory grows linearly. The documents are the files of the standard library that
-        train.py holds out, every 20th, without the code-page tables in encodings/. Train and
-        measure with the same Python.
+        This goes to 32 times the training length, which is 2^13 bytes for
+        `python train.py --psi 8`. What it leaves out is 2^17 tokens, books, and all but some 10
+        documents, so the windows are wider, +-30 %. You can choose any length; memory grows
+        linearly with it. The documents are the files of Python's standard library that train.py
+        holds out, which is every 20th file, except for the tables of code pages in encodings/. Use
+        the same Python to train and to measure.
 
-Each document is a row of perplexity.tsv beside the checkpoint: nats at each position. Existing rows
-are reused; interrupted work resumes. The requested rows are printed, and drawn in perplexity.png.
+Each document becomes a row of perplexity.tsv, beside the checkpoint, with the nats at each
+position. Rows that exist already are reused, so you can interrupt the command and run it again. The
+rows that you asked for are printed, and drawn in perplexity.png.
 
     python -m experiments.perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv --out out/f.png
 
-draws such tables and measures nothing. Models that differ only in their seed share a curve: their
-mean over the documents that all of them have, with a band of one standard deviation. Each model has
-a panel, with the first curve beside its own. The paper prints no numbers.
+compares models: it draws existing tables and measures nothing. Models that differ only in their
+seed share a curve, which is their mean over the documents that all of them have, with a band of one
+standard deviation. Each model has a panel of its own, which also shows the first model's curve for
+comparison. The paper shows its curves but prints no numbers.
 """
 import hashlib
 import itertools
@@ -237,18 +242,19 @@ def draw_curves(plt, curves, path):
 def main():
     p = Parser(__doc__)
     add_tables(p, "*")
-    p.add_argument("--data", nargs="+", help="UTF-8 files or folders, one document per file "
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders; each file is a document "
                    "[the standard library's held-out files]")
-    p.flag("--length", None, "L in tokens (paper: 2^17)", type=int,
+    p.flag("--length", None, "the longest context L, in tokens (paper: 2^17)", type=int,
            shown="32 times the training length")
-    p.flag("--documents", 16, "at most this many documents (paper: 5747)")
-    p.flag("--window", 0.3, "average over the positions within this share of each (paper: 0.1)",
-           least=0)
+    p.flag("--documents", 16, "measure at most this many documents (paper: 5747)")
+    p.flag("--window", 0.3, "average over the positions within this share of the reported one "
+           "(paper: 0.1)", least=0)
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: a curve for each factor that divides the positions, "
-                   "as 4, or scales theta, as ntk4 (paper: 1 2 4 .. 64)")
+                   help="for models with RoPE: draw a curve for each of these factors; 4 divides "
+                   "the positions by 4, ntk4 scales theta instead (paper: 1 2 4 .. 64)")
     p.add_argument("--swe", action="store_true",
-                   help="one more curve: windows beyond the training length become infinite")
+                   help="draw one more curve, with screening-window expansion: windows longer than "
+                   "the training length become infinite")
     p.add_shared("--ckpt", "--device", "--table")
     rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)

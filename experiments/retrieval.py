@@ -1,22 +1,24 @@
-"""How many needles are found, by length of the context and by depth?
+"""How many needles does a model find, by the length of the context and the depth of the needle?
 
-Section "Retrieval Ability", appendices "ABCDigits" and "Passkey Retrieval Results", and the
-retrieval of "Architectural Ablations".
+This compares models in figures like those of the paper's section "Retrieval Ability", its
+appendices "ABCDigits" and "Passkey Retrieval Results", and the retrieval part of "Architectural
+Ablations".
 
     python -m experiments.retrieval out/abcdigits.tsv out-t/abcdigits.tsv --out out/figure.png
 
-takes the tables of abcdigits.py, or those of `python -m experiments.passkey`. It prints each seed's
-share at each length, its mean and deviation over the seeds, and how many seeds find 95 % or more.
-Models that differ only in their seed share a panel of the figure, which shows their mean at each
-length and depth; those with SWE come last. Up to seven models are drawn as curves, too, in
-figure_by_length.png.
+The tables are those that abcdigits.py or `python -m experiments.passkey` has filled. For each seed
+the share of needles found at each length is printed, then the mean and the deviation over the
+seeds, and how many seeds find 95 % or more. Models that differ only in their seed share a panel of
+the figure, which shows their mean at each length and depth; models with SWE come last. If there are
+no more than seven models, they are also drawn as curves, in figure_by_length.png.
 
 Paper:  python abcdigits.py --ckpt out/paper/psi32-0/ckpt.pt --digits 6 \\
             --lengths 4096 8192 16384 32768 65536 131072 --trials 1000
-        Each Multiscreen and ablation again with --swe; each Transformer, and the ablation rope,
-        with --rope-scale 1 2 4 8 16 32 64. The paper prints two means over the depths at 4,096
-        tokens, its training length: 99.18 % for the 286M Multiscreen, 95.98 % for the 1.3B
-        Transformer with the best RoPE scaling factor in each cell.
+        Run this again with --swe for each Multiscreen and each ablation. For each Transformer and
+        the ablation rope, run it with --rope-scale 1 2 4 8 16 32 64. The paper prints two numbers,
+        both of them means over the depths at 4,096 tokens, its training length: 99.18 % for the
+        286M Multiscreen, and 95.98 % for the 1.3B Transformer with the best RoPE scaling factor for
+        each length and depth.
 """
 import math
 import statistics

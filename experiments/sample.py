@@ -1,10 +1,11 @@
-"""Text from a checkpoint and a prompt, printed as it is generated.
+"""Generate text from a checkpoint and a prompt, and print it as it is generated.
 
     python -m experiments.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
 
-See in seconds what any model of train.py has learned. The paper has no such section. Without a
-prompt the model starts a new document, after end-of-text. The text ends after --tokens, or where
-the model ends it. The default model of train.py writes what looks like Python.
+This shows you in seconds what a model of train.py has learned; the default model writes something
+that looks like Python. Without a prompt the model starts a new document, as it would after an
+end-of-text token. The text stops after --tokens tokens, or earlier if the model itself ends it. The
+paper has no samples to compare with.
 """
 import codecs
 import sys
@@ -32,11 +33,11 @@ def decode_stream(tokens, tokenizer):
 
 def main():
     p = Parser(__doc__)
-    p.flag("--prompt", "", "the text to continue", shown="none: a new document")
-    p.flag("--tokens", 500, "at most this many new tokens")
-    p.flag("--temperature", 0.7, "0: always the likeliest token", least=0)
-    p.flag("--top-k", None, "sample from the k likeliest tokens only", type=int, shown="all")
-    p.flag("--seed", 0, "seed of the random numbers", least=0)
+    p.flag("--prompt", "", "the text to continue", shown="none: start a new document")
+    p.flag("--tokens", 500, "generate at most this many new tokens")
+    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token", least=0)
+    p.flag("--top-k", None, "sample only from the k likeliest tokens", type=int, shown="all")
+    p.flag("--seed", 0, "seed of the random number generator", least=0)
     p.add_shared("--ckpt", "--device")
     args = p.parse_args()
     if 0 < args.temperature < 1e-4:

@@ -1,31 +1,36 @@
-"""What did the tiles learn: where do they look, how far, and how similar must a key be?
+"""What have the tiles learned: where do they look, how far, and how similar must a key be?
 
-Appendices "Distribution of Learned Screening Parameters" and "Visualization of Distance-Aware
-Relevance".
+This reproduces the appendices "Distribution of Learned Screening Parameters" and "Visualization of
+Distance-Aware Relevance" for any checkpoint.
 
 Paper:  python -m experiments.tiles --ckpt out/paper/psi64-0/ckpt.pt
-        4,096 tiles; `bash runs/paper.sh` trains the model. Its maps show psi = 8 on 203 of
-        GPT-2's tokens, the paper's abstract: --text "..".
+        This model has 4,096 tiles; `bash runs/paper.sh` prints the command that trains it. The
+        paper's maps show the model with psi = 8 on the paper's own abstract, which has 203 of
+        GPT-2's tokens: pass it with --text "..".
 Small:  python -m experiments.tiles --ckpt out/ckpt.pt
-        10 seconds: 64 tiles for psi = 8, and 203 bytes of our own text.
+        This takes 10 seconds. With psi = 8 there are 64 tiles; the maps show 203 bytes of a text
+        that we wrote for it.
 
-tiles.tsv, beside the checkpoint, has a row for each tile; a summary of each layer is printed.
+A summary of each layer is printed. tiles.tsv, beside the checkpoint, has one row per tile.
 
-tiles_windows.png has a point for each tile, r by w on a logarithmic axis, and a histogram of each.
-A tile with w > w_th, the dotted line, has no positional encoding. The dashed line is the training
-length. The paper says: most windows are local or medium-range, a few exceed the training length,
-and r is often close to 1.
+tiles_windows.png shows how far and how selectively the tiles look: a point for each tile, with its
+window w on a logarithmic axis and its acceptance width r, and a histogram of each. The dotted line
+is w_th; tiles to the right of it have no positional encoding. The dashed line is the training
+length. In the paper most windows are local or medium-range, a few exceed the training length, and r
+is often close to 1.
 
-tiles_maps.png has the maps alpha_d of all tiles, a row of the grid for each layer; 3.7 is tile 7 of
-layer 3. tiles_six.png has those of at most six tiles that accept a key, from narrow windows to wide
-ones. In a map, queries i go down and keys j to the right. Dark gray: outside the window, or in the
-future. White: inside it, and exactly 0. alive, the paper's Pr, is the share of the pairs inside the
-window with alpha_d > 0. The paper says: many maps have a substantial number of zeros, more in some
-tiles. A layer that ignores the `screen` it is given has no maps.
+tiles_maps.png shows the relevance maps alpha_d of all tiles, one row of the grid per layer; 3.7 is
+tile 7 of layer 3. tiles_six.png shows at most six of them in a larger size, chosen among the tiles
+that accept a key, from narrow windows to wide ones. In each map, queries i run downwards and keys j
+to the right. A pair is dark gray if it is outside the window or in the future, and white if it is
+inside but its relevance is exactly 0. "alive", the paper's Pr, is the share of the pairs inside the
+window with alpha_d > 0. In the paper many maps have a substantial number of zeros, some tiles more
+than others. There are no maps if a layer does not call the `screen` that it is given.
 
-A tile with alive 0 accepts nothing in this text: no similarity in its window is above 1 - r. Some
-tiles come back. In one run on tiny Shakespeare 17 of 64 accepted nothing at step 100; 10 of them
-accepted a key at a later checkpoint, up to step 450. Of 18 at step 200, 5 did (LOG.md).
+If alive is 0, the tile accepts nothing in this text, because no similarity in its window is above
+1 - r. Such a tile may recover. In one run on tiny Shakespeare 17 of 64 tiles accepted nothing at
+step 100, and 10 of these accepted a key again at some later checkpoint, up to step 450. Of 18 such
+tiles at step 200, 5 did (LOG.md).
 """
 import math
 from typing import NamedTuple
@@ -178,8 +183,8 @@ def draw_maps(plt, maps, tiles, columns):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--text", default=TEXT, help=f"the text whose first {TOKENS} tokens are mapped "
-                   "[four sentences about screening]")
+    p.add_argument("--text", default=TEXT, help=f"draw the maps of the first {TOKENS} tokens of "
+                   "this text [four sentences about screening]")
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if not args.text:

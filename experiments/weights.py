@@ -1,12 +1,15 @@
-"""The weights that ways to attend give the same keys, without training: a figure of
-`python -m experiments.mechanisms`.
+"""What weights do the attention mechanisms give to the same keys, before any training?
 
-One layer of each mechanism of baselines/attention.py gets the same scores s = q . k / sqrt(K). One
-key, 24 tokens back, matches the query with s = 6; all others are random, with mean 0 and deviation
-1.5. Weights are drawn once among the last 64 keys and once among all 1,024. The match has the same
-distance in both, so only the number of other keys changes. RoPE is off, so that all get the same
-scores. What is trained, such as slopes, gates, r and windows, has its initial value. The head is
-the last one, which sees farthest. Screening's TanhNorm is left out.
+`python -m experiments.mechanisms` draws this figure. It shows what happens to the weight of one
+matching key when the number of other keys grows. One layer of each mechanism in
+baselines/attention.py is given the same scores s = q . k / sqrt(K). One key, 24 tokens back,
+matches the query with s = 6; the scores of all other keys are random, with mean 0 and standard
+deviation 1.5. The weights are drawn once among the last 64 keys and once among all 1,024. The match
+is at the same distance in both cases, so only the number of other keys changes.
+
+RoPE is turned off, because it would change the scores. Whatever is trained, such as slopes, gates,
+r and windows, has its initial value. The weights are those of the last head, which sees farthest.
+Screening's TanhNorm is left out.
 """
 import math
 
