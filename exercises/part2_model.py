@@ -1,8 +1,9 @@
 """Part 2: the model, Eqs. 1 to 3 and 14 to 18, sections "Overview" and "Gated Screening Tile".
 
-Check it with `pytest exercises -k part2`. It uses your functions of part 1, or multiscreen.py's
-where you have not written them. Parameters have the repository's names, so its trained weights fit
-your model: `python -m exercises.trained` trains it for 200 steps, then loads them.
+Check it with `pytest exercises -k part2`. The model uses your functions of part 1, or those of
+multiscreen.py where you have not written them. The parameters have the same names as in the
+repository, so its trained weights fit your model: at the end `python -m exercises.trained` trains
+your model for 200 steps and then loads trained weights into it.
 
 Axes: B batch, T positions, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
 """
@@ -46,11 +47,11 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        q, k, v = x W_Q, x W_K, x W_V, Eq. 15, each of unit length, Eq. 5. MiPE rotates q and k.
-        h = screen(q_tilde, k_tilde, v_bar, w, r, i0), Eq. 12. u = TanhNorm(h), Eq. 14.
-        Without a cache x starts at position 0, with one (exercise 2.9) at `cache.end`.
-        cache.append(k_tilde, v_bar, w) adds the new keys and values. It returns all keys, all
-        values, and the position of the first key.
+        Project x to q, k, v = x W_Q, x W_K, x W_V (Eq. 15), scale each to unit length (Eq. 5), and
+        rotate q and k by MiPE. Then h = screen(q_tilde, k_tilde, v_bar, w, r, i0) (Eq. 12) and
+        u = TanhNorm(h) (Eq. 14). Without a cache x starts at position 0, and with one (exercise
+        2.9) at position `cache.end`. cache.append(k_tilde, v_bar, w) adds the new keys and values;
+        it returns all keys, all values, and the position of the first key.
         """
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 
@@ -63,16 +64,17 @@ class GatedScreeningTiles(nn.Module):
 
 
 class KeyCache:
-    """The keys and values of one layer that a later query may see: encoded, oldest first."""
+    """The keys, after MiPE, and values of one layer that later queries may see, oldest first."""
 
     def __init__(self):
         self.k = self.v = None
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
     def append(self, k, v, w):
-        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and `first`.
+        """Add (B, H, T, K) keys and (B, H, T, V) values. Returns all kept ones, and `first`.
 
-        You may keep everything. To bound memory, drop keys outside every window w, (H,).
+        You may keep everything. If you want to bound the memory, drop the keys that lie outside
+        every window; w: (H,).
         """
         raise NotImplementedError("Exercise 2.9: a cache of keys and values")
 
@@ -91,7 +93,7 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def initialize(self):
-        """The table in the appendix "Multiscreen Initialization". N(0, x) has deviation x.
+        """The table in the appendix "Multiscreen Initialization". x in N(0, x) is the deviation.
 
         W_Q, W_K  N(0, 0.1/sqrt(d_K))    s_w  evenly spaced over the tiles, from 0 to log w_th
         W_V       N(0, 0.1/sqrt(d_V))    s_r  0
@@ -121,7 +123,7 @@ class Multiscreen(nn.Module):
     def loss(self, tokens, targets):
         """Mean cross-entropy in nats, (B, T) x (B, T) -> a scalar. targets: the next tokens.
 
-        Targets of -100 are ignored.
+        Positions whose target is -100 do not count.
         """
         raise NotImplementedError("Exercise 2.8: the loss")
 
@@ -129,6 +131,7 @@ class Multiscreen(nn.Module):
     def generate(self, tokens, n):
         """The next n tokens, (B, n), each the one with the largest logit. tokens: (B, T)
 
-        Each token goes through the layers once: later steps find earlier ones in the caches.
+        Each token goes through the layers only once, because later steps find its keys and values
+        in the caches.
         """
         raise NotImplementedError("Exercise 2.10: greedy generation with a cache")

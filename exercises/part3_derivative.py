@@ -1,14 +1,16 @@
-"""Part 3: the gradients of screening by hand, in blocks: the kernel's work, readable.
+"""Part 3: the gradients of screening by hand, in blocks, as the kernel computes them.
 
-Check it with `pytest exercises -k part3`. One tile, no batch, float64.
+Check it with `pytest exercises -k part3`. To keep it readable there is one tile and no batch, and
+all numbers are float64.
 
-Here d = i - j, the opposite sign of Eq. 10. Then Trim and Softmask are squares:
+In this file d = i - j, which has the opposite sign of the d in Eq. 10. Trim and Softmask are then
+squares:
 
     alpha_d = (z c)^2,   z = max(1 - (1 - s)/r, 0),   c = cos(pi d/(2 w)) inside the window, or 0
 
 Let dh = dL/dh be the incoming gradient. The gradient of a relevance is dh_i . v_j, whatever the
-other keys are. So each block of queries and keys is computed by itself, and the results are added.
-Derive each formula on paper before you write its line.
+other keys are. So you can compute each block of queries and keys by itself and add up the results.
+Derive each formula on paper before you write it as code.
 
 Axes: I queries of a block, J keys of a block; T all queries, S all keys; K d_K, V d_V.
 """
@@ -22,7 +24,7 @@ def pairs(q, k, w, r, i, j):
 
         d = i - j,   z = max(1 - (1 - q . k)/r, 0),   c = cos(pi d/(2 w)) for 0 <= d < w
 
-    c is exactly 0 for a later key (d < 0) and at distance w and beyond.
+    c is exactly 0 for a key after the query (d < 0) and at a distance of w or more.
     """
     raise NotImplementedError("Exercise 3.1: z, c and d of a block")
 
@@ -60,15 +62,16 @@ def dk_block(dz, q, r):
 
 
 def dr_block(dz, z, r):
-    """What a block adds to dL/dr, a number.
+    """What a block adds to dL/dr. Returns a number.
 
-    dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r. You have z, not s: write (1 - s)/r in z.
+    dL/dr = sum_ij dL/dz_ij dz/dr, with z = 1 - (1 - s)/r. You are given z but not s, so express
+    (1 - s)/r by z.
     """
     raise NotImplementedError("Exercise 3.6: the gradient of r")
 
 
 def dw_block(z, c, d, v, dh, w):
-    """What a block adds to dL/dw, through the softmask. A number; 0 for w = inf, not NaN.
+    """What a block adds to dL/dw, through the softmask. Returns a number: 0, not NaN, for w = inf.
 
     dL/dw = sum_ij dL/dc_ij dc/dw, with c = cos(theta d), theta = pi/(2 w), alpha_d = (z c)^2.
     """
@@ -79,7 +82,7 @@ def gradients(q, k, v, w, r, dh, i0=0, size=16):
     """dL/dq, dL/dk, dL/dv, dL/dw, dL/dr of h = screen(q, k, v, w, r, i0), in blocks of `size`.
 
     q: (T, K); k: (S, K); v: (S, V); dh: (T, V); w, r: tensors without axes. The first query is at
-    position i0. Make no T x S tensor, and visit no block outside the window: the queries at
-    i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
+    position i0. Do not create a T x S tensor, and visit only the blocks in the window: the queries
+    at i .. last see the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1).
     """
     raise NotImplementedError("Exercise 3.8: all gradients, block by block")

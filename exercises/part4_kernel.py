@@ -1,8 +1,8 @@
-"""Part 4: screening as Triton kernels, in the interpreter: any Linux laptop, no GPU.
+"""Part 4: screening as Triton kernels. They run in Triton's interpreter, which needs no GPU.
 
-Check it with `pytest exercises -k part4`. Read launch.py first: it starts the kernels, and says how
-many programs run. In the interpreter `print` works inside a kernel, and a mistake gives a Python
-traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
+Check it with `pytest exercises -k part4`. Read launch.py first, because it starts the kernels and
+says how many programs run. In the interpreter you can call `print` inside a kernel, and a mistake
+gives a Python traceback. On a GPU the same code compiles, once you have removed `if` and `raise`.
 
     tl.program_id(0)                     which block this program works on
     tl.arange(0, N)                      0 .. N - 1; N is a power of two
@@ -13,9 +13,10 @@ traceback. On a GPU the same code compiles, once `if` and `raise` are removed.
     math.pi, or PI = tl.constexpr(3.141592653589793) above the kernels; a plain PI = 3.14 there runs
     in the interpreter only
 
-Matrices are contiguous: row n of Q starts at Q + n K. Q has T rows, K_ has S: past the last, load 0
-and store nothing. Programs run at the same time: each stores its own block. With b = program_id(0),
-block b of the queries has t = b BI .. b BI + BI - 1, at positions i0 + t.
+Matrices are contiguous, so row n of Q starts at Q + n K. Q has T rows and K_ has S rows. Past the
+last row, load 0 and store nothing. Programs run at the same time, so each one stores a block of its
+own. With b = program_id(0), block b consists of the queries t = b BI .. b BI + BI - 1, which are at
+the positions i0 + t.
 """
 import math  # noqa: F401
 
@@ -51,9 +52,10 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 
         lo = max(i_first - ceil(w) + 1, 0), rounded down,   hi = min(i_last + 1, S)
 
-    OUT: (blocks, 2), int32. lo is a multiple of BJ; the loop is `for j0 in range(lo, hi, BJ)`. It
-    covers every key that a query of the block sees, and every block of keys that it visits has one.
-    If no key is seen, lo = hi. w may be inf: cut it to 2^30 before it becomes an integer.
+    OUT: (blocks, 2), int32. lo is a multiple of BJ, so that the kernels can loop by
+    `for j0 in range(lo, hi, BJ)`. This loop covers every key that a query of the block sees, and
+    each block of keys that it visits contains such a key. If the block sees no key, lo = hi. w may
+    be inf: clamp it to 2^30 before you convert it to an integer.
     """
     raise NotImplementedError("Exercise 4.3: the loop bounds of a window")
 
@@ -61,7 +63,7 @@ def bounds_kernel(W, OUT, i0, T, S, BI: tl.constexpr, BJ: tl.constexpr):
 @triton.jit
 def forward_kernel(Q, K_, V_, W, R, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
                    BI: tl.constexpr, BJ: tl.constexpr):
-    """Eq. 12 for one block of queries: a loop over the keys it sees. V_: (S, V); OUT: (T, V).
+    """Eq. 12 for one block of queries: loop over the keys it sees. V_: (S, V); OUT: (T, V).
 
         h_t = sum_j alpha_d,tj v_j
     """
@@ -71,8 +73,10 @@ def forward_kernel(Q, K_, V_, W, R, OUT, i0, T, S, K: tl.constexpr, V: tl.conste
 @triton.jit
 def dq_kernel(Q, K_, V_, W, R, DH, OUT, i0, T, S, K: tl.constexpr, V: tl.constexpr,
               BI: tl.constexpr, BJ: tl.constexpr):
-    """dL/dq for one block of queries (part 3). DH: (T, V), dL/dh; OUT: (T, K). The same loop.
+    """dL/dq for one block of queries, as in part 3. DH: (T, V), dL/dh; OUT: (T, K).
 
         dL/dq_t = sum_j dz_tj k_j / r,   dz = 2 z m (dh_t . v_j)
+
+    The loop is the same as in forward_kernel.
     """
     raise NotImplementedError("Exercise 4.5: the gradient of the queries")
