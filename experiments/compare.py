@@ -17,9 +17,8 @@ group, three or more, have a partner, a line under the table says so. alive: the
 the windows with relevance above 0. w_max: the largest window. Both are measured at the end of a
 run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window rows
 before. grad: the median gradient norm of the second half. Compare tokens per second only if each
-run had a machine to itself. A run has diverged if train.py stopped it, or if its mean training loss
-over the last eighth of the log is more than half a nat above the mean over another eighth, or above
-the first loss.
+run had a machine to itself. A run has diverged if train.py stopped it, or if its validation loss is
+higher at the end than at its first evaluation, and the training loss has risen since then, too.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ.
 
@@ -103,11 +102,12 @@ def rows_of(groups, step, by=None):
 
 def changes_of(runs, first, step, by):
     """The losses after `step` minus those of the first group, of equal seeds and values of `by`."""
-    if runs[0].label == first[0].label or why_not(first[0], runs[0]):
+    if runs[0].label == first[0].label:
         return []
-    ours, theirs = ({(run.seed, run.flags.get(by)): run.losses[step] for run in some
+    ours, theirs = ({(run.seed, run.flags.get(by)): run for run in some
                      if run.end != "diverged" and step in run.losses} for some in (runs, first))
-    return [ours[pair] - theirs[pair] for pair in ours if pair in theirs]
+    return [run.losses[step] - theirs[pair].losses[step] for pair, run in ours.items()
+            if pair in theirs and not why_not(theirs[pair], run)]
 
 
 def verdict(changes):
@@ -120,8 +120,8 @@ def verdict(changes):
 
 
 def row_of(label, runs, changes, step):
-    """A row, {name of COLUMNS: cell}: means over the runs."""
-    loss, std = mean_and_std([run.loss_at(step) for run in runs])
+    """A row, {name of COLUMNS: cell}: means over the runs, of losses over those on one text."""
+    loss, std = mean_and_std([run.loss_at(step) for run in runs if not why_not(runs[0], run)])
     change, change_std = mean_and_std(changes)
     row = {"run": label, "seeds": len(runs), "parameters": runs[0].flags["parameters"],
            "val_loss": loss, "std": std, "change": change, "change_std": change_std}
@@ -136,27 +136,47 @@ def row_of(label, runs, changes, step):
 
 def notes_on(runs, changes, first, step):
     """What a row does not say: what is not compared, how runs ended, where one was better."""
-    n = sum(not math.isnan(run.loss_at(step)) for run in runs)
+    n = sum(not math.isnan(run.loss_at(step)) and not why_not(runs[0], run) for run in runs)
     if reason := why_not(first, runs[0]):
         yield f" is not compared: {reason}"
     elif runs[0].label != first.label and len(changes) < n:
         yield (f": the change uses {len(changes)} of its {n} losses: the others have no partner, "
                "of the same seed and step")
     for run in runs:
-        if run.end:
-            yield f", seed {run.seed}: {run.end}"
+        if reason := why_not(runs[0], run):
+            yield f", seed {run.seed}: left out of the mean: {reason}"
+        yield from notes_on_run(run)
         if not math.isnan(run.loss_at()) and step not in run.losses:
             yield f", seed {run.seed}: its loss is that after {max(run.losses)} steps"
-        if run.loss_at() > run.facts["best"] + 0.05:
-            yield (f", seed {run.seed}: best {run.facts['best']:.5g} after "
-                   f"{run.facts['best_step']:g} steps")
+
+
+def notes_on_run(run):
+    """How a run ended, and where it was better."""
+    if run.end:
+        yield f", seed {run.seed}: {run.end}"
+    if run.loss_at() > run.facts["best"] + 0.05:
+        yield (f", seed {run.seed}: best {run.facts['best']:.5g} after "
+               f"{run.facts['best_step']:g} steps")
+
+
+def differences_inside(groups, by=None):
+    """Lines: where runs of a group differ from its first in more than the seed."""
+    for label, (one, *others) in groups.items():
+        for run in others:
+            if lines := what_differs(one, run, by):
+                yield from (f"\n{label}: seed {one.seed} | seed {run.seed}", *lines)
 
 
 def what_differs(one, other, by=None):
     """Lines: the flags, but for `by`, and the source in which two runs differ."""
     a, b = ({name: x or "-" for name, x in run.flags.items()} for run in (one, other))
+    # The same text may be at another path, and another text at the same.
+    corpora = [flags.get("corpus", "-") for flags in (a, b)]
+    same_text = corpora[0] == corpora[1] != "-"
+    hidden = (*NOT_SHOWN, by, *["data"] * same_text)
     lines = [f"  {name} {a.get(name, '-')} | {b.get(name, '-')}" for name in {**a, **b}
-             if a.get(name, "-") != b.get(name, "-") and name not in (*NOT_SHOWN, by)]
+             if a.get(name, "-") != b.get(name, "-") and name not in hidden]
+    lines += ["  other texts"] * (not same_text and "-" not in corpora)
     changed = differences(one.source, other.source) if one.source and other.source else []
     if not changed and a["model"] == b["model"] and a.get("equations") != b.get("equations"):
         lines.append("  other equations")
@@ -271,23 +291,25 @@ def main():
     # The table, and what it does not show.
     rows, notes = rows_of(groups, step, by)
     known = [name for name in COLUMNS if any(cell_text(row[name]) != "-" for row in rows)]
-    title = f"Validation loss, nats per token, after {step} steps"
+    title = "Validation loss, nats per token"
+    if step:
+        title += f", after {step} steps"
     if "change" in known:
         title += f"; change: against {reference}, by seed" + f" and {by}" * bool(by)
     print_table(known, [[row[name] for name in known] for row in rows], title)
     print(*notes, sep="\n", end="\n" * bool(notes))
 
     # What differs between the groups, and inside them.
-    for label, (one, *others) in groups.items():
+    for label, (one, *_) in groups.items():
         if lines := what_differs(first, one, by):
             print(f"\n{reference} | {label}", *lines, sep="\n")
-        for run in others:
-            if lines := what_differs(one, run, by):
-                print(f"\n{label}: seed {one.seed} | seed {run.seed}", *lines, sep="\n")
+    for line in differences_inside(groups, by):
+        print(line)
 
     if args.name:
         keep_runs(args.out / f"{args.name}.tsv", runs, step)
-    groups = {label: group for label, group in groups.items() if not why_not(first, group[0])}
+    groups = {label: [run for run in group if not why_not(first, run)]
+              for label, group in groups.items() if not why_not(first, group[0])}
     path = args.out / f"{args.name or 'compare'}.png"
     has_curves = all(run.curves for group in groups.values() for run in group)
     if (by or has_curves or len(rows) > 1) and (plt := pyplot()):

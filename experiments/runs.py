@@ -77,16 +77,15 @@ def read_run(path, label="", window=10):
 
     at = int(last.get("step", 0))
     end = "" if int(flags["steps"]) in losses else f"at step {at} of at most {flags['steps']}"
-    loss = curves["loss"][1]
-    finite = all(map(math.isfinite, losses.values()))
-    if (folder / "diverged.txt").exists() or rose(loss) or not finite:
+    if (folder / "diverged.txt").exists() or rose(losses, *curves["loss"]):
         end = "diverged"
     best = min(losses, key=losses.get, default=math.nan)
     steps, norms = curves["grad_norm"]
     facts = {"best": losses.get(best, math.nan), "best_step": best,
              "tokens_per_s": median(curves["tokens_per_s"][1]),
              "alive": last.get("alive", math.nan), "w_max": last.get("w_max", math.nan),
-             "spikes": count_spikes(loss, window), "grad": median(norms[steps > at / 2])}
+             "spikes": count_spikes(curves["loss"][1], window),
+             "grad": median(norms[steps > at / 2])}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     return Run(label, flags, losses, facts, end, curves, source_in(folder))
 
@@ -95,13 +94,19 @@ def median(x):
     return float(np.median(x)) if len(x) else math.nan
 
 
-def rose(loss):
-    """Whether a training loss, (n,), ends half a nat above an earlier one, or is not finite."""
-    if not len(loss):
+def rose(losses, steps, training):
+    """Whether a run ends above where its validation began, or has a validation loss that is NaN.
+
+    losses: {step: validation loss}; training: those of the log, (n,), after so many steps. Means of
+    an eighth of the log must have risen, too, since the first evaluation: where a model overfits
+    they fall. Training losses alone say nothing, since a task gets harder as it is learned.
+    """
+    if not all(map(math.isfinite, losses.values())):
+        return True
+    if not losses or not len(training) or losses[max(losses)] <= losses[min(losses)]:
         return False
-    n = max(len(loss) // 8, 1)
-    means = np.convolve(loss, np.ones(n) / n, "valid")
-    return not means[-1] <= min(loss[0], means.min()) + 0.5
+    n = max(len(training) // 8, 1)
+    return training[-n:].mean() > training[steps <= min(losses)][-n:].mean()
 
 
 def count_spikes(x, window):

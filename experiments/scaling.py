@@ -26,7 +26,7 @@ import torch
 
 from baselines import build
 from experiments.common import mean_and_std, percent, pyplot
-from experiments.compare import draw_by
+from experiments.compare import differences_inside, draw_by
 from experiments.runs import keep_runs, read_runs
 from support.cli import Parser, UsageError, cli, own_folder
 from support.table import print_table
@@ -58,7 +58,10 @@ class Model:
 def get_models(runs):
     """{family: its Models by size}, each at the rate with the best mean over the seeds."""
     for name in BUDGET:
-        values = sorted({run.flags.get(name, "") for run in runs})
+        values = {run.flags.get(name, "") for run in runs}
+        if name == "corpus":                           # a task has none, but a name
+            values = {run.flags.get(name) or run.flags["data"] for run in runs}
+        values = sorted(values)
         if len(values) > 1:
             raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
                              "separately")
@@ -139,6 +142,12 @@ def main():
     print_table(COLUMNS, equal_losses(models),
                 f"Sizes at an equal loss (nats per token, after {runs[0].flags['steps']} steps), "
                 "one measured, at its best rate, and one interpolated")
+    groups = {}
+    for run in runs:
+        name = f"{run.flags['model']}, {run.flags['parameters']}, lr {run.flags['lr']}"
+        groups.setdefault(name, []).append(run)
+    for line in differences_inside(groups):
+        print(line)
     if plt := pyplot():
         points = {family.capitalize(): [(model.parameters, [*model.losses.values()])
                                         for model in found]

@@ -247,13 +247,52 @@ def test_a_long_curve_is_a_mean_of_neighbours(run):
     assert len(compare.mean_curve(found, "loss", 5)[0]) == 12      # short
 
 
-def test_what_is_called_diverged():
-    """The last eighth's mean is half a nat above the lowest eighth's, here 2.95 over 4 rows."""
-    log = 6.0 - np.arange(1, 33) / 10
-    assert not runs.rose(log)
-    for last, diverged in ((3.44, False), (3.46, True), (80.0, True), (NAN, True)):
-        assert runs.rose(np.append(log, [last] * 4)) == diverged, last
-    assert not runs.rose(np.array([]))
+@pytest.mark.parametrize("losses, training, diverged", [
+    ((2.69, 2.48, 2.39), (5.55, 3.31, 2.66, 2.70, 3.20, 2.41, 3.41), False),   # noisy, but healthy
+    ((2.6, 2.4, 2.1), (2.2, 1.2, 1.2, 1.2, 1.6, 2.04, 2.04), False),           # a harder task
+    ((2.6, 2.4, 2.9), (5.0, 3.0, 2.6, 2.5, 2.0, 1.5, 1.0), False),             # overfits
+    ((2.6, 2.4, 2.9), (5.0, 3.0, 2.6, 2.5, 2.4, 2.8, 2.9), True),
+    ((2.6, NAN), (5.0, 3.0, 2.6, 2.5, 2.4, 2.8, 2.9), True), ((2.6,), (5.0, 3.0, 9.0), False),
+    ((), (), False), ((), (5.0, 9.0), False)])
+def test_what_is_called_diverged(losses, training, diverged):
+    """Validation after 100, 200 and 300 steps; rows of the log after 1, 50, 100, .., 300."""
+    losses = {100 * n: x for n, x in enumerate(losses, 1)}
+    steps = np.array([1, 50, 100, 150, 200, 250, 300])[: len(training)]
+    assert runs.rose(losses, steps, np.array(training)) == diverged
+
+
+def test_healthy_runs_of_noisy_steps_keep_their_losses(said, tmp_path):
+    """Four seeds of two sequences a step: the last logged loss of two is the highest but one."""
+    logs = {n: [{"step": step, "loss": x, "grad_norm": 1} for step, x in
+                zip((1, 100, 200, 300), (5.5, 2.6, 2.5, last))] for n, last in
+            enumerate((2.4, 3.4, 2.3, 3.2))}
+    for n, log in logs.items():
+        log += [{"step": step, "val_loss": x + n / 100}
+                for step, x in ((100, 2.7), (200, 2.5), (300, 2.4))]
+        write_run(tmp_path / f"a-{n}", log, seed=n, steps=300)
+    lines = said("a-*")
+    assert rows_in(lines)["a"][2] == "2.415"
+    assert not any("diverged" in line for line in lines)
+
+
+def test_without_any_loss_no_step_is_named(run, said):
+    (run("a", {}) / "diverged.txt").touch()
+    assert said("a")[1] == "Validation loss, nats per token"
+
+
+def test_a_seed_on_another_text_is_no_part_of_the_mean(run, said):
+    a = [run(f"a-{n}", {20: 3.0}, seed=n) for n in (0, 1)]
+    b = [run(f"b-{n}", {20: 2.0 + n}, seed=n, corpus=f"c{n + 1}") for n in (0, 1)]
+    lines = said(*a, *b)
+    assert rows_in(lines)["b"][2:5] == ["2", "-", "-1.0000"]
+    assert "b, seed 1: left out of the mean: other texts" in lines
+    assert lines[lines.index("b: seed 0 | seed 1") + 1] == "  other texts"
+
+
+def test_the_same_text_at_another_path_is_no_difference(run, said):
+    lines = said(run("a", {20: 3.0}, data="/a/x.txt"), run("b", {20: 3.5}, data="/b/x.txt"))
+    assert rows_in(lines)["b"][4] == "+0.5000"
+    assert not any("data" in line or "texts" in line for line in lines)
 
 
 def test_a_run_is_read(run):

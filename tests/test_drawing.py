@@ -63,6 +63,18 @@ def test_a_size_counts_at_its_best_rate_by_the_mean_over_the_seeds(run):
     assert common.mean_and_std([2.0, NAN, 4.0]) == (3.0, math.sqrt(2))
 
 
+def test_runs_of_one_point_that_differ_in_more_than_the_seed_are_told(run, call, monkeypatch,
+                                                                     capsys):
+    monkeypatch.setattr(scaling, "pyplot", lambda: None)
+    call(scaling, run("a", 3.5), run("b", 3.7, seed="1", weight_decay=0.1))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("multiscreen, 4626, lr 0.0625: seed 0 | seed 1") + 1] == (
+        "  weight_decay - | 0.1")
+    with pytest.raises(UsageError, match="differ in corpus"):
+        models_of(*(run(name, 3.5, seed=name, data=name, corpus="")
+                    for name in ("abcdigits", "passkey")))
+
+
 def test_the_embedding_has_the_width_of_the_run(run):
     models = models_of(run("a", 4.0, d_E="8", parameters="9238"), run("b", 4.0, **TRANSFORMER))
     assert [model.rest for found in models.values() for model in found] == [
