@@ -32,6 +32,7 @@ comparison. The paper shows its curves but prints no numbers.
 import hashlib
 import itertools
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -172,16 +173,40 @@ class Curve(NamedTuple):
     std: np.ndarray
 
 
+def hash_in(document):
+    """What is the same for a document in any file: the end of its name in a table."""
+    return document.rpartition(" ")[2]
+
+
+def documents_of(rows):
+    """{(data, length): the hashes of its documents}"""
+    found = {}
+    for row in rows:
+        found.setdefault((row["data"], row["length"]), set()).add(hash_in(row["document"]))
+    return found
+
+
+def with_one_path(rows):
+    """The rows, where --data that has the same documents has one name: a text may have moved."""
+    names = {}
+    for (data, length), documents in documents_of(rows).items():
+        names[data, length] = names.setdefault((length, frozenset(documents)), data)
+    return [row | {"data": names[row["data"], row["length"]]} for row in rows]
+
+
 def get_curves(rows):
     """The Curves of rows, of the documents that all seeds of a curve have."""
     curves = []
-    for (label, setting), found in group_rows(rows, TEXTS).items():
+    for (label, setting), found in group_rows(with_one_path(rows), TEXTS).items():
         seeds = {}
         for row in found:
             of_seed = seeds.setdefault(row["seed"], {})
-            of_seed[row["document"]] = np.array(row["nats"].split(), dtype=float)
+            of_seed[hash_in(row["document"])] = np.array(row["nats"].split(), dtype=float)
         shared = set.intersection(*map(set, seeds.values()))
-        if shared:
+        if not shared:
+            print(f"{label}{setting}: no curve, since its seeds share no document",
+                  file=sys.stderr)
+        else:
             y = np.exp([np.mean([nats[name] for name in shared], 0) for nats in seeds.values()])
             std = y.std(0, ddof=1) if len(y) > 1 else np.full(y.shape[1], math.nan)
             curves.append(Curve(label, setting, int(found[0]["seq_len"]), len(y), len(shared),

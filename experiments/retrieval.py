@@ -58,14 +58,14 @@ class Panel(NamedTuple):
 def mean_by_length(cells):
     """{length: {seed: mean share over the depths}}
 
-    Seeds measured at fewer depths than others are left out: their mean covers other cells.
+    Seeds that lack a depth which others have are left out: their mean covers other cells.
     """
     columns = {}
-    for (length, _), cell in cells.items():
+    for (length, depth), cell in cells.items():
         for seed, share in cell.shares.items():
-            columns.setdefault(length, {}).setdefault(seed, []).append(share)
-    return {length: {seed: statistics.mean(shares) for seed, shares in column.items()
-                     if len(shares) == max(map(len, column.values()))}
+            columns.setdefault(length, {}).setdefault(seed, {})[depth] = share
+    return {length: {seed: statistics.mean(shares.values()) for seed, shares in column.items()
+                     if shares.keys() == set().union(*column.values())}
             for length, column in columns.items()}
 
 
@@ -77,13 +77,25 @@ def get_panels(rows):
             for (label, setting), found in groups.items()]
 
 
+def left_out(panels):
+    """A line for each seed and length that has no mean, though it was measured."""
+    for panel in panels:
+        found = mean_by_length(panel.cells)
+        measured = {(length, seed) for (length, _), cell in panel.cells.items()
+                    for seed in cell.shares}
+        for length, seed in sorted(measured, key=lambda pair: (pair[0], len(pair[1]), pair[1])):
+            if seed not in found[length]:
+                yield (f"{panel.name}, seed {seed}: no mean at {length} tokens, since it lacks "
+                       "depths that other seeds have")
+
+
 def table_rows(panels, lengths):
     """For each model a row a seed, its mean over the depths; then what several seeds have."""
     rows = []
     for panel in panels:
         found = mean_by_length(panel.cells)
         columns = [found.get(length, {}) for length in lengths]
-        seeds = {seed for column in columns for seed in column}
+        seeds = {seed for cell in panel.cells.values() for seed in cell.shares}
         for seed in sorted(seeds, key=lambda seed: (len(seed), seed)):
             rows.append([panel.name, seed, *(percent(column.get(seed)) for column in columns)])
         if len(seeds) > 1:
@@ -170,6 +182,8 @@ def main():
     print_table(["model", "seed", *map(str, lengths)], table_rows(panels, lengths),
                 f"Needles found by length, mean over the depths, prompts per cell: {trials}; "
                 "95 %: seeds that find 95 % or more")
+    for line in left_out(panels):
+        print(line)
     if plt := pyplot():
         draw_panels(plt, panels, out)
         if len(panels) <= len(COLORS):

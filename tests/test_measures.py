@@ -106,8 +106,21 @@ def test_means_over_documents_then_over_seeds():
     assert plain.std == pytest.approx([(math.e**4 - math.e**2) / math.sqrt(2)])
     assert (expanded.setting, expanded.n_documents) == (" + SWE", 1)
     assert expanded.mean == pytest.approx([math.e**7])
-    # Seeds without a document in common have no curve.
-    assert perplexity.get_curves([rows[0], document("b", "1", seed="1")]) == []
+
+
+def test_seeds_without_a_document_in_common_have_no_curve_and_a_line_says_so(capsys):
+    assert perplexity.get_curves([document("a", "1"), document("b", "1", seed="1")]) == []
+    assert capsys.readouterr().err == "Multiscreen: no curve, since its seeds share no document\n"
+
+
+def test_a_text_is_the_same_at_another_path():
+    rows = [document("a.txt 1", "1", data="/x/a.txt"),
+            document("b.txt 1", "3", seed="1", data="/y/b.txt")]
+    curve, = perplexity.get_curves(rows)
+    assert (curve.setting, curve.n_seeds, curve.n_documents) == ("", 2, 1)
+    other = document("a.txt 2", "3", data="/z/a.txt")
+    assert [curve.setting for curve in perplexity.get_curves([*rows, other])] == [
+        ", data /x/a.txt", ", data /z/a.txt"]
 
 
 def test_perplexity_has_a_row_for_each_document_and_setting_and_makes_none_twice(

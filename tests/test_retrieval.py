@@ -91,7 +91,16 @@ def test_a_seed_with_fewer_depths_than_others_does_not_count():
         return retrieval.mean_by_length(get_cells(rows))
 
     assert means(cell(), cell(depth="0.5"), cell("0", seed="1")) == {16: {"0": 1.0}}
-    assert means(cell("0.5"), cell(depth="0.5", seed="1")) == {16: {"0": 0.5, "1": 1.0}}
+    assert means(cell("0.5"), cell("0.5", seed="1")) == {16: {"0": 0.5, "1": 0.5}}
+    # As many depths, but others.
+    rows = [cell(), cell(depth="0.5"), cell(seed="1"), cell("0", seed="1", depth="0.9")]
+    assert means(*rows) == {16: {}}
+    panels = retrieval.get_panels(rows)
+    assert [*retrieval.left_out(panels)] == [
+        f"Multiscreen, seed {seed}: no mean at 16 tokens, since it lacks depths that other seeds "
+        "have" for seed in "01"]
+    assert retrieval.table_rows(panels, [16])[:2] == [["Multiscreen", "0", None],
+                                                      ["Multiscreen", "1", None]]
 
 
 def panels_of(rows):
