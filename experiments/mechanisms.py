@@ -11,16 +11,22 @@ mechanisms, also your own in BLOCKS of baselines/__init__.py.
 compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
 perplexity.tsv of `python -m experiments.perplexity`, abcdigits.tsv of abcdigits.py. Runs of one
 model, or of one label, share a row in the table, with means over the seeds, and have one more for
---swe or the best --rope-scale. The numbers go to out/mechanisms.tsv, a row for each run and
-measurement. Name that table, alone or beside other runs, to draw it again.
+--swe or the best --rope-scale. Only what was measured with a run's present weights counts. It must
+be measured on the same documents, or at the same depths and digits, in all runs; where a run has
+more than that, choose: --only data=books digits=6. Lines below the table say what its means hide.
+
+The numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table, alone or
+beside other runs, to draw it again.
 """
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from abcdigits import get_cells
+from abcdigits import CELL, get_cells
 from experiments.common import figure_path, pyplot, save_figure
-from experiments.perplexity import get_curves
+from experiments.compare import differences_inside, notes_on_run, why_not
+from experiments.perplexity import KEYS, get_curves, hash_in, with_one_path
 from experiments.retrieval import mean_by_length
 from experiments.runs import median, read_run
 from experiments.style import COLORS, WIDTH, labels_of, legend_below, plain_axis
@@ -28,13 +34,13 @@ from experiments.weights import TITLES, show_weights
 from support.cli import Parser, UsageError, cli
 from support.data import STREAMS
 from support.table import (
+    RUN,
     current,
     keep_rows,
     name_of_model,
     named_paths,
     print_table,
     read_rows,
-    run_of,
 )
 
 # "length" is that of "perplexity" and "needles"; "setting" is of SETTINGS.
@@ -50,67 +56,182 @@ KINDS = {"loss": ("loss on text\n(less is better)", ".4f"),
 
 # ------------------------------------------------------------------------- what runs have measured
 
-def rows_of(folder, label=""):
-    """The rows of a run of train.py and of what was measured with it, dicts of text by COLUMNS."""
-    run, folder = read_run(folder), Path(folder)
-    data = run.flags["data"]
+def rows_of(run, folder, label, only):
+    """The rows of a run of train.py and of what was measured with it, dicts of text by COLUMNS.
+
+    Those of a measurement have one more cell, "on": what it was measured on. only: of `parse_only`.
+    """
+    data, step = run.flags["data"], last_step(run)
     cells = {"model": name_of_model(run.flags, label), "parameters": run.flags["parameters"],
              "seed": run.seed, "task": data if data in STREAMS else "text", "lr": run.flags["lr"],
-             "step": str(max(run.losses, default=0))}
+             "step": step}
     if data in STREAMS:
         digits = run.curves["needle"][1]
-        found = [("needle digits", "", "", digits[-1])] if len(digits) else []
-        found += measured(folder / "abcdigits.tsv", "needles", needles)
+        found = [("needle digits", digits[-1])] if len(digits) else []
+        others = measured(run, folder / "abcdigits.tsv", "needles", only)
     else:
-        found = [("loss", "", "", run.loss_at()), ("ms", "", "", median(run.curves["ms"][1])),
-                 *measured(folder / "perplexity.tsv", "perplexity", perplexities)]
-    return [cells | {"what": what, "length": str(length), "setting": setting, "value": f"{x:.6g}"}
-            for what, length, setting, x in found]
+        found = [("loss", run.loss_at()), ("ms", median(run.curves["ms"][1]))]
+        others = measured(run, folder / "perplexity.tsv", "perplexity", only)
+    rows = [{"what": what, "length": "", "setting": "", "value": x} for what, x in found] + others
+    return [cells | row | {"value": f"{row['value']:.6g}"} for row in rows]
 
 
-def measured(path, what, summary):
-    """[(what, length, setting, value)] of a table beside a checkpoint, as it was measured last.
+def last_step(run):
+    """The step of a run's last evaluation, as text."""
+    steps = [*run.curves["val_loss"][0], *run.curves["needle"][0]]
+    return str(int(max(steps, default=0)))
 
-    summary: a function of rows that gives {length: value}. No RoPE factor is a factor of 1; the
-    setting RoPE has the rows of all factors.
+
+def measured(run, path, what, only):
+    """Cells of the rows of a table in a run's folder: step, what, length, setting, value and on.
+
+    No RoPE factor is a factor of 1; the setting RoPE has the rows of all factors. Raises UsageError
+    if the run was measured on several texts, or with several numbers of digits.
     """
-    rows = read_rows(path) if path.exists() else []
-    rows = [row for row in current(rows) if run_of(row) == run_of(rows[-1])]
+    summary, constant, unit = MEASURED[what]
+    rows = current(read_rows(path), path) if path.exists() else []
+    if not path.with_name("ckpt.pt").exists():
+        known = run.flags | {"step": last_step(run)}
+        rows = [row for row in rows if all(row[name] == known[name] for name in OF_RUN)]
+    rows = [row | {"factor": row["factor"] or "1"} for row in rows
+            if all(row[name] in values for name, values in only.items() if name in row)]
+    rows = with_one_path(rows) if what == "perplexity" else rows
+    for name in constant:
+        if len(values := dict.fromkeys(row[name] for row in rows)) > 1:
+            raise UsageError(f"{path} was measured with {name} {' | '.join(values)}: choose, as "
+                             f"in --only '{name}={[*values][-1]}'")
+
     plain = [row for row in rows if not row["swe"]]
-    found = {"": [row for row in plain if row["factor"] in ("", "1")],
-             "SWE": [row for row in rows if row["swe"]],
-             "RoPE": plain if any(row["factor"] for row in plain) else []}
-    return [(what, length, setting, x) for setting, rows in found.items() if rows
-            for length, x in summary(rows).items()]
+    groups = {"": [row for row in plain if row["factor"] == "1"],
+              "SWE": [row for row in rows if row["swe"]],
+              "RoPE": plain if any(row["factor"] != "1" for row in plain) else []}
+    return [{"step": rows[-1]["step"], "what": what, "length": str(length), "setting": setting,
+             "value": x, "on": {basis_of(used, factor, constant, unit)
+                                for factor in {row["factor"] for row in used}}}
+            for setting, some in groups.items() if some
+            for length, (x, used) in summary(some).items()]
+
+
+def basis_of(rows, factor, constant, unit):
+    """(what runs must have in common, in words): of the rows with a RoPE factor."""
+    units = sorted({row[unit] for row in rows if row["factor"] == factor})
+    settings = [(name, rows[0][name]) for name in constant]
+    words = [f"{name} {x}" for name, x in settings] + [f"{unit}s {' '.join(units)}"]
+    # A text is the same under any name.
+    same = sorted(map(hash_in, units)) + [x for name, x in settings if name != "data"]
+    return tuple(same), ", ".join(words) if len(units) < 9 else f"{words[0]}, {len(units)} {unit}s"
 
 
 def perplexities(rows):
-    """{64: x, L: y} at the longest length L, with the RoPE factor that is best at the end."""
+    """{64: (x, rows), L: (x, rows)}: at the longest length L, with the RoPE factor best there."""
     length = max(int(row["length"]) for row in rows)
-    curves = get_curves([row for row in rows if int(row["length"]) == length])
-    best = min(curves, key=lambda curve: curve.mean[-1])
-    return {n: best.mean[best.x.index(n)] for n in (64, length) if length > 64}
+    used = [row for row in rows if int(row["length"]) == length]
+    best = min(get_curves(used), key=lambda curve: curve.mean[-1])
+    return {n: (best.mean[best.x.index(n)], used) for n in (64, length) if length > 64}
 
 
 def needles(rows):
-    """{length: share of answers found}, means over the depths, in each cell the best."""
-    return {length: statistics.mean(shares.values())
-            for length, shares in mean_by_length(get_cells(rows)).items()}
+    """{length: (share of answers found, rows)}: means over the depths, in each cell the best."""
+    shares = mean_by_length(get_cells(rows))
+    return {length: (statistics.mean(shares[length].values()),
+                     [row for row in rows if int(row["length"]) == length]) for length in shares}
 
 
-def gather(words):
-    """The rows of runs and tables. Raises UsageError if two of them have the same run."""
-    places, rows = {}, []
+# Of a measurement: its summary, columns that have one value in a run, and what it is a mean over.
+MEASURED = {"perplexity": (perplexities, ("data", "window"), "document"),
+            "needles": (needles, ("digits",), "depth")}
+# Columns of RUN that flags.txt has, and step.
+OF_RUN = [name for name in RUN if name != "parameters"]
+
+
+def parse_only(words):
+    """{column: its values} of --only."""
+    only = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in ("digits", *KEYS[len(RUN):], *CELL) or not value:
+            raise UsageError(f"--only {word}: expected a column of perplexity.tsv or abcdigits.tsv "
+                             "and a value, as in data=books, digits=6, depth=0.5")
+        only.setdefault(name, []).append(value)
+    return only
+
+
+def gather(words, only=()):
+    """(the rows of runs and tables, {(model, parameters, task): its Runs}).
+
+    Raises UsageError if two of them have the same run, or were measured on different things.
+    """
+    places, known, rows, runs = {}, {}, [], {}
+    only = parse_only(only)
     for label, name in dict.fromkeys(named_paths(words)):
-        for row in read_rows(name) if name.endswith(".tsv") else rows_of(name, label):
+        if name.endswith(".tsv"):
+            found = read_rows(name)
+        else:
+            run = read_run(name)
+            found = rows_of(run, Path(name), label, only)
+        for row in found:
+            measured_on = row.pop("on", ())
             if tuple(row) != COLUMNS:
                 raise UsageError(f"{name} is not a table of this command: name runs' folders")
-            run = row["model"], row["task"], row["seed"]
-            if places.setdefault(run, name) != name:
-                raise UsageError(f"{places[run]} and {name} are both {', '.join(run)}: label one, "
-                                 f"as in mine={name}")
+            # That at 64 is no column: it divides the others of its run.
+            column = row["what"], row["length"], name * (row["length"] == "64")
+            for on, said in measured_on:
+                first, first_said, place = known.setdefault(column, (on, said, name))
+                if on != first:
+                    raise UsageError(f"{' '.join(column[:2])} is of {first_said} in {place}, of "
+                                     f"{said} in {name}: measure both alike, or choose with "
+                                     "--only")
+            of_run = row["model"], row["task"], row["seed"]
+            if places.setdefault(of_run, name) != name:
+                raise UsageError(f"{places[of_run]} and {name} are both {', '.join(of_run)}: label "
+                                 f"one, as in mine={name}")
             rows.append(row)
-    return rows
+        if found and not name.endswith(".tsv"):
+            row = found[0]
+            group = runs.setdefault((row["model"], row["parameters"], row["task"]), [run])
+            if reason := why_not(group[0], run):
+                raise UsageError(f"{name} would share a row with a run that it does not compare "
+                                 f"with ({reason}): label it, as in mine={name}")
+            group += [run] * (group[0] is not run)
+    return rows, runs
+
+
+def notes_on(rows, runs):
+    """Lines: which numbers are of other steps, how runs ended, and in what those of a row differ.
+
+    rows, runs: of `gather`
+    """
+    labels, last = labels_of(rows), {}
+    for row in rows:
+        if row["length"] == "":
+            last[row["model"], row["parameters"], row["seed"], row["task"]] = row["step"]
+    ends = Counter(step for (*_, task), step in last.items() if task == "text")
+    usual = max(ends, key=lambda step: (ends[step], int(step)), default=None)
+    for (*model, seed, task), step in last.items():
+        if task == "text" and step != usual:
+            yield f"{labels[tuple(model)]}, seed {seed}: its loss is that after {step} steps"
+    others = dict.fromkeys((row["model"], row["parameters"], row["seed"], row["what"], row["step"])
+                           for row in rows if row["length"] and row["step"] != last.get(
+                               (row["model"], row["parameters"], row["seed"], row["task"])))
+    for *model, seed, what, step in others:
+        yield f"{labels[tuple(model)]}, seed {seed}: its {what} was measured after {step} steps"
+    n_runs = Counter((*model, task) for (*model, _, task) in last)
+    n_measured = Counter((row["model"], row["parameters"], row["task"], row["what"], row["length"])
+                         for row in rows if row["length"] not in ("", "64") and not row["setting"])
+    for (*model, task, what, length), n in n_measured.items():
+        if n < n_runs[*model, task]:
+            yield (f"{labels[tuple(model)]}: {what} {length} is of {n} of its "
+                   f"{n_runs[*model, task]} seeds")
+
+    firsts, groups = {}, {}
+    for (*model, task), group in runs.items():
+        label = labels[tuple(model)]
+        groups[f"{label}, {task}"] = group
+        if reason := why_not(firsts.setdefault(task, group[0]), group[0]):
+            yield f"{label} does not compare with the first row: {reason}"
+        for run in group:
+            yield from (f"{label}{note}" for note in notes_on_run(run))
+    yield from differences_inside(groups)
 
 
 # ----------------------------------------------------------------------- the table and the figure
@@ -216,6 +337,8 @@ def main():
                    "tables of this script")
     p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, or a "
                    "name in BLOCKS of baselines/__init__.py [the twelve of baselines/attention.py]")
+    p.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="where runs were "
+                   "measured in several ways, the rows that count: data=books digits=6 depth=0.5")
     p.add_argument("--out", type=figure_path, help="path of the figure, .png; the rows of runs go "
                    "beside it as .tsv [out/mechanism_weights.png; for runs, out/mechanisms.png]")
     args = p.parse_args()
@@ -225,11 +348,13 @@ def main():
         return show_weights(args.names or [*TITLES], args.out or Path("out/mechanism_weights.png"))
 
     out = args.out or Path("out/mechanisms.png")
-    rows = gather(args.runs)
+    rows, runs = gather(args.runs, args.only)
     lines = get_lines(rows)
     columns = columns_of(lines)
     keep_rows(out.with_suffix(".tsv"), rows, ("step", "value"))
     print_results(lines, columns)
+    for line in notes_on(rows, runs):
+        print(line)
     if columns and (plt := pyplot()):
         draw_results(plt, lines, columns, out)
 

@@ -13,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
+from support.checkpoint import read_checkpoint, weights_hash
 from support.cli import UsageError, clock, on_one_line, replacing
 from support.source import ROOT
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
+# The tables that a checkpoint has beside it, and in which only its own rows count.
+BESIDE = ("abcdigits", "copying", "latency", "passkey", "perplexity")
 
 
 class Table:
@@ -133,10 +136,38 @@ def last_hashes(rows):
     return {run_of(row): row["hash"] for row in rows}
 
 
-def current(rows):
-    """The rows of a table that are drawn: those of each run with its last hash."""
+def weights_of(row):
+    """The hash of the weights in a row's hash, or "" for a row of no checkpoint."""
+    return row["hash"].rpartition("-")[0]
+
+
+def current(rows, path):
+    """The rows of the table at `path` that are drawn: those of each run with its last hash.
+
+    Beside a checkpoint only the rows of its own weights count: it may have been trained further, or
+    anew, since the others were measured. Raises UsageError if two runs cannot be told apart.
+    """
+    ckpt_path = checkpoint_of(path)
+    if ckpt_path and ckpt_path.exists():
+        known = "", weights_hash(read_checkpoint(ckpt_path))
+        own = [row for row in rows if weights_of(row) in known]
+        if left_out := len(rows) - len(own):
+            print(f"{path}: {left_out} row{'s' * (left_out > 1)} left out, measured with other "
+                  f"weights than {ckpt_path} has now", file=sys.stderr)
+        rows = own
+    weights = {}
+    for row in rows:
+        if weights.setdefault(run_of(row), weights_of(row)) != weights_of(row):
+            raise UsageError(f"{path} has two runs that are {row['model']}, seed {row['seed']}: "
+                             "measure each with a --table of its own, and label the tables")
     last = last_hashes(rows)
     return [row for row in rows if row["hash"] == last[run_of(row)]]
+
+
+def checkpoint_of(path):
+    """The path of the checkpoint that `beside` gives this table, ckpt.pt or m.pt, or None."""
+    stem, _, name = Path(path).stem.rpartition("_")
+    return Path(path).with_name(f"{stem or 'ckpt'}.pt") if name in BESIDE else None
 
 
 def named_paths(words):
@@ -154,9 +185,9 @@ def read_tables(paths, value):
     """The rows of several tables of one measurement, for a figure. value: the column measured.
 
     A path may have a label, mine=out/abcdigits.tsv: the models of its rows are then called
-    multiscreen=mine. Raises UsageError if two runs, by their hashes, would be one in a figure.
+    multiscreen=mine. Raises UsageError if two runs would be one in a figure.
     """
-    found, hashes, columns = {}, {}, None
+    found, known, columns = {}, {}, None
     for label, path in named_paths(paths):
         rows = read_rows(path)
         if not rows:
@@ -166,12 +197,20 @@ def read_tables(paths, value):
         if head != columns or head[: len(RUN)] != RUN or head[-2:] != (value, "hash"):
             raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
                              "name another")
-        for row in current(rows):
+        rows = current(rows, path)
+        if not rows:
+            raise UsageError(f"{path} has no row of {checkpoint_of(path)} as it is now: measure it "
+                             "again")
+        for row in rows:
+            # A name leaves out at which step flags changed, and which weights --init took.
+            how = row["init_weights"], row["changes"]
             row["model"] = name_of_model(row, label)
-            if hashes.setdefault(run_of(row), row["hash"]) != row["hash"]:
+            name = tuple(row[x] for x in RUN if x not in ("init_weights", "changes", "step"))
+            if (known.setdefault(name, how) != how
+                    or known.setdefault(run_of(row), row["hash"]) != row["hash"]):
                 raise UsageError(f"two runs are {row['model']}, seed {row['seed']}: label the "
                                  f"runs, as in mine={path}")
-            found[tuple(row[name] for name in columns[:-2])] = row
+            found[tuple(row[x] for x in columns[:-2])] = row
     return [*found.values()]
 
 

@@ -113,6 +113,9 @@ def write_measured(folder, last, rows=(), **flags):
     write_run(folder, log, **flags)
     if rows:
         name = "perplexity" if "nats" in rows[0] else "abcdigits"
+        run = {"model": flags["model"], "parameters": "1000", "seed": str(flags["seed"]),
+               "seq_len": "64", "step": "9"}
+        rows = [row | {x: row[x] or value for x, value in run.items()} for row in rows]
         write_rows(folder / f"{name}.tsv", rows)
     return folder
 
@@ -127,21 +130,20 @@ def needle_row(length, depth, accuracy, **values):
 def perplexity_row(document, *nats, **values):
     """nats at 32, 45, 64, 91 and 128 tokens."""
     row = dict.fromkeys(perplexity.KEYS, "") | {
-        "model": "multiscreen", "parameters": "1000", "seq_len": "64", "length": "128",
-        "document": document, "nats": " ".join(map(str, nats)), "hash": "new"}
+        "length": "128", "document": document, "nats": " ".join(map(str, nats)), "hash": "new"}
     return row | values
 
 
-def values_of(folder):
+def values_of(folder, *only):
     """{(what, length, setting): value}"""
-    return {(row["what"], row["length"], row["setting"]): float(row["value"])
-            for row in mechanisms.rows_of(folder)}
+    rows, _ = mechanisms.gather([str(folder)], only)
+    return {(row["what"], row["length"], row["setting"]): float(row["value"]) for row in rows}
 
 
 def test_a_run_is_its_last_loss_and_its_median_step(tmp_path):
     run = write_measured(tmp_path / "a", {"val_loss": 2.5})
     assert values_of(run) == {("loss", "", ""): 2.5, ("ms", "", ""): 50}
-    assert mechanisms.rows_of(run, "mine")[0] == dict(zip(mechanisms.COLUMNS, (
+    assert mechanisms.gather([f"mine={run}"])[0][0] == dict(zip(mechanisms.COLUMNS, (
         "transformer=mine", "1000", "32", "text", "0.25", "9", "loss", "", "", "2.5")))
     (run / "diverged.txt").touch()
     assert math.isnan(values_of(run)["loss", "", ""])
@@ -154,20 +156,137 @@ def test_answers_are_means_over_depths_of_the_best_in_each_cell(tmp_path):
             needle_row(256, 0.1, 0.5), needle_row(256, 0.9, 0.1, factor="1"),
             needle_row(256, 0.1, 0.2, factor="2"), needle_row(256, 0.9, 0.4, factor="2"),
             needle_row(256, 0.1, 0.7, swe="yes"), needle_row(256, 0.9, 0.9, swe="yes")]
-    found = values_of(write_measured(tmp_path / "a", {}, rows, data="abcdigits"))
+    found = values_of(write_measured(tmp_path / "a", {"needle": 0.9}, rows, data="abcdigits"))
     assert {setting: x for (what, _, setting), x in found.items() if what == "needles"} == {
         "": 0.3, "RoPE": 0.45, "SWE": 0.8}
 
 
 def test_perplexities_are_of_the_longest_texts_and_the_factor_best_at_their_end(tmp_path):
     rows = [perplexity_row("a", 0, 0, 0, length="64"), perplexity_row("a", 0, 0, 1, 0, 4),
-            perplexity_row("b", 0, 0, 3, 0, 6), perplexity_row("a", 0, 0, 9, 0, 3, factor="4"),
-            perplexity_row("a", 0, 0, 9, 0, 8, factor="8")]
-    found = values_of(write_measured(tmp_path / "a", {}, rows))
+            perplexity_row("b", 0, 0, 3, 0, 6),
+            *(perplexity_row(name, 0, 0, 9, 0, x, factor=factor)
+              for name in "ab" for factor, x in (("4", 3), ("8", 8)))]
+    found = values_of(write_measured(tmp_path / "a", {"val_loss": 2.5}, rows))
     nats = {(length, setting): math.log(x) for (what, length, setting), x in found.items()
             if what == "perplexity"}
     assert nats == pytest.approx({("64", ""): 2, ("128", ""): 5, ("64", "RoPE"): 9,
                                   ("128", "RoPE"): 3}, abs=1e-4)
+
+
+def perplexity_of(found):
+    return {place: x for (what, *place), x in found.items() if what == "perplexity"
+            for place in [tuple(place)]}
+
+
+def test_a_number_is_of_the_weights_that_a_run_has_now(call, monkeypatch, tmp_path, capsys):
+    """Trained further, and trained anew with another rate to the same step."""
+    def measure():
+        call(perplexity, "--ckpt", "a/ckpt.pt", "--data", "text.txt", "--length", 128, "--device",
+             "cpu")
+        return printed()
+
+    def printed():
+        return next(line[-2:] for line in cells_of(capsys) if line[0] == "Multiscreen")
+
+    monkeypatch.setattr(perplexity, "pyplot", lambda: None)
+    fit(tmp_path / "a", "--steps", "2")
+    before = measure()
+    for more in (["--steps", "9", "--resume"], ["--steps", "9", "--lr", "0.5", "--force"]):
+        fit(tmp_path / "a", *more)
+        capsys.readouterr()
+        assert perplexity_of(values_of(tmp_path / "a")) == {}
+        assert "left out, measured with other weights than" in capsys.readouterr().err
+        with pytest.raises(UsageError, match="has no row of a/ckpt.pt as it is now: measure"):
+            call(perplexity, "a/perplexity.tsv")
+        now = measure()
+        assert now != before
+        call(perplexity, "a/perplexity.tsv")
+        assert printed() == now
+        assert f"{perplexity_of(values_of(tmp_path / 'a'))['128', '']:.3g}" == now[-1]
+        before = now
+
+
+def test_without_its_checkpoint_a_run_has_the_rows_of_its_last_step(tmp_path):
+    rows = [perplexity_row("a", 0, 0, 1, 0, 2, step="5", hash="x-1"),
+            perplexity_row("a", 0, 0, 1, 0, 3, hash="y-1"),
+            perplexity_row("a", 0, 0, 1, 0, 4, seed="33", hash="z-1")]
+    found = values_of(write_measured(tmp_path / "a", {"val_loss": 2.5}, rows))
+    assert found["perplexity", "128", ""] == pytest.approx(math.exp(3), rel=1e-4)
+
+
+def test_of_two_texts_or_numbers_of_digits_one_asks_which(tmp_path):
+    rows = [perplexity_row("a 1", 0, 0, 1, 0, 2, data="x"),
+            perplexity_row("b 2", 0, 0, 1, 0, 3, data="y"),
+            perplexity_row("c 1", 0, 0, 1, 0, 2, data="z")]            # x, moved and renamed
+    run = write_measured(tmp_path / "a", {"val_loss": 2.5}, rows)
+    with pytest.raises(UsageError, match=r"with data x \| y: choose, as in --only 'data=y'"):
+        values_of(run)
+    for name, nats in (("x", 2), ("y", 3), ("z", 2)):
+        assert values_of(run, f"data={name}")["perplexity", "128", ""] == pytest.approx(
+            math.exp(nats), rel=1e-4)
+    assert perplexity_of(values_of(run, "data=x", "data=z"))["128", ""] == pytest.approx(
+        math.exp(2), rel=1e-4)
+    rows = [needle_row(256, 0.5, 0.9, digits="2"), needle_row(256, 0.5, 0.1, digits="6")]
+    run = write_measured(tmp_path / "b", {"needle": 0.9}, rows, data="abcdigits")
+    with pytest.raises(UsageError, match=r"digits 2 \| 6: choose, as in --only 'digits=6'"):
+        values_of(run)
+    assert values_of(run, "digits=2")["needles", "256", ""] == 0.9
+    for word in ("digit=2", "digits"):
+        with pytest.raises(UsageError, match="--only digit.*: expected a column"):
+            values_of(run, word)
+
+
+def test_runs_that_were_measured_on_other_things_share_no_column(tmp_path):
+    def runs(name, what, *rows):
+        return [f"{n}={write_measured(tmp_path / f'{name}-{n}', {'val_loss': 2}, some, data=what)}"
+                for n, some in enumerate(rows)]
+
+    a, b = runs("d", "abcdigits", [needle_row(256, d, 1) for d in (0.1, 0.5)],
+                [needle_row(256, 0.5, 0)])
+    with pytest.raises(UsageError, match="needles 256 is of .*depths 0.1 0.5 in .* depths 0.5 in"):
+        mechanisms.gather([a, b])
+    rows, _ = mechanisms.gather([a, b], ["depth=0.5"])
+    assert [row["value"] for row in rows if row["what"] == "needles"] == ["1", "0"]
+    a, b, c = runs("t", "books", *([perplexity_row(f"{name} {x}", 0, 0, 1, 0, 2, data=name)]
+                                   for name, x in (("x", 1), ("moved", 1), ("y", 2))))
+    mechanisms.gather([a, b])
+    with pytest.raises(UsageError, match="perplexity .* is of data x, .* of data y, .*documents y"):
+        mechanisms.gather([a, b, c])
+    d, = runs("f", "books", [perplexity_row(name, 0, 0, 1, 0, 2, factor=factor)
+                             for name, factor in (("a", "1"), ("b", "1"), ("a", "4"))])
+    with pytest.raises(UsageError, match="perplexity .*documents a .*measure both alike"):
+        mechanisms.gather([d])
+
+
+def test_what_the_means_hide_stands_below_the_table(call, no_figure, tmp_path, capsys):
+    rows = [perplexity_row("a", 0, 0, 1, 0, 2, step="5")]
+    write_measured(tmp_path / "a-32", {"val_loss": 2.5})
+    write_measured(tmp_path / "a-33", {"val_loss": 2.0}, seed=33, corpus="c2")
+    write_measured(tmp_path / "a-34", {"val_loss": 2.5}, rows, seed=34, steps=100)
+    with open("a-33/log.tsv", "a") as log:
+        log.write("12\t\t1.25\t\n")
+    with pytest.raises(UsageError, match=r"a-33 would share a row .* \(other texts\): label it"):
+        call(mechanisms, "a-32", "a-33", "a-34")
+    call(mechanisms, "a-32", "mine=a-33", "a-34")
+    lines = capsys.readouterr().out.splitlines()
+    for said in ("mine, seed 33: its loss is that after 12 steps",
+                 "mine does not compare with the first row: other texts",
+                 "Transformer, seed 34: at step 9 of at most 100",
+                 "Transformer, text: seed 32 | seed 34", "  steps 9 | 100"):
+        assert said in lines, said
+    assert not any("seed 32:" in line for line in lines)
+    call(mechanisms, "out/mechanisms.tsv", "--out", "again.png")
+    lines = capsys.readouterr().out.splitlines()
+    assert "mine, seed 33: its loss is that after 12 steps" in lines
+
+
+def test_a_mean_over_fewer_seeds_and_one_of_another_step_are_told():
+    cells = (("0", "9", "loss", ""), ("1", "9", "loss", ""), ("0", "7", "perplexity", "128"))
+    rows = [dict(zip(mechanisms.COLUMNS, ("multiscreen", "9", seed, "text", "1", *cell, "", "1")))
+            for seed, *cell in cells]
+    assert [*mechanisms.notes_on(rows, {})] == [
+        "Multiscreen, seed 0: its perplexity was measured after 7 steps",
+        "Multiscreen: perplexity 128 is of 1 of its 2 seeds"]
 
 
 def table_of(capsys):
@@ -209,6 +328,8 @@ def test_the_tsv_stands_for_the_runs_and_loses_none(call, no_figure, tmp_path, c
     call(mechanisms, "runs/t*", "--out", "m.png")
     with open("runs/t1-32/log.tsv", "a") as log:       # it went on
         log.write("12\t\t1.25\t\n")
+    measured = tmp_path / "runs/t1-32/perplexity.tsv"  # and was measured again
+    measured.write_text(measured.read_text().replace("\t9\t", "\t12\t"))
     call(mechanisms, "runs/t*", "--out", "m.png")
     with pytest.raises(UsageError, match="already holds .* other rows: add this table"):
         call(mechanisms, "runs/other", "--out", "m.png")

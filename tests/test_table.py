@@ -156,6 +156,40 @@ def test_two_runs_of_one_seed_need_labels(add):
     assert models_of(a, f"mine={b}") == ["multiscreen", "multiscreen=mine"]
 
 
+def test_two_runs_in_one_table_are_not_one(add):
+    """The same model and seed, trained with two rates: other weights. An edit leaves them."""
+    path = add("one", "abc-1")
+    add("one", "xyz-1", length=128)
+    with pytest.raises(UsageError, match="one has two runs that are multiscreen, seed 1: measure"):
+        read_tables([path], "loss")
+    path = add("edited", "abc-1")
+    add("edited", "abc-2")
+    assert len(read_tables([path], "loss")) == 1
+
+
+def test_a_name_that_leaves_out_what_differs_is_not_two_runs(add):
+    """The names leave out the checkpoint of --init, and at which step a flag changed."""
+    for some, other in (({"init_weights": "1"}, {"init_weights": "2"}),
+                        ({"changes": "from step 7: --lr 1"}, {"changes": "from step 9: --lr 1"})):
+        tables = [add(f"{n}{[*how]}", f"{n}-1", step=n, **how)
+                  for n, how in enumerate((some, other))]
+        with pytest.raises(UsageError, match="two runs are multiscreen=.*, seed 1: label"):
+            read_tables(tables, "loss")
+
+
+def test_beside_a_checkpoint_only_its_own_rows_count(add, tmp_path, capsys):
+    ckpt = fit(tmp_path / "a", "--steps", "2")
+    for name in ("a/perplexity.tsv", "a/mine_perplexity.tsv", "a/figure.tsv"):
+        for seed, weights in enumerate(("abc", weights_hash(ckpt), "xyz")):
+            add(name, f"{weights}-1", seed=seed)
+    (tmp_path / "a/mine.pt").write_bytes((tmp_path / "a/ckpt.pt").read_bytes())
+    seeds = {path.name: [row["seed"] for row in read_tables([path], "loss")]
+             for path in (tmp_path / "a").glob("*.tsv") if path.name != "log.tsv"}
+    assert seeds == {"perplexity.tsv": ["1"], "mine_perplexity.tsv": ["1"],
+                     "figure.tsv": ["0", "1", "2"]}
+    assert "2 rows left out, measured with other weights" in capsys.readouterr().err
+
+
 def test_a_run_with_init_or_changed_flags_is_a_model_of_its_own(add, tmp_path):
     hows = ({}, {"init_weights": "123"}, {"changes": "from step 9: --lr 1"},
             {"changes": "from step 7: --lr 1"})
