@@ -268,11 +268,14 @@ def what_differs(old, new):
 
     The words leave out how far and how often, and name files, not their lines.
     """
+    texts = [hash_of(state["files"]) for state in (old, new)]
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(now)}"
              for name, now in new["args"].items()
              if name not in FREE and old["args"].get(name) != now}
+    if texts[0] == texts[1] != "":                     # the same text at another path
+        flags.pop("data", None)
     others = []
-    if hash_of(old["files"]) != hash_of(new["files"]):
+    if texts[0] != texts[1]:
         others.append(at_most_3(changed_files(old["files"], new["files"])))
     if None in (old["equations"], new["equations"]):
         others.append(REPLACED)

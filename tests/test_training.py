@@ -30,6 +30,7 @@ from tests.helpers import (
     INF,
     ROOT,
     SMALL,
+    TEXT,
     assert_same_weights,
     draw_tokens,
     fit,
@@ -346,6 +347,13 @@ def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypa
     assert (out / "source/train.py").read_text() == edited("train.py")
     fit(out, "--steps", "2", "--force")
     assert not (out / "source_until_3").exists()
+
+
+def test_a_text_at_another_path_is_the_same_text(tmp_path):
+    fit(tmp_path / "out", "--steps", "2")
+    (tmp_path / "moved.txt").write_text(TEXT)
+    ckpt = fit(tmp_path / "out", "--steps", "3", "--resume", data=tmp_path / "moved.txt")
+    assert (ckpt["step"], ckpt["changes"]) == (3, [])
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
