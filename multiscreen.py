@@ -358,10 +358,11 @@ class LanguageModel(nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
-        # chunk: a number of tokens. `checkpoint` keeps none of their logits for backward.
+        # A chunk is a power of two of tokens. `checkpoint` keeps none of their logits for backward.
         x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
-        chunk = max(2**25 // self.config.vocab_size, 1)
-        if len(t) <= chunk:
+        most = max(2**25 // self.config.vocab_size, 1)
+        chunk = 2 ** int(math.log2(most))
+        if len(t) <= most:
             nats = self.nats(x, t, head)
         else:
             nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False)

@@ -416,7 +416,7 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
     exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
     wanted = torch.autograd.grad(exact, list(model.parameters()))
     torch.testing.assert_close(model.loss(x, y), exact)
-    monkeypatch.setattr(model.config, "vocab_size", 2**25 // 7)            # chunks of 7 tokens
+    monkeypatch.setattr(model.config, "vocab_size", 2**25 // 7)            # chunks of 4 tokens
     chunked = model.loss(x, y)
     torch.testing.assert_close(chunked, exact)
     torch.testing.assert_close(model.loss(x, y, "none").mean(), exact)

@@ -1,16 +1,22 @@
-"""Compile a model in place: torch.compile fuses what its layers and head do to single elements.
+"""Compile a model in place: torch.compile fuses what layers, head and loss do to single elements.
 
 No class, no other model and no setting of torch changes.
 """
 import inspect
-from functools import cache, partial
+from functools import cache
 from types import MethodType
 
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils._triton import has_triton
 
 from support.cli import UsageError, error_line
 from support.windowed import screen_windowed
+
+# Inductor computes a value anew wherever it is used, as long as that takes at most 30 operations.
+# MiPE's and RoPE's angles take fewer: they would be computed, in float64, for every single number
+# that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
+OPTIONS = {"realize_opcount_threshold": 12}
 
 
 def try_to_compile(model, wanted, batch, T):
@@ -25,9 +31,9 @@ def try_to_compile(model, wanted, batch, T):
     modules = [model, *model.layers]
     before = [vars(module).copy() for module in modules]
     compile_model(model)
-    tokens = torch.zeros(batch, T, dtype=torch.int64, device=device)
+    tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
     try:
-        model.loss(tokens, tokens).backward()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
         return "compiled by torch.compile"
     except torch.OutOfMemoryError:
         raise
@@ -42,17 +48,26 @@ def try_to_compile(model, wanted, batch, T):
 
 
 def compile_model(model):
-    """torch.compile the layers and the head, in place. All layers and lengths share their graphs.
+    """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
 
-    The embedding is left out: compiled, a lookup adds its gradient up with atomics, and two runs
-    differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph, and a layer
-    that --recompute asks to be one graph stays eager.
+    The first sizes are constants in a graph of their own, and all other sizes share one more;
+    passes without gradients have graphs of their own, too. The embedding is left out: compiled, a
+    lookup adds its gradient up with atomics, and two runs differ. So is `screen_windowed`, whose
+    calls depend on w: it splits a layer's graph, and a layer that --recompute asks to be one graph
+    stays eager.
     """
     # Before torch 2.12 all functions that share code also share one limit on recompiling.
     known = inspect.signature(torch.compile).parameters
-    options = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
-    compiled = cache(partial(torch.compile, dynamic=True, **options))
-    for owner, name in [*((layer, "forward") for layer in model.layers), (model, "head")]:
+    isolated = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    # PyTorch's limit counts for each layer: if no two are equal, each has graphs of its own.
+    limit = len(model.layers) * torch._dynamo.config.recompile_limit
+
+    @cache
+    def compiled(f):
+        return limited(torch.compile(f, options=OPTIONS, **isolated), limit)
+
+    parts = [*((layer, "forward") for layer in model.layers), (model, "head"), (model, "nats")]
+    for owner, name in parts:
         # Bound to its owner, so that a copy has its own weights.
         setattr(owner, name, MethodType(compiled(getattr(owner, name).__func__), owner))
     model.hidden = MethodType(hidden, model)
@@ -60,6 +75,23 @@ def compile_model(model):
         eager = torch.compiler.disable(model.screen)
         model.agreeing = eager if model.forgets else None
         model.screen = eager
+
+
+def limited(compiled, limit):
+    """A compiled function that raises UsageError where it would need more graphs than the limit.
+
+    PyTorch itself would print a warning and run all further sizes eagerly, at a fraction of the
+    speed.
+    """
+    @torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True)
+    def run(*inputs, **options):
+        try:
+            return compiled(*inputs, **options)
+        except FailOnRecompileLimitHit as e:
+            raise UsageError(f"torch.compile has made {limit} graphs for different sizes and layers"
+                             ", and would need more: use --no-compile") from e
+
+    return run
 
 
 def hidden(self, tokens, caches=None, screen=None):

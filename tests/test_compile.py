@@ -43,7 +43,7 @@ def graphs(monkeypatch):
     """Record each graph that torch.compile makes, as names of operators; run it eagerly."""
     made = []
 
-    def backend(graph, inputs):
+    def backend(graph, inputs, **options):
         made.append({node.name for node in graph.graph.nodes})
         return graph.forward
 
@@ -87,23 +87,58 @@ def test_a_compiled_model_gives_the_numbers_of_an_eager_one(model, graphs):
     eager = of_a_step(model, tokens)
     assert try_to_compile(model, True, 2, 179) == "compiled by torch.compile"
     assert all(p.grad is None for p in model.parameters())
-    assert len(graphs) == 4                            # three parts of a layer, and the head
+    assert len(graphs) == 5                            # three parts of a layer, head, nats
     assert not any("embedding" in name for names in graphs for name in names)
     for name, x in of_a_step(model, tokens).items():
         torch.testing.assert_close(x, eager[name], rtol=1e-4, atol=1e-6)
-    assert len(graphs) == 4
+    assert len(graphs) == 5
 
 
 @pytest.mark.parametrize("screen, parts", [(ms.screen, 1), (screen_windowed, 0)])
 def test_a_layer_that_recomputes_is_compiled_where_it_is_one_graph(model, graphs, screen, parts):
+    """The loss recomputes, too: it comes in chunks of 256 and 102 tokens, of a graph each."""
     tokens = draw_tokens(2, 180)
     model.screen = screen
     eager = of_a_step(model, tokens)
+    model.config.vocab_size = 2**25 // 300
     recompute(model)
     compile_model(model)
-    for name, x in of_a_step(model, tokens).items():
+    first, second = of_a_step(model, tokens), of_a_step(model, tokens)
+    for name, x in first.items():
         torch.testing.assert_close(x, eager[name], rtol=1e-4, atol=1e-6)
-    assert len(graphs) == parts + 1
+        assert torch.equal(x, second[name])
+    assert len(graphs) == parts + 3
+
+
+def test_training_and_evaluation_of_all_sizes_keep_their_graphs(model, graphs):
+    """Each comes twice, in turns, and the second time finds the graph that it has made."""
+    def losses(batch):
+        tokens = draw_tokens(batch, 21)
+        model.loss(tokens[:, :-1], tokens[:, 1:])
+        with torch.no_grad():
+            model.loss(tokens[:, :-1], tokens[:, 1:], "none")
+        return len(graphs)
+
+    model.screen = ms.screen                           # a layer is one graph
+    compile_model(model)
+    assert [losses(batch) for batch in 2 * (4, 3, 2)] == [6, *5 * [10]]
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_one_graph_too_many_is_an_error_not_an_eager_pass(model, graphs):
+    """Two layers may make two: here one for each pass, of two sizes."""
+    def loss(batch):
+        tokens = draw_tokens(batch, 21)
+        return model.loss(tokens[:, :-1], tokens[:, 1:])
+
+    model.screen = ms.screen
+    compile_model(model)
+    kept = loss(4), loss(3)
+    made = len(graphs)
+    with torch.no_grad(), pytest.raises(UsageError, match="made 2 graphs .*use --no-compile$"):
+        loss(4)
+    assert (loss(4), loss(3)) == kept
+    assert len(graphs) == made
 
 
 @torch.no_grad()

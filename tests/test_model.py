@@ -28,7 +28,7 @@ def test_impossible_sizes_are_refused(sizes):
 
 def test_logits_are_never_kept_for_backward():
     model = small(1)
-    model.config.vocab_size = 2**25 // 7                                   # chunks of 7 tokens
+    model.config.vocab_size = 2**25 // 7                                   # chunks of 4 tokens
     tokens = draw_tokens(1, 71)
     kept = []
 
@@ -39,7 +39,19 @@ def test_logits_are_never_kept_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         model.loss(tokens[:, :-1], tokens[:, 1:])
     assert kept
-    assert not {(7, 50), (70, 50)} & set(kept)
+    assert not {(4, 50), (70, 50)} & set(kept)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens, chunks", [(7, [7]), (8, [4, 4]), (9, [4, 4, 1])])
+def test_logits_beyond_2_to_the_25th_come_in_powers_of_two_of_tokens(tokens, chunks):
+    """Up to there they are computed at once."""
+    model, sizes = small(1), []
+    model.config.vocab_size = 2**25 // 7
+    logits = model.logits
+    model.logits = lambda x, head: sizes.append(len(x)) or logits(x, head)
+    model.loss(draw_tokens(1, tokens), draw_tokens(1, tokens))
+    assert sizes == chunks
 
 
 def test_an_edit_of_logits_acts_in_training(monkeypatch):
@@ -47,7 +59,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
     tokens = draw_tokens(2, 41)
     x, y = tokens[:, :-1], tokens[:, 1:]
     right = Multiscreen.logits
-    for vocab_size in (50, 2**25 // 7):                # one chunk; chunks of 7 tokens
+    for vocab_size in (50, 2**25 // 7):                # one chunk; chunks of 4 tokens
         model = small(1, moved=True)
         model.config.vocab_size = vocab_size
         before = model.loss(x, y).item()
