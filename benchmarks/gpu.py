@@ -7,7 +7,9 @@ check     the kernel against float64 at up to 2^17 positions; nothing is timed b
 kernel    screening alone, beside attention
 train     a step of training, beside the Transformer of the same size
 decode    one more token after 256, 8,192 and 131,072, beside the Transformer
-forward   all tokens in one pass, by size and by length, beside the Transformer
+forward   all tokens in one pass, by size and by length, beside the Transformer; x_alone says how
+          many times as long the pass takes as its matrix products and its screening, or attention,
+          take by themselves: what is above 1 is overhead
 
 Each part writes a table, row by row: train, decode and forward share OUT/latency.tsv, the others
 have OUT/PART.tsv. Rerun the command to measure what is missing: after a crash, after Ctrl-C, after

@@ -6,8 +6,10 @@ train      a step of train.py on random tokens: `batch` sequences of `length` to
 decode     one more token after `length` tokens; random keys and values take as long as others
 forward    hidden states and logits of `length` tokens at once, without cache and gradient
 
-"train-compiled": layers and head are compiled by torch.compile. Weights are random: a relevance of
-0 takes as long as any other, so only the windows matter. `initial` windows are 2 to 257 tokens.
+"train-compiled": layers, head and loss are compiled by torch.compile, for the one size that is
+timed. Of "forward-compiled" `alone_ms` is what the pass cannot do without: its matrix products and
+its screening, or attention, each timed alone. Weights are random: a relevance of 0 takes as long as
+any other, so only the windows matter. `initial` windows are 2 to 257 tokens.
 `trained-like` windows are a guess: 70 % of the tiles log-uniform in 2 .. 128, 25 % in 256 .. 4096,
 5 % in 4096 .. 65536. SWE changes only the last 5 %.
 """
@@ -21,6 +23,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +39,12 @@ from support.evaluation import load_for_evaluation
 from support.source import ROOT
 from support.table import RUN, Table, as_text, describe_run
 
-KEYS, VALUES = (*RUN, "what", "batch", "setting", "length"), ("GiB", "ms")
+KEYS = (*RUN, "what", "batch", "setting", "length")
+VALUES = ("GiB", "alone_ms", "ms")
 COLUMNS = ("model", "parameters", "what", "setting", "length", "ms", "std", "tokens_per_s",
-           "x_transformer", "GiB")
-CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "baselines/*.py")
+           "x_transformer", "x_alone", "GiB")
+CODE = ("multiscreen.py", "screening_triton.py", "support/windowed.py", "support/compiled.py",
+        "baselines/*.py")
 
 
 def attention_by(backend):
@@ -224,6 +229,10 @@ def time_models(cells, device, repeats, seconds=math.inf):
             found[n] = {"ms": " ".join(f"{ms:.6g}" for ms in times)}
             if device != "cpu":
                 found[n]["GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        # Last, as this takes more memory than the pass itself.
+        for n, run in runs.items():
+            if cells[n]["what"] == "forward-compiled":
+                found[n]["alone_ms"] = time_alone(*run.args, device)
     return [found[n] for n in range(len(cells))]
 
 
@@ -233,10 +242,8 @@ def prepare(cell):
     set_up(model, cell["setting"], cell["subject"].T_train)
     what, _, compiled = cell["what"].partition("-")
     if compiled:
-        # One limit for all sizes; beyond it layers would silently run eagerly.
-        torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        compile_model(model)
+        # As in a run of train.py the size is a constant, whatever was timed before.
+        compile_model(model, dynamic=False)
     batch, T, device = cell["batch"], cell["length"], model.W_E.device
     if what == "train":
         return training_step(model, recipe(cell["model"]), batch, T)
@@ -331,11 +338,37 @@ def fill_caches(model, context):
 
 
 @torch.no_grad()
-def forward_pass(model, tokens):
+def forward_pass(model, tokens, screen=None):
     """Hidden states of all tokens at once, then all logits in parts of 2^29. tokens: (1, T)"""
-    x, head = model.hidden(tokens), model.head()
+    x, head = model.hidden(tokens, None, screen), model.head()
     for part in x.split(max(2**29 // model.config.vocab_size, 1), 1):
         model.logits(part, head)
+
+
+def time_alone(model, tokens, device):
+    """Milliseconds of the products and the screening, or attention, of a forward pass, in all.
+
+    Each call is timed alone while a pass runs eagerly, the second one, as the first warms up. The
+    model's attention is replaced in place.
+    """
+    times = []
+
+    def timed(f):
+        def call(*inputs, **options):
+            results = []
+            times.append(milliseconds(lambda: results.append(f(*inputs, **options)), device))
+            return results[0]
+
+        return call
+
+    for layer in model.layers:
+        if hasattr(layer, "attend"):                   # a Transformer's
+            layer.attend = timed(layer.attend)
+    with mock.patch("torch.einsum", timed(torch.einsum)):
+        for _ in range(2):
+            times.clear()
+            forward_pass(model, tokens, timed(model.screen))
+    return sum(times)
 
 
 # ---------------------------------------------------------------------------------- what is shown
@@ -344,18 +377,20 @@ def summarize(rows):
     """The rows of the last machine, by COLUMNS, numbers as numbers.
 
     x_transformer: the time of the plain Transformer nearest in size, in its fastest setting, over
-    that of the row. At most half or twice the size counts.
+    that of the row. At most half or twice the size counts. x_alone: the time of the row over that
+    of its products and its screening, or attention, timed alone; 1 means no overhead.
     """
     found = []
     for row in rows:
         if row["machine"] == rows[-1]["machine"]:
-            row = {"what": "forward", "batch": "1", "GiB": ""} | row
+            row = {"what": "forward", "batch": "1", "GiB": "", "alone_ms": ""} | row
             ms, length = [*map(float, row["ms"].split())], int(row["length"])
             tokens = 1 if row["what"] == "decode" else length * int(row["batch"])
             found.append(row | {
                 "parameters": int(row["parameters"]), "length": length, "ms": mean_ms(row),
                 "std": statistics.stdev(ms) if len(ms) > 1 else math.nan, "GiB": row["GiB"] or None,
-                "tokens_per_s": 1e3 * tokens / mean_ms(row), "x_transformer": None})
+                "tokens_per_s": 1e3 * tokens / mean_ms(row), "x_transformer": None,
+                "x_alone": mean_ms(row) / float(row["alone_ms"]) if row["alone_ms"] else None})
     plain = [row for row in found if re.fullmatch("transformer:[^:]*", row["model"])]
     for row in found:
         peers = [(abs(math.log(x["parameters"] / row["parameters"])), x["ms"]) for x in plain

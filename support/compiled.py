@@ -47,14 +47,15 @@ def try_to_compile(model, wanted, batch, T):
         model.zero_grad(set_to_none=True)
 
 
-def compile_model(model):
+def compile_model(model, dynamic=None):
     """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
 
-    The first sizes are constants in a graph of their own, and all other sizes share one more;
-    passes without gradients have graphs of their own, too. The embedding is left out: compiled, a
-    lookup adds its gradient up with atomics, and two runs differ. So is `screen_windowed`, whose
-    calls depend on w: it splits a layer's graph, and a layer that --recompute asks to be one graph
-    stays eager.
+    The first sizes are constants in a graph of their own, and all other sizes share one more; with
+    dynamic=False every size has its own. Passes without gradients have their own graphs, too.
+
+    The embedding is left out: compiled, a lookup adds its gradient up with atomics, and two runs
+    differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph, and a layer
+    that --recompute asks to be one graph stays eager.
     """
     # Before torch 2.12 all functions that share code also share one limit on recompiling.
     known = inspect.signature(torch.compile).parameters
@@ -64,7 +65,7 @@ def compile_model(model):
 
     @cache
     def compiled(f):
-        return limited(torch.compile(f, options=OPTIONS, **isolated), limit)
+        return limited(torch.compile(f, dynamic=dynamic, options=OPTIONS, **isolated), limit)
 
     parts = [*((layer, "forward") for layer in model.layers), (model, "head"), (model, "nats")]
     for owner, name in parts:

@@ -5,6 +5,7 @@ from tests import DEVICE
 import os
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -22,11 +23,13 @@ from tests.helpers import (
     INF,
     correlated,
     draw_tokens,
+    needs_interpreter,
     needs_matplotlib,
     read_table,
     run,
     small,
 )
+from tests.pretended import Pretended
 
 interpreted = pytest.mark.skipif(DEVICE == "cuda" or fused.triton is None,
                                  reason="for a machine with Triton and without a GPU")
@@ -138,6 +141,37 @@ def test_a_forward_pass_makes_the_logits_of_all_tokens():
         torch.testing.assert_close(torch.cat(made, 1), logits(model.hidden(tokens)))
 
 
+@pytest.mark.parametrize("name, calls", [
+    ("multiscreen", 2 * 6 + 2), ("transformer:2,2,8", 2 * 8 + 2)])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=needs_interpreter)])
+def test_products_and_screening_or_attention_are_timed_alone(name, calls, kind, monkeypatch):
+    """A layer of Multiscreen has five products, of the Transformer seven; logits have two parts.
+
+    Each call takes a millisecond here in the second pass, and a hundred in the first.
+    """
+    passes = []
+
+    def time_call(f, device):
+        assert device == kind
+        f()
+        return 100.0 if len(passes) == 1 else 1.0
+
+    def forward_pass(*inputs):
+        passes.append(inputs)
+        run(*inputs)
+
+    run = timing.forward_pass
+    monkeypatch.setattr(timing, "forward_pass", forward_pass)
+    monkeypatch.setattr(timing, "milliseconds", time_call)
+    model, tokens = build_model(name, {"psi": 2, "vocab_size": 11}), draw_tokens(1, 40, n=11)
+    model.config.vocab_size = 2**29 // 30
+    with Pretended("cuda") if kind == "cuda" else nullcontext():
+        model.screen = fused.screen if kind == "cuda" else screen_windowed
+        assert timing.time_alone(model.to(kind), tokens.to(kind), kind) == calls
+    assert len(passes) == 2
+    assert torch.einsum.__module__ == "torch.functional"
+
+
 @pytest.mark.parametrize("name", ["multiscreen", "transformer:1,2,8"])
 def test_filled_caches_are_those_of_a_context(name):
     model = build_model(name, {"psi": 2, "vocab_size": 11})
@@ -239,7 +273,7 @@ def test_models_are_timed_beside_the_transformer(part, rows, monkeypatch, tmp_pa
     batch, length = {"train": (2, 16), "decode": (1, 20), "forward": (1, 64)}[part]
     monkeypatch.setattr(gpu, "BESIDE", {2: "1,2,16"})
     monkeypatch.setitem(gpu.MODELS, part, (gpu.MODELS[part][0], [(2, 11, batch, length)]))
-    monkeypatch.setattr(timing, "compile_model", lambda model: None)
+    monkeypatch.setattr(timing, "compile_model", lambda model, dynamic: None)
     monkeypatch.setitem(gpu.ALONE, "check", (lambda: {"verdict": "right"}, [{}], ("verdict",)))
     columns, found = gpu.measure_part(part, tmp_path, end=INF)
     assert len(read_table(tmp_path / "latency.tsv")) == len(found) == rows
@@ -247,6 +281,9 @@ def test_models_are_timed_beside_the_transformer(part, rows, monkeypatch, tmp_pa
         tokens = {"train": 32, "decode": 1, "forward": 64}[part]
         assert row["tokens_per_s"] == pytest.approx(1e3 * tokens / row["ms"])
         assert (row["x_transformer"] is None) == (row["model"] != "multiscreen")
+        assert (row["x_alone"] is None) == (part != "forward")
+        if part == "forward":
+            assert row["x_alone"] == row["ms"] / float(row["alone_ms"])
 
 
 def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path):
@@ -290,7 +327,7 @@ CPU = ["--psi", 2, "--models", "multiscreen", "transformer:1,2,8", "--repeats", 
 
 def test_the_cpu_benchmark_has_a_row_for_each_setting(call, monkeypatch, tmp_path):
     compiled = []
-    monkeypatch.setattr(timing, "compile_model", compiled.append)
+    monkeypatch.setattr(timing, "compile_model", lambda model, dynamic: compiled.append(model))
     monkeypatch.setattr(cpu, "LENGTH", 16)
     monkeypatch.setitem(timing.BACKENDS, "flash",
                         timing.attention_by(SDPBackend.CUDNN_ATTENTION))   # no CPU has it
