@@ -5,7 +5,8 @@
 Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90
 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090), with d_K = 16 and d_V = 64, in two minutes on a
 CPU. A spill is a value that does not fit into a register and costs each pair a trip to memory. The
-script fails if there is one, or if a program needs more shared memory than one of these has.
+script fails if there is one, or if a program needs more shared memory than one of these has. The
+configurations were chosen with triton 3.7.1; another version allots registers differently.
 
 block:              queries x keys
 registers, spills:  of a thread; spills in bytes
@@ -28,6 +29,7 @@ DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
           (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 86, 89, 90, 100, 120)
+CHOSEN_WITH = "3.7.1"                   # the version of Triton
 SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
            "shared")
@@ -89,8 +91,10 @@ def main():
                   registers, spills, shared, sep="\t", flush=True)
             bad += spills > 0 or shared > SHARED
     if bad:
+        other = "" if triton.__version__ == CHOSEN_WITH else (
+            f": they were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}")
         raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "
-                         "of shared memory")
+                         f"of shared memory{other}")
 
 
 if __name__ == "__main__":

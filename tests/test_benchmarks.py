@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, timing
+from benchmarks import cpu, gpu, kernel_compile, timing
 from multiscreen import KeyCache, screen
 from support import choose
 from support.checkpoint import build_model
@@ -318,6 +319,22 @@ def test_the_kernels_compile_ahead_of_time_without_spills():
     process = run("-c", code, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert process.returncode == 0, process.stderr     # else: there is a spill
     assert process.stdout.count("sm_") == len(fused.KERNELS) + 2
+
+
+@pytest.mark.skipif(fused.triton is None, reason="triton is not installed")
+@pytest.mark.parametrize("version, said", [
+    ("3.7.1", "$"), ("9.9", ": .*triton 3.7.1, this is 9.9$")])
+def test_where_another_triton_spills_the_error_says_which_was_meant(monkeypatch, version, said):
+    binary = SimpleNamespace(metadata=SimpleNamespace(shared=1))
+    for name, value in {"KERNELS": ["dq"], "TARGETS": [100], "compile_kernel": lambda *_: binary,
+                        "registers_and_spills": lambda binary: (168, 8),
+                        "triton": SimpleNamespace(__version__=version)}.items():
+        monkeypatch.setattr(kernel_compile, name, value)
+    monkeypatch.setattr(sys, "argv", ["kernel_compile"])
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")         # restored afterwards
+    with pytest.raises(UsageError, match=f"^4 configurations spill .* of shared memory{said}"):
+        kernel_compile.main()
 
 
 # --------------------------------------------------------------------------------- on a CPU
