@@ -164,6 +164,11 @@ def screen(q, k, v, w, r, i0=0):
     return (alpha_d @ v.to(dtype)).to(v.dtype)
 
 
+def stays_in_window(screen):
+    """Whether a form of `screen` says of itself that it reads no key at distance w or beyond."""
+    return getattr(screen, "stays_in_window", False)
+
+
 def tanh_norm(x, eps=1e-6):
     """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction, bounds the length by 1. Shape of x.
 
@@ -251,7 +256,8 @@ class GatedScreeningTiles(nn.Module):
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
         if cache:
-            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w)
+            farthest = w if stays_in_window(screen) else torch.full_like(w, torch.inf)
+            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, farthest)
         h = screen(q_tilde, k_tilde, v_bar, w, r, start - first)
         return self.bound(h.to(x.dtype))
 
@@ -272,12 +278,10 @@ class GatedScreeningTiles(nn.Module):
 class KeyCache:
     """The keys and values of one layer that a later query may see: encoded, oldest first.
 
-    forgets: whether keys outside every window are dropped when there is no room for more.
     Gradients flow through it. For truncated backpropagation detach its k and v between two calls.
     """
 
-    def __init__(self, forgets=False):
-        self.forgets = forgets
+    def __init__(self):
         self.k = self.v = None
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
@@ -290,8 +294,7 @@ class KeyCache:
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2] or not room:
-            # Keep what a later query can see, or all.
-            kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
+            kept = math.ceil(min(w.max().item(), n))
             self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
             self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
             self.first = self.end - kept
@@ -314,20 +317,14 @@ class LanguageModel(nn.Module):
 
     A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. A layer, called as
     layer(x, screen, cache), does three things. It projects x to queries, keys and values. It gives
-    keys and values to the cache, with its `reach()`: no later query sees a key at this distance or
-    beyond. It mixes the values of the keys that it gets back, in its own way or by `screen`.
+    keys and values to the cache, with the distance from which on no later query sees them. It mixes
+    the values of the keys that it gets back, in its own way or by `screen`.
     """
-    agreeing = None    # by support/choose.py: a screen that agrees with multiscreen.screen
 
     @staticmethod
     def screen(q, k, v, w, r, i0=0):
         """The function `screen` as it stands now. Assign another one in its place."""
         return screen(q, k, v, w, r, i0)
-
-    @property
-    def forgets(self):
-        """Whether caches may drop keys: a screen that agrees gives 0 to keys outside a window."""
-        return self.screen is self.agreeing
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
@@ -373,16 +370,17 @@ class LanguageModel(nn.Module):
 
     def new_caches(self):
         """An empty KeyCache for each layer."""
-        return [KeyCache(self.forgets) for _ in self.layers]
+        return [KeyCache() for _ in self.layers]
 
     def pieces(self, tokens):
         """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
 
-        This saves memory. A piece has at most 2^12 tokens and, if the caches keep every key, at
-        most 2^26 query-key pairs over all tiles.
+        This saves memory. A piece has at most 2^12 tokens and, unless the screen stays in its
+        windows, at most 2^26 query-key pairs over all tiles.
         """
         pairs = tokens.numel() * self.config.N_H       # with one query a sequence
-        return tokens.split(2**12 if self.forgets else min(2**12, max(2**26 // pairs, 1)), 1)
+        most = 2**12 if stays_in_window(self.screen) else 2**26 // pairs
+        return tokens.split(min(2**12, max(most, 1)), 1)
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -423,8 +421,8 @@ class LanguageModel(nn.Module):
 
         Found by passing the identity matrix as values.
         """
-        # A faster screen that agrees has the definition's maps. Any other function has its own.
-        maps, definition = [], screen if self.forgets else self.screen
+        # A faster screen has the definition's maps. Any other function has its own.
+        maps, definition = [], screen if stays_in_window(self.screen) else self.screen
 
         def record(q, k, v, w, r, i0=0):
             e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)

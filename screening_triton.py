@@ -617,3 +617,6 @@ def screen(q, k, v, w, r, i0=0):
                              f"with q of shape {tuple(q.shape)}, expected {shape}")
     refuse_forward_mode(q, k, v, w, r)
     return _screen(q, k, v, w, r, w.detach().argsort(descending=True), i0)
+
+
+screen.stays_in_window = True                          # caches drop the keys outside

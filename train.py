@@ -209,10 +209,10 @@ def evaluate(model, train_data, val_data, args, tokenizer):
         n_bytes += len(tokenizer.decode_bytes(text))
     row = {"val_loss": nats / n_tokens, "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
 
-    # Transformers have no relevance maps, nor do layers that do not call their `screen`.
-    if getattr(model, "has_maps", False):
-        tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
-        row["alive"] = alive_fraction(model, tokens)
+    # Layers that do not call their `screen` have no relevance maps.
+    tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
+    if has_windows(model) and (alive := alive_fraction(model, tokens)) is not None:
+        row["alive"] = alive
 
     # The task's state, such as how much help it still gives, is that of the training data.
     row |= train_data.extra_columns(model, batches(val_data, 64, args.batch_size))
@@ -453,8 +453,9 @@ def train(out, args):
 
     # What screens, and what saves memory or time.
     if has_windows(model):
-        model.screen, line, _ = get_screen(model, args.kernel)
-        print(line)
+        choice = get_screen(model, args.kernel)
+        model.screen = choice.screen
+        print(choice.line)
         require_memory(model, args.batch_size, args.seq_len, args.recompute)
     if args.recompute:
         dist.recompute(model)

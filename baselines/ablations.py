@@ -131,5 +131,5 @@ def build_ablation(variant, config, dtype=None):
         raise ValueError(f"d_K is {sizes.d_K}; expected an even number, as RoPE turns pairs")
     model = Multiscreen(sizes, dtype, TILES[variant])
     if hasattr(TILES[variant], "own_screen"):
-        model.screen = model.own_screen = TILES[variant].own_screen
+        model.screen = TILES[variant].own_screen
     return model

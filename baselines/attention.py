@@ -41,6 +41,7 @@ from multiscreen import (
     mipe,
     mipe_angle,
     no_autocast,
+    stays_in_window,
     tanh_norm,
     unit,
     window,
@@ -89,7 +90,6 @@ class SSMaxNoPE(SSMax):
 
 class Scored(Block):
     """A layer whose p is written out. A mechanism overrides `weights`."""
-    forgets = False                                    # T x S in memory: long texts go in pieces
 
     def mix(self, q, k, v, i0, screen):
         return self.sums(scores(q, k), v, distances(q, k, i0))
@@ -226,7 +226,6 @@ class Screening(Block):
     the rate of all weights, which is lower than Multiscreen's.
     """
     rope_scale = None
-    forgets = None                                     # as the function that screens
     w_th, r_0, speed = 256.0, 0.88, 8.0
 
     def __init__(self, config, dtype=None, number=1):
@@ -239,6 +238,9 @@ class Screening(Block):
 
     def acceptance(self):
         return acceptance(self.s_r)
+
+    def farthest(self, screen):
+        return self.reach() if stays_in_window(screen) else torch.tensor(math.inf)
 
     def project(self, x, i):
         angle = mipe_angle(i, self.reach(), self.w_th)

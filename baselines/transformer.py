@@ -82,7 +82,6 @@ class Block(nn.Module):
     """
     rope_scale = (1.0, 1.0)
     window = math.inf
-    forgets = True                                     # caches may drop keys beyond `reach`
     attend = staticmethod(F.scaled_dot_product_attention)
 
     def __init__(self, config, dtype=None, number=1):
@@ -120,8 +119,12 @@ class Block(nn.Module):
         return [y.to(self.dtype or x.dtype) for y in (q, k, v)]
 
     def reach(self):
-        """A later query sees no key at this distance or beyond: what a cache may drop."""
+        """A query sees no key at this distance or beyond."""
         return torch.tensor(self.window)
+
+    def farthest(self, screen):
+        """The distance from which on a cache may drop keys. screen: for those that screen."""
+        return self.reach()
 
     def mix(self, q, k, v, i0, screen):
         """h, sums of values. (B, H, T, K), keys and values (B, H, S, K) -> (B, H, T, K)
@@ -144,7 +147,7 @@ class Block(nn.Module):
         q, k, v = self.project(x, i)
         first = 0
         if cache:
-            k, v, first = cache.append(k, v, self.reach())
+            k, v, first = cache.append(k, v, self.farthest(screen))
         h = self.mix(q, k, v, start - first, screen)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
         return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
@@ -184,12 +187,6 @@ class Transformer(LanguageModel):
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
         self.layers = nn.ModuleList(block(config, dtype, n + 1) for n in range(config.N_L))
         self.initialize()
-
-    @property
-    def forgets(self):
-        """Whether caches may drop keys: the layers' own, or for those that screen as `screen`."""
-        forgets = self.layers[0].forgets
-        return super().forgets if forgets is None else forgets
 
     @torch.no_grad()
     def initialize(self):

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baselines import count_parameters, recipe
-from multiscreen import KeyCache
+from multiscreen import KeyCache, stays_in_window
 from support.checkpoint import build_model, has_windows, read_checkpoint, weights_hash
 from support.choose import get_screen
 from support.cli import UsageError, on_one_line, products_dtype
@@ -326,9 +326,10 @@ def fill_caches(model, context):
     """Caches after `context` tokens: random keys and values of those that a cache keeps."""
     caches = model.new_caches()
     model.hidden(torch.zeros(1, 1, dtype=torch.int64, device=model.W_E.device), caches)
+    drops = stays_in_window(model.screen) or not has_windows(model)
     for layer, cache in zip(model.layers, caches):
-        reach = layer.reach().max().item() if cache.forgets else math.inf
-        kept, filled = math.ceil(min(reach, context)), KeyCache(cache.forgets)
+        reach = layer.reach().max().item() if drops else math.inf
+        kept, filled = math.ceil(min(reach, context)), KeyCache()
         k, v = (F.normalize(torch.randn(1, x.shape[1], kept, x.shape[3], device=x.device), dim=-1)
                 for x in (cache.k, cache.v))
         filled.append(k.to(cache.k.dtype), v.to(cache.v.dtype), torch.tensor(math.inf))

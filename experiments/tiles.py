@@ -43,7 +43,7 @@ from experiments.style import COLORS, WIDTH, legend_below
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.evaluation import load_for_evaluation
-from support.maps import count_alive, inside, require_finite
+from support.maps import count_alive, inside, maps_of, require_finite
 from support.table import beside, cell_text, print_table, write_rows
 
 TEXT = (
@@ -71,12 +71,12 @@ class Tile(NamedTuple):
 
 @torch.no_grad()
 def measure(model, tokens):
-    """(all Tiles, their maps (N_L N_H, T, T), or None).
+    """(all Tiles, their maps (N_L N_H, T, T), or None if there are none).
 
     tokens: (1, T). Raises FloatingPointError for relevances that are not finite: they would count
     as alive.
     """
-    maps = model.relevance_maps(tokens) if model.has_maps else None
+    maps = maps_of(model, tokens)
     tiles = []
     for n, layer in enumerate(model.layers):
         w, r = layer.reach(), layer.acceptance()

@@ -2,7 +2,9 @@
 import math
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import normalize
@@ -20,26 +22,31 @@ CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE
 LIMIT_64, LIMIT, LIMIT_16 = 1e-7, 5e-4, 1e-1
 
 
+class Choice(NamedTuple):
+    """What a model screens with."""
+    screen: Callable
+    line: str                                          # why, in one line
+    expected: bool                                     # whether it is as fast as it can be here
+
+
 @torch.enable_grad()
 def get_screen(model, kernel="auto"):
-    """(the screen, one line that says why, whether it is the expected one). kernel: as --kernel.
+    """The Choice of what a model screens with; the model stays as it is. kernel: as --kernel.
 
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with the
     definition in value and in every gradient, else the definition: multiscreen.screen as it stands
-    now, or an ablation's `own_screen`. Call it again after each edit. `model.agreeing` becomes what
-    agrees with multiscreen.screen, or None; `model.has_maps` whether the layers call the screen
-    that they are given. If not, nothing is compared.
+    now, or the `own_screen` of the layers' class. Call it again after each edit. If the layers do
+    not call the screen that they are given, nothing is compared.
 
     Raises UsageError if the one that `kernel` asks for cannot run or does not agree.
     """
     (definition, name), device = definition_of(model), model.W_E.device
     own = definition is not multiscreen.screen
-    model.agreeing, model.has_maps = None, asks_for_screen(model)
-    if not model.has_maps:
-        return model.screen, ("screening by the layers' own code: nothing is compared, and there "
-                              "are no relevance maps"), True
+    if not asks_for_screen(model):
+        return Choice(model.screen, "screening by the layers' own code: nothing is compared, and "
+                      "there are no relevance maps", True)
     if kernel == "definition":
-        return definition, f"screening by {name}, the definition", True
+        return Choice(definition, f"screening by {name}, the definition", True)
 
     kinds, objections = [kernel], []
     if kernel == "auto":
@@ -53,19 +60,19 @@ def get_screen(model, kernel="auto"):
             # On a GPU one call is faster: a third of the launches. For backward all layers keep up
             # to eight numbers per pair B H T T, 4 GiB in all.
             f = partial(f, at_once=2**27 // model.config.N_L)
+            f.stays_in_window = not own
             label = f"{name} up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
-        model.agreeing = None if own else f
         if objections:
-            return f, f"{'; '.join(objections)}: using {label}", False
-        return f, f"screening by {label}, which agrees with {name}", True
+            return Choice(f, f"{'; '.join(objections)}: using {label}", False)
+        return Choice(f, f"screening by {label}, which agrees with {name}", True)
     if kernel != "auto":
         raise UsageError(f"--kernel {kernel}: {objections[0]}")
-    return definition, f"{'; '.join(objections)}: using {name}, the definition", False
+    return Choice(definition, f"{'; '.join(objections)}: using {name}, the definition", False)
 
 
 def definition_of(model):
     """(the function that defines how a model screens, its name)."""
-    if own := getattr(model, "own_screen", None):
+    if own := getattr(model.layers[0], "own_screen", None):
         return own, own.__name__
     return multiscreen.screen, "multiscreen.screen"
 
@@ -114,8 +121,9 @@ def asks_for_screen(model):
 def screen_of(kind, model):
     """(the fast function of a kind, its name, why it cannot run with this model or None)"""
     if kind == "windowed":
-        own = getattr(model, "own_screen", None)
-        f = partial(screen_windowed, screen=own) if own else screen_windowed
+        definition, _ = definition_of(model)
+        own = definition is not multiscreen.screen
+        f = partial(screen_windowed, screen=definition) if own else screen_windowed
         return f, "screen_windowed", None
     # Imported here: it takes a second, and is of no use on a CPU.
     import screening_triton as fused

@@ -10,6 +10,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils._triton import has_triton
 
+from multiscreen import stays_in_window
 from support.cli import UsageError, error_line
 from support.windowed import screen_windowed
 
@@ -74,7 +75,7 @@ def compile_model(model, dynamic=None):
     model.hidden = MethodType(hidden, model)
     if getattr(model.screen, "func", model.screen) is screen_windowed:
         eager = torch.compiler.disable(model.screen)
-        model.agreeing = eager if model.forgets else None
+        eager.stays_in_window = stays_in_window(model.screen)
         model.screen = eager
 
 

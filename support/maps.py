@@ -21,9 +21,20 @@ def count_alive(alpha_d, w):
     return alive, pairs.sum((1, 2)) * len(alpha_d)
 
 
-def alive_fraction(model, tokens):
-    """The share of the pairs inside the windows that get a weight. tokens: (B, T), T <= 512."""
+def maps_of(model, tokens):
+    """A model's relevance maps; none unless each of its layers calls the `screen` it is given."""
     maps = model.relevance_maps(tokens)
+    return maps if len(maps) == len(model.layers) else []
+
+
+def alive_fraction(model, tokens):
+    """The share of the pairs inside the windows that get a weight; None without relevance maps.
+
+    tokens: (B, T), T <= 512.
+    """
+    maps = maps_of(model, tokens)
+    if not maps:
+        return None
     counts = [torch.stack(count_alive(alpha_d, dist.full(tile.reach())))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()

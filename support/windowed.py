@@ -47,6 +47,9 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
 
 
+screen_windowed.stays_in_window = True                 # caches drop the keys outside
+
+
 def few_queries(q, k, v, w, r, i0, screen, reaches):
     """Few queries, as in decoding. (B, H, T, V)
 

@@ -122,7 +122,7 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     exact = model(x)
     model.screen, line, _ = get_screen(model)
     assert model.screen is screen_windowed
-    assert model.forgets and model.has_maps
+    assert model.screen.stays_in_window
     torch.testing.assert_close(model(x), exact, atol=1e-4, rtol=1e-4)
     maps = model.relevance_maps(x)
     assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 300, 300)] * 2

@@ -13,6 +13,7 @@ from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
 from support.evaluation import rope_factor, scale_rope
+from support.maps import maps_of
 from support.windowed import screen_windowed
 from tests.helpers import (
     assert_same_weights,
@@ -214,9 +215,8 @@ def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     assert parts["step"] == 4
     assert_same_weights(parts, whole)
     assert has_windows(model) == ("multiscreen" in name or "screening" in name)
-    if has_windows(model) and model.has_maps:
-        maps = model.relevance_maps(draw_tokens(1, 20))
-        assert len(maps) == len(model.layers)
+    if has_windows(model):
+        maps = maps_of(model, draw_tokens(1, 20))
         assert all(x.shape[-2:] == (20, 20) and x.isfinite().all() for x in maps)
 
 

@@ -190,7 +190,7 @@ def test_filled_caches_are_those_of_a_context(name):
 
 def test_caches_that_forget_hold_what_a_token_may_see():
     model = build_model("multiscreen", {"psi": 2, "vocab_size": 11})
-    model.screen = model.agreeing = screen_windowed
+    model.screen = screen_windowed
     caches = timing.fill_caches(model, 10_000)
     for tile, cache in zip(model.layers, caches):
         assert cache.end == 10_000

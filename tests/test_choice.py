@@ -173,11 +173,9 @@ def test_what_does_not_agree_with_the_definition_does_not_screen(monkeypatch, wa
 
     monkeypatch.setattr(choose, "screen_windowed", wrong)
     model = of_sizes(BF16)
-    model.agreeing = wrong                             # before an edit
     screen, line, expected = get_screen(model)
     assert screen is ms.screen
     assert not expected
-    assert model.agreeing is None
     assert re.fullmatch(r"multiscreen.screen and screen_windowed differ by \S+ times the "
                         r"largest value \(a changed equation\?\): using multiscreen.screen, the "
                         r"definition", line)
@@ -267,7 +265,8 @@ def as_on_a_gpu(monkeypatch):
 
     def make(dtype=None, **sizes):
         weight = SimpleNamespace(device=torch.device("cuda"), dtype=sizes.pop("parameters", None))
-        return SimpleNamespace(config=of_sizes(**sizes).config, dtype=dtype, W_E=weight)
+        return SimpleNamespace(config=of_sizes(**sizes).config, dtype=dtype, W_E=weight,
+                               layers=[SimpleNamespace()])
 
     cases = [(30, 30, NEARBY, WIDE), (17, 30, NEARBY, (1e-3,))]
     monkeypatch.setattr(choose, "CASES", cases)
@@ -279,7 +278,7 @@ def as_on_a_gpu(monkeypatch):
 def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on_a_gpu):
     model = as_on_a_gpu()
     monkeypatch.setattr(choose, "CASES", CASES[:1])    # 128 keys or fewer are one piece
-    model.own_screen = ablations.exponential
+    model.layers[0].own_screen = ablations.exponential
     screen, line, expected = get_screen(model)
     assert (screen.func, expected) == (screen_windowed, True)
     assert screen.keywords == {"screen": ablations.exponential, "at_once": 2**27 // 4}
@@ -290,7 +289,6 @@ def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on
     assert (screen, expected) == (ablations.exponential, False)
     assert re.fullmatch(r"exponential and screen_windowed differ by \S+ times the largest value "
                         r"\(a changed equation\?\): using exponential, the definition", line)
-    assert model.agreeing is None
 
 
 @needs_kernel

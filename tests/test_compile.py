@@ -144,12 +144,11 @@ def test_one_graph_too_many_is_an_error_not_an_eager_pass(model, graphs):
 @torch.no_grad()
 def test_decoding_and_relevance_maps_run_eagerly_and_see_the_same(model, graphs):
     tokens = draw_tokens(2, 150)
-    model.agreeing = screen_windowed                   # so caches forget
     wanted = model.generate(tokens, 5), *model.relevance_maps(tokens)
     compile_model(model)
     model.head()                                       # its graph
     before = len(graphs)
-    assert model.forgets
+    assert model.screen.stays_in_window
     for a, b in zip((model.generate(tokens, 5), *model.relevance_maps(tokens)), wanted):
         torch.testing.assert_close(a, b)
     assert len(graphs) == before
@@ -174,7 +173,6 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, 
     tokens = draw_tokens(2, 180)
     eager = of_a_step(model, tokens)
     model.zero_grad()
-    model.agreeing = screen_windowed
     modules = [model, *model.layers]
     with Pretended(kind):
         model.to(kind)
@@ -183,7 +181,7 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, 
         said = "not compiled: torch.compile fails here (RuntimeError: no)"
         assert line == (said if tried else None)
         assert [vars(module) for module in modules] == before
-        assert model.forgets
+        assert model.screen.stays_in_window
         assert all(p.grad is None for p in model.parameters())
         for name, x in of_a_step(model, tokens.to(kind)).items():
             assert torch.equal(x, eager[name].to(kind))

@@ -8,6 +8,7 @@ import baselines
 import multiscreen as ms
 from multiscreen import Config, Multiscreen
 from support.choose import get_screen
+from support.maps import maps_of
 from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
@@ -169,22 +170,18 @@ class Nearby(torch.nn.Module):
         return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
 
 
-class NearbyModel(Multiscreen):
-    """Its caches may forget."""
-    forgets = True
-
-
 @torch.no_grad()
 def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
     model = small(1)
-    model.__class__, model.layers = NearbyModel, torch.nn.ModuleList([Nearby(), Nearby()])
+    model.layers = torch.nn.ModuleList([Nearby(), Nearby()])
     tokens, caches = draw_tokens(2, 2200), model.new_caches()
     whole = model(tokens)
     parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
     assert caches[0].first > 0
     assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
-    assert not get_screen(model)[2] or not model.has_maps
+    assert get_screen(model).line.startswith("screening by the layers' own code")
+    assert maps_of(model, tokens[:, :9]) == []
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -194,7 +191,7 @@ def test_gradients_flow_through_caches(build, forgets):
     """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
     model, tokens = build(), draw_tokens(2, 151)
     if forgets:
-        model.screen = model.agreeing = screen_windowed
+        model.screen = screen_windowed
     for layer in model.layers:
         if hasattr(layer, "s_w"):
             layer.s_w.data.clamp_(max=3.0)                                 # windows up to 21
@@ -259,7 +256,7 @@ def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
     before = model.relevance_maps(tokens)
     for chosen in (screen_windowed, compete):          # both follow the edit
         monkeypatch.setattr(ms, "screen", compete)
-        model.screen, model.agreeing = chosen, screen_windowed
+        model.screen = chosen
         maps = model.relevance_maps(tokens)
         assert not torch.allclose(maps[0], before[0])
         assert maps[0].sum(-1).max() < 1
