@@ -30,11 +30,8 @@ from pathlib import Path
 
 import torch
 
-import baselines
 from support import distributed as dist  # one process or many
 from support.checkpoint import (
-    build_model,
-    has_windows,
     load_checkpoint,  # noqa: F401 (train.load_checkpoint is promised to users)
     load_moments,
     load_weights,
@@ -58,6 +55,7 @@ from support.cli import (
 from support.compiled import try_to_compile
 from support.data import absolute, batches, changed_files, get_data, hash_of, is_run, is_stream
 from support.maps import alive_fraction
+from support.models import build_model, count_parameters, has_windows, recipe
 from support.source import code_hash, differences, edited_files, source_in, source_of
 from support.tokens import get_tokenizer
 from tasks import get_stream
@@ -79,7 +77,8 @@ REPLACED = "code replaced at run time"                 # in a notebook: no file 
 
 def get_parser():
     p = Parser(__doc__)
-    p.flag("--model", "multiscreen", baselines.NAMES)
+    p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT; an "
+           "unknown name lists all; a class of yours is a VARIANT, FILE.CLASS")
     p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     p.flag("--layers", None, "number of layers", type=int, shown="the model's own")
     p.flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
@@ -151,7 +150,7 @@ def get_args(argv=None):
         path, kept = args.init, FIXED
     known = read_checkpoint(path)["args"] if path else {}
     known = {name: x for name, x in known.items() if name in kept}
-    parser.set_defaults(**baselines.recipe(known.get("model", args.model)) | known)
+    parser.set_defaults(**recipe(known.get("model", args.model)) | known)
     args = parser.parse_args(argv)
     args.data = absolute(args.data)
 
@@ -425,7 +424,7 @@ def train(out, args):
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
     torch.manual_seed(args.seed)
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
-    parameters, non_embedding = baselines.count_parameters(model)
+    parameters, non_embedding = count_parameters(model)
 
     # Where the run stands. `state` is what the next checkpoint has, but for what `save` adds: first
     # that of a new run, then that of the run in --out. Rows of the log beyond it are made again.

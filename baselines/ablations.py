@@ -2,8 +2,9 @@
 
     python train.py --model multiscreen:nope
 
-A variant of yours is a class here and a line in TILES; docs/variants.md shows one from idea to
-comparison. It overrides a method that GatedScreeningTiles names, or has an `own_screen`.
+A variant of yours is a class in a file of its own, and its name is multiscreen:my_file.Tiles. It
+overrides a method that GatedScreeningTiles names, or has an `own_screen`. docs/variants.md shows
+one from idea to comparison.
 
 Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
 `softmax-rope` changes the positions, too. `python -m experiments.compare` compares runs of them.
@@ -15,12 +16,18 @@ import torch
 from torch.nn import functional as F
 
 from baselines.transformer import rope
-from multiscreen import Config, GatedScreeningTiles, Multiscreen, no_autocast, softmask
+from multiscreen import GatedScreeningTiles, no_autocast, softmask
 
 
 class RoPE(GatedScreeningTiles):
     """MiPE -> RoPE: every pair of dimensions of q and k turns, whatever the window."""
     rope_scale = (1.0, 1.0)
+
+    def initialize(self):
+        if self.config.d_K % 2:
+            raise ValueError(f"d_K is {self.config.d_K}; expected an even number, as RoPE turns "
+                             "pairs")
+        super().initialize()
 
     def encode(self, x_bar, i, w):
         return rope(x_bar, i, *self.rope_scale)
@@ -41,7 +48,19 @@ class NoTanhNorm(GatedScreeningTiles):
 
 
 class NoGate(GatedScreeningTiles):
-    """No gate and no W_G; `build_ablation` adds layers and tiles to make up for the parameters."""
+    """No gate and no W_G, but more layers and tiles, to make up for the parameters."""
+
+    @staticmethod
+    def sizes(given):
+        """The sizes of Config. N_L and N_H, where they are not given, are larger than psi.
+
+        Without a gate a tile has 160 d_E weights instead of 224 d_E. So N_H = sqrt(224/160) psi,
+        rounded, with the fewest layers that make the model no smaller: 19 layers of 19 tiles for
+        psi = 16, as in the paper.
+        """
+        psi = given.get("psi", 8)
+        N_H = round(math.sqrt(1.4) * psi)
+        return {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H} | given
 
     def initialize(self):
         super().initialize()
@@ -107,29 +126,5 @@ class SoftmaxRoPE(RoPE, Softmax):
     """Softmax over the window, and RoPE in place of MiPE."""
 
 
-TILES = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
-         "fixed-r": FixedR, "compete": Compete, "softmax": Softmax, "softmax-rope": SoftmaxRoPE}
-
-
-def build_ablation(variant, config, dtype=None):
-    """The ablation of that name; raises ValueError if there is none.
-
-    Without a gate a tile has 160 d_E weights instead of 224 d_E. So there are more tiles, unless
-    N_L and N_H are given: N_H = sqrt(224/160) psi, rounded, and the fewest layers that make the
-    model no smaller. 19 layers of 19 tiles for psi = 16, as in the paper.
-    """
-    if variant not in TILES:
-        raise ValueError(f"multiscreen:{variant} is unknown: use multiscreen, or multiscreen: and "
-                         f"one of {', '.join(TILES)}")
-    if variant == "no-gate":
-        psi = config.get("psi", 8)
-        N_H = round(math.sqrt(1.4) * psi)
-        more = {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H}
-        config = config | {name: n for name, n in more.items() if config.get(name) is None}
-    sizes = Config(**config)
-    if issubclass(TILES[variant], RoPE) and sizes.d_K % 2:
-        raise ValueError(f"d_K is {sizes.d_K}; expected an even number, as RoPE turns pairs")
-    model = Multiscreen(sizes, dtype, TILES[variant])
-    if hasattr(TILES[variant], "own_screen"):
-        model.screen = TILES[variant].own_screen
-    return model
+VARIANTS = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
+            "fixed-r": FixedR, "compete": Compete, "softmax": Softmax, "softmax-rope": SoftmaxRoPE}

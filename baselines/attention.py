@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from baselines.transformer import Block, distances
+from baselines.transformer import Block, QKNorm, distances
 from multiscreen import (
     acceptance,
     double,
@@ -278,3 +278,26 @@ class WideScreening(Screening):
 class SlowScreening(Screening):
     """Windows learn at the rate of all other weights."""
     speed = 1.0
+
+
+# The word after a Transformer's size. A class of yours is transformer:8M:my_file.Block.
+VARIANTS = {
+    "qknorm": QKNorm,
+    "nope": NoPE,
+    "local": Local,
+    "alibi": ALiBi,
+    "ssmax": SSMaxNoPE,
+    "ssmax-rope": SSMax,
+    "off-by-one": OffByOne,
+    "sigmoid": Sigmoid,
+    "entmax": Entmax,
+    "stick-breaking": StickBreaking,
+    "forgetting": Forgetting,
+    "selective": Selective,
+    "screening": Screening,
+    "alibi-steep": SteepALiBi,
+    "sigmoid-fixed": FixedSigmoid,
+    "forgetting-late": LateForgetting,
+    "screening-wide": WideScreening,
+    "screening-slow": SlowScreening,
+}

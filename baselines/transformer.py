@@ -5,9 +5,9 @@ head, a final norm without a weight, no biases. Names that train.py takes:
 
     transformer:8M             45M, 353M, 1.3B: the paper's sizes
     transformer:4,4,96         N_L, N_H, d_E of your choice
-    transformer:45M:qknorm     a variant: a class, and a line in BLOCKS of baselines/__init__.py
+    transformer:45M:qknorm     a variant, of those in attention.py
 
-Other ways to attend are in attention.py.
+A variant of yours is a class in a file of its own, transformer:45M:my_file.Block.
 """
 import math
 from dataclasses import dataclass

@@ -29,13 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from baselines import count_parameters, recipe
 from multiscreen import KeyCache, stays_in_window
-from support.checkpoint import build_model, has_windows, read_checkpoint, weights_hash
+from support.checkpoint import read_checkpoint, weights_hash
 from support.choose import get_screen
 from support.cli import UsageError, on_one_line, products_dtype
 from support.compiled import compile_model
 from support.evaluation import load_for_evaluation
+from support.models import build_model, count_parameters, has_windows, recipe
 from support.source import ROOT
 from support.table import RUN, Table, as_text, describe_run
 
@@ -289,7 +289,7 @@ def trained_like(n):
 def training_step(model, recipe, batch, T):
     """A function that makes a step as train.py does, on random tokens (batch, T + 1).
 
-    recipe: of baselines.recipe. The learning rate is a hundredth: nothing is to be learned.
+    recipe: of support.models. The learning rate is a hundredth: nothing is to be learned.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe["lr"] / 100, betas=(0.9, 0.95),
                                   weight_decay=recipe["weight_decay"], fused=True)

@@ -4,7 +4,7 @@
 
 trains nothing. It prints and draws the weights that each mechanism of baselines/attention.py gives
 the same scores, once among 64 keys and once among 1,024: see weights.py. --names chooses the
-mechanisms, also your own in BLOCKS of baselines/__init__.py.
+mechanisms, also your own, as FILE.CLASS.
 
     python -m experiments.mechanisms 'out/softmax-*' mine='out/mine-*' --out out/mechanisms.png
 
@@ -335,8 +335,8 @@ def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="*", metavar="RUN", help="folders of train.py, label=folder, or "
                    "tables of this script")
-    p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, or a "
-                   "name in BLOCKS of baselines/__init__.py [the twelve of baselines/attention.py]")
+    p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, a "
+                   "name in baselines/attention.py, or FILE.CLASS of yours [the twelve]")
     p.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="where runs were "
                    "measured in several ways, the rows that count: data=books digits=6 depth=0.5")
     p.add_argument("--out", type=figure_path, help="path of the figure, .png; the rows of runs go "

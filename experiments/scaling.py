@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from baselines import build
 from experiments.common import mean_and_std, percent, pyplot
 from experiments.compare import differences_inside, draw_by
 from experiments.runs import keep_runs, read_runs
 from support.cli import Parser, UsageError, cli, own_folder
+from support.models import build_model
 from support.table import print_table
 
 # Losses are compared only between runs that agree in these.
@@ -90,7 +90,7 @@ def rest_of(flags):
         sizes |= {name: int(flags[name]) for name in ("psi", "d_E")
                   if flags.get(name, "None").isdigit()}
     with torch.device("meta"):
-        config = build(flags["model"], sizes).config
+        config = build_model(flags["model"], sizes).config
     return int(flags["parameters"]) - config.vocab_size * config.d_E
 
 

@@ -16,17 +16,15 @@ import math
 import torch
 import torch.nn.functional as F
 
-from baselines import BLOCKS
 from baselines.attention import Forgetting, Screening
-from baselines.transformer import TransformerConfig
+from baselines.transformer import Block, TransformerConfig
 from experiments.common import pyplot, save_figure
 from experiments.style import COLORS, WIDTH, legend_below
 from multiscreen import screen
-from support.cli import UsageError
+from support.models import class_of
 from support.table import print_table
 
-# The rows of the table in baselines/attention.py, and what a figure calls them. BLOCKS calls
-# softmax "".
+# The rows of the table in baselines/attention.py, and what a figure calls them.
 TITLES = {
     "softmax": "softmax (RoPE)",
     "nope": "softmax, no positions",
@@ -70,13 +68,18 @@ def draw_tokens(n, matching=True):
     return query.view(1, 1, -1), x[-n:].reshape(1, n, -1)
 
 
+def block_of(name):
+    """The layer of a mechanism by its name: softmax, a word of VARIANTS, or FILE.CLASS."""
+    return Block if name == "softmax" else class_of(name, "attention")
+
+
 @torch.no_grad()
 def get_weights(name, n, matching=True):
-    """The weight that a mechanism of BLOCKS gives each of n keys, the nearest first. (n,)
+    """The weight that a mechanism gives each of n keys, the nearest first. (n,)
 
     It is found by passing the identity matrix as values.
     """
-    layer = BLOCKS["" if name == "softmax" else name](CONFIG).double()
+    layer = block_of(name)(CONFIG).double()
     layer.rope_scale = None                            # the scores are the same for all
     for W in layer.parameters():
         if W.ndim > 1:
@@ -165,10 +168,6 @@ def draw_weights(plt, names, path):
 
 def show_weights(names, out):
     """Print and draw the weights that mechanisms give, by their names."""
-    for name in names:
-        if name not in BLOCKS and name != "softmax":
-            raise UsageError(f"--names {name}: use softmax, or one of "
-                             f"{', '.join(filter(None, BLOCKS))}")
     rows = [[name, *match, zeros, *totals]
             for name in names for match, zeros, totals in [summarize(name)]]
     print_table(["mechanism", *(f"match of {n}" for n in N_KEYS), "exactly 0",

@@ -1,40 +1,22 @@
 """Checkpoints of train.py: build a model by name, read it back, load weights and moments."""
 import errno
 import hashlib
-import re
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-import baselines
 from support.choose import get_screen
 from support.cli import UsageError, is_out_of_memory
 from support.distributed import set_moments
+from support.models import build_model, has_windows
 from support.source import ROOT, edited_files, files_of, read
 from support.tokens import get_tokenizer
 
 KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "data_state",
         "learned", "random_state", "log", "files", "args", "equations", "source", "init_weights",
         "changes", "versions"}
-
-
-def build_model(name, config, dtype=None):
-    """`baselines.build`; raises UsageError for an impossible name or size."""
-    try:
-        return baselines.build(name, config, dtype)
-    except ValueError as e:
-        raise UsageError(e) from None
-    except (MemoryError, RuntimeError) as e:           # torch says too much memory in many ways
-        if not re.search("memory|overflow|too large", str(e)):
-            raise
-        raise UsageError(f"a model of these sizes does not fit into memory: {config}") from None
-
-
-def has_windows(model):
-    """Whether a model screens: it has windows, relevances, and a function `screen`."""
-    return all(hasattr(layer, "s_w") for layer in model.layers)
 
 
 def require_windows(model, path, name):

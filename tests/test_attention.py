@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import baselines
-from baselines import BLOCKS, attention
+from baselines import attention
 from support.choose import get_screen
 from support.maps import alive_fraction
 from support.windowed import screen_windowed
@@ -23,7 +22,7 @@ def name_of(variant, size="2,3,24"):
 
 # ------------------------------------------- all, also one that you add: and in test_baselines.py
 
-@pytest.mark.parametrize("variant", BLOCKS)
+@pytest.mark.parametrize("variant", ["", *attention.VARIANTS])
 def test_only_the_products_are_bfloat16(variant):
     """So a loss, and a gradient, are within a few hundredths of those of float32."""
     def loss_and_gradient(dtype):
@@ -94,7 +93,8 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_values_worked_by_hand(name):
     s, p = BY_HAND[name]
-    torch.testing.assert_close(weights(BLOCKS[name], s), torch.tensor(p), atol=1e-6, rtol=1e-6)
+    found = weights(attention.VARIANTS[name], s)
+    torch.testing.assert_close(found, torch.tensor(p), atol=1e-6, rtol=1e-6)
 
 
 def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
@@ -139,31 +139,28 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
 
 # ---------------------------------------------------------------------------- a thirteenth of yours
 
-def test_the_softpick_of_the_guide_is_a_file_and_a_line_and_changes_no_other_identity(tmp_path):
+def test_the_softpick_of_the_guide_is_a_file_and_changes_no_other_identity(tmp_path):
     for folder in ("baselines", "support", "tasks"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    for name in ("multiscreen.py", "screening_triton.py", "train.py"):
+    for name in ("multiscreen.py", "train.py"):
         shutil.copy(ROOT / name, tmp_path)
     names = ["multiscreen", *(name_of(variant) for variant in ("", "entmax", "screening"))]
-    ask = ("import baselines; from support.source import code_hash\n"
-           f"for name in {names}: print(code_hash(baselines.build(name, {{'vocab_size': 7}})))")
+    ask = ("from support.models import build_model; from support.source import code_hash\n"
+           f"for name in {names}: print(code_hash(build_model(name, {{'vocab_size': 7}})))")
 
     before = run("-c", ask, cwd=tmp_path).stdout
     assert len({*before.split()}) == 3                 # attention.py is one file
-    code = (ROOT / "docs/variants.md").read_text().split("```python\n")[3].partition("```")[0]
-    (tmp_path / "baselines/softpick.py").write_text(code)
-    path = tmp_path / "baselines/__init__.py"
-    text = path.read_text().replace("import ablations", "import softpick, ablations")
-    path.write_text(text.replace("{\n    \"\"", '{"softpick": softpick.Softpick,\n    ""', 1))
+    code = (ROOT / "docs/variants.md").read_text().split("```python\n")[2].partition("```")[0]
+    (tmp_path / "softpick.py").write_text(code)
     assert run("-c", ask, cwd=tmp_path).stdout == before
     (tmp_path / "text.txt").write_text("a screen keeps what matches. " * 400)
-    done = run("train.py", "--model", name_of("softpick", "1,2,8"), "--data", "text.txt",
+    done = run("train.py", "--model", name_of("softpick.Softpick", "1,2,8"), "--data", "text.txt",
                "--steps", "2", "--seq-len", "16", cwd=tmp_path)
     assert "saved out/ckpt.pt" in done.stdout, done.stderr
 
 
 def test_the_table_of_mechanisms_names_each_of_them():
     rows = [line.split("  ")[0] for line in attention.__doc__.split("\n\n")[3].splitlines()[1:]]
-    known = {"" if name == "(none)" else name for name in rows}
+    known = {name for name in rows if name != "(none)"}
     assert known
-    assert known < baselines.BLOCKS.keys()
+    assert known < attention.VARIANTS.keys()

@@ -7,13 +7,13 @@ import torch
 
 import multiscreen
 import train
-from baselines import BLOCKS, ablations, count_parameters
+from baselines import ablations, attention
 from experiments import tiles
-from support.checkpoint import build_model, has_windows
 from support.choose import get_screen
 from support.cli import UsageError
 from support.evaluation import rope_factor, scale_rope
 from support.maps import maps_of
+from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
 from tests.helpers import (
     assert_same_weights,
@@ -52,7 +52,7 @@ def test_transformer_is_initialised_as_gpt_neox():
 
 def transformers(size="2,3,24"):
     """The names of the Transformer and its variants, at one size."""
-    return [f"transformer:{size}:{variant}".rstrip(":") for variant in BLOCKS]
+    return [f"transformer:{size}:{variant}".rstrip(":") for variant in ("", *attention.VARIANTS)]
 
 
 @pytest.mark.parametrize("variant", ["", "qknorm", "local"])
@@ -71,7 +71,7 @@ def test_the_positions_of_a_transformer_can_be_scaled(variant, scale):
 
 
 @pytest.mark.parametrize("name", [
-    *transformers(), *(f"multiscreen:{name}" for name in ablations.TILES)])
+    *transformers(), *(f"multiscreen:{name}" for name in ablations.VARIANTS)])
 @torch.no_grad()
 def test_cached_chunks_and_decoding_equal_one_pass(name):
     """So no query sees the future, either."""
@@ -171,7 +171,7 @@ def test_parameter_counts_are_the_papers(size, counts):
     ("transformer:9M", "8M, 45M"), ("transformer:2,3", "8M, 45M"),
     ("transformer:2,3,25", "multiple"), ("transformer:8M:norm", "qknorm"),
     ("transformer:0,1,8", "at least 1"), ("multiscreen:moe", "rope, nope"),
-    ("mamba", "multiscreen:ABLATION")])
+    ("mamba", "multiscreen:VARIANT")])
 def test_unknown_models_are_explained(name, message):
     with pytest.raises(UsageError, match=message):
         build_model(name, TINY)
@@ -205,7 +205,7 @@ def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
 
 
 @pytest.mark.parametrize("name", [*transformers("1,2,16"),
-                                  *(f"multiscreen:{name}" for name in ablations.TILES)])
+                                  *(f"multiscreen:{name}" for name in ablations.VARIANTS)])
 def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
     whole = fit(tmp_path / "whole", "--model", name, "--steps", "4")
     fit(tmp_path / "parts", "--model", name, "--steps", "2")
@@ -228,9 +228,9 @@ class OwnScreen(multiscreen.GatedScreeningTiles):
         return self.bound(v.cumsum(2) / 10)
 
 
-def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys, call):
-    monkeypatch.setitem(ablations.TILES, "own", OwnScreen)
-    flags = ["--model", "multiscreen:own", "--steps", "2", "--eval-every", "1"]
+def test_a_variant_that_screens_by_itself_says_so(tmp_path, capsys, call):
+    name = f"multiscreen:{__name__}.OwnScreen"
+    flags = ["--model", name, "--steps", "2", "--eval-every", "1"]
     fit(tmp_path / "out", *flags, "--kernel", "auto")
     said = capsys.readouterr().out
     assert "screening by the layers' own code: nothing is compared, and there are no" in said
@@ -238,7 +238,7 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, monkeypatch, capsys,
     assert {row["alive"] for row in read_table(tmp_path / "out/log.tsv")} == {""}
     call(tiles, "--ckpt", tmp_path / "out/ckpt.pt")
     said = capsys.readouterr().out
-    assert "no maps: a layer of multiscreen:own does not call the screen" in said
+    assert f"no maps: a layer of {name} does not call the screen" in said
     assert (tmp_path / "out/tiles.tsv").exists()
 
 

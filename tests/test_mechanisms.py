@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import abcdigits
-from baselines import BLOCKS
-from baselines.attention import Scored
+from baselines.attention import VARIANTS, Scored
 from experiments import mechanisms, perplexity, weights
 from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights
 from multiscreen import softmask
@@ -50,7 +49,8 @@ def test_weights_are_those_of_the_formulas(n):
     }
     for name, p in expected.items():
         torch.testing.assert_close(get_weights(name, n), p, rtol=1e-5, atol=1e-12, msg=name)
-    r, w = (getattr(BLOCKS["screening"](CONFIG), f)()[head].item() for f in ("acceptance", "reach"))
+    layer = VARIANTS["screening"](CONFIG)
+    r, w = layer.acceptance()[head].item(), layer.reach()[head].item()
     alpha = (1 - (1 - s / 6) / r).relu().square() * softmask(-d, torch.tensor(w))
     p = get_weights("screening", n)
     torch.testing.assert_close(p, alpha, rtol=1e-4, atol=1e-9)
@@ -85,15 +85,15 @@ class Softpick(Scored):
 
 
 @needs_matplotlib
-def test_the_twelve_are_drawn_or_those_that_are_named(call, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(BLOCKS, "softpick", Softpick)
-    call(mechanisms, "--names", "softpick", "screening", "--out", "a/weights.png")
+def test_the_twelve_are_drawn_or_those_that_are_named(call, tmp_path, capsys):
+    mine = f"{__name__}.Softpick"
+    call(mechanisms, "--names", mine, "screening", "--out", "a/weights.png")
     names = [cells[0] for cells in cells_of(capsys)]
-    assert names[-3:-1] == ["softpick", "screening"]
+    assert names[-3:-1] == [mine, "screening"]
     assert (tmp_path / "a/weights.png").exists()
     call(mechanisms)
     assert [cells[0] for cells in cells_of(capsys)][2:-1] == [*TITLES]
-    with pytest.raises(UsageError, match="softpic: use softmax, or one of qknorm, nope"):
+    with pytest.raises(UsageError, match="softpic is unknown: baselines/.* has qknorm, nope"):
         call(mechanisms, "--names", "softpic")
 
 

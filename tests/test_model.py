@@ -4,11 +4,11 @@ import math
 import pytest
 import torch
 
-import baselines
 import multiscreen as ms
 from multiscreen import Config, Multiscreen
 from support.choose import get_screen
 from support.maps import maps_of
+from support.models import build_model
 from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
@@ -186,7 +186,7 @@ def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
 
 @pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("build", [
-    lambda: small(1, moved=True), lambda: baselines.build("transformer:2,2,8", {"vocab_size": 50})])
+    lambda: small(1, moved=True), lambda: build_model("transformer:2,2,8", {"vocab_size": 50})])
 def test_gradients_flow_through_caches(build, forgets):
     """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
     model, tokens = build(), draw_tokens(2, 151)

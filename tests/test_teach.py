@@ -191,7 +191,7 @@ def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
 
 def test_the_softpick_of_the_guide_can_attend_to_nothing():
     guide, names = (ROOT / "docs/variants.md").read_text(), {"__name__": "softpick"}
-    exec(guide.split("```python\n")[3].partition("```")[0], names)
+    exec(guide.split("```python\n")[2].partition("```")[0], names)
     d = torch.arange(4) - torch.arange(4)[:, None]
     s = torch.tensor([-1.0, 2.0, 0.5, -3.0]).masked_fill(d > 0, -math.inf)
     p = names["Softpick"].weights(None, s, d)
