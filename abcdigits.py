@@ -128,6 +128,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     of this task alone, here digits; they are columns, too.
     """
     model, tokenizer, ckpt = loaded
+    identity = model_hash(ckpt, __name__, get_prompts.__module__, f"tasks.{name}")
     get_prompts = partial(get_prompts, tokenizer, **task_flags)
     T_train = ckpt["args"]["seq_len"]
     trials = args.trials
@@ -146,7 +147,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
              for depth in args.depths for factor in args.rope_scale or [None]]
     table = Table(beside(args.ckpt, f"{name}.tsv", args.table), (*RUN, *task_flags, *CELL),
-                  ["accuracy"], model_hash(ckpt))
+                  ["accuracy"], identity)
     missing = table.missing(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
     for cell in missing:

@@ -20,7 +20,8 @@ before. grad: the median gradient norm of the second half. Compare tokens per se
 run had a machine to itself. A run has diverged if train.py stopped it, or if its validation loss is
 higher at the end than at its first evaluation, and the training loss has risen since then, too.
 
-Then come the flags, as `first | other`, and the lines of source in which groups differ.
+Then come the flags, as `first | other`, and the lines of source in which groups differ, and the
+note of each run that went on with changes.
 
 With matplotlib, the folder --out gets a figure: losses and gradient norms by step, means over the
 seeds with bands of one deviation; with --by, losses by the value of a flag; for tables, which have
@@ -305,6 +306,9 @@ def main():
             print(f"\n{reference} | {label}", *lines, sep="\n")
     for line in differences_inside(groups, by):
         print(line)
+    for run in (run for group in groups.values() for run in group):
+        if run.note:
+            print(f"\n{run.label}, seed {run.seed}: what --resume changed\n{run.note}", end="")
 
     if args.name:
         keep_runs(args.out / f"{args.name}.tsv", runs, step)

@@ -125,7 +125,8 @@ def measure(args):
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "string": n}
              for swe, factor in settings for n in range(args.strings)]
-    table = Table(beside(args.ckpt, "copying.tsv", args.table), KEYS, ["nats"], model_hash(ckpt))
+    table = Table(beside(args.ckpt, "copying.tsv", args.table), KEYS, ["nats"],
+                  model_hash(ckpt, __name__, "experiments.perplexity"))
     missing = table.missing(cells)
     progress = Progress(len(missing))
     line_end = encode("\n")

@@ -144,7 +144,8 @@ def measure(args):
     settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
     cells = [run | {"swe": swe, "factor": factor, "document": name}
              for swe, factor in settings for name in segments]
-    table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"], model_hash(ckpt))
+    table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"],
+                  model_hash(ckpt, __name__))
     missing = table.missing(cells)
     progress = Progress(len(missing))
     for cell in missing:

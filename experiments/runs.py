@@ -24,7 +24,8 @@ class Run:
     """flags: text by name; losses: {step: validation loss}; facts: {name of BEST, FACTS: x}.
 
     end: "", "diverged", or where a run is that has not made all its steps. curves: {column of the
-    log: (steps, values)}, or None; source: {path: text}. A row of a table has neither.
+    log: (steps, values)}, or None; source: {path: text}; note: what --resume changed. A row of a
+    table has none of these.
     """
     label: str
     flags: dict
@@ -33,6 +34,7 @@ class Run:
     end: str
     curves: dict = None
     source: dict = None
+    note: str = ""
 
     @property
     def seed(self):
@@ -87,7 +89,9 @@ def read_run(path, label="", window=10):
              "spikes": count_spikes(curves["loss"][1], window),
              "grad": median(norms[steps > at / 2])}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
-    return Run(label, flags, losses, facts, end, curves, source_in(folder))
+    note = folder / "note.txt"
+    return Run(label, flags, losses, facts, end, curves, source_in(folder),
+               note.read_text("utf-8") if note.exists() else "")
 
 
 def median(x):

@@ -68,7 +68,7 @@ def get_models(runs):
     models = {}
     for run in runs:
         if run.end not in ("", "diverged"):
-            raise UsageError(f"{run.label} is {run.end}: rerun its command to resume it")
+            raise UsageError(f"{run.label} is {run.end}: rerun its command with --resume")
         key = run.flags["model"], float(run.flags["lr"]), int(run.flags["parameters"])
         model = models.setdefault(key, Model(*key, rest_of(run.flags), {}))
         if run.seed in model.losses:

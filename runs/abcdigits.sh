@@ -6,11 +6,11 @@ SEEDS=${SEEDS:-24 25 26 27 28 29 30 31}
 # The Transformers are the two strongest, each at its rate: runs/tune_transformers.sh tunes them on
 # other seeds.
 lanes <<END
-python train.py --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 --layers 4 \
+python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 --layers 4 \
     --psi ${PSI:-8} --seed SEED $TRAIN --out $OUT/needles_original-SEED
-python train.py --data abcdigits --digits 2 --steps 8000 --lr 0.0009765625 \
+python train.py --resume --data abcdigits --digits 2 --steps 8000 --lr 0.0009765625 \
     --model transformer:${SIZE:-4,4,96}:local --seed SEED $TRAIN --out $OUT/needles_local-SEED
-python train.py --data abcdigits --digits 2 --steps 8000 --lr 0.00048828125 \
+python train.py --resume --data abcdigits --digits 2 --steps 8000 --lr 0.00048828125 \
     --model transformer:${SIZE:-4,4,96} --seed SEED $TRAIN --out $OUT/needles_transformer-SEED
 END
 

@@ -1,7 +1,7 @@
 # What each part of the model adds to retrieval. After abcdigits.sh.
 SEEDS=${SEEDS:-24 25 26}
 . "$(dirname "$0")/lib.sh"
-task="python train.py --data abcdigits --digits 2 --steps 4800 --w-th 16 --seed SEED"
+task="python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --seed SEED"
 
 {
     for name in rope softmax-rope nope no-tanhnorm fixed-r; do

@@ -3,7 +3,7 @@ SEEDS=${SEEDS:-24 25 26}
 . "$(dirname "$0")/lib.sh"
 
 for name in compete softmax; do
-    echo python train.py --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 \
+    echo python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 \
         --layers 4 --model multiscreen:$name --seed SEED --out $OUT/needles_$name-SEED
 done | lanes
 for name in compete softmax; do

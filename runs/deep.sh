@@ -3,8 +3,8 @@
 recipe="--seed 0 --seq-len 128 --batch-size 8 --steps 6000 --warmup 188 --log-every 1"
 
 for rate in 0.0625 0.125; do
-    echo python train.py --psi 5 --layers 16 --lr $rate $recipe --out $OUT/deep_multiscreen$rate
-    echo python train.py --model transformer:16,4,48 --lr $rate $recipe \
+    echo python train.py --resume --psi 5 --layers 16 --lr $rate $recipe --out $OUT/deep_multiscreen$rate
+    echo python train.py --resume --model transformer:16,4,48 --lr $rate $recipe \
         --out $OUT/deep_transformer$rate
 done | lanes
 

@@ -2,11 +2,11 @@
 # For more seeds put SEEDS="3 4 5" before each command.
 #   bash runs/idea.sh original
 #   bash runs/idea.sh mine                              after an edit, in a copy or in place
-#   bash runs/idea.sh mine --model multiscreen:mine     with any flags of train.py
-#   NEEDLES=1 bash runs/idea.sh mine                    retrieval, too: half an hour more per seed
+#   bash runs/idea.sh mine --model multiscreen:mine.Tiles     with any flags of train.py
+#   NEEDLES=1 bash runs/idea.sh mine --resume           retrieval, too: half an hour more per seed
 # It trains on text into out/idea/NAME-SEED, then measures perplexity to 16 times the training
-# length. Rerun it to resume. Edit nothing until it ends: each seed reads the code when it starts.
-# After an edit choose another name; the old one is refused.
+# length. After Ctrl-C add --resume to go on. Edit nothing until it ends: each seed reads the code when
+# it starts. After an edit choose another name; the old one is refused.
 cd "$(dirname "$0")/.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
@@ -36,7 +36,7 @@ labelled() {
 }
 export -f one_seed labelled
 printf '%s\n' ${SEEDS:-0 1 2} | xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
-    echo "not finished: mend the error above, if any, and rerun; after an edit take another name" >&2
+    echo "not finished: mend the error above, if any, and add --resume to go on; after an edit take another name" >&2
     exit 1
 }
 [ "$name" = original ] && exit

@@ -1,7 +1,7 @@
 # What the scripts share; you can skip it. `run` runs a command, `lanes` those of its input, one a
 # line, LANES at a time, and a line with the word SEED once for each of SEEDS. A failure stops no
 # other command and is listed at the end; a run that diverges is a result. Finished work is not
-# repeated, and after Ctrl-C a script resumes.
+# repeated, and after Ctrl-C a script goes on: train.py gets --resume.
 cd "$(dirname "$0")/.." || exit 1
 OUT=${OUT:-out/small}
 SEEDS=${SEEDS:-0 1 2}

@@ -4,9 +4,9 @@ recipe="--seed SEED --seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-
 
 for rate in 0.0009765625 0.00390625 0.015625 0.0625 0.25 1; do
     cat <<END
-python train.py --psi 5 --lr $rate $recipe --out $OUT/multiscreen_lr$rate-SEED
-python train.py --model transformer:8,4,48 --lr $rate $recipe --out $OUT/transformer_lr$rate-SEED
-python train.py --model transformer:8,4,48:qknorm --lr $rate $recipe --out $OUT/qknorm_lr$rate-SEED
+python train.py --resume --psi 5 --lr $rate $recipe --out $OUT/multiscreen_lr$rate-SEED
+python train.py --resume --model transformer:8,4,48 --lr $rate $recipe --out $OUT/transformer_lr$rate-SEED
+python train.py --resume --model transformer:8,4,48:qknorm --lr $rate $recipe --out $OUT/qknorm_lr$rate-SEED
 END
 done | lanes
 

@@ -29,7 +29,7 @@ train() {
         text) model+=" --seq-len 128 --steps 1000 --eval-every 500" ;;
         task) model+=" --data abcdigits --digits 2 --seq-len 256 --steps ${6:-4800}" ;;
     esac
-    run python train.py $model --lr $(awk "BEGIN { printf \"%.12g\", 2^$exponent }") --seed $seed \
+    run python train.py --resume $model --lr $(awk "BEGIN { printf \"%.12g\", 2^$exponent }") --seed $seed \
         $TRAIN --out $out
 }
 

@@ -7,8 +7,8 @@ OUT=${OUT:-out/paper}
 . "$(dirname "$0")/lib.sh"
 
 torchrun="torchrun --nproc_per_node 8 --rdzv_backend c10d --rdzv_endpoint ${HEAD:-localhost}"
-two="$torchrun --nnodes 2 train.py"
-eight="$torchrun --nnodes 8 train.py"
+two="$torchrun --nnodes 2 train.py --resume"
+eight="$torchrun --nnodes 8 train.py --resume"
 data="--data slimpajama --tokenizer gpt2 --seq-len 4096 --batch-tokens 4194304 --warmup 4096"
 data="$data --log-every 1 --eval-every 4096 --steps"
 psi16="--psi 16 --batch-size 32 $data"

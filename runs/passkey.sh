@@ -1,6 +1,6 @@
 # Passkey: train on it until it is learned, then find keys at up to 16 times the training length.
 . "$(dirname "$0")/lib.sh"
-task="python train.py --data passkey --seq-len 512 --batch-size 4 --steps 6000 --seed SEED"
+task="python train.py --resume --data passkey --seq-len 512 --batch-size 4 --steps 6000 --seed SEED"
 measure="python -m experiments.passkey --lengths 512 1024 2048 4096 8192"
 
 # The recipe was tuned on seeds 0 to 2.

@@ -3,8 +3,8 @@
 recipe="--model transformer:3,4,64 --seed SEED --seq-len 128 --batch-size 8 --steps 2000 --warmup 125"
 
 lanes <<END
-python train.py $recipe --log-every 1 --weight-decay 0 --out $OUT/no_decay-SEED
-python train.py $recipe --log-every 1 --clip 0 --out $OUT/no_clipping-SEED
+python train.py --resume $recipe --log-every 1 --weight-decay 0 --out $OUT/no_decay-SEED
+python train.py --resume $recipe --log-every 1 --clip 0 --out $OUT/no_clipping-SEED
 END
 
 run python -m experiments.compare --name sanity --window 64 --out $OUT/report \

@@ -4,14 +4,14 @@ recipe="--seed SEED --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log
 
 for psi in 3 4 5 6; do
     for rate in 0.015625 0.0625 0.25; do
-        echo python train.py --psi $psi --lr $rate $recipe \
+        echo python train.py --resume --psi $psi --lr $rate $recipe \
             --out $OUT/multiscreen_psi${psi}_lr$rate-SEED
     done
 done | lanes
 
 for size in 2,2,28 2,2,48 3,4,64 4,4,80; do
     for rate in 0.00025 0.001 0.00390625 0.015625; do
-        echo python train.py --model transformer:$size --lr $rate $recipe \
+        echo python train.py --resume --model transformer:$size --lr $rate $recipe \
             --out $OUT/transformer_${size}_lr$rate-SEED
     done
 done | lanes

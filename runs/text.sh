@@ -3,8 +3,8 @@
 . "$(dirname "$0")/lib.sh"
 
 lanes <<END
-python train.py --psi ${PSI:-8} --seed SEED --steps 620 $TRAIN --out $OUT/text_multiscreen-SEED
-python train.py --model transformer:${SIZE:-8M} --seed SEED --steps 620 $TRAIN \
+python train.py --resume --psi ${PSI:-8} --seed SEED --steps 620 $TRAIN --out $OUT/text_multiscreen-SEED
+python train.py --resume --model transformer:${SIZE:-8M} --seed SEED --steps 620 $TRAIN \
     --out $OUT/text_transformer-SEED
 END
 lanes <<END

@@ -2,7 +2,7 @@
 . "$(dirname "$0")/lib.sh"
 
 lanes <<END
-python train.py --psi 8 --w-th 16 --seed SEED --steps 620 --out $OUT/text_multiscreen-w_th16-SEED
+python train.py --resume --psi 8 --w-th 16 --seed SEED --steps 620 --out $OUT/text_multiscreen-w_th16-SEED
 END
 lanes <<END
 python -m experiments.perplexity --length 8192 --ckpt $OUT/text_multiscreen-w_th16-SEED/ckpt.pt

@@ -11,7 +11,7 @@ from support.choose import get_screen
 from support.cli import UsageError, is_out_of_memory
 from support.distributed import set_moments
 from support.models import build_model, has_windows
-from support.source import ROOT, edited_files, files_of, read
+from support.source import ROOT, edited_files, files_of, modules_of
 from support.tokens import get_tokenizer
 
 KEYS = {"model", "config", "weights", "tokenizer", "optimizer", "step", "drawn", "data_state",
@@ -84,9 +84,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 def other_code(model, ckpt):
     """The files of a model that have changed since a checkpoint was trained, in words, or ""."""
-    files = [path for path in files_of(model.modules()) if path in ckpt["source"]]
-    return " and ".join(edited_files({path: ckpt["source"][path] for path in files},
-                                      {path: read(path) for path in files}))
+    now = files_of(modules_of(model.modules()))
+    before = {path: text for path, text in ckpt["source"].items() if path in now}
+    return " and ".join(edited_files(before, {path: now[path] for path in before}))
 
 
 def load_moments(model, optimizer, moments, path):

@@ -4,9 +4,7 @@ import ctypes
 import os
 import platform
 import re
-import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -58,6 +56,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, default=default, help=f"{text} [{shown or default}]",
                           type=partial(number, kind, least) if kind in (int, float) else kind,
                           **options)
+
+    def given(self, argv=None):
+        """{name: value} of the flags that argv gives, without the defaults of the others."""
+        none = argparse.Namespace(**dict.fromkeys(vars(self.parse_args([]))))
+        return {name: x for name, x in vars(self.parse_args(argv, none)).items() if x is not None}
 
     def error(self, message):
         raise UsageError(f"{message}; {self.prog} -h lists the flags")
@@ -172,6 +175,16 @@ def on_one_line(x):
     return " ".join(str(x).encode(errors="replace").decode().split())
 
 
+def flag(name, *value):
+    """A flag as one types it."""
+    return " ".join([f"--{name.replace('_', '-')}", *map(shown, value)])
+
+
+def shown(value):
+    """A flag's value on one line."""
+    return on_one_line(" ".join(value) if isinstance(value, list) else value)
+
+
 def error_line(e):
     """The kind of an exception and the first line of its message."""
     return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
@@ -223,29 +236,3 @@ def replacing(path):
                 error.filename = str(path)
                 raise error from None
         raise
-
-
-@contextmanager
-def stop_requests():
-    """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
-
-    A second one ends the process at once, except under torchrun, which repeats each itself.
-    Afterwards the old handlers are restored. Only the main thread may have handlers.
-    """
-    stop, handlers = [], {}
-
-    def note(sent, _):
-        stop.append(sent)
-        if not dist.is_initialized():
-            signal.signal(sent, signal.SIG_DFL)
-
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            s = getattr(signal, name, None)            # Windows has no SIGHUP; nohup ignores it
-            if s and (name != "SIGHUP" or signal.getsignal(s) is not signal.SIG_IGN):
-                handlers[s] = signal.signal(s, note)
-    try:
-        yield stop
-    finally:
-        for s, handler in handlers.items():
-            signal.signal(s, handler or signal.SIG_DFL)

@@ -11,13 +11,33 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils._triton import has_triton
 
 from multiscreen import stays_in_window
+from support import distributed as dist
+from support.choose import get_screen, require_memory
 from support.cli import UsageError, error_line
+from support.models import has_windows
 from support.windowed import screen_windowed
 
 # Inductor computes a value anew wherever it is used, as long as that takes at most 30 operations.
 # MiPE's and RoPE's angles take fewer: they would be computed, in float64, for every single number
 # that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
 OPTIONS = {"realize_opcount_threshold": 12}
+
+
+def make_fast(model, args):
+    """Choose what screens, recompute or compile, and leave each process its part, all in place.
+
+    args: train.py's flags. Prints what was chosen.
+    """
+    if has_windows(model):
+        choice = get_screen(model, args.kernel)
+        model.screen = choice.screen
+        print(choice.line)
+        require_memory(model, args.batch_size, args.seq_len, args.recompute)
+    if args.recompute:
+        dist.recompute(model)
+    if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
+        print(line)
+    dist.distribute(model, args.shard, model.W_E.device)
 
 
 def try_to_compile(model, wanted, batch, T):

@@ -2,6 +2,7 @@
 import hashlib
 import os
 import sysconfig
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -115,14 +116,6 @@ def hash_of(fingerprints):
     return hashlib.sha256(found).hexdigest()[:12] if fingerprints else ""
 
 
-def changed_files(old, new):
-    """What differs between two fingerprints, a line a file."""
-    before, now = ({path: rest for path, *rest in files} for files in (old, new))
-    changes = [f"{path} has changed" if path in now else f"{path} is missing"
-               for path in before if before[path] != now.get(path)]
-    return changes + [f"{path} is new" for path in now if path not in before]
-
-
 # --------------------------------------------------------------------------------- sequences
 
 def permute(i, n, key):
@@ -151,6 +144,7 @@ class Sequences:
     A stream of tasks/ has the same attributes, and gets harder as it is learned.
     """
     files = ()                                         # the `fingerprint` of what was read
+    next_command = "-m experiments.sample"             # to try the model
     learned = False                                    # whether training may end early
     state = ()                                         # what a checkpoint keeps, besides `drawn`
 
@@ -202,18 +196,41 @@ def batches(data, n, batch_size):
 
 
 def get_data(args, tokenizer):
-    """(training data, validation data) of train.py's flags, after a line about what was found.
-
-    If no name says what to hold out, it is every twentieth of 20 or more texts, or the last
-    twentieth of all text and of each token file.
-    """
+    """(training data, validation data) of train.py's flags: text, or the documents of a task."""
+    if is_stream(args.data):
+        return import_module(f"tasks.{args.data[0]}").get_data(args, tokenizer)
     T, name = args.seq_len, at_most_3(args.data)
-    # Read each text once. The standard library's empty files count, as in README's losses.
-    documents, files, skipped = {}, [], []
+    files, documents = read_files(args, tokenizer)
+    train, val, how = hold_out(files, documents)
+    if not train:
+        raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
+                         "val.bin, *_val_*.bin, files in a folder val, and those of runs")
+    kind = "file" if documents else "token file"
+    print(f"{name}: {len(files):,} {kind}{'s' * (len(files) > 1)}, "
+          f"{sum(path.stat().st_size for path, _ in files):,} bytes; held out: {how}")
+
+    train, val = ([(x, 0, len(x)) for x in tokens_of(paths, documents, tokenizer.n_vocab)]
+                  for paths in (train, val))
+    if not val:
+        cuts = [n - max(n // 20, min(T + 1, n // 2)) for _, _, n in train]
+        val = [(x, cut, n) for (x, _, n), cut in zip(train, cuts)]
+        train = [(x, 0, cut) for (x, _, _), cut in zip(train, cuts)]
+    data = Sequences(train, T, f"{name}, without its held-out part")
+    data.files = fingerprint(files)
+    return data, Sequences(val, T, f"the held-out part of {name}")
+
+
+def read_files(args, tokenizer):
+    """([(path, "train" or "val")], {path: tokens of a text}) of --data. Token files stay on disk.
+
+    What cannot be used is refused if --data names it, else skipped, and a line says so.
+    """
+    files, documents, skipped = [], {}, []
     for path, use in files_of(args.data, args.out):
         try:
             if path.suffix != ".bin":
                 text = read_text(path)
+                # The standard library's empty files count, as in README's losses.
                 if not text and args.data != ["stdlib"]:
                     raise UsageError(f"{path}: empty")
                 documents[path] = encode_document(text, tokenizer)
@@ -224,37 +241,27 @@ def get_data(args, tokenizer):
             skipped.append(f"{e}")                     # the error itself holds the bytes
     if skipped:
         print(f"skipped {at_most_3(skipped)}")
+    return files, documents
 
-    # Which files are held out.
+
+def hold_out(files, documents):
+    """(paths to train on, paths held out, how they were chosen, in words).
+
+    If no name says what to hold out, it is every twentieth of 20 or more texts, or (no paths) the
+    last twentieth of all text and of each token file.
+    """
     train, val = ([path for path, use in files if use == wanted] for wanted in ("train", "val"))
-    if not train:
-        raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
-                         "val.bin, *_val_*.bin, files in a folder val, and those of runs")
     if val:
-        held_out = at_most_3([path.name for path in val])
-    elif len(train) >= 20 and len(train) == len(documents):
-        held_out = "every 20th file"
+        return train, val, at_most_3([path.name for path in val])
+    if len(train) >= 20 and len(train) == len(documents):
         val = train[HELD_OUT]
         del train[HELD_OUT]
-    else:
-        held_out = "the last twentieth"
-    kind = "file" if documents else "token file"
-    print(f"{name}: {len(files):,} {kind}{'s' * (len(files) > 1)}, "
-          f"{sum(path.stat().st_size for path, _ in files):,} bytes; held out: {held_out}")
+        return train, val, "every 20th file"
+    return train, [], "the last twentieth"
 
-    # Their tokens: one array of all texts, then each token file.
-    parts = []
-    for paths in (train, val):
-        texts = [documents[path] for path in paths if path in documents]
-        tokens = [np.concatenate(texts)] if texts else []
-        tokens += [read_bin(p, tokenizer.n_vocab) for p in paths if p not in documents]
-        parts.append([(x, 0, len(x)) for x in tokens])
-    train, val = parts
-    if not val:
-        for part, (tokens, _, n) in enumerate(train):
-            cut = n - max(n // 20, min(T + 1, n // 2))
-            train[part] = tokens, 0, cut
-            val.append((tokens, cut, n))
-    train_data = Sequences(train, T, f"{name}, without its held-out part")
-    train_data.files = fingerprint(files)
-    return train_data, Sequences(val, T, f"the held-out part of {name}")
+
+def tokens_of(paths, documents, n_vocab):
+    """One array of all texts, then each token file."""
+    texts = [documents[path] for path in paths if path in documents]
+    files = [read_bin(path, n_vocab) for path in paths if path not in documents]
+    return [np.concatenate(texts), *files] if texts else files

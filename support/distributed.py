@@ -7,17 +7,18 @@ are used: they take as long as the rest of PyTorch.
 """
 import atexit
 import os
+import signal
 import sys
+import threading
 from contextlib import contextmanager
 from types import MethodType
 
-import filelock
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from support.cli import UsageError, own_folder, rank
+from support.cli import UsageError, rank
 
 
 def join():
@@ -54,31 +55,29 @@ def wait():
 
 
 @contextmanager
-def locked(name):
-    """`with locked(name) as out`: the folder, made if it is missing, in which no other run trains.
+def stop_requests():
+    """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 
-    If the command is refused before its run begins, nothing of it stays.
+    A second one ends the process at once, except under torchrun, which repeats each itself.
+    Afterwards the old handlers are restored. Only the main thread may have handlers.
     """
-    out = own_folder(name)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    lock = filelock.FileLock(out / "lock", timeout=0)
+    stop, handlers = [], {}
+
+    def note(sent, _):
+        stop.append(sent)
+        if not dist.is_initialized():
+            signal.signal(sent, signal.SIG_DFL)
+
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            s = getattr(signal, name, None)            # Windows has no SIGHUP; nohup ignores it
+            if s and (name != "SIGHUP" or signal.getsignal(s) is not signal.SIG_IGN):
+                handlers[s] = signal.signal(s, note)
     try:
-        if rank() == 0:
-            out.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        wait()
-        yield out
-    except filelock.Timeout:
-        raise UsageError(f"{out} is in use by another process: stop it, or name another --out"
-                         ) from None
+        yield stop
     finally:
-        if lock.is_locked:
-            lock.release()
-            if not (out / "flags.txt").exists():
-                (out / "lock").unlink()
-                for folder in made:
-                    if not any(folder.iterdir()):
-                        folder.rmdir()
+        for s, handler in handlers.items():
+            signal.signal(s, handler or signal.SIG_DFL)
 
 
 def distribute(model, shard, device):

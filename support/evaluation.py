@@ -1,12 +1,12 @@
 """A trained model to measure: loaded for it, stretched to longer texts, known by its hashes."""
+import hashlib
 import re
-import uuid
 
 import torch
 
 from support.checkpoint import build_model, load_checkpoint, require_windows, weights_hash
 from support.cli import UsageError, get_device, products_dtype
-from support.source import code_hash
+from support.source import code_hash, hash_of, text_of
 
 
 def load_for_evaluation(path, device, swe=False):
@@ -41,16 +41,17 @@ def scale_rope(model, factor):
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
-def model_hash(ckpt):
-    """What a measurement is tied to: hashes of a checkpoint's weights and of its model's code."""
-    return f"{weights_hash(ckpt)}-{equations(ckpt['model'])}"
+def model_hash(ckpt, *modules):
+    """What a measurement is tied to: a hash of a checkpoint's weights, and one of code.
+
+    The code is that of its model, and that of the modules, by their names, that measure.
+    """
+    code = equations(ckpt["model"]) + hash_of(map(text_of, modules))
+    return f"{weights_hash(ckpt)}-{hashlib.sha256(code.encode()).hexdigest()[:12]}"
 
 
 def equations(name):
-    """Twelve digits that change with the code of the model of that name; see `code_hash`.
-
-    Digits that nothing else has, if some of it was replaced at run time.
-    """
+    """Twelve digits that change with the code of the model of that name; see `code_hash`."""
     with torch.random.fork_rng(devices=[]):
         model = build_model(name, {"N_L": 4, "N_H": 4, "d_E": 64, "vocab_size": 7})
-    return code_hash(model) or uuid.uuid4().hex[:12]
+    return code_hash(model)

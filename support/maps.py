@@ -3,6 +3,7 @@ import torch
 
 from multiscreen import softmask
 from support import distributed as dist
+from support.models import has_windows
 
 
 def inside(T, w):
@@ -32,13 +33,22 @@ def alive_fraction(model, tokens):
 
     tokens: (B, T), T <= 512.
     """
-    maps = maps_of(model, tokens)
+    maps = maps_of(model, tokens) if has_windows(model) else []
     if not maps:
         return None
     counts = [torch.stack(count_alive(alpha_d, dist.full(tile.reach())))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
     return alive / pairs
+
+
+@torch.no_grad()
+def windows(model):
+    """Columns of the log: the smallest, median and largest window, of a model that has some."""
+    if not has_windows(model):
+        return {}
+    w = torch.cat([dist.full(layer.reach()) for layer in model.layers])
+    return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
 
 
 def require_finite(numbers, what):

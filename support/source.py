@@ -1,81 +1,103 @@
-"""What a run ran: the files that its model and train.py are made of, and how two such sets differ.
+"""What ran: the files that a run keeps, their hash for tables, and how two such sets differ.
 
-The unit is the file. A model is known by a hash of multiscreen.py, the files of its classes, and
-what these import of yours (`code_hash`). A run keeps these files, train.py, those of its data and
-what they import of yours (`source_of`), as they were when imported. Comments and docstrings are no
-edit.
+The unit is the file. A model is known by a hash of the files of its classes and of what these
+import of yours. A run keeps these, train.py, those of its data, and what they import of yours.
+Libraries, and how a model runs rather than what it computes, are no part of it; comments and
+docstrings are no edit.
 """
 import ast
 import difflib
 import hashlib
-import inspect
+import os
 import sys
+import uuid
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 import multiscreen
 
 ROOT = Path(multiscreen.__file__).parent
-# How a model runs, not what it computes.
-PLUMBING = ("support/", "tasks/", "screening_triton.py")
+OURS = {"abcdigits", "baselines", "experiments", "multiscreen", "train"}
+PLUMBING = {"screening_triton", "support", "tasks"}    # kept only where the data's class is there
+texts = {}                                             # {module: (its spec, its text)}
 
 
-def path_of(module):
-    """The file of a module as seen from ROOT, "support/data.py"; None for one elsewhere."""
-    file = Path(getattr(module, "__file__", None) or "/")
-    inside = file.is_relative_to(ROOT) and "site-packages" not in file.parts
-    return file.relative_to(ROOT).as_posix() if inside else None
+def file_of(module):
+    """The file of a module by its name, imported or not; None if there is none."""
+    if module in sys.modules:
+        file = str(getattr(sys.modules[module], "__file__", None))
+        return Path(file) if file.endswith(".py") else None
+    path = module.replace(".", "/")
+    places = [Path(folder, path + end) for folder in (ROOT, *sys.path, os.getcwd())
+              for end in (".py", "/__init__.py")]
+    return next((file for file in places if file.is_file()), None)
 
 
-@cache
-def read(path):
-    """The text of a file of ROOT, as it was when first asked for."""
-    return (ROOT / path).read_text("utf-8-sig", "replace")
+def text_of(module):
+    """The text of a module that runs: its file as it was when imported, or reloaded; or None."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    known, text = texts.get(module, (None, None))
+    # In a notebook %run reads a script again each time, and %autoreload each edited file.
+    again = ("IPython.extensions.autoreload" if spec else "IPython") in sys.modules
+    if text is None or known is not spec or again:
+        file = file_of(module)
+        text = file and file.read_text("utf-8-sig", "replace")
+        texts[module] = spec, text
+    return text
 
 
-# Now: a later edit is not of this run.
-for path in filter(None, map(path_of, [*sys.modules.values()])):
-    read(path)
+# What has been imported is read now: a later edit is not of this run.
+for module in ("train", *sys.modules):
+    if module.partition(".")[0] in OURS | PLUMBING:
+        text_of(module)
 
 
-def imported_by(paths, but=PLUMBING):
-    """Files of ROOT, and those they import at any depth, without what begins with `but`."""
-    todo, found = [*paths], set()
+def files_of(modules):
+    """{path: text} of modules, by their names, and of what they import of yours at any depth."""
+    found, todo = {}, [*modules]
+    own = OURS | {module.partition(".")[0] for module in modules}
     while todo:
-        path = todo.pop()
-        skip = path.startswith(but) and path not in paths
-        if skip or path in found or not (ROOT / path).is_file():
+        module = todo.pop()
+        is_package = (file := file_of(module)) and file.name == "__init__.py"
+        path = module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
+        if path in found or text_of(module) is None:
             continue
-        found.add(path)
-        for node in ast.walk(ast.parse(read(path))):
+        found[path] = text_of(module)
+        package = module if is_package else module.rpartition(".")[0]
+        for node in ast.walk(ast.parse(found[path])):
             names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                folder = Path(path).parts[: -node.level] if node.level else ()
-                base = ".".join([*folder, *filter(None, [node.module])])
+                base = resolve_name("." * node.level + (node.module or ""), package)
                 names = [base, *(f"{base}.{x.name}" for x in node.names)]
-            # A name is a module's, mine.py, or a folder's, mine/__init__.py.
-            todo += [name.replace(".", "/") + end for name in names
-                     for end in (".py", "/__init__.py")]
-    return sorted(found)
+            todo += [name for name in names if is_yours(name, own)]
+    return dict(sorted(found.items()))
 
 
-def classes_of(objects):
-    """The classes of some objects, with their base classes."""
-    return {c for x in objects for c in type(x).__mro__}
+def is_yours(module, own):
+    """Whether an imported module is neither plumbing nor a library's. own: top-level names."""
+    top = module.partition(".")[0]
+    if top in PLUMBING or top in sys.stdlib_module_names or not (file := file_of(module)):
+        return False
+    return top in own or not {"site-packages", "dist-packages"} & {*file.parts}
 
 
-def files_of(objects, but=PLUMBING):
-    """The files of ROOT that have the classes of some objects, and what these import of yours."""
-    paths = {path_of(sys.modules.get(c.__module__)) for c in classes_of(objects)} - {None}
-    return imported_by(paths, but)
+def modules_of(objects):
+    """The names of the modules with the classes of some objects, without PyTorch's and Python's."""
+    names = {c.__module__ for x in objects for c in type(x).__mro__}
+    return {x for x in names if x.partition(".")[0] not in {"torch", *sys.stdlib_module_names}}
 
 
 def source_of(model, data):
-    """{path: text} of what a run is made of: train.py, its model, its data, and files of yours."""
-    others = (*PLUMBING, "baselines/")                 # other models' files are not of this run
-    paths = {*files_of(model.modules()), *files_of([data], others),
-             *imported_by(["train.py", "support/tokens.py"], others)}
-    return {path: read(path) for path in sorted(paths)}
+    """{path: text} of what a run is made of."""
+    objects = [*model.modules(), data]
+    return files_of({"train", "support.tokens", *modules_of(objects)})
+
+
+def source_now(paths):
+    """{path: text} of the files that a run has kept, and of what they import, as they are now."""
+    names = [path.removesuffix(".py").removesuffix("/__init__") for path in paths]
+    return files_of({name.replace("/", ".") for name in names})
 
 
 def source_in(folder):
@@ -83,6 +105,32 @@ def source_in(folder):
     root = folder / "source"
     return {path.relative_to(root).as_posix(): path.read_text("utf-8")
             for path in sorted(root.rglob("*.py"))}
+
+
+# ------------------------------------------------------------------------ what a model is known by
+
+def code_hash(model):
+    """Twelve digits that change with the files of a model.
+
+    If they are not known, as of a class in no file, nothing else has the same. A line says so.
+    """
+    modules = modules_of(model.modules())
+    unknown = [f"{name} has no file" for name in modules if text_of(name) is None]
+    # A notebook or a script may have put a function in the place of one of a file's, or a class's.
+    loaded = [sys.modules[name] for name in modules - {"__main__"} if name in sys.modules]
+    classes = [x for module in loaded for x in vars(module).values() if isinstance(x, type)]
+    unknown += [f"{owner.__name__}.{name} is not that of its file"
+                for owner in loaded + classes for name, x in vars(owner).items()
+                if getattr(x, "__module__", None) == "__main__"]
+    if unknown:
+        print(f"{unknown[0]}: nothing measured with it is reused", file=sys.stderr)
+        return uuid.uuid4().hex[:12]
+    return hash_of(files_of(modules).values())
+
+
+def hash_of(texts):
+    """Twelve digits that change with the lines of some files."""
+    return hashlib.sha256(repr(sorted(map(bare, {*texts}))).encode()).hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------ what is an edit
@@ -125,52 +173,3 @@ def differences(old, new, most=20):
         lines += [f"  {path}", *(f"    {line}" for line in changed[:most])]
         lines += [f"    and {len(changed) - most} more lines"] * (len(changed) > most)
     return lines
-
-
-# ----------------------------------------------------------------------------- what a model is
-
-def code_hash(model):
-    """Twelve digits that change with the files of a model. None, and a line, for other code.
-
-    Other code was put in place of a file's at run time, in a notebook say: what it computes must
-    not be resumed or reused.
-    """
-    files = files_of(model.modules())
-    if change := replaced(model, files):
-        print(f"{change} at run time: nothing is resumed or reused", file=sys.stderr)
-        return None
-    return hashlib.sha256(repr([bare(read(path)) for path in files]).encode()).hexdigest()[:12]
-
-
-def replaced(model, files):
-    """What is not as in its file, "multiscreen.trim was replaced", or None."""
-    for c in classes_of(model.modules()):
-        module = sys.modules.get(c.__module__)
-        if c.__module__ == "__main__" and path_of(module) is None:
-            return f"{c.__qualname__} was defined"
-    for module in [x for x in [*sys.modules.values()] if path_of(x) in files]:
-        text = read(path_of(module))
-        written = codes(compile(text, "", "exec", dont_inherit=True))
-        for node in ast.parse(text).body:
-            owner, inside = module, [node]
-            if isinstance(node, ast.ClassDef):
-                owner, inside = getattr(module, node.name, None), node.body
-                if (getattr(owner, "__module__", ""), getattr(owner, "__qualname__", "")) != (
-                        module.__name__, node.name):
-                    return f"{module.__name__}.{node.name} was replaced"
-            for f in (x for x in inside if isinstance(x, ast.FunctionDef)):
-                value = vars(owner).get(f.name)
-                if f.decorator_list:
-                    value = inspect.unwrap(getattr(value, "fget", value))
-                code = getattr(value, "__code__", None)
-                # A decorator may put a function of its own in place, under another name.
-                right = code in written and code.co_name == f.name
-                if not right and (not f.decorator_list or code and code.co_name == f.name):
-                    return f"{owner.__name__}.{f.name} was replaced"
-    return None
-
-
-def codes(code):
-    """The code of all functions in a compiled text."""
-    inside = [codes(x) for x in code.co_consts if inspect.iscode(x)]
-    return {code}.union(*inside)

@@ -29,6 +29,7 @@ DONE_AFTER = 12_000                                    # .. until training ends
 
 class ABCDigitsStream(Stream):
     """Lines LETTER=NUMBER; each letter has one random number per document."""
+    next_command = "abcdigits.py"
 
     def __init__(self, tokenizer, T, digits, seed, part):
         if not 2 <= digits <= 18:
@@ -106,3 +107,9 @@ class ABCDigitsStream(Stream):
 def digits_of(numbers):
     """The digits of numbers of equal length, as characters. (n,) -> (n, digits)"""
     return np.array([list(str(n)) for n in numbers])
+
+
+def get_data(args, tokenizer):
+    """(training, validation) documents of train.py's flags."""
+    return [ABCDigitsStream(tokenizer, args.seq_len, args.digits, args.seed, part)
+            for part in (0, 1)]

@@ -47,6 +47,7 @@ class PasskeyStream(Stream):
     says little. Validation has no help, and all keys that are multiples of 7; training has the
     other keys.
     """
+    next_command = "-m experiments.passkey"
 
     def __init__(self, tokenizer, T, seed, part):
         super().__init__(tokenizer, T, seed, part, DONE_AFTER)
@@ -129,3 +130,8 @@ class PasskeyStream(Stream):
             return np.zeros(self.T, dtype=bool)
         ends = np.array([*starts[1:], len(text)])      # a token of GPT-2 is a blank and digits
         return ((answer.start(1) < ends) & (ends <= answer.end(1)))[1:]
+
+
+def get_data(args, tokenizer):
+    """(training, validation) documents of train.py's flags."""
+    return [PasskeyStream(tokenizer, args.seq_len, args.seed, part) for part in (0, 1)]

@@ -52,7 +52,7 @@ def checkpoints(tmp_path):
         with torch.no_grad():
             for W in model.layers.parameters():        # make layers and positions matter
                 W.mul_(6 if W.ndim > 1 else 1)
-        args = dict.fromkeys(train.FIXED, 0) | {
+        args = dict.fromkeys(("model", *train.SIZES, "tokenizer"), 0) | {
             "model": name, "tokenizer": "bytes", "data": ["text"], "seq_len": 16,
             "kernel": "definition", "seed": 0}
         paths[name] = tmp_path / "checkpoints" / name.replace(":", "_") / "ckpt.pt"

@@ -143,6 +143,11 @@ def fit(out, *flags, data=None):
     return read_checkpoint(out / "ckpt.pt")
 
 
+def args_of(flags):
+    """The flags of a new run, as train.py has them."""
+    return train.get_args(train.get_parser().given(flags))
+
+
 def assert_same_weights(a, b):
     """Two checkpoints have the same weights, bit for bit."""
     assert a["weights"].keys() == b["weights"].keys()

@@ -16,6 +16,7 @@ from support.maps import maps_of
 from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
 from tests.helpers import (
+    args_of,
     assert_same_weights,
     draw_tokens,
     fit,
@@ -186,7 +187,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     again = fit(tmp_path / "next", "--init", str(tmp_path / "out/ckpt.pt"), "--steps", "1")
     assert again["config"] == ckpt["config"]
     with pytest.raises(UsageError, match="--d-V .* are for Multiscreen"):
-        train.get_args(["--model", "transformer:2,2,8", "--d-V", "8"])
+        args_of(["--model", "transformer:2,2,8", "--d-V", "8"])
     with pytest.raises(UsageError, match="RoPE turns pairs"):
         build_model("multiscreen:rope", TINY | {"d_K": 3})
 
@@ -200,7 +201,7 @@ def test_every_size_of_the_config_is_a_flag(tmp_path):
     (["--model", "transformer:45M", "--weight-decay", "0", "--clip", "0", "--lr", ".25"],
      (0.25, 0.0, 0.0))])
 def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
-    args = train.get_args(flags)
+    args = args_of(flags)
     assert (args.lr, args.weight_decay, args.clip) == recipe
 
 

@@ -229,6 +229,15 @@ def test_the_first_run_is_the_reference_and_none_counts_twice(run, said):
         said("mine")
 
 
+def test_the_note_of_a_run_that_went_on_otherwise_is_shown(run, said):
+    folder = run("mine-1", {20: 3.0}, seed=1)
+    note = "until step 10 | now:\n  --lr 0.0625 | 0.5\n"
+    (folder / "note.txt").write_text(note)
+    lines = "\n".join(said(run("original-0", {20: 3.0}), folder))
+    assert f"mine, seed 1: what --resume changed\n{note}".strip() in lines
+    assert "original, seed 0: what" not in lines
+
+
 def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
     for words in (["nowhere"], [run("a", {20: 3.0}), "--by", "nothing"], ["a", "--window", "1"]):
         with pytest.raises(UsageError) as e:
@@ -367,7 +376,7 @@ def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
     words = ["bash", "runs/idea.sh", "mine", "--lr", "0.5"]
     short = subprocess.run(words, cwd=tmp_path, env=env | {"SEEDS": "3 4"}, capture_output=True,
                            text=True)
-    assert short.returncode == 0
+    assert short.returncode == 0 and "--resume" not in short.stdout
     said = [line for line in short.stdout.splitlines() if " train.py " in line]
     assert sorted(line[:8] for line in said) == ["seed 3: ", "seed 4: "]
     assert all(f"--seed {line[5]} --out out/idea/mine-{line[5]}" in line for line in said)

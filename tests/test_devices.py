@@ -10,7 +10,7 @@ import screening_triton
 import train
 from experiments import perplexity, sample
 from support import choose, cli
-from tests.helpers import SMALL, TEXT, needs_interpreter, read_table
+from tests.helpers import SMALL, TEXT, args_of, needs_interpreter, read_table
 from tests.pretended import CPU, Pretended, Refused
 
 
@@ -73,7 +73,7 @@ def test_float64_is_refused_on_an_apple_gpu():
 def test_an_apple_gpu_is_taken_where_it_is_asked_for_and_only_there(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert cli.DEVICE != "mps"
-    assert train.get_args(["--steps", "1"]).device == cli.DEVICE
+    assert args_of(["--steps", "1"]).device == cli.DEVICE
     with Pretended("mps") as gpu:
         assert cli.get_device("mps") == gpu.device
 

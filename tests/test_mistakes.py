@@ -129,13 +129,13 @@ MISTAKES = [
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
     ("--out short.txt/x", "short.txt/x: Not a directory"),
     ("--out notes", "notes/log.tsv belongs to no run: name another --out"),
-    ("--out new --resume", "new/ckpt.pt does not exist: train a model first (python train.py --o"),
     ("--out half --resume", "half/ckpt.pt is truncated, or not a checkpoint of train.py"),
     ("--out out --resume --psi 3", "was trained with --psi 2, not 3: leave --psi out"),
-    ("--out out --resume --init out/ckpt.pt", "use one"), ("--resume --force", "not allowed with"),
     ("--out out --force --init out/ckpt.pt", "--force would overwrite out/ckpt.pt"),
+    ("--resume --force", "not allowed with"),
     ("--init missing.pt", "missing.pt does not exist"), ("--init text.txt", "not a checkpoint"),
-    ("--out out --lr 0.5", "out holds another run: --resume"),
+    ("--out out", "out holds a run: --resume continues it, --force overwrites it, another"),
+    ("--model multiscreen:mine.Tiles", "mine cannot be imported (ModuleNotFoundError"),
 ]
 
 
@@ -177,7 +177,7 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
     monkeypatch.setattr(Multiscreen, "logits", lambda self, x, head=None: x[..., :1] * math.nan)
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--lengths", "260", "--device", "cpu", "--trials", "1"])
-    assert "\nerror: the logits are not finite" in complaint(abcdigits.main)
+    assert "error: the logits are not finite" in complaint(abcdigits.main)
 
 
 def test_relevances_that_do_not_fit_into_memory_are_refused(folder, monkeypatch):

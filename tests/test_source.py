@@ -1,15 +1,14 @@
 """Tests of support/source.py: what a run keeps, what is an edit, what a model is known by."""
-import functools
+import os
 import shutil
 
 import pytest
 
-import multiscreen
 import train
-from support import source
+from support import folder, source
 from support.checkpoint import build_model, weights_hash
-from support.cli import UsageError
-from support.evaluation import equations, model_hash
+from support.compiled import compile_model
+from support.evaluation import equations
 from support.table import describe_run
 from tests.helpers import ROOT, fit, run, run_cases
 
@@ -30,14 +29,16 @@ def files(monkeypatch, tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
+    def file_of(module):
+        paths = [tmp_path / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+        return next((path for path in paths if path.is_file()), None)
+
     shutil.copytree(ROOT / "baselines", tmp_path / "baselines")
     for name in (FILE, "train.py", "support/data.py", "support/tokens.py"):
         write(name, (ROOT / name).read_text())
-    monkeypatch.setattr(source, "ROOT", tmp_path)
-    monkeypatch.setattr(source, "read", lambda path: (tmp_path / path).read_text())
-    monkeypatch.setattr(source, "path_of", lambda module: (
-        module.__name__.replace(".", "/") + ".py" if module else None))
-    monkeypatch.setattr(source, "replaced", lambda model, files: None)
+    monkeypatch.setattr(source, "file_of", file_of)
+    monkeypatch.setattr(source, "text_of", lambda module: file_of(module) and (
+        file_of(module).read_text()))
     return write
 
 
@@ -119,69 +120,115 @@ def test_a_run_keeps_its_files_and_yours_and_no_other_models(files):
         source.source_of(small_model(NAMES[-1]), []).keys())
 
 
-def test_what_is_edited_after_the_import_is_not_of_the_run(tmp_path):
-    for path in ROOT.glob("*.py"):
-        shutil.copy(path, tmp_path)
+def copy_of_the_house(folder):
+    """A folder with what training needs."""
     for name in ("baselines", "support", "tasks"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    code = ("import train, pathlib\n"
-            "from support import source\n"
-            "path = pathlib.Path('multiscreen.py')\n"
-            "path.write_text(path.read_text() + 'X = 1\\n')\n"
-            "model = train.build_model('multiscreen', {'psi': 2})\n"
-            "print(source.code_hash(model))\n"
-            "print(source.source_of(model, [])['multiscreen.py'])")
-    said = run("-c", code, cwd=tmp_path)
-    assert said.stdout == f"{equations('multiscreen')}\n{source.read(FILE)}\n", said.stderr
+        shutil.copytree(ROOT / name, folder / name)
+    for name in (FILE, "train.py"):
+        shutil.copy(ROOT / name, folder)
+    return folder
 
 
-# -------------------------------------------------------------------------- replaced at run time
-
-REPLACED = [
-    ("multiscreen.trim", "lambda s, r: s.relu()"), ("multiscreen.tanh_norm", "multiscreen.unit"),
-    ("multiscreen.softmask", "functools.wraps(multiscreen.softmask)(lambda d, w: (d <= 0) * 1.0)"),
-    ("multiscreen.GatedScreeningTiles.encode", "lambda self, x, i, w: x"),
-    ("multiscreen.KeyCache", "Mine"), ("multiscreen.Multiscreen.embed", "lambda self, tokens: 1")]
-CELL = """
-import functools, multiscreen, baselines
-from support.checkpoint import build_model
-from support.source import code_hash
-class Mine(multiscreen.GatedScreeningTiles): pass
-exec(case)
-print(code_hash(build_model("multiscreen:mine" if "TILES" in case else "multiscreen", {"psi": 2})))
+# Prints whether a source has the word NEW, then a hash.
+SHOW = """
+import importlib, pathlib, sys, train
+from support import source
+def show(name="multiscreen"):
+    model = train.build_model(name, {"psi": 2, "vocab_size": 7})
+    files = source.source_of(model, [])
+    print(*files, "NEW" in str(files), source.code_hash(model))
+def edit(path):
+    path = pathlib.Path(path)
+    path.write_text(path.read_text() + "NEW = 1\\n")
 """
 
 
-def test_what_a_notebook_replaces_is_named_and_nothing_is_reused():
-    """A function, a method, a class; a layer of its own, which is in no file."""
-    cases = [f"{name} = {new}" for name, new in REPLACED]
-    done = run_cases(CELL, [*cases, "baselines.ablations.TILES['mine'] = Mine", "pass"])
-    *none, right = done.stdout.split()
-    assert none == ["None"] * (len(cases) + 1) and right == equations("multiscreen")
-    names = [name.removeprefix("multiscreen.") if name.count(".") > 1 else name
-             for name, _ in REPLACED]
-    assert done.stderr.splitlines() == [
-        *(f"{name} was replaced at run time: nothing is resumed or reused" for name in names),
-        "Mine was defined at run time: nothing is resumed or reused"]
+def test_a_run_keeps_the_text_that_ran(tmp_path):
+    """That of the import; of a reload; in a notebook with %autoreload, that of now."""
+    said = run("-c", f"""{SHOW}
+edit("train.py"); show()
+importlib.reload(train); show()
+edit("multiscreen.py"); show()
+sys.modules["IPython.extensions.autoreload"] = train; show()""", cwd=copy_of_the_house(tmp_path))
+    imported, reloaded, edited, followed = said.stdout.splitlines()
+    files = "multiscreen.py support/tokens.py train.py"
+    assert imported == f"{files} False {equations('multiscreen')}", said.stderr
+    assert edited == reloaded == f"{files} True {equations('multiscreen')}"
+    assert followed.startswith(f"{files} True ") and followed != edited
 
 
-def test_usual_code_is_as_in_its_file():
+def test_an_installed_copy_is_known_by_its_files(tmp_path):
+    """`pip install .` without -e puts ours among the libraries."""
+    site = copy_of_the_house(tmp_path / "site-packages")
+    found = []
+    for _ in range(2):
+        found.append(run("-c", f"{SHOW}\nshow(); show('transformer:1,2,8')", cwd=tmp_path,
+                         env=os.environ | {"PYTHONPATH": str(site)}).stdout.splitlines())
+        with open(site / FILE, "a") as file:
+            file.write("OLD = 1\n")
+    (before, other), (after, _) = found
+    assert before == f"multiscreen.py support/tokens.py train.py False {equations('multiscreen')}"
+    assert other.startswith("baselines/transformer.py multiscreen.py support/tokens.py train.py ")
+    assert before.rpartition(" ")[0] == after.rpartition(" ")[0] and before != after
+
+
+def test_a_class_in_a_file_elsewhere_has_an_identity_of_its_own(tmp_path):
+    (tmp_path / "ideas").mkdir()
+    (tmp_path / "ideas/__init__.py").write_text("")
+    (tmp_path / "ideas/mine.py").write_text("from multiscreen import GatedScreeningTiles as G\n"
+                                            "from .half import HALF\nclass Tiles(G):\n    pass\n")
+    found = []
+    for text in ("HALF = 0.5\n", "HALF = 0.5  # a half\n", "HALF = 1 / 2\n"):
+        (tmp_path / "ideas/half.py").write_text(text)
+        said = run("-c", f"{SHOW}\nshow('multiscreen:ideas.mine.Tiles')", cwd=tmp_path,
+                   env=os.environ | {"PYTHONPATH": str(ROOT)})
+        assert said.stdout.startswith("ideas/half.py ideas/mine.py multiscreen.py "), said.stderr
+        found.append(said.stdout)
+    assert found[0] == found[1] != found[2]
+    assert equations("multiscreen") not in str(found)
+
+
+# --------------------------------------------------------------------- what cannot be known
+
+def test_what_a_notebook_puts_in_place_is_told_and_never_equal():
+    """A function, a method, and a layer of its own, which is in no file."""
+    code = """if True:
+        import multiscreen
+        from baselines import ablations
+        from support.models import build_model
+        from support.source import code_hash
+        class Mine(multiscreen.GatedScreeningTiles): pass
+        exec(case)
+        model = build_model("multiscreen:mine" if "mine" in case else "multiscreen", {"psi": 2})
+        print(code_hash(model), code_hash(model))"""
+    done = run_cases(code, ["multiscreen.trim = lambda s, r: s",
+                            "multiscreen.GatedScreeningTiles.encode = lambda self, x, i, w: x",
+                            "ablations.VARIANTS['mine'] = Mine", "pass"])
+    *unknown, a, b = done.stdout.split()
+    assert a == b == equations("multiscreen")
+    assert len({*unknown, a}) == 7
+    said = ("multiscreen.trim is not that of its file",
+            "GatedScreeningTiles.encode is not that of its file", "__main__ has no file")
+    assert done.stderr.splitlines()[::2] == [
+        f"{what}: nothing measured with it is reused" for what in said]
+
+
+def test_usual_code_is_known():
     """Properties, decorated methods, a dataclass, compiled layers."""
     model = small_model("multiscreen")
-    train.try_to_compile.__globals__["compile_model"](model)
+    compile_model(model)
     assert source.code_hash(model) == equations("multiscreen")
     for name in ("multiscreen:softmax-rope", "transformer:2,2,16:forgetting"):
-        assert source.code_hash(small_model(name))
+        assert equations(name) == equations(name)
 
 
-def test_a_run_with_replaced_code_says_so_and_is_not_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(multiscreen, "trim", functools.partial(multiscreen.trim))
-    ckpt = fit(tmp_path / "out", "--steps", "2")
-    assert model_hash(ckpt) != model_hash(ckpt)
-    assert "from step 0: code replaced at run time\n" in (tmp_path / "out/flags.txt").read_text()
+def test_a_run_of_unknown_code_says_so_when_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "code_hash", lambda model: "of a notebook")
+    fit(tmp_path / "out", "--steps", "2")
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="holds another run"):
-        fit(tmp_path / "out", "--steps", "2")
+    longer = fit(tmp_path / "out", "--resume", "--steps", "3")
+    assert "  code that is in no file\n" in (tmp_path / "out/note.txt").read_text()
+    assert longer["changes"][0].startswith("from step 2: code that is in no file")
 
 
 # ------------------------------------------------------------------------------ in measurements

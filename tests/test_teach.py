@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import multiscreen
-import train
 from exercises.checks import correlated
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
 from support.checkpoint import build_model
 from support.cli import UsageError
-from tests.helpers import ROOT, run
+from tests.helpers import ROOT, args_of, run
 
 TEACH = ROOT / "exercises/teach"
 COURSE = (ROOT / "exercises/README.md").read_text()
@@ -173,7 +172,7 @@ def test_the_variants_of_part_5_are_models():
         assert model(torch.arange(5)[None]).shape == (1, 5, 20)
     flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
     # They follow the flags of idea.sh.
-    assert train.get_args(["--psi", "6", *flags.split()]).lr == 2**-7
+    assert args_of(["--psi", "6", *flags.split()]).lr == 2**-7
 
 
 def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():

@@ -19,7 +19,7 @@ import multiscreen
 import tasks.abcdigits
 import train
 from multiscreen import Multiscreen
-from support import source
+from support import folder, source
 from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
 from support.data import Sequences, batches
@@ -30,7 +30,6 @@ from tests.helpers import (
     INF,
     ROOT,
     SMALL,
-    TEXT,
     assert_same_weights,
     draw_tokens,
     fit,
@@ -51,7 +50,7 @@ def test_training_learns_and_logs_what_it_does(tmp_path):
     """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
     fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
     rows = read_table(tmp_path / "out/log.tsv")
-    assert tuple(rows[0]) == train.COLUMNS
+    assert tuple(rows[0]) == folder.COLUMNS
     assert [int(row["step"]) for row in rows] == [1, 10, 20, 30, 40, 50, 60, 60]
     first, last = rows[0], rows[-1]
     assert float(first["loss"]) > 5
@@ -126,10 +125,10 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
     assert not (tmp_path / "out/ckpt.pt").exists()
 
     # Rerun, the command repeats this without training; --force tries again.
-    with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out"):
-        fit(tmp_path / "out", "--steps", "9")
-    with pytest.raises(UsageError, match="ckpt.pt does not exist: training diverged: at step 2"):
-        train.main(["--out", str(tmp_path / "out"), "--resume"])
+    for flags in ([], ["--resume"]):
+        with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out") as e:
+            fit(tmp_path / "out", "--steps", "9", *flags)
+        assert e.value.code == 3
     assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
     assert not (tmp_path / "out/diverged.txt").exists()
 
@@ -150,24 +149,24 @@ def stop_at(monkeypatch, step, number):
     monkeypatch.setattr(torch.optim.AdamW, "step", counted)
 
 
-@pytest.mark.parametrize("step, number, resume", [
+@pytest.mark.parametrize("step, number, again", [
     (4, signal.SIGTERM, False), (7, signal.SIGINT, True)])
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, capsys, step, number,
-                                                      resume):
-    """With --resume, and by rerunning the command."""
+                                                      again):
+    """With and without the flags of the run."""
     flags = ["--steps", "12", "--eval-every", "5", "--log-every", "2", "--batch-tokens",
              "256", *DEFAULT]
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
         stop_at(m, step, number)
         with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved .*: "
-                           "rerun the command to resume"):
+                           "add --resume to the command to go on"):
             fit(tmp_path / "parts", *flags)
     assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
-    if resume:
-        train.main(["--resume", "--out", str(tmp_path / "parts")])
+    if again:
+        fit(tmp_path / "parts", "--resume", *flags)
     else:
-        fit(tmp_path / "parts", *flags)
+        train.main(["--resume", "--out", str(tmp_path / "parts")])
     assert f"continuing at step {step}" in capsys.readouterr().out
     parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
     assert parts["step"] == 12
@@ -213,7 +212,7 @@ def test_a_notebook_may_train_in_a_thread(tmp_path, monkeypatch):
     assert read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 1
 
 
-@pytest.mark.parametrize("flags", [["--resume"], [*SMALL, "--steps", "2"]])
+@pytest.mark.parametrize("flags", [["--resume"], [*SMALL, "--resume", "--steps", "2"]])
 def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     fit(tmp_path / "out", "--steps", "2")
     before = contents(tmp_path)
@@ -231,7 +230,7 @@ def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_pat
         stop_at(m, 3, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "out", *flags)
-    assert_same_weights(fit(tmp_path / "out", *flags), whole)
+    assert_same_weights(fit(tmp_path / "out", "--resume", *flags), whole)
 
     # Then what it began with may go.
     shutil.rmtree(tmp_path / "first")
@@ -249,8 +248,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path)
 
 def test_five_random_kills_change_nothing(tmp_path):
     """SIGKILL at any moment, then the same command again."""
-    flags = [*SMALL, "--steps", "60", "--save-every", "1", "--log-every", "1", "--eval-every", "20",
-             "--data", str(tmp_path / "text.txt")]
+    flags = ["--resume", *SMALL, "--steps", "60", "--save-every", "1", "--log-every", "1",
+             "--eval-every", "20", "--data", str(tmp_path / "text.txt")]
     begin = time.perf_counter()
     whole = fit(tmp_path / "whole", *flags)
     seconds = time.perf_counter() - begin
@@ -301,7 +300,7 @@ def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypat
     assert "3/9      saved" in (printed := capsys.readouterr().out)
     assert "ckpt.pt, the end: it has learned" in printed
     assert read_table(tmp_path / "out/log.tsv")[-1]["needle"]
-    fit(tmp_path / "out", *run, data="abcdigits")
+    fit(tmp_path / "out", "--resume", *run, data="abcdigits")
     assert "already finished, at step 3: it has learned" in capsys.readouterr().out
 
 
@@ -312,48 +311,73 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_differs_is_shown_and_refused_or_noted_on_resume(tmp_path, monkeypatch, capsys):
+def test_what_resume_changes_is_shown_and_noted(tmp_path, monkeypatch, capsys):
     """Flags, code and data, all in one answer."""
     out = tmp_path / "out"
     fit(out, "--steps", "3")
     (out / "abcdigits.tsv").write_text("a table")
-    before, right = contents(out), source.read
+    before, right = contents(out), source.text_of
+    with pytest.raises(UsageError, match="out holds a run: --resume continues it, --force "
+                       "overwrites it, another --out starts a new one"):
+        fit(out, "--steps", "3")
+    assert contents(out) == before
 
-    def edited(path):
-        return right(path).replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
+    def edited(module):
+        text = right(module)
+        return text and text.replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
 
-    monkeypatch.setattr(source, "read", edited)
+    monkeypatch.setattr(source, "text_of", edited)
     (tmp_path / "more.txt").write_text("more")
     data = ["--data", str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
     capsys.readouterr()
-    with pytest.raises(UsageError, match="another run: --resume continues it with these changes, "
-                       "--force overwrites it, another --out starts a new run"):
-        fit(out, "--steps", "4", "--lr", "0.5", *data)
-    said = capsys.readouterr().out
-    for line in ("out at step 3, before | now:", "  --steps 3 | 4\n",
-                 "  --lr 0.0625 | 0.5\n", f"  {data[-1]} is new\n", "  train.py\n",
-                 "    -    optimizer = ", "    +    optimizer = "):
-        assert line in said
-    assert contents(out) == before
-
     fit(out, "--resume", "--steps", "4", "--lr", "0.5", *data)
-    note, = train.load_checkpoint(out / "ckpt.pt")[2]["changes"]
-    assert note.startswith("from step 3: --data ") and "--steps" not in note
-    assert note.endswith(f"--lr 0.0625 | 0.5, {data[-1]} is new, train.py")
-    assert f"changes\t{note}\n" in (out / "flags.txt").read_text()
+    said = capsys.readouterr().out
+    for line in ("until step 3 | now:", "  --steps 3 | 4\n", "  --lr 0.0625 | 0.5\n",
+                 "  other data\n", "  train.py\n", "    -    optimizer = ",
+                 "    +    optimizer = "):
+        assert line in said
 
-    # What ran before stays beside it.
-    assert (out / "source_until_3/train.py").read_text() == right("train.py")
-    assert (out / "source/train.py").read_text() == edited("train.py")
-    fit(out, "--steps", "2", "--force")
-    assert not (out / "source_until_3").exists()
+    changes, = train.load_checkpoint(out / "ckpt.pt")[2]["changes"]
+    assert changes.startswith("from step 3: --data ") and "--steps" not in changes
+    assert changes.endswith("--lr 0.0625 | 0.5, other data, train.py")
+    assert f"changes\t{changes}\n" in (out / "flags.txt").read_text()
+    note = (out / "note.txt").read_text()
+    assert note in said and note.startswith("until step 3 | now:\n  --data ")
+    assert (out / "source/train.py").read_text() == edited("train")
+
+    # A checkpoint that was copied alone brings all of it along.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(out / "ckpt.pt", copy)
+    with pytest.raises(UsageError, match="copy holds a run: --resume"):
+        fit(copy, "--steps", "5", *data)
+    assert fit(copy, "--resume", "--steps", "5", *data)["changes"] == [changes]
+    assert (copy / "note.txt").read_text() == f"{note}until step 4 | now:\n  --steps 4 | 5\n"
+    steps = [row["step"] for row in read_table(copy / "log.tsv")]
+    assert steps == ["1", "3", "3", "4", "4", "5", "5"]
+    fit(copy, "--steps", "2", "--force")
+    assert not (copy / "note.txt").exists()
 
 
-def test_a_text_at_another_path_is_the_same_text(tmp_path):
+def test_a_finished_run_says_what_has_changed_since(tmp_path, monkeypatch, capsys):
     fit(tmp_path / "out", "--steps", "2")
-    (tmp_path / "moved.txt").write_text(TEXT)
-    ckpt = fit(tmp_path / "out", "--steps", "3", "--resume", data=tmp_path / "moved.txt")
-    assert (ckpt["step"], ckpt["changes"]) == (3, [])
+    before, right = contents(tmp_path), source.text_of
+    monkeypatch.setattr(source, "text_of", lambda module: right(module) and right(module).replace(
+        "betas=(0.9, 0.95)", "betas=(0.9, 0.99)"))
+    capsys.readouterr()
+    fit(tmp_path / "out", "--resume", "--lr", "0.5")
+    said = capsys.readouterr().out
+    assert said.startswith("until step 2 | now:\n  --lr 0.0625 | 0.5\n  train.py\n")
+    assert "already finished, at step 2" in said
+    assert contents(tmp_path) == before
+
+
+def test_the_same_text_at_another_place_is_no_change(tmp_path, capsys):
+    first = fit(tmp_path / "out", "--steps", "2")
+    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    longer = fit(tmp_path / "out", "--resume", "--steps", "3", data=tmp_path / "moved.txt")
+    assert first["changes"] == longer["changes"] == []
+    assert (tmp_path / "out/note.txt").read_text() == "until step 2 | now:\n  --steps 2 | 3\n"
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
@@ -362,7 +386,9 @@ def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} belongs to no run: name anoth"):
+    said = {"ckpt.pt": "is truncated, or not a checkpoint of train.py"}.get(
+        name, "belongs to no run: name another")
+    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} {said}"):
         fit(tmp_path / "out", "--steps", "2", *flags)
     assert path.read_text() == "precious"
     assert {x.name for x in path.parent.iterdir()} <= {path.name, "lock"}
@@ -433,6 +459,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
     text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
     data = Sequences([(text, 0, 2000)], 300, "test")
     row = train.evaluate(model, data, data, SimpleNamespace(batch_size=3), get_tokenizer("bytes"))
+    assert 0 < row.pop("alive") < 1
     assert row == {"val_loss": pytest.approx(math.log(257), abs=1e-6),
                    "val_bpb": pytest.approx(math.log2(257), abs=1e-6)}
 
