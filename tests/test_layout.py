@@ -1,6 +1,11 @@
-"""Imports form a tree: no circle, and no import in a function that hides one."""
+"""Imports form a tree: no circle, and no import in a function that hides one. What is installed."""
 import ast
 import graphlib
+import os
+import subprocess
+import sys
+
+import pytest
 
 from tests.helpers import ROOT
 
@@ -34,3 +39,17 @@ def test_no_module_imports_itself_in_a_circle():
         graph[name] = {x for x in found if not any(y.startswith(x + ".") for y in found)}
     assert "support.cli" in graph["train"]
     assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_an_installation_leaves_your_modules_alone(tmp_path):
+    """Your own train.py is found in another folder, and of ours only the model and the kernel."""
+    code = ("import sys\nfrom importlib.util import find_spec\n"
+            "print(*[name for name in sys.argv[1:] if find_spec(name)])")
+    env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    names = ["multiscreen", "screening_triton", "train", "abcdigits", *FOLDERS, "tests"]
+    (tmp_path / "train.py").write_text("")
+    done = subprocess.run([sys.executable, "-c", code, *names], cwd=tmp_path, env=env,
+                          capture_output=True, text=True)
+    if not done.stdout.startswith("multiscreen"):
+        pytest.skip("multiscreen is not installed here")
+    assert done.stdout == "multiscreen screening_triton train\n"

@@ -72,10 +72,10 @@ def test_the_checkpoint_serves(tmp_path):
     assert train.load_checkpoint is load_checkpoint
 
 
-def test_the_code_for_a_program_of_your_own_runs(tmp_path, monkeypatch, capsys):
+def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
     """test_choice.py tests that a model follows an edit."""
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
-    monkeypatch.chdir(tmp_path)                        # works from any folder
+    monkeypatch.chdir(ROOT)
     for code in examples:
         exec(code, {})
     assert re.fullmatch(
