@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from support.cli import UsageError, at_most_3
-from support.tokens import EDGE, encode_document, read_bin
+from support.tokens import encode_document, read_bin
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
+PIECE = 2**16                                          # bytes of a large file that are hashed
 STREAMS = ("abcdigits", "passkey")                     # of tasks/: endless, without files
 
 
@@ -98,15 +99,22 @@ def read_text(path):
 
 
 def fingerprint(files):
-    """[path, size, short hash of both ends, use] of each pair (path, use)."""
+    """[path, size, short hash, use] of each pair (path, use).
+
+    A text is hashed whole. Token files and corpora may have many gigabytes: of those above 4 MiB
+    the hash is of 64 pieces, spread evenly from the beginning to the end.
+    """
     found = []
     for path, use in files:
+        content, size = hashlib.sha256(), os.path.getsize(path)
         with open(path, "rb") as file:
-            ends = file.read(EDGE)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - EDGE, 0))
-            ends += file.read()
-        found.append([str(path), size, hashlib.sha256(ends).hexdigest()[:16], use])
+            if size > 64 * PIECE and {".bin", ".jsonl", ".parquet"} & {*Path(path).suffixes}:
+                for n in range(64):
+                    file.seek(n * (size - PIECE) // 63)
+                    content.update(file.read(PIECE))
+            else:
+                content = hashlib.file_digest(file, "sha256")
+        found.append([str(path), size, content.hexdigest()[:16], use])
     return found
 
 

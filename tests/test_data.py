@@ -159,6 +159,33 @@ def test_a_fingerprint_changes_with_the_files_and_not_with_their_place(tmp_path)
     assert hash_of(old) == hash_of([["/elsewhere", *rest] for _, *rest in old])
 
 
+@pytest.mark.parametrize("name, size", [
+    ("text.txt", 9_000_001), ("tokens.bin", 3_000_000), ("corpus.jsonl.gz", 30_000)])
+def test_an_edit_in_the_middle_changes_a_fingerprint(tmp_path, name, size):
+    """A byte of a text of any size, and of a token file or corpus up to 4 MiB."""
+    path = tmp_path / name
+    path.write_bytes(bytes(size))
+    old = fingerprint([(path, "train")])
+    with open(path, "r+b") as file:
+        file.seek(size // 2)
+        file.write(b"x")
+    assert changed_files(old, fingerprint([(path, "train")])) == [f"{path} has changed"]
+
+
+def test_the_fingerprint_of_a_large_token_file_is_of_pieces_spread_over_it(tmp_path):
+    """Other tokens in a twentieth of it change the fingerprint, wherever they are."""
+    path, size = tmp_path / "a.bin", 50_000_000
+    with open(path, "wb") as file:
+        file.truncate(size)
+    seen = {hash_of(fingerprint([(path, "train")]))}
+    for n in range(20):
+        with open(path, "r+b") as file:
+            file.seek(n * size // 20)
+            file.write(b"x" * (size // 20))
+        seen.add(hash_of(fingerprint([(path, "train")])))
+    assert len(seen) == 21
+
+
 # -------------------------------------------------------------------------------- sequences
 
 @given(n=st.integers(1, 3000), key=st.tuples(st.integers(0, 2**32), st.integers(0, 5)))
