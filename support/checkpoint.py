@@ -1,14 +1,14 @@
 """Checkpoints of train.py: build a model by name, read it back, load weights and moments."""
-import errno
 import hashlib
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
 
 from support.choose import get_screen
-from support.cli import UsageError, is_out_of_memory
+from support.cli import UsageError, is_out_of_memory, rank
 from support.distributed import set_moments
 from support.models import build_model, has_windows
 from support.source import ROOT, edited_files, files_of, modules_of
@@ -29,7 +29,8 @@ def require_windows(model, path, name):
 def read_checkpoint(path):
     """The dict that train.py wrote. Nothing in it is executed.
 
-    The file is mapped into memory: weights and moments that nobody uses are not read.
+    The file's checksums are compared first, by process 0 alone. Then it is mapped into memory:
+    weights and moments that nobody uses take none.
     """
     if not Path(path).exists():
         folder = Path(path).parent
@@ -39,13 +40,16 @@ def read_checkpoint(path):
         command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
         raise UsageError(f"{path} does not exist: train a model first ({command})")
     try:
+        # Every file in a zip has a checksum, and torch ignores them: flipped bits would load.
+        if rank() == 0 and (bad := zipfile.ZipFile(path).testzip()):
+            raise zipfile.BadZipFile(bad)
         with warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
         missing = KEYS - ckpt.keys()
-    except Exception as e:                             # torch has many words for a damaged file
-        if isinstance(e, OSError) and e.errno != errno.EINVAL or is_out_of_memory(e):
+    except Exception as e:                             # there are many words for a damaged file
+        if isinstance(e, OSError) or is_out_of_memory(e):
             raise
-        raise UsageError(f"{path} is truncated, or not a checkpoint of train.py") from None
+        raise UsageError(f"{path} is damaged, or not a checkpoint of train.py") from None
     if missing:
         raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
                          f"{', '.join(sorted(missing))}")

@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import abcdigits
 import train
 from multiscreen import GatedScreeningTiles, Multiscreen
 from support import checkpoint
-from support.checkpoint import build_model, load_checkpoint
+from support.checkpoint import build_model, load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
 from tests.helpers import ROOT, SMALL, fit
 
@@ -129,7 +131,7 @@ MISTAKES = [
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
     ("--out short.txt/x", "short.txt/x: Not a directory"),
     ("--out notes", "notes/log.tsv belongs to no run: name another --out"),
-    ("--out half --resume", "half/ckpt.pt is truncated, or not a checkpoint of train.py"),
+    ("--out half --resume", "half/ckpt.pt is damaged, or not a checkpoint of train.py"),
     ("--out out --resume --psi 3", "was trained with --psi 2, not 3: leave --psi out"),
     ("--out out --force --init out/ckpt.pt", "--force would overwrite out/ckpt.pt"),
     ("--resume --force", "not allowed with"),
@@ -219,19 +221,34 @@ def saved(value):
     return file.getvalue()
 
 
+@given(bit=st.integers(0, 10**9))
+def test_a_flipped_bit_in_a_checkpoint_is_found(folder, bit):
+    """Or it changes nothing of what is read: it lies in the padding between two records."""
+    content, path = bytearray((folder / "out/ckpt.pt").read_bytes()), folder / "flipped.pt"
+    right = saved(read_checkpoint(folder / "out/ckpt.pt"))
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+    try:
+        assert saved(read_checkpoint(path)) == right
+    except UsageError as e:
+        assert f"{path} is damaged, or " in str(e)
+    finally:
+        path.unlink()
+
+
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", ["truncated", "text", "evil", "other", "part"])
+@pytest.mark.parametrize("kind", ["empty", "truncated", "text", "evil", "other", "part"])
 def test_bad_checkpoints_are_explained_and_nothing_in_them_runs(folder, tmp_path, kind):
     good = (folder / "out/ckpt.pt").read_bytes()
     part = torch.load(io.BytesIO(good), weights_only=True)
     del part["optimizer"]
-    content = {"truncated": good[: len(good) // 2], "text": b"hello",
+    content = {"empty": b"", "truncated": good[: len(good) // 2], "text": b"hello",
                "evil": saved({"weights": Malicious()}), "other": saved({"model": "multiscreen"}),
                "part": saved(part)}
     path = tmp_path / "ckpt.pt"
     path.write_bytes(content[kind])
     message = {"part": "it lacks optimizer", "other": "it lacks args"}.get(
-        kind, "truncated, or not a checkpoint of train.py")
+        kind, "damaged, or not a checkpoint of train.py")
     with pytest.raises(UsageError, match=message) as e:
         load_checkpoint(path)
     assert "\n" not in str(e.value)
