@@ -20,6 +20,7 @@ of numbers; flags.txt, what the run is; source/, the code that ran; note.txt, wh
 changed. A run that diverged leaves diverged.txt. support/folder.py has the rules.
 """
 import math
+import threading
 import time
 from argparse import BooleanOptionalAction, Namespace
 
@@ -98,6 +99,7 @@ def train(out, args, ckpt=None, init=None):
 # The flags for the sizes of Config, and their names there.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
          "w_th": "w_th"}
+SEEDING = threading.Lock()                             # a notebook's threads share one generator
 
 
 def begin(out, args, ckpt, init):
@@ -115,8 +117,10 @@ def begin(out, args, ckpt, init):
     device = get_device(args.device)
     dtype = products_dtype(device, args.dtype)
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
-    torch.manual_seed(args.seed)
-    model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
+    with SEEDING:
+        torch.manual_seed(args.seed)
+        model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
+    model.to(device)
 
     # Where the run stands, and its weights: new ones, those of --init, or its own.
     state = folder.get_state(args, model, data, ckpt, init)

@@ -2,6 +2,7 @@
 import math
 import os
 import statistics
+import sys
 from pathlib import Path
 
 from experiments.style import SETTINGS, labels_of
@@ -28,9 +29,11 @@ def percent(share, digits=1):
 
 def pyplot():
     """matplotlib.pyplot for files, or None after one line that says how to get it."""
-    # A notebook names a backend that may not be installed here, and matplotlib looks at it when it
-    # is imported.
-    os.environ["MPLBACKEND"] = "agg"
+    # A script that a notebook starts gets the name of the notebook's backend, which may not be
+    # installed here, and matplotlib looks at it when it is imported. In the notebook itself, by
+    # %run, it must stay: agg shows no plots.
+    if "IPython" not in sys.modules:
+        os.environ["MPLBACKEND"] = "agg"
     try:
         import matplotlib.pyplot as plt
     except ImportError:

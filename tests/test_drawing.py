@@ -135,3 +135,16 @@ def test_a_notebooks_backend_that_is_not_installed_stops_no_figure():
     done = run_python("-c", "from experiments.common import pyplot; pyplot().subplots()",
                       env=os.environ | {"MPLBACKEND": "module://not_installed_here"})
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_matplotlib
+def test_in_a_notebook_its_own_backend_stays():
+    """`%run -m experiments.compare` runs in the notebook's process."""
+    code = """if True:
+        import sys
+        from types import SimpleNamespace
+        sys.modules["IPython"] = SimpleNamespace(version_info=(9, 0), get_ipython=lambda: None)
+        from experiments.common import pyplot
+        print(pyplot().get_backend())"""
+    done = run_python("-c", code, env=os.environ | {"MPLBACKEND": "svg"})
+    assert (done.returncode, done.stdout) == (0, "svg\n")

@@ -51,6 +51,12 @@ def test_a_mistake_is_one_line_and_exit_code_1():
                           "(python train.py --out nowhere)\n")
 
 
+def test_a_main_module_without_a_spec_has_a_command_line(monkeypatch):
+    """As in pdb, and in the second %run of a file in a notebook."""
+    monkeypatch.delattr(sys.modules["__main__"], "__spec__")
+    assert train.get_args(["--psi", "3"]).psi == 3
+
+
 def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
     def initialize(self):
         raise RuntimeError("shape mismatch")
