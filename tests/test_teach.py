@@ -187,6 +187,14 @@ def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
     assert (multiscreen.relevance(q, k, w, r)[0, 0][inside] == 0).any()   # Trim rejects some
     assert torch.equal(alpha_d > 0, inside)
 
+    # 8 / r would amplify what an autocast rounds; values may have 16 bits.
+    q, k, v = q.float(), k.float(), v.bfloat16()
+    found = names["Sigmoid"].own_screen(q, k, v, w.float(), r.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(names["Sigmoid"].own_screen(q, k, v, w.float(), r.float()), found)
+    assert found.dtype == torch.bfloat16
+    assert (found[0, 0] - alpha_d).abs().max() < 0.01
+
 
 def test_the_softpick_of_the_guide_can_attend_to_nothing():
     guide, names = (ROOT / "docs/variants.md").read_text(), {"__name__": "softpick"}
