@@ -49,6 +49,9 @@ class TokenFile:
     def __getitem__(self, part):
         start, stop, _ = part.indices(self.n)
         tokens = np.fromfile(self.path, "<u2", stop - start, offset=self.header + 2 * start)
+        if len(tokens) < stop - start:
+            raise UsageError(f"{self.path} has become shorter since this run began: restore it, "
+                             "and go on from the last checkpoint")
         if tokens.max(initial=0) >= self.vocab_size:
             raise UsageError(f"{self.path} has tokens beyond the vocabulary of {self.vocab_size}: "
                              "use the --tokenizer that made it")
@@ -70,6 +73,9 @@ def read_bin(path, vocab_size):
     if size % 2 or header and (version, size) != (1, header + 2 * count):
         raise UsageError(f"{path} is truncated, damaged, or not a token file: its {size} bytes do "
                          f"not fit {'its header' if header else 'tokens of two bytes'}")
+    if not header and path.with_name("meta.pkl").exists():
+        raise UsageError(f"{path} has nanoGPT's numbers for characters, which only meta.pkl beside "
+                         "it explains: name the text itself after --data, in nanoGPT input.txt")
     if header and vocabulary not in (0, vocab_size):
         raise UsageError(f"{path} has a vocabulary of {vocabulary}, not of {vocab_size}: use the "
                          "--tokenizer that made it")

@@ -41,7 +41,7 @@ def test_a_named_file_or_folder_val_is_held_out_too(tmp_path):
 def test_of_a_folder_of_nanogpt_the_token_files_are_taken(tmp_path, capsys):
     """Its text, their source, is not; val.bin is held out."""
     write(tmp_path, {"input.txt": "x" * 999, "train.bin": np.arange(100), "prepare.py": "import os",
-                     "readme.md": "# data", "deep/more.bin": np.arange(50), "meta.pkl": b"\x80",
+                     "readme.md": "# data", "deep/more.bin": np.arange(50),
                      "val.bin": np.arange(100, 150)})
     training, held_out = data_of(tmp_path, T=9)
     assert [a.astype(int).tolist() for a in arrays_of(training)] == [[*range(50)], [*range(100)]]

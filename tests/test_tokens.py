@@ -129,6 +129,25 @@ def test_token_files_of_4_bytes_are_told(tmp_path, name, words):
         read_bin(tmp_path / name, 50257)
 
 
+def test_characters_numbered_by_nanogpt_are_not_taken_for_bytes(tmp_path):
+    """Its character-level example has meta.pkl beside train.bin. A header would know better."""
+    write(tmp_path, {"train.bin": np.arange(600) % 65, "meta.pkl": b"\x80"})
+    with pytest.raises(UsageError, match="train.bin has nanoGPT's numbers .*meta.pkl.*--data"):
+        data_of(tmp_path, T=9)
+    write_bin(tmp_path / "train.bin", np.arange(600) % 256, 257)
+    assert len(data_of(tmp_path, T=9)[0]) == 63
+
+
+def test_a_token_file_that_is_cut_short_in_training_is_named(tmp_path):
+    """Everything that is gone, or the end of a sequence."""
+    training, _ = data_of(write(tmp_path, {"a.bin": np.arange(600) % 256}), T=9)
+    for size in (100, 0):
+        with open(tmp_path / "a.bin", "r+b") as file:
+            file.truncate(size)
+        with pytest.raises(UsageError, match="a.bin has become shorter since this run began"):
+            training[5]
+
+
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="counts open files the Unix way")
 def test_no_token_file_stays_open(tmp_path):
     write(tmp_path, {f"{n}.bin": np.full(1000, n) for n in range(40)})
