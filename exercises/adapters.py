@@ -13,7 +13,7 @@ import types
 import torch
 
 import multiscreen
-from exercises.checks import Wrong
+from exercises.checks import Wrong, require_tensor
 
 FILES = {
     "exercises.part1_screening": ["window", "acceptance", "unit", "mipe_angle", "mipe", "trim",
@@ -33,6 +33,7 @@ REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
 # By identity: a copied function has equal code.
 EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
              if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
+SEVERAL = ("pairs", "gradients")                       # functions that return several tensors
 IN_PLACE = ("{} changes its input in place, but the caller still needs it: write x = x + 1, not "
             "x += 1 or x.add_(1)")
 
@@ -62,7 +63,9 @@ def own(name, f):
 
 
 def watched(name, f):
-    """f, but raises Wrong if it calls a function of multiscreen.py or changes an input."""
+    """f, but raises Wrong if it calls a function of multiscreen.py, or changes an input, by .data
+    too, or returns no tensor.
+    """
     def look(frame, event, arg):
         if event == "call" and id(frame.f_code) in EQUATIONS:
             raise Wrong(f"{name} calls multiscreen.py's {frame.f_code.co_name}: write it yourself")
@@ -70,7 +73,8 @@ def watched(name, f):
     def call(*inputs, **named):
         __tracebackhide__ = True                       # a traceback goes from the test to your line
         tensors = [x for x in inputs if torch.is_tensor(x)]
-        before, profile = [x._version for x in tensors], sys.getprofile()
+        before = [(x._version, x.detach().clone()) for x in tensors]
+        profile = sys.getprofile()
         sys.setprofile(look)
         try:
             out = f(*inputs, **named)
@@ -80,8 +84,11 @@ def watched(name, f):
             raise Wrong(IN_PLACE.format(name)) from e
         finally:
             sys.setprofile(profile)
-        if [x._version for x in tensors] != before:
-            raise Wrong(IN_PLACE.format(name))
+        for x, (version, values) in zip(tensors, before):
+            if x._version != version or not torch.equal(x, values):
+                raise Wrong(IN_PLACE.format(name))
+        for x in out if name in SEVERAL and isinstance(out, (tuple, list)) else [out]:
+            require_tensor(x, f"{name} returns")
         return out
 
     return functools.update_wrapper(call, f)

@@ -19,6 +19,7 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     {} of "f at d = {}" becomes the entry of `at` where the error is largest. tolerance: relative to
     the largest right value, or absolute where all are below 1.
     """
+    require_tensor(found, f"{what} is")
     dtypes = [x.dtype for x in (found, right) if torch.is_tensor(x)]
     found, right = as_tensor(found), as_tensor(right)
     one = " one number: is a sum missing?" if right.ndim == 0 else f" {tuple(right.shape)}"
@@ -34,6 +35,13 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
     difference = describe_difference(found, right, what, at)
     raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
+
+
+def require_tensor(x, what):
+    """Raise Wrong unless x is a tensor or a number. what: "trim returns" """
+    check(x is not None, f"{what} None: is a return missing?")
+    check(torch.is_tensor(x) or isinstance(x, (int, float)),
+          f"{what} an object of the type {type(x).__name__}: it should be a tensor")
 
 
 def describe_difference(found, right, what, names=None):

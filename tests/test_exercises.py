@@ -1,7 +1,9 @@
 """Tests of the course: solutions pass, stubs fail, each known mistake gets its message."""
 import os
 import re
+from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,9 +136,25 @@ def test_a_change_in_place_is_named():
         x *= 2
         return x
 
-    for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
-        with pytest.raises(Wrong, match="unit changes its input in place"):
-            own("unit", doubled)(x)
+    def behind_autograd(x):
+        x.data.mul_(2)
+        return x * 1
+
+    for f in (doubled, behind_autograd):
+        for x in (torch.ones(2), torch.ones(2, requires_grad=True)):
+            with pytest.raises(Wrong, match="unit changes its input in place"):
+                own("unit", f)(x)
+
+
+@pytest.mark.parametrize("found, words", [
+    (None, "None: is a return missing?"), ((torch.ones(2), 1), "type tuple: it should be a ten"),
+    (np.ones(2), "type ndarray: it should be a tensor")])
+def test_what_is_no_tensor_is_named(found, words):
+    """By the name of a function, or in a comparison: of a method's result."""
+    with pytest.raises(Wrong, match=f"trim returns .*{re.escape(words)}"):
+        own("trim", lambda s, r: found)(torch.ones(2), 1)
+    with pytest.raises(Wrong, match=f"the gate is .*{re.escape(words)}"):
+        checks.expect(found, torch.ones(2), "the gate")
 
 
 def test_a_failure_names_the_entry_that_is_most_wrong():
@@ -163,6 +181,13 @@ HIDDEN = """if True:
 
     def test_four_again():
         test_four()
+
+    def test_five():
+        import torch
+        x = torch.ones(2, requires_grad=True)
+        y = x.exp()
+        y.mul_(2)
+        y.sum().backward()
 """
 
 
@@ -175,18 +200,32 @@ def test_the_stubs_fail_and_say_what_to_do(tmp_path):
     assert out.returncode == 1
     points = dict(re.findall(r"^(.+): (\d+ of \d+)$", out.stdout, re.M))
     assert points == {"part 1": "0 of 10", "part 2": "0 of 12", "part 3": "0 of 8",
-                      "part 4": "0 of 5", "test_hidden": "1 of 5"}
+                      "part 4": "0 of 5", "test_hidden": "1 of 6"}
     for n, of in ((1, 10), (2, 10), (3, 8), (4, 5)):
         for m in range(1, of + 1):
             if (n, m) not in ((2, 9), (2, 10)):        # these fail in the exercises they build on
                 assert f"still to do: Exercise {n}.{m}: " in out.stdout, (n, m)
     assert "exercises.checks.near was replaced" in out.stdout
     assert out.stdout.count("mine.py, line 1: ") == 1
+    assert "\na tensor was changed in place, and its gradient needs the old values" in out.stdout
     assert "Traceback" not in out.stdout
     assert "part\texercise\tpoints\tof\n" in out.stdout
     assert "part 1\ttrim\t0\t1\n" in out.stdout
     assert "test_hidden\tone\t1\t1\n" in out.stdout
     assert "test_hidden\ttwo\t0\t1\n" in out.stdout
+
+
+@pytest.mark.skipif(not find_spec("xdist"), reason="pytest -n is pytest-xdist's")
+def test_grades_are_those_of_all_processes(tmp_path):
+    """Not of the first, which only hears from the others."""
+    hidden = tmp_path / "test_hidden.py"
+    hidden.write_text("def test_one():\n    pass\n\ndef test_two():\n    assert 0\n")
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises", "--hidden", hidden,
+              "--grades", "-n", "2", "-k", "one or two or trim", env=os.environ | {"EXERCISES": ""})
+    assert out.returncode == 1
+    assert "part 1\ttrim\t0\t1\n" in out.stdout
+    assert re.findall(r"^(.+: \d+ of \d+)$", out.stdout, re.M) == [
+        "part 1: 0 of 1", "test_hidden: 1 of 2"]
 
 
 def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
