@@ -35,6 +35,7 @@ from support.cli import (
     cli,
     clock,
     get_device,
+    naming,
     printable,
     products_dtype,
     replacing,
@@ -146,7 +147,8 @@ def begin(out, args, ckpt, init):
         load_moments(model, optimizer, ckpt.pop("optimizer"), out / "ckpt.pt")
         if ckpt["args"]["data"] == args.data:          # another task begins at its beginning
             data.state = ckpt["data_state"]
-        torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
+        with SEEDING:
+            torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
     if dist.rank() == 0:
         folder.write(out, state)
     if ckpt or init:
@@ -256,7 +258,7 @@ def log(out, args, state, step, row, left=""):
     line = "\t".join(cells.get(name, "") for name in folder.COLUMNS) + "\n"
     state["log"] += line
     if dist.rank() == 0:
-        with open(out / "log.tsv", "a") as file:
+        with naming(out / "log.tsv"), open(out / "log.tsv", "a") as file:
             file.write(line)
 
 

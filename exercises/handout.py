@@ -14,7 +14,7 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
-from support.cli import Parser, UsageError, cli
+from support.cli import Parser, UsageError, cli, replacing
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = ("exercises/teach", "exercises/solutions", "exercises/handout.py", "tests/mutants.py",
@@ -46,7 +46,7 @@ def main(argv=None):
                    help="file to write [course.zip]")
     out = p.parse_args(argv).out
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in files:
             if name == COURSE:
                 content = content.partition(FOR_TEACHERS)[0]

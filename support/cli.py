@@ -216,6 +216,16 @@ def clock(seconds):
 
 
 @contextmanager
+def naming(path):
+    """The error of a full disk names no file. Inside `with naming(path)` it names this one."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path):
     """`with replacing(path) as file`: the file at `path` is always complete, the old or the new.
 

@@ -56,7 +56,8 @@ def files_of(names, out=None):
 def visible_files(root, out=None):
     """A file itself, or the files below a folder, in order, without hidden ones and those of runs.
 
-    Links to folders are followed, into each real folder once. out: the folder of a new run.
+    Tables of runs are left out, too. Links to folders are followed, into each real folder once.
+    out: the folder of a new run.
     """
     if not root.is_dir():
         return [root]
@@ -67,7 +68,8 @@ def visible_files(root, out=None):
             folders.clear()
         else:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            found += [here / name for name in files if not name.startswith(".")]
+            paths = [here / name for name in files if not name.startswith(".")]
+            found += [path for path in paths if not is_table(path)]
         seen.add(real)
     return sorted(found)
 
@@ -76,6 +78,14 @@ def is_run(folder):
     """Whether a folder holds a run of train.py."""
     flags = folder / "flags.txt"
     return flags.is_file() and b"\nequations\t" in flags.read_bytes()
+
+
+def is_table(path):
+    """Whether a file is a table of runs, or of what was measured of them."""
+    if path.suffix != ".tsv" or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return {b"parameters", b"seed"} <= {*file.readline(9999).split()}
 
 
 def standard_library():

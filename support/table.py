@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from support.checkpoint import read_checkpoint, weights_hash
-from support.cli import UsageError, clock, on_one_line, replacing
+from support.cli import UsageError, clock, naming, on_one_line, replacing
 from support.source import ROOT
 
 RUN = ("model", "parameters", "seed", "seq_len", "init_weights", "changes", "step")
@@ -65,7 +65,7 @@ class Table:
     def append(self, row):
         """Write a row on a line of its own, even behind half a row of a killed process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab+") as file:
+        with naming(self.path), open(self.path, "ab+") as file:
             before = as_line(self.columns)
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -200,6 +201,18 @@ def texts_of(stream, n):
 def arrays_of(data):
     """The tokens of each part of Sequences, as arrays."""
     return [tokens[start:stop] for tokens, start, stop in data.parts]
+
+
+@contextmanager
+def full_disk():
+    """Inside, the disk is full after 9 bytes of each file."""
+    resource = pytest.importorskip("resource")         # Windows has none
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write(folder, files):

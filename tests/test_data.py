@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train
+from experiments import compare
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError
 from support.data import (
@@ -18,7 +19,8 @@ from support.data import (
     read_text,
     standard_library,
 )
-from tests.helpers import SMALL, arrays_of, data_of, write
+from support.table import RUN, Table
+from tests.helpers import SMALL, arrays_of, data_of, write, write_run
 
 # ------------------------------------------------------------------------------------ files
 
@@ -124,6 +126,18 @@ def test_a_run_in_the_folder_of_its_data_is_no_data(tmp_path, monkeypatch):
         assert [path for path, *_ in files] == [str(tmp_path / x) for x in ("a.txt", "b/c.txt")]
 
 
+def test_tables_of_runs_are_no_data(tmp_path, call):
+    """`compare --name t` leaves out/t.tsv in the folder of the texts. Other tables are text."""
+    write(tmp_path, {"a.txt": "a" * 5000, "b.tsv": "word\tseed\n" * 500})
+    write_run(tmp_path / "out/one-0", [
+        {"step": n, "loss": 2.0, "grad_norm": 1.0, "val_loss": 2.0} for n in (10, 20)])
+    call(compare, "out/one-0", "--name", "t")
+    Table("out/m_mine.tsv", RUN, ["loss"], "h").add(dict.fromkeys(RUN, "0"), loss=1.0)
+    assert os.path.exists("out/t.tsv")
+    training, _ = data_of(tmp_path, T=8)
+    assert [path for path, *_ in training.files] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.tsv"]
+
+
 def test_a_run_may_not_be_in_its_data(tmp_path):
     write(tmp_path / "texts", {"a.txt": "a" * 5000})
     with pytest.raises(UsageError, match="nothing to train on: .* those of runs"):
@@ -169,7 +183,7 @@ def test_an_edit_in_the_middle_changes_a_fingerprint(tmp_path, name, size):
     with open(path, "r+b") as file:
         file.seek(size // 2)
         file.write(b"x")
-    assert changed_files(old, fingerprint([(path, "train")])) == [f"{path} has changed"]
+    assert hash_of(old) != hash_of(fingerprint([(path, "train")]))
 
 
 def test_the_fingerprint_of_a_large_token_file_is_of_pieces_spread_over_it(tmp_path):

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from multiscreen import GatedScreeningTiles, Multiscreen
 from support import checkpoint
 from support.checkpoint import build_model, load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
-from tests.helpers import ROOT, SMALL, fit
+from support.table import Table
+from tests.helpers import ROOT, SMALL, args_of, fit, full_disk
 
 
 def complaint(main):
@@ -54,7 +56,7 @@ def test_a_mistake_is_one_line_and_exit_code_1():
 def test_a_main_module_without_a_spec_has_a_command_line(monkeypatch):
     """As in pdb, and in the second %run of a file in a notebook."""
     monkeypatch.delattr(sys.modules["__main__"], "__spec__")
-    assert train.get_args(["--psi", "3"]).psi == 3
+    assert args_of(["--psi", "3"]).psi == 3
 
 
 def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):
@@ -179,6 +181,17 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
                                       "--swe", "--lengths", "260", "--device", "cpu"])
     assert "abcdigits.tsv: Is a directory" in complaint(abcdigits.main)
     (folder / "out/abcdigits.tsv").rmdir()
+
+
+@pytest.mark.parametrize("name", ["table.tsv", "log.tsv"])
+def test_a_full_disk_names_the_table(tmp_path, capsys, name):
+    path, state = tmp_path / name, {"log": ""}
+    write = {"table.tsv": lambda: Table(path, ["key"], ["value"], "a").add({"key": 1}, value=2),
+             "log.tsv": lambda: train.log(tmp_path, SimpleNamespace(steps=1), state, 1,
+                                          {"val_loss": 1.0, "val_bpb": 1.0})}
+    with full_disk(), pytest.raises(OSError) as e:
+        write[name]()
+    assert e.value.filename == str(path)
 
 
 def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, monkeypatch):

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import multiscreen
+from exercises import handout
 from exercises.checks import correlated
 from exercises.solutions import part3_derivative, part4_kernel
 from exercises.teach import autograder
 from support.checkpoint import build_model
 from support.cli import UsageError
-from tests.helpers import ROOT, args_of, run
+from tests.helpers import ROOT, args_of, full_disk, run
 
 TEACH = ROOT / "exercises/teach"
 COURSE = (ROOT / "exercises/README.md").read_text()
@@ -145,6 +146,27 @@ def test_the_hand_out_leaves_out_what_is_for_teachers(course):
         assert "teach/" not in text and "solutions/" not in text, path
     assert "For teachers" not in (course / "exercises/README.md").read_text()
     assert "Part 5" in (course / "exercises/README.md").read_text()
+
+
+def test_a_full_disk_names_the_hand_out_and_leaves_no_half(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(handout, "committed_files", lambda: [("a.py", b"a = 1\n" * 9, 0o644)])
+    with full_disk(), pytest.raises(OSError) as e:
+        handout.main(["--out", str(tmp_path / "course.zip")])
+    assert e.value.filename == str(tmp_path / "course.zip")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_clone_by_windows_leaves_scripts_as_they_are():
+    """It may be used in WSL, where bash knows no other line ends."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+
+    scripts = [*git("grep", "-lI", "^#!").split(), *git("ls-files", "*.sh").split()]
+    if not scripts:
+        pytest.skip("no git repository")
+    ends = git("check-attr", "eol", *scripts).splitlines()
+    assert len(ends) > 10
+    assert [line for line in ends if not line.endswith(": eol: lf")] == []
 
 
 def test_no_link_in_the_hand_out_is_dead(course):
