@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -57,6 +58,14 @@ def environment(folder):
         (folder / "bin" / name).chmod(0o755)
     return os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OUT": f"{folder}/out",
                          "CALLS": f"{folder}/calls"}
+
+
+def wait_for(path):
+    for _ in range(100):
+        if path.exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has not come")
 
 
 @pytest.fixture(scope="module")
@@ -150,31 +159,61 @@ def test_the_lines_that_docs_give_to_slurm_are_those_of_two_and_of_eight_machine
         assert {found[1] for found in nodes[int(first) - 1 : int(last)]} == {number}
 
 
-# Stands in for `python`: a log whose loss is lowest at 2^-11. `nope` diverges at all rates;
-# `selective` fails while $FAIL is set.
+# Stands in for `python`: a log whose loss is lowest at 2^-11. `nope` diverges at all rates; `local`
+# looks nothing up; `selective` fails while $FAIL is set.
 LOGGED = r"""#!/bin/bash
+[ "$1" = runs/tune.py ] && exec "$PYTHON" "$@"
+echo "$*" >>"$CALLS"
 last="${*: -1}"
 case "$FAIL$*" in yes*:selective*) exit 1 ;; esac
 [[ $* =~ "--lr "([0-9.]+) ]] || exit 0
 mkdir -p "$last"
-case "$*" in *:nope*) touch "$last/diverged.txt" ;; esac
-awk -v lr="${BASH_REMATCH[1]}" 'BEGIN { x = log(lr) / log(2) + 11.1
-    print "needle\tval_loss\n0.5\t" (x < 0 ? -x : x) }' >"$last/log.tsv"
+needle=0.5
+case "$*" in
+    *:nope*) touch "$last/diverged.txt"; exit 3 ;;
+    *:local*) needle=0.1 ;;
+esac
+awk -v lr="${BASH_REMATCH[1]}" -v needle=$needle 'BEGIN { x = log(lr) / log(2) + 11.1
+    print "step\tloss\tneedle\tval_loss\n2500\t\t" needle "\t" (x < 0 ? -x : x)
+    print "2510\t1\t\t\n4800\t\t" needle "\t" (x < 0 ? -x : x) }' >"$last/log.tsv"
 """
 
 
 def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(tmp_path):
-    env = environment(tmp_path) | {"LANES": "4"}
+    env = environment(tmp_path) | {"LANES": "4", "PYTHON": sys.executable}
     (tmp_path / "bin/python").write_text(LOGGED)
     words = ["bash", "runs/mechanisms.sh", "tune"]
-    done = subprocess.run(words, cwd=ROOT, env=env | {"FAIL": "yes"}, capture_output=True)
+    done = subprocess.run(words, cwd=ROOT, env=env | {"FAIL": "yes"}, capture_output=True,
+                          text=True)
     rows = (tmp_path / "out/tuned.txt").read_text().splitlines()
     assert (done.returncode, len(rows), "selective" in str(rows)) == (1, 2 * 18, False)
+    failed = done.stdout.partition("failed:\n")[2].splitlines()
+    assert sorted(line.split()[:4] for line in failed) == [
+        ["python", "runs/tune.py", task, "selective"] for task in ("task", "text")]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rows = done.stdout.splitlines()[-2 * 19:]
     assert {"text selective 0.9 -12", "task selective 0.1 -11", "text nope 99 -10"} < {*rows}
     assert not (tmp_path / "out/tune_text/nope-12").exists()
+
+    # Each command is one that train.py takes; only a run that looks something up goes on.
+    calls = [line.split()[1:] for line in (tmp_path / "calls").read_text().splitlines()]
+    names = {args.out.rpartition("/tune_task/")[2] for args in map(args_of, calls)
+             if args.steps == 4800}
+    assert "softmax-11" in names
+    assert not [name for name in names if name.startswith(("nope", "local"))]
+
+
+def test_tuning_waits_at_ctrl_c_until_what_trains_has_saved(tmp_path):
+    env = environment(tmp_path)
+    words = ["runs/tune.py", "text", "any", "2", "-10", "-8", "--", "python", "slow.py"]
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, start_new_session=True,
+                               stdout=subprocess.DEVNULL)
+    wait_for(tmp_path / "calls.begun")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=300) == 130
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert (len(calls), calls[-1]) == (2, "saved")
 
 
 @pytest.mark.parametrize("lanes", ["1", "3"])
@@ -209,10 +248,7 @@ def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
     # A file: a pipe would be waited for, too.
     process = subprocess.Popen(["bash", folder / "all.sh"], env=env, start_new_session=True,
                                stdout=said.open("w"))
-    for _ in range(100):
-        if (folder.parent / "calls.begun").exists():
-            break
-        time.sleep(0.1)
+    wait_for(folder.parent / "calls.begun")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=300) == 130
     assert "failed" not in said.read_text()
