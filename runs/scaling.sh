@@ -1,4 +1,5 @@
-# Loss against size, four Multiscreens and four Transformers. The second rate is the paper's.
+# Loss against size, four Multiscreens and four Transformers. The second rate is the paper's. Then a
+# check: is the Transformer held back by weight decay or by clipping?
 . "$(dirname "$0")/lib.sh"
 recipe="--seed SEED --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 
@@ -18,3 +19,16 @@ done | lanes
 
 run python -m experiments.scaling --out $OUT/report \
     $OUT/multiscreen_psi?_lr*-? $OUT/transformer_?,?,??_lr*-?
+
+lanes <<END
+python train.py --resume --model transformer:3,4,64 $recipe --weight-decay 0 \
+    --out $OUT/no_decay-SEED
+python train.py --resume --model transformer:3,4,64 $recipe --clip 0 \
+    --out $OUT/no_clipping-SEED
+END
+
+run python -m experiments.compare --name sanity --window 64 --out $OUT/report \
+    "Transformer=$OUT/transformer_3,4,64_lr0.001-?" \
+    "Transformer, no weight decay=$OUT/no_decay-?" \
+    "Transformer, no clipping=$OUT/no_clipping-?" \
+    "Multiscreen=$OUT/multiscreen_psi5_lr0.0625-?"

@@ -2,7 +2,6 @@
 # Each script also runs alone, after those named in its first lines.
 . "$(dirname "$0")/lib.sh"
 
-for figure in scaling lr_sweep deep sanity text text_w_th16 abcdigits competition passkey \
-        ablations ablations_abcdigits latency; do
+for figure in scaling lr_sweep text abcdigits passkey ablations ablations_abcdigits latency; do
     run bash runs/$figure.sh
 done

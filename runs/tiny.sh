@@ -6,7 +6,8 @@ export SEEDS=0 PSI=2 SIZE=2,2,16 TRAIN="--steps 4 --batch-size 2 --kernel defini
 
 MEASURE="--length 256 --documents 1" run bash runs/text.sh
 MEASURE="--lengths 256 --trials 1" run bash runs/abcdigits.sh
-run bash runs/latency.sh --psi 2 --models multiscreen transformer:1,2,8 --lengths 256 512 --repeats 1
+run bash runs/latency.sh --psi 2 --models multiscreen transformer:1,2,8 --lengths 256 512 \
+    --repeats 1
 run python -m benchmarks.cpu $OUT/report/latency.tsv
 run python -m experiments.passkey --lengths 512 --trials 1 --ckpt $OUT/needles_original-0/ckpt.pt
 run python -m experiments.scaling $OUT/text_multiscreen-0 $OUT/text_transformer-0 --out $OUT/report
