@@ -3,7 +3,7 @@
     bash runs/scaling.sh                             trains the runs and draws them
     python -m experiments.scaling RUN...             draws runs of your own
 
-runs/paper.sh has the paper's runs: five Multiscreens and four Transformers of 4M to 4B parameters,
+docs/scale.md has the paper's runs: five Multiscreens and four Transformers of 4M to 4B parameters,
 2^38 tokens each. Its 4B model is undertrained.
 
 If a model has runs at several learning rates, the rate with the best mean over the seeds counts.

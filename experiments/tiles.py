@@ -4,7 +4,7 @@ This reproduces the appendices "Distribution of Learned Screening Parameters" an
 Distance-Aware Relevance" for any checkpoint.
 
 Paper:  python -m experiments.tiles --ckpt out/paper/psi64-0/ckpt.pt
-        This model has 4,096 tiles; `bash runs/paper.sh` prints the command that trains it. The
+        This model has 4,096 tiles; docs/scale.md has the command that trains it. The
         paper's maps show the model with psi = 8 on the paper's own abstract, which has 203 of
         GPT-2's tokens: pass it with --text "..".
 Small:  python -m experiments.tiles --ckpt out/ckpt.pt

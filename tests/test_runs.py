@@ -10,15 +10,14 @@ import time
 
 import pytest
 
-import train
 from support import distributed
 from tests.helpers import ROOT, args_of
 
-SCRIPTS = ("tiny", "small", "tune_transformers", "mechanisms", "paper")
-# Stand-ins for `python` and `torchrun`: they note their words and leave a run's or table's files.
+SCRIPTS = ("tiny", "small", "tune_transformers", "mechanisms")
+# Stands in for `python`: it notes its words and leaves a run's or a table's files.
 NOTE = """#!/bin/bash
 last="${*: -1}"
-line=$(printf '%q ' "${0##*/}" "$@")
+line=$(printf '%q ' python "$@")
 echo "$line" >>"$CALLS"                # in one piece, since lanes write at once
 case "$*" in
     *slow*)
@@ -51,11 +50,10 @@ run python draw.py
 
 
 def environment(folder):
-    """An environment where `python` and `torchrun` only note their words, in folder/calls."""
+    """An environment where `python` only notes its words, in folder/calls."""
     (folder / "bin").mkdir()
-    for name in ("python", "torchrun"):
-        (folder / "bin" / name).write_text(NOTE)
-        (folder / "bin" / name).chmod(0o755)
+    (folder / "bin/python").write_text(NOTE)
+    (folder / "bin/python").chmod(0o755)
     return os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OUT": f"{folder}/out",
                          "CALLS": f"{folder}/calls"}
 
@@ -74,13 +72,9 @@ def commands(tmp_path_factory):
     found = {}
     for name in SCRIPTS:
         folder = tmp_path_factory.mktemp(name)
-        command = f"bash runs/{name}.sh"
-        if name == "mechanisms":
-            command = f"SEEDS=32 {command}"
-        if name == "paper":
-            command += ' | while read -r line; do bash -c "$line" </dev/null || exit; done'
-        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT,
-                              env=environment(folder), capture_output=True, text=True)
+        env = environment(folder) | ({"SEEDS": "32"} if name == "mechanisms" else {})
+        done = subprocess.run(["bash", f"runs/{name}.sh"], cwd=ROOT, env=env,
+                              capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
         found[name] = [shlex.split(line) for line in (folder / "calls").read_text().splitlines()]
     return found
@@ -99,15 +93,12 @@ def house(tmp_path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(
-        name, commands, monkeypatch):
+def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(name, commands):
     folders = {}
     for words in commands[name]:
         if "train.py" not in words:
             continue
         flags = words[words.index("train.py") + 1:]
-        gpus = 8 * int(words[words.index("--nnodes") + 1]) if words[0] == "torchrun" else 1
-        monkeypatch.setattr(distributed, "world", lambda gpus=gpus: gpus)
         args = args_of(flags)
         assert flags[-1] == args.out and "--resume" in flags
         given = [flag for flag in flags if flag.startswith("--")]
@@ -136,27 +127,24 @@ def test_what_is_measured_and_drawn_was_made_before(name, commands):
                 made.add(path.replace("ckpt.pt", f"{tool}.tsv"))
 
 
-def test_paper_has_the_papers_runs(commands):
-    runs = [" ".join(words) for words in commands["paper"] if "train.py" in words]
-    assert sum("--psi 64 " in line for line in runs) == 1
-    assert sum("--psi 8 " in line for line in runs) == 3
-    assert sum(":qknorm " in line for line in runs) == 15
-    assert sum("--steps 16384 " in line for line in runs) == 18
-    largest, = (line for line in runs if "--psi 64 " in line)
-    assert "--nnodes 8" in largest
-    assert "--shard 8" in largest
-    for line in runs:
-        args = train.get_parser().parse_args(line.partition(" train.py ")[2].split())
+def test_train_takes_each_of_the_papers_runs_on_its_gpus(monkeypatch):
+    text = (ROOT / "docs/scale.md").read_text().partition("## The paper's runs")[2]
+    command, = re.findall(r" train\.py (.+?)```", text.replace("\\\n", ""), re.S)
+    rows = [[cell.strip("` ") for cell in line.split("|")[1:-1]]
+            for line in re.findall(r"^\|.+`--.+\|$", text, re.M)]
+    first = rows[0][1]
+    assert f" {first} --steps 65536 --seed 0 " in command
+    for figure, flags, gpus, steps, seeds, out in rows:
+        monkeypatch.setattr(distributed, "world", lambda gpus=gpus: int(gpus))
+        flags = flags.replace("RATE", "0.5").replace("NAME", "rope")
+        args = args_of(command.replace(first, flags).split())
         assert (args.batch_tokens, args.warmup, args.seq_len) == (2**22, 4096, 4096)
-
-
-def test_the_lines_that_docs_give_to_slurm_are_those_of_two_and_of_eight_machines():
-    done = subprocess.run(["bash", "runs/paper.sh", "scaling"], cwd=ROOT, capture_output=True,
-                          text=True)
-    nodes = [re.search("--nnodes ([0-9])", line) for line in done.stdout.splitlines()]
-    text = (ROOT / "docs/scale.md").read_text()
-    for first, last, number in re.findall("--array=([0-9]+)-([0-9]+) --nodes=([0-9])", text):
-        assert {found[1] for found in nodes[int(first) - 1 : int(last)]} == {number}
+        assert steps == ("16,384" if figure == "ablations" else "65,536")
+        assert out.endswith("-SEED" if "," in seeds else "-0")
+    # The commands that draw name the folders.
+    drawn = text.rpartition("```sh")[2]
+    names = [re.split("-(?:SEED|0)$|RATE", out)[0] for *_, out in rows]
+    assert [name for name in names if name != "NAME" and name not in drawn] == []
 
 
 # Stands in for `python`: a log whose loss is lowest at 2^-11. `nope` diverges at all rates; `local`
