@@ -13,7 +13,7 @@ import pytest
 from support import distributed
 from tests.helpers import ROOT, args_of
 
-SCRIPTS = ("tiny", "small", "tune_transformers", "mechanisms")
+SCRIPTS = ("tiny", "small", "tune_transformers", "mechanisms", "copying")
 # Stands in for `python`: it notes its words and leaves a run's or a table's files.
 NOTE = """#!/bin/bash
 last="${*: -1}"
@@ -26,12 +26,17 @@ case "$*" in
         for n in $(seq 600); do sleep 0.1; done ;;
     *wrong*) exit 1 ;;
     *diverges*) exit 3 ;;
-    *train.py*) mkdir -p "$last"; touch "$last/ckpt.pt" ;;
+    *train.py*)
+        mkdir -p "$last"
+        touch "$last/ckpt.pt"
+        [[ $* =~ "--steps "([0-9]+) ]] && echo "${BASH_REMATCH[1]}" >"$last/log.tsv" ;;
     *--ckpt*)
         [ "$1" = -m ] && shift
         name=${1#experiments.}
-        touch "${last%ckpt.pt}${name%.py}.tsv" ;;
+        table=${last%.pt}_${name%.py}.tsv
+        touch "${table/ckpt_/}" ;;
 esac
+true
 """
 FIRST = """
 . "$(dirname "$0")/lib.sh"
@@ -72,7 +77,7 @@ def commands(tmp_path_factory):
     found = {}
     for name in SCRIPTS:
         folder = tmp_path_factory.mktemp(name)
-        env = environment(folder) | ({"SEEDS": "32"} if name == "mechanisms" else {})
+        env = environment(folder) | ({"SEEDS": "32"} if name in ("mechanisms", "copying") else {})
         done = subprocess.run(["bash", f"runs/{name}.sh"], cwd=ROOT, env=env,
                               capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
@@ -103,6 +108,9 @@ def test_each_training_has_a_folder_of_its_own_and_flags_that_train_takes(name, 
         assert flags[-1] == args.out and "--resume" in flags
         given = [flag for flag in flags if flag.startswith("--")]
         assert name == "tiny" or len(set(given)) == len(given), flags
+        if name == "copying":                          # trains in pieces
+            at = flags.index("--steps")
+            del flags[at : at + 2]
         folders.setdefault(args.out, set()).add(tuple(flags))
     assert folders
     assert {out: lines for out, lines in folders.items() if len(lines) > 1} == {}
@@ -122,9 +130,9 @@ def test_what_is_measured_and_drawn_was_made_before(name, commands):
             path = word.rpartition("=")[2]
             if "/out/" not in path or "/out/report" in path:
                 continue
-            assert fnmatch.filter(made, path.removesuffix("/ckpt.pt")), words
-            if path.endswith("/ckpt.pt"):
-                made.add(path.replace("ckpt.pt", f"{tool}.tsv"))
+            assert fnmatch.filter(made, re.sub(r"/(ckpt|at_\d+)\.pt$", "", path)), words
+            if path.endswith(".pt"):
+                made.add(path.replace(".pt", f"_{tool}.tsv").replace("ckpt_", ""))
 
 
 def test_train_takes_each_of_the_papers_runs_on_its_gpus(monkeypatch):
@@ -202,6 +210,22 @@ def test_tuning_waits_at_ctrl_c_until_what_trains_has_saved(tmp_path):
     assert process.wait(timeout=300) == 130
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (len(calls), calls[-1]) == (2, "saved")
+
+
+def test_a_checkpoint_is_kept_of_each_piece_that_was_trained_to_its_end(tmp_path):
+    env = environment(tmp_path) | {"SEEDS": "32", "STEPS": "2000"}
+    stopped = NOTE.replace("    *wrong*)", '    *:local*"--steps 2000"*) exit 130 ;;\n    *wrong*)')
+    kept = []
+    for python, steps in ((stopped, "2000"), (NOTE, "2000"), (NOTE, "3000")):
+        (tmp_path / "bin/python").write_text(python)
+        (tmp_path / "calls").unlink(missing_ok=True)
+        done = subprocess.run(["bash", "runs/copying.sh"], cwd=ROOT, env=env | {"STEPS": steps},
+                              capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        trained = (tmp_path / "calls").read_text().count("train.py")
+        kept.append((trained, *(len([*tmp_path.glob(f"out/copying_{name}-32/at_*.pt")])
+                                for name in ("multiscreen", "softmax", "local"))))
+    assert kept == [(6, 2, 2, 1), (1, 2, 2, 2), (3, 3, 3, 3)]
 
 
 @pytest.mark.parametrize("lanes", ["1", "3"])
