@@ -11,7 +11,7 @@ is ours.
 
 Accuracy is measured for each combination of a context length and a depth of the needle. Each of
 them becomes a row of abcdigits.tsv, beside the checkpoint, so if you rerun the command, it measures
-only what is missing. `python -m experiments.retrieval` draws such tables.
+only what is missing. `python -m lab.retrieval` draws such tables.
 """
 import random
 import re
@@ -128,7 +128,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
     of this task alone, here digits; they are columns, too.
     """
     model, tokenizer, ckpt = loaded
-    identity = model_hash(ckpt, __name__, get_prompts.__module__, f"tasks.{name}")
+    identity = model_hash(ckpt, __name__, get_prompts.__module__, f"support.tasks.{name}")
     get_prompts = partial(get_prompts, tokenizer, **task_flags)
     T_train = ckpt["args"]["seq_len"]
     trials = args.trials

@@ -443,7 +443,7 @@ KEYS_PER_PROGRAM = 1024                                # of "decode"
 # (BI, BJ, warps, stages) for compute capability 8, 9, and from 10 on, by kernel and by whether the
 # values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
 # do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in its tensor memory:
-# one program takes all of it, and spills. Chosen by benchmarks/kernel_compile.py.
+# one program takes all of it, and spills. Chosen by lab/benchmarks/kernel_compile.py.
 BLOCK_SIZES = {
     ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 2, 2)),
     ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 32, 2, 1)),

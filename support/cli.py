@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
 
     def __init__(self, description):
-        # As one types it: Python before 3.14 calls `python -m playground` __main__.py. In pdb, and
-        # in a notebook's second %run, __main__ has no spec.
+        # As one types it: Python before 3.14 calls `python -m course.playground` __main__.py. In
+        # pdb, and in a notebook's second %run, __main__ has no spec.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
         super().__init__(prog, description=description, allow_abbrev=False,

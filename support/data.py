@@ -13,7 +13,7 @@ from support.tokens import encode_document, read_bin
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
 PIECE = 2**16                                          # bytes of a large file that are hashed
-STREAMS = ("abcdigits", "passkey")                     # of tasks/: endless, without files
+STREAMS = ("abcdigits", "passkey")                     # of support/tasks/: endless, without files
 
 
 def is_stream(names):
@@ -159,10 +159,10 @@ class Sequences:
     """What training on text draws from: contiguous sequences of T + 1 tokens, T inputs, T targets.
 
     parts: what they are cut from, each the tokens of an array or TokenFile from start to stop.
-    A stream of tasks/ has the same attributes, and gets harder as it is learned.
+    A stream of support/tasks/ has the same attributes, and gets harder as it is learned.
     """
     files = ()                                         # the `fingerprint` of what was read
-    next_command = "-m experiments.sample"             # to try the model
+    next_command = "-m lab.sample"             # to try the model
     learned = False                                    # whether training may end early
     state = ()                                         # what a checkpoint keeps, besides `drawn`
 
@@ -216,7 +216,7 @@ def batches(data, n, batch_size):
 def get_data(args, tokenizer):
     """(training data, validation data) of train.py's flags: text, or the documents of a task."""
     if is_stream(args.data):
-        return import_module(f"tasks.{args.data[0]}").get_data(args, tokenizer)
+        return import_module(f"support.tasks.{args.data[0]}").get_data(args, tokenizer)
     T, name = args.seq_len, at_most_3(args.data)
     files, documents = read_files(args, tokenizer)
     train, val, how = hold_out(files, documents)

@@ -1,10 +1,10 @@
 """Models by name. The file of a variant is imported when its name is asked for: no list has all.
 
     multiscreen                        the paper's
-    multiscreen:rope                   a word of VARIANTS in baselines/ablations.py
+    multiscreen:rope                   a word of VARIANTS in lab/baselines/ablations.py
     multiscreen:my_file.Tiles          the class Tiles of your my_file.py, here or beside train.py
     transformer:8M                     45M, 353M, 1.3B; or N_L,N_H,d_E of your choice
-    transformer:4,4,72:alibi           a word of VARIANTS in baselines/attention.py
+    transformer:4,4,72:alibi           a word of VARIANTS in lab/baselines/attention.py
     transformer:4,4,72:my_file.Block   a class of yours
 """
 import os
@@ -35,7 +35,7 @@ def build_model(name, config, dtype=None):
                 model.screen = tiles.own_screen
             return model
         if family == "transformer" and 0 < len(words) < 3:
-            transformer = import_module("baselines.transformer")
+            transformer = import_module("lab.baselines.transformer")
             block = class_of(words[1], "attention") if words[1:] else transformer.Block
             sizes = transformer.get_config(words[0], **config)
             return transformer.Transformer(sizes, dtype, block)
@@ -52,13 +52,13 @@ def build_model(name, config, dtype=None):
 
 
 def class_of(word, room):
-    """The class of a variant: a word of VARIANTS in a file of baselines/, or FILE.CLASS.
+    """The class of a variant: a word of VARIANTS in a file of lab/baselines/, or FILE.CLASS.
 
     Raises UsageError if there is none, and names those that there are.
     """
     file, _, name = word.rpartition(".")
     if not file:
-        known, where = variants(room), f"baselines/{room}.py"
+        known, where = variants(room), f"lab/baselines/{room}.py"
     else:
         known, where = layers_in(file), file
     if name not in known:
@@ -81,8 +81,8 @@ def layers_in(file):
 
 
 def variants(room):
-    """{word: class} of a file of baselines/."""
-    return import_module(f"baselines.{room}").VARIANTS
+    """{word: class} of a file of lab/baselines/."""
+    return import_module(f"lab.baselines.{room}").VARIANTS
 
 
 def recipe(name):
@@ -90,7 +90,7 @@ def recipe(name):
     family, _, rest = name.partition(":")
     if family != "transformer":
         return {"lr": 2**-4, "weight_decay": 0.0, "clip": 0.0}
-    rates = import_module("baselines.transformer").LEARNING_RATES
+    rates = import_module("lab.baselines.transformer").LEARNING_RATES
     return {"lr": rates.get(rest.partition(":")[0], 1e-3), "weight_decay": 0.1, "clip": 1.0}
 
 

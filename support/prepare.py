@@ -1,4 +1,4 @@
-"""Turn a corpus into token files for train.py, or into long books for experiments.perplexity.
+"""Turn a corpus into token files for train.py, or into long books for lab.perplexity.
 
     python -m support.prepare --out tokens/ DATA
     python train.py --data tokens/ --tokenizer gpt2

@@ -18,8 +18,8 @@ from pathlib import Path
 import multiscreen
 
 ROOT = Path(multiscreen.__file__).parent
-OURS = {"abcdigits", "baselines", "experiments", "multiscreen", "train"}
-PLUMBING = {"screening_triton", "support", "tasks"}    # kept only where the data's class is there
+OURS = {"abcdigits", "lab", "multiscreen", "train"}
+PLUMBING = {"screening_triton", "support"}             # kept only where the data's class is there
 texts = {}                                             # {module: (its spec, its text)}
 
 

@@ -19,8 +19,8 @@ import torch
 from hypothesis import strategies as st
 
 import train
-from exercises import checks
-from exercises.checks import random
+from course.exercises import checks
+from course.exercises.checks import random
 from multiscreen import Config, Multiscreen
 from screening_triton import available
 from support.checkpoint import build_model, read_checkpoint

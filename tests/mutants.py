@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import multiscreen as ms
-from exercises.adapters import FILES, SOLUTIONS
+from course.exercises.adapters import FILES, SOLUTIONS
 from multiscreen import GatedScreeningTiles as Tiles
 from multiscreen import KeyCache, Multiscreen
 

@@ -1,6 +1,6 @@
 """The paper in float64, written a second time: the tests' reference.
 
-Independent of multiscreen.py and baselines/ on purpose, and slow on purpose: one sequence, one
+Independent of multiscreen.py and lab/baselines/ on purpose, and slow on purpose: one sequence, one
 tile and one query at a time, with the formulas as printed.
 
 p: parameters by name, float64; c: the model's Config; tokens: (T,) integers.

@@ -1,4 +1,4 @@
-"""Tests of baselines/attention.py: each way to attend, against float64 and values by hand."""
+"""Tests of lab/baselines/attention.py: each way to attend, against float64 and values by hand."""
 import math
 import shutil
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baselines import attention
+from lab.baselines import attention
 from support.choose import get_screen
 from support.maps import alive_fraction
 from support.windowed import screen_windowed
@@ -161,7 +161,7 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
 # ---------------------------------------------------------------------------- a thirteenth of yours
 
 def test_the_softpick_of_the_guide_is_a_file_and_changes_no_other_identity(tmp_path):
-    for folder in ("baselines", "support", "tasks"):
+    for folder in ("lab", "support"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name in ("multiscreen.py", "train.py"):
         shutil.copy(ROOT / name, tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of baselines/: the Transformer and the ablations against float64 references."""
+"""Tests of lab/baselines/: the Transformer and the ablations against float64 references."""
 import math
 from dataclasses import asdict
 
@@ -7,8 +7,8 @@ import torch
 
 import multiscreen
 import train
-from baselines import ablations, attention
-from experiments import tiles
+from lab import tiles
+from lab.baselines import ablations, attention
 from support.choose import get_screen
 from support.cli import UsageError
 from support.evaluation import rope_factor, scale_rope

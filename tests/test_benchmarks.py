@@ -1,4 +1,4 @@
-"""Tests of benchmarks/ without a GPU: each part at tiny sizes, in Triton's interpreter."""
+"""Tests of lab/benchmarks/ without a GPU: each part at tiny sizes, in Triton's interpreter."""
 from tests import DEVICE
 
 # isort: split
@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import screening_triton as fused
-from benchmarks import cpu, gpu, kernel_compile, timing
+from lab.benchmarks import cpu, gpu, kernel_compile, timing
 from multiscreen import KeyCache, screen
 from support import choose
 from support.checkpoint import build_model
@@ -87,7 +87,7 @@ def test_rows_are_tied_to_the_files_that_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "ROOT", tmp_path)
     hashes = {timing.code_hash()}
     for name in ("multiscreen.py", "screening_triton.py", "support/windowed.py",
-                 "baselines/mine.py"):
+                 "lab/baselines/mine.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("edited")
         hashes |= {timing.code_hash(), timing.code_hash()}
@@ -306,10 +306,10 @@ def test_without_a_gpu_or_with_an_unknown_part_it_says_so(monkeypatch, tmp_path)
 def test_the_kernels_compile_ahead_of_time_without_spills():
     """All kernels for an H100 with bfloat16 values, the most demanding two for an RTX 5090.
 
-    `python -m benchmarks.kernel_compile` compiles for all chips and types.
+    `python -m lab.benchmarks.kernel_compile` compiles for all chips and types.
     """
     code = """if True:
-        import benchmarks.kernel_compile as script
+        import lab.benchmarks.kernel_compile as script
         kernels, values = script.KERNELS, script.DTYPES
         script.TARGETS, script.DTYPES = [90], values[:1]
         script.cli(script.main)

@@ -12,7 +12,7 @@ import torch
 import multiscreen as ms
 import screening_triton as fused
 import train
-from baselines import ablations
+from lab.baselines import ablations
 from multiscreen import Config, Multiscreen
 from support import choose
 from support.checkpoint import load_checkpoint
@@ -95,7 +95,7 @@ USE = """if True:
 
     for folder in sys.argv[1:]:
         for name in list(sys.modules):
-            if name.split(".")[0] in ("multiscreen", "train", "support", "baselines", "tasks"):
+            if name.split(".")[0] in ("multiscreen", "train", "support", "lab"):
                 del sys.modules[name]
         os.chdir(folder)
         sys.path[0] = folder
@@ -117,7 +117,7 @@ def after_edit(tmp_path_factory):
         (folder / "multiscreen.py").write_text(source.replace(old, new) if old else source)
         (folder / "text.txt").write_text(TEXT)
         shutil.copy(ROOT / "train.py", folder)
-        for room in ("support", "baselines", "tasks"):
+        for room in ("support", "lab"):
             shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__*__"))
             shutil.copy(ROOT / room / "__init__.py", folder / room)
     out = run("-c", USE, *folders.values())

@@ -1,4 +1,4 @@
-"""Tests of experiments.compare: groups, changes and differences of anybody's runs."""
+"""Tests of lab.compare: groups, changes and differences of anybody's runs."""
 import math
 import os
 import subprocess
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import train
-from experiments import common, compare, runs
+from lab import common, compare, logs
 from support.cli import UsageError
 from tests.helpers import ROOT, needs_matplotlib, write_run
 
@@ -34,7 +34,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def said(call, capsys, monkeypatch):
-    """said(RUN...) -> the lines that experiments.compare prints. It draws no figure."""
+    """said(RUN...) -> the lines that lab.compare prints. It draws no figure."""
     monkeypatch.setattr(compare, "pyplot", lambda: None)
 
     def lines(*words):
@@ -248,7 +248,7 @@ def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
 
 def test_a_long_curve_is_a_mean_of_neighbours(run):
     """The loss of row n is 6 - n / 10."""
-    found = [runs.read_run(run("a", {12: 3.0}))]
+    found = [logs.read_run(run("a", {12: 3.0}))]
     steps, mean, std = compare.mean_curve(found, "loss", 4)
     assert [*steps] == pytest.approx(np.arange(2.5, 11))
     assert [*mean] == pytest.approx(6 - steps / 10)
@@ -267,7 +267,7 @@ def test_what_is_called_diverged(losses, training, diverged):
     """Validation after 100, 200 and 300 steps; rows of the log after 1, 50, 100, .., 300."""
     losses = {100 * n: x for n, x in enumerate(losses, 1)}
     steps = np.array([1, 50, 100, 150, 200, 250, 300])[: len(training)]
-    assert runs.rose(losses, steps, np.array(training)) == diverged
+    assert logs.rose(losses, steps, np.array(training)) == diverged
 
 
 def test_healthy_runs_of_noisy_steps_keep_their_losses(said, tmp_path):
@@ -306,16 +306,16 @@ def test_the_same_text_at_another_path_is_no_difference(run, said):
 
 def test_a_run_is_read(run):
     folder = run("a-7", {10: 3.2, 20: 3.5}, seed=7)
-    found = runs.read_run(folder)
+    found = logs.read_run(folder)
     assert (found.label, found.seed, found.losses) == ("a", "7", {10: 3.2, 20: 3.5})
     assert (found.loss_at(), found.loss_at(10), found.facts["best"]) == (3.5, 3.2, 3.2)
     with open(folder / "log.tsv", "a") as file:
         file.write("21\t3")                            # killed while it wrote a row
-    assert runs.read_run(folder).losses == {10: 3.2, 20: 3.5}
+    assert logs.read_run(folder).losses == {10: 3.2, 20: 3.5}
     with open(folder / "log.tsv", "a") as file:
         file.write("\t1\t1\t1\t1\tnan\n")
-    assert runs.read_run(folder).end == "diverged"
-    assert math.isnan(runs.read_run(folder).loss_at())
+    assert logs.read_run(folder).end == "diverged"
+    assert math.isnan(logs.read_run(folder).loss_at())
 
 
 @pytest.mark.parametrize("values, spikes", [
@@ -326,7 +326,7 @@ def test_spikes_are_measured_against_the_rows_before_them(values, spikes):
     x = np.tile([1.0, 3.0], 10)
     for n, value in values.items():
         x[n] = value
-    assert runs.count_spikes(x, 4) == spikes
+    assert logs.count_spikes(x, 4) == spikes
 
 
 @needs_matplotlib
@@ -367,13 +367,13 @@ def test_figures(run, said, tmp_path, monkeypatch):
 
 
 def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/idea.sh").write_text((ROOT / "runs/idea.sh").read_text())
+    (tmp_path / "lab/runs").mkdir(parents=True)
+    (tmp_path / "lab/runs/idea.sh").write_text((ROOT / "lab/runs/idea.sh").read_text())
     (tmp_path / "python").write_text('#!/bin/sh\necho "$*" | tee -a "$CALLS"\n')
     (tmp_path / "python").chmod(0o755)
     calls = tmp_path / "calls"
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
-    words = ["bash", "runs/idea.sh", "mine", "--lr", "0.5"]
+    words = ["bash", "lab/runs/idea.sh", "mine", "--lr", "0.5"]
     short = subprocess.run(words, cwd=tmp_path, env=env | {"SEEDS": "3 4"}, capture_output=True,
                            text=True)
     assert short.returncode == 0 and "--resume" not in short.stdout
@@ -384,7 +384,7 @@ def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
     out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
                          text=True)
     assert out.returncode == 0, out.stderr
-    command = "python -m experiments.compare out/idea/original-* out/idea/mine-*"
+    command = "python -m lab.compare out/idea/original-* out/idea/mine-*"
     assert f"compare it: {command}\n" in out.stdout
     assert "No learning rate was tuned for mine" in out.stdout
     lines = calls.read_text().splitlines()

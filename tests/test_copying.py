@@ -1,4 +1,4 @@
-"""Tests of experiments/copying.py: what a repeated string costs, by its distance."""
+"""Tests of lab/copying.py: what a repeated string costs, by its distance."""
 import math
 
 import numpy as np
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from abcdigits import generate_by_token_count
-from experiments import copying
-from experiments.common import pyplot
+from lab import copying
+from lab.common import pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from tests.helpers import ROOT, cells_of, draw_tokens, needs_matplotlib, read_table, small

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import train
-from experiments import compare
+from lab import compare
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError
 from support.data import (

@@ -8,7 +8,7 @@ import torch
 import abcdigits
 import screening_triton
 import train
-from experiments import perplexity, sample
+from lab import perplexity, sample
 from support import choose, cli
 from tests.helpers import SMALL, TEXT, args_of, needs_interpreter, read_table
 from tests.pretended import CPU, Pretended, Refused

@@ -1,12 +1,12 @@
-"""Tests of experiments.scaling, and of what figures share."""
+"""Tests of lab.scaling, and of what figures share."""
 import math
 import os
 
 import pytest
 
-from experiments import common, compare, runs, scaling
-from experiments.scaling import Model
-from experiments.style import plain_axis
+from lab import common, compare, logs, scaling
+from lab.scaling import Model
+from lab.style import plain_axis
 from support.cli import UsageError
 from tests.helpers import needs_matplotlib, read_table, write_run
 from tests.helpers import run as run_python
@@ -25,7 +25,7 @@ def run(tmp_path):
 
 
 def models_of(*folders):
-    return scaling.get_models(runs.read_runs(map(str, folders)))
+    return scaling.get_models(logs.read_runs(map(str, folders)))
 
 
 # ------------------------------------------------------------------------------------ scaling
@@ -132,19 +132,19 @@ def test_a_logarithmic_axis_has_ticks_however_little_it_spans():
 
 @needs_matplotlib
 def test_a_notebooks_backend_that_is_not_installed_stops_no_figure():
-    done = run_python("-c", "from experiments.common import pyplot; pyplot().subplots()",
+    done = run_python("-c", "from lab.common import pyplot; pyplot().subplots()",
                       env=os.environ | {"MPLBACKEND": "module://not_installed_here"})
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_matplotlib
 def test_in_a_notebook_its_own_backend_stays():
-    """`%run -m experiments.compare` runs in the notebook's process."""
+    """`%run -m lab.compare` runs in the notebook's process."""
     code = """if True:
         import sys
         from types import SimpleNamespace
         sys.modules["IPython"] = SimpleNamespace(version_info=(9, 0), get_ipython=lambda: None)
-        from experiments.common import pyplot
+        from lab.common import pyplot
         print(pyplot().get_backend())"""
     done = run_python("-c", code, env=os.environ | {"MPLBACKEND": "svg"})
     assert (done.returncode, done.stdout) == (0, "svg\n")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import multiscreen
-from exercises import (
+from course.exercises import (
     checks,
     test_part1,
     test_part1_screening,
@@ -17,8 +17,8 @@ from exercises import (
     test_part3,
     trained,
 )
-from exercises.adapters import earlier, mine, own
-from exercises.checks import Wrong
+from course.exercises.adapters import earlier, mine, own
+from course.exercises.checks import Wrong
 from screening_triton import available
 from tests import mutants
 from tests.helpers import fit, run
@@ -26,7 +26,7 @@ from tests.helpers import fit, run
 # Part 4 is tested in the interpreter only.
 PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
 if available("cpu") is None:
-    from exercises import test_part4
+    from course.exercises import test_part4
 
     PARTS.append(test_part4)
 TESTS = {name.removeprefix("test_"): f for part in PARTS for name, f in vars(part).items()
@@ -173,7 +173,7 @@ HIDDEN = """if True:
         assert 0
 
     def test_three():
-        from exercises import checks
+        from course.exercises import checks
         checks.near = 0
 
     def test_four():
@@ -195,8 +195,8 @@ def test_the_stubs_fail_and_say_what_to_do(tmp_path):
     """One run with stubs, a file of hidden tests, and grades."""
     hidden = tmp_path / "test_hidden.py"
     hidden.write_text(HIDDEN)
-    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises", "--hidden", hidden,
-              "--grades", env=os.environ | {"TRITON_INTERPRET": "1", "EXERCISES": ""})
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "course/exercises", "--hidden",
+              hidden, "--grades", env=os.environ | {"TRITON_INTERPRET": "1", "EXERCISES": ""})
     assert out.returncode == 1
     points = dict(re.findall(r"^(.+): (\d+ of \d+)$", out.stdout, re.M))
     assert points == {"part 1": "0 of 10", "part 2": "0 of 12", "part 3": "0 of 8",
@@ -205,7 +205,7 @@ def test_the_stubs_fail_and_say_what_to_do(tmp_path):
         for m in range(1, of + 1):
             if (n, m) not in ((2, 9), (2, 10)):        # these fail in the exercises they build on
                 assert f"still to do: Exercise {n}.{m}: " in out.stdout, (n, m)
-    assert "exercises.checks.near was replaced" in out.stdout
+    assert "course.exercises.checks.near was replaced" in out.stdout
     assert out.stdout.count("mine.py, line 1: ") == 1
     assert "\na tensor was changed in place, and its gradient needs the old values" in out.stdout
     assert "Traceback" not in out.stdout
@@ -220,8 +220,9 @@ def test_grades_are_those_of_all_processes(tmp_path):
     """Not of the first, which only hears from the others."""
     hidden = tmp_path / "test_hidden.py"
     hidden.write_text("def test_one():\n    pass\n\ndef test_two():\n    assert 0\n")
-    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises", "--hidden", hidden,
-              "--grades", "-n", "2", "-k", "one or two or trim", env=os.environ | {"EXERCISES": ""})
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "course/exercises", "--hidden",
+              hidden, "--grades", "-n", "2", "-k", "one or two or trim",
+              env=os.environ | {"EXERCISES": ""})
     assert out.returncode == 1
     assert "part 1\ttrim\t0\t1\n" in out.stdout
     assert re.findall(r"^(.+: \d+ of \d+)$", out.stdout, re.M) == [

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-FOLDERS = ("baselines", "support", "tasks", "experiments", "benchmarks", "playground", "exercises")
+FOLDERS = ("support", "lab", "course")
 
 
 def our_modules():
@@ -39,6 +39,16 @@ def test_no_module_imports_itself_in_a_circle():
         graph[name] = {x for x in found if not any(y.startswith(x + ".") for y in found)}
     assert "support.cli" in graph["train"]
     assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_what_is_read_and_run_first_needs_neither_the_lab_nor_the_course():
+    """Models are imported by their names only, when these are asked for."""
+    files = our_modules()
+    for name, path in files.items():
+        if not name.startswith(("lab", "course")):
+            rooms = {module.partition(".")[0] for module in imports_of(path)}
+            assert not rooms & {"lab", "course"}, name
+    assert {"train", "multiscreen", "support.models", "support.tasks.stream"} < files.keys()
 
 
 def test_an_installation_leaves_your_modules_alone(tmp_path):

@@ -7,8 +7,8 @@ import torch
 
 import multiscreen
 import train
-from experiments import passkey, perplexity, retrieval, sample, tiles
-from experiments.common import pyplot
+from lab import passkey, perplexity, retrieval, sample, tiles
+from lab.common import pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, get_data

@@ -1,13 +1,13 @@
-"""Tests of experiments.mechanisms and experiments.weights."""
+"""Tests of lab.mechanisms and lab.weights."""
 import math
 
 import pytest
 import torch
 
 import abcdigits
-from baselines.attention import VARIANTS, Scored
-from experiments import mechanisms, perplexity, weights
-from experiments.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights
+from lab import mechanisms, perplexity, weights
+from lab.baselines.attention import VARIANTS, Scored
+from lab.weights import CONFIG, MATCH, N_KEYS, TITLES, draw_tokens, get_weights
 from multiscreen import softmask
 from support.cli import UsageError
 from support.table import RUN, write_rows
@@ -93,7 +93,7 @@ def test_the_twelve_are_drawn_or_those_that_are_named(call, tmp_path, capsys):
     assert (tmp_path / "a/weights.png").exists()
     call(mechanisms)
     assert [cells[0] for cells in cells_of(capsys)][2:-1] == [*TITLES]
-    with pytest.raises(UsageError, match="softpic is unknown: baselines/.* has qknorm, nope"):
+    with pytest.raises(UsageError, match="softpic is unknown: lab/baselines/.* has qknorm, nope"):
         call(mechanisms, "--names", "softpic")
 
 
@@ -312,7 +312,7 @@ def make_runs(folder):
 
 def test_the_table_has_means_over_the_seeds(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
-    call(mechanisms, "runs/*")
+    call(mechanisms, "lab/runs/*")
     table = table_of(capsys)
     assert table["Transformer", "as trained"] == {
         "model": "Transformer", "setting": "as trained", "seeds": "2", "loss": "2.0000",
@@ -325,23 +325,23 @@ def test_the_table_has_means_over_the_seeds(call, no_figure, tmp_path, capsys):
 
 def test_the_tsv_stands_for_the_runs_and_loses_none(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
-    call(mechanisms, "runs/t*", "--out", "m.png")
-    with open("runs/t1-32/log.tsv", "a") as log:       # it went on
+    call(mechanisms, "lab/runs/t*", "--out", "m.png")
+    with open("lab/runs/t1-32/log.tsv", "a") as log:       # it went on
         log.write("12\t\t1.25\t\n")
-    measured = tmp_path / "runs/t1-32/perplexity.tsv"  # and was measured again
+    measured = tmp_path / "lab/runs/t1-32/perplexity.tsv"  # and was measured again
     measured.write_text(measured.read_text().replace("\t9\t", "\t12\t"))
-    call(mechanisms, "runs/t*", "--out", "m.png")
+    call(mechanisms, "lab/runs/t*", "--out", "m.png")
     with pytest.raises(UsageError, match="already holds .* other rows: add this table"):
-        call(mechanisms, "runs/other", "--out", "m.png")
-    call(mechanisms, "m.tsv", "runs/other", "--out", "m.png")
+        call(mechanisms, "lab/runs/other", "--out", "m.png")
+    call(mechanisms, "m.tsv", "lab/runs/other", "--out", "m.png")
     both = table_of(capsys)
     assert both["Transformer", "as trained"]["loss"] == "1.8750"
     call(mechanisms, "m.tsv", "--out", "again.png")
     assert table_of(capsys) == both
-    with pytest.raises(UsageError, match="m.tsv and runs/other are both .*screening"):
-        call(mechanisms, "m.tsv", "runs/other")
-    with pytest.raises(UsageError, match="runs/other/log.tsv is not a table of this command"):
-        call(mechanisms, "runs/other/log.tsv")
+    with pytest.raises(UsageError, match="m.tsv and lab/runs/other are both .*screening"):
+        call(mechanisms, "m.tsv", "lab/runs/other")
+    with pytest.raises(UsageError, match="lab/runs/other/log.tsv is not a table of this command"):
+        call(mechanisms, "lab/runs/other/log.tsv")
 
 
 def test_a_label_parts_runs_of_one_model_and_joins_those_of_two(call, no_figure, tmp_path, capsys):

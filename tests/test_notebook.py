@@ -13,7 +13,7 @@ from multiscreen import screen
 from tests.helpers import ROOT, needs_interpreter, needs_matplotlib, run
 from tests.pretended import Pretended
 
-NOTEBOOK = ROOT / "exercises/notebook.ipynb"
+NOTEBOOK = ROOT / "course/exercises/notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
 CODE = ["".join(cell["source"]) for cell in CELLS]
 
@@ -45,7 +45,7 @@ def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
             assert "400/400    saved " in printed(cell) and "4/4      saved " in found
         else:
             assert found == printed(cell), (
-                "run all cells of exercises/notebook.ipynb without a GPU, and save")
+                "run all cells of course/exercises/notebook.ipynb without a GPU, and save")
     assert "60 degrees: similarity  0.50, relevance 0\n" in out.stdout
     assert "screening  match: 0.98 → 0.98, kept; " in out.stdout
     assert "with the needle: accepted R=[8] " in out.stdout
@@ -79,7 +79,7 @@ def gpu(monkeypatch):
 def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(gpu, capsys):
     of_last_cell(ROOT)
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.endswith("w = 20, kernels of exercises.solutions.part4_kernel")
+    assert first.endswith("w = 20, kernels of course.exercises.solutions.part4_kernel")
     h, dq = (float(x) for x in re.fullmatch("largest difference: h (.*), dq (.*)", second).groups())
     assert 0 < h < 1e-5
     assert 0 < dq < 1e-4

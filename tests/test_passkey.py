@@ -1,14 +1,13 @@
-"""Tests of tasks/passkey.py: the documents that teach a model passkey."""
+"""Tests of support/tasks/passkey.py: the documents that teach a model passkey."""
 import math
 import re
 
 import numpy as np
 import pytest
 
-from experiments.passkey import passkey_prompts
+from lab.passkey import passkey_prompts
 from support.cli import UsageError
-from support.tokens import get_tokenizer
-from tasks.passkey import (
+from support.tasks.passkey import (
     FILLER,
     GROWN_AFTER,
     HELPED,
@@ -18,6 +17,7 @@ from tasks.passkey import (
     TASK,
     PasskeyStream,
 )
+from support.tokens import get_tokenizer
 from tests.helpers import fit, read_table, texts_of
 from tests.test_abcdigits import no_gpt2
 

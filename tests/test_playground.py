@@ -1,4 +1,4 @@
-"""Tests of playground/: the numbers on its page, and the page in use in Chromium."""
+"""Tests of course/playground/: the numbers on its page, and the page in use in Chromium."""
 import json
 import re
 from collections import Counter
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import multiscreen
+from course.playground import __main__ as playground
+from course.playground.data import page_data
 from multiscreen import relevance, screen, softmask
-from playground import __main__ as playground
-from playground.data import page_data
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from tests.browser import CHROMIUM, Browser
@@ -367,7 +367,7 @@ def test_an_edited_equation_is_told_on_the_page(show, model, tmp_path, monkeypat
     text = "</script><!-- é &amp; \\ PLAYGROUND_DATA"
     page = show(make_page(tmp_path / "edited.html", model, text))
     assert page.evaluate("$('warning').hidden") is False
-    assert "playground/model.js" in page.evaluate("$('warning').textContent")
+    assert "course/playground/model.js" in page.evaluate("$('warning').textContent")
     assert page.evaluate("$('typing').value") == text
     assert page.evaluate("$('text').textContent") == text.replace("é", "\\xc3\\xa9")
 

@@ -6,13 +6,13 @@ from importlib.util import find_spec
 import pytest
 
 import train
-from experiments import mechanisms, perplexity, retrieval, scaling
-from experiments.common import percent
-from experiments.runs import read_runs
+from lab import mechanisms, perplexity, retrieval, scaling
+from lab.common import percent
+from lab.logs import read_runs
 from support.table import read_rows, read_tables
 from tests.helpers import ROOT
 
-FOLDER = ROOT / "experiments/report"
+FOLDER = ROOT / "lab/report"
 README = (ROOT / "README.md").read_text()
 REPORT = (FOLDER / "report.md").read_text()
 
@@ -121,7 +121,7 @@ def test_every_figure_that_the_report_shows_exists():
 def test_the_commands_name_modules_that_are_there():
     """Of a program that is gone a page says `git show COMMIT:path`, not how it was called."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md"),
-             *ROOT.glob("experiments/*.md"), FOLDER / "report.md"]
+             *ROOT.glob("lab/*.md"), FOLDER / "report.md"]
     for page in pages:
         text = page.read_text()
         written = {path.replace("/", ".") for path in re.findall(r"to `([\w/]+)\.py`", text)}

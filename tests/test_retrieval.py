@@ -1,12 +1,12 @@
-"""Tests of experiments.retrieval and experiments.passkey."""
+"""Tests of lab.retrieval and lab.passkey."""
 import pytest
 
 from abcdigits import CELL, get_cells
-from experiments import passkey, retrieval
+from lab import passkey, retrieval
 from support.cli import UsageError
 from support.table import RUN, write_rows
+from support.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK
 from support.tokens import get_tokenizer
-from tasks.passkey import FILLER, NEEDLE, QUESTION, TASK
 from tests.helpers import cells_of, needs_matplotlib, read_table
 
 BYTES = get_tokenizer("bytes")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from experiments.runs import read_run
+from lab.logs import read_run
 from support import folder as folders
 from support.checkpoint import read_checkpoint
 from support.cli import UsageError, on_one_line

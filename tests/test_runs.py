@@ -1,4 +1,4 @@
-"""Tests of runs/*.sh: train.py and the tools accept their commands; one failure stops no other."""
+"""Tests of lab/runs/*.sh: train.py and the tools take their commands; a failure stops no other."""
 import fnmatch
 import os
 import re
@@ -32,7 +32,7 @@ case "$*" in
         [[ $* =~ "--steps "([0-9]+) ]] && echo "${BASH_REMATCH[1]}" >"$last/log.tsv" ;;
     *--ckpt*)
         [ "$1" = -m ] && shift
-        name=${1#experiments.}
+        name=${1#lab.}
         table=${last%.pt}_${name%.py}.tsv
         touch "${table/ckpt_/}" ;;
 esac
@@ -44,8 +44,8 @@ for seed in a wrong b; do
     echo python train.py --seed $seed --out o/$seed
 done | lanes
 run python train.py --out o/diverges
-run python -m experiments.wrong "two words"
-run python -m experiments.draw --out o/report
+run python -m lab.wrong "two words"
+run python -m lab.draw --out o/report
 """
 SECOND = """
 . "$(dirname "$0")/lib.sh"
@@ -78,7 +78,7 @@ def commands(tmp_path_factory):
     for name in SCRIPTS:
         folder = tmp_path_factory.mktemp(name)
         env = environment(folder) | ({"SEEDS": "32"} if name in ("mechanisms", "copying") else {})
-        done = subprocess.run(["bash", f"runs/{name}.sh"], cwd=ROOT, env=env,
+        done = subprocess.run(["bash", f"lab/runs/{name}.sh"], cwd=ROOT, env=env,
                               capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
         found[name] = [shlex.split(line) for line in (folder / "calls").read_text().splitlines()]
@@ -87,13 +87,13 @@ def commands(tmp_path_factory):
 
 @pytest.fixture
 def house(tmp_path):
-    """(a folder for scripts beside runs/lib.sh, an environment, a reader of the calls)"""
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/lib.sh").write_text((ROOT / "runs/lib.sh").read_text())
-    (tmp_path / "runs/first.sh").write_text(FIRST)
-    (tmp_path / "runs/second.sh").write_text(SECOND)
+    """(a folder for scripts beside lab/runs/lib.sh, an environment, a reader of the calls)"""
+    (tmp_path / "lab/runs").mkdir(parents=True)
+    (tmp_path / "lab/runs/lib.sh").write_text((ROOT / "lab/runs/lib.sh").read_text())
+    (tmp_path / "lab/runs/first.sh").write_text(FIRST)
+    (tmp_path / "lab/runs/second.sh").write_text(SECOND)
     calls = tmp_path / "calls"
-    return (tmp_path / "runs", environment(tmp_path),
+    return (tmp_path / "lab/runs", environment(tmp_path),
             lambda: [line.strip() for line in calls.read_text().splitlines()])
 
 
@@ -125,7 +125,7 @@ def test_what_is_measured_and_drawn_was_made_before(name, commands):
             made.add(words[-1])
             continue
         tool = words[2] if words[1] == "-m" else words[1]
-        tool = tool.removeprefix("experiments.").removesuffix(".py")
+        tool = tool.removeprefix("lab.").removesuffix(".py")
         for word in words:
             path = word.rpartition("=")[2]
             if "/out/" not in path or "/out/report" in path:
@@ -158,7 +158,7 @@ def test_train_takes_each_of_the_papers_runs_on_its_gpus(monkeypatch):
 # Stands in for `python`: a log whose loss is lowest at 2^-11. `nope` diverges at all rates; `local`
 # looks nothing up; `selective` fails while $FAIL is set.
 LOGGED = r"""#!/bin/bash
-[ "$1" = runs/tune.py ] && exec "$PYTHON" "$@"
+[ "$1" = lab/runs/tune.py ] && exec "$PYTHON" "$@"
 echo "$*" >>"$CALLS"
 last="${*: -1}"
 case "$FAIL$*" in yes*:selective*) exit 1 ;; esac
@@ -178,14 +178,14 @@ awk -v lr="${BASH_REMATCH[1]}" -v needle=$needle 'BEGIN { x = log(lr) / log(2) +
 def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(tmp_path):
     env = environment(tmp_path) | {"LANES": "4", "PYTHON": sys.executable}
     (tmp_path / "bin/python").write_text(LOGGED)
-    words = ["bash", "runs/mechanisms.sh", "tune"]
+    words = ["bash", "lab/runs/mechanisms.sh", "tune"]
     done = subprocess.run(words, cwd=ROOT, env=env | {"FAIL": "yes"}, capture_output=True,
                           text=True)
     rows = (tmp_path / "out/tuned.txt").read_text().splitlines()
     assert (done.returncode, len(rows), "selective" in str(rows)) == (1, 2 * 18, False)
     failed = done.stdout.partition("failed:\n")[2].splitlines()
     assert sorted(line.split()[:4] for line in failed) == [
-        ["python", "runs/tune.py", task, "selective"] for task in ("task", "text")]
+        ["python", "lab/runs/tune.py", task, "selective"] for task in ("task", "text")]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     rows = done.stdout.splitlines()[-2 * 19:]
@@ -202,7 +202,7 @@ def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(t
 
 def test_tuning_waits_at_ctrl_c_until_what_trains_has_saved(tmp_path):
     env = environment(tmp_path)
-    words = ["runs/tune.py", "text", "any", "2", "-10", "-8", "--", "python", "slow.py"]
+    words = ["lab/runs/tune.py", "text", "any", "2", "-10", "-8", "--", "python", "slow.py"]
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=env, start_new_session=True,
                                stdout=subprocess.DEVNULL)
     wait_for(tmp_path / "calls.begun")
@@ -219,7 +219,7 @@ def test_a_checkpoint_is_kept_of_each_piece_that_was_trained_to_its_end(tmp_path
     for python, steps in ((stopped, "2000"), (NOTE, "2000"), (NOTE, "3000")):
         (tmp_path / "bin/python").write_text(python)
         (tmp_path / "calls").unlink(missing_ok=True)
-        done = subprocess.run(["bash", "runs/copying.sh"], cwd=ROOT, env=env | {"STEPS": steps},
+        done = subprocess.run(["bash", "lab/runs/copying.sh"], cwd=ROOT, env=env | {"STEPS": steps},
                               capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         trained = (tmp_path / "calls").read_text().count("train.py")
@@ -235,32 +235,32 @@ def test_a_failure_stops_nothing_and_is_told_at_the_end(house, lanes):
                            capture_output=True, text=True)
     assert found.returncode == 1
     assert found.stdout.endswith("failed:\npython train.py --seed wrong --out o/wrong\n"
-                                 "python -m experiments.wrong two words\n")
+                                 "python -m lab.wrong two words\n")
     assert sorted(calls()) == sorted([
         "python train.py --seed a --out o/a", "python train.py --seed wrong --out o/wrong",
         "python train.py --seed b --out o/b", "python train.py --out o/diverges",
-        r"python -m experiments.wrong two\ words", "python -m experiments.draw --out o/report"])
+        r"python -m lab.wrong two\ words", "python -m lab.draw --out o/report"])
 
 
 def test_a_script_of_scripts_lists_their_failures_once(house):
     folder, env, _ = house
-    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/first.sh\n')
+    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash lab/runs/first.sh\n')
     found = subprocess.run(["bash", folder / "all.sh"], env=env, capture_output=True, text=True)
     assert found.returncode == 1
     assert found.stdout.count("failed:") == 1
     assert found.stdout.endswith("failed:\npython train.py --seed wrong --out o/wrong\n"
-                                 "python -m experiments.wrong two words\n")
+                                 "python -m lab.wrong two words\n")
 
 
 def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
     folder, env, calls = house
-    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash runs/second.sh\n'
-                                   "run bash runs/first.sh\n")
-    said = folder.parent / "said"
+    (folder / "all.sh").write_text('. "$(dirname "$0")/lib.sh"\nrun bash lab/runs/second.sh\n'
+                                   "run bash lab/runs/first.sh\n")
+    said = folder.parent.parent / "said"
     # A file: a pipe would be waited for, too.
     process = subprocess.Popen(["bash", folder / "all.sh"], env=env, start_new_session=True,
                                stdout=said.open("w"))
-    wait_for(folder.parent / "calls.begun")
+    wait_for(folder.parent.parent / "calls.begun")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=300) == 130
     assert "failed" not in said.read_text()

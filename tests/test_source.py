@@ -33,7 +33,7 @@ def files(monkeypatch, tmp_path):
         paths = [tmp_path / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
         return next((path for path in paths if path.is_file()), None)
 
-    shutil.copytree(ROOT / "baselines", tmp_path / "baselines")
+    shutil.copytree(ROOT / "lab/baselines", tmp_path / "lab/baselines")
     for name in (FILE, "train.py", "support/data.py", "support/tokens.py"):
         write(name, (ROOT / name).read_text())
     monkeypatch.setattr(source, "file_of", file_of)
@@ -88,21 +88,23 @@ def test_words_are_no_edit(files, old, new):
 
 def test_an_edit_changes_the_models_that_import_the_file_and_no_others(files):
     before = hashes()
-    files("baselines/attention.py", (ROOT / "baselines/attention.py").read_text() + "X = 1\n")
+    path = "lab/baselines/attention.py"
+    files(path, (ROOT / path).read_text() + "X = 1\n")
     after = hashes()
     assert [name for name in NAMES if before[name] != after[name]] == [NAMES[-1]]
 
 
 @pytest.mark.parametrize("line", [
-    "from baselines.mine import f", "from .mine import f as g", "from . import mine",
-    "import baselines.mine as m", "from baselines.mine import *", "import ideas.mine",
+    "from lab.baselines.mine import f", "from .mine import f as g", "from . import mine",
+    "import lab.baselines.mine as m", "from lab.baselines.mine import *", "import ideas.mine",
     "from ideas import mine", "def g():\n    from ideas.mine import f",
     "try:\n    import mine\nexcept ImportError:\n    mine = None"])
 def test_a_file_of_yours_counts_however_it_is_imported(files, line):
-    files("baselines/ablations.py", (ROOT / "baselines/ablations.py").read_text() + f"\n{line}\n")
+    path = "lab/baselines/ablations.py"
+    files(path, (ROOT / path).read_text() + f"\n{line}\n")
     found = []
     for text in ("C = 1\n", "C = 2\n", "C = 2  # two\n"):
-        for path in ("baselines/mine.py", "ideas/mine.py", "mine.py"):
+        for path in ("lab/baselines/mine.py", "ideas/mine.py", "mine.py"):
             files(path, text)
         found.append(hashes())
     assert found[0][NAMES[1]] != found[1][NAMES[1]] == found[2][NAMES[1]]
@@ -116,13 +118,13 @@ def test_a_run_keeps_its_files_and_yours_and_no_other_models(files):
     found = source.source_of(small_model("multiscreen"), [])
     assert [*found] == ["multiscreen.py", "muon.py", "optim/beta.py", "support/tokens.py",
                         "train.py"]
-    assert {"baselines/attention.py", "baselines/transformer.py"} < (
+    assert {"lab/baselines/attention.py", "lab/baselines/transformer.py"} < (
         source.source_of(small_model(NAMES[-1]), []).keys())
 
 
 def copy_of_the_house(folder):
     """A folder with what training needs."""
-    for name in ("baselines", "support", "tasks"):
+    for name in ("lab", "support"):
         shutil.copytree(ROOT / name, folder / name)
     for name in (FILE, "train.py"):
         shutil.copy(ROOT / name, folder)
@@ -168,7 +170,8 @@ def test_an_installed_copy_is_known_by_its_files(tmp_path):
             file.write("OLD = 1\n")
     (before, other), (after, _) = found
     assert before == f"multiscreen.py support/tokens.py train.py False {equations('multiscreen')}"
-    assert other.startswith("baselines/transformer.py multiscreen.py support/tokens.py train.py ")
+    assert other.startswith(
+        "lab/baselines/transformer.py multiscreen.py support/tokens.py train.py ")
     assert before.rpartition(" ")[0] == after.rpartition(" ")[0] and before != after
 
 
@@ -194,7 +197,7 @@ def test_what_a_notebook_puts_in_place_is_told_and_never_equal():
     """A function, a method, and a layer of its own, which is in no file."""
     code = """if True:
         import multiscreen
-        from baselines import ablations
+        from lab.baselines import ablations
         from support.models import build_model
         from support.source import code_hash
         class Mine(multiscreen.GatedScreeningTiles): pass

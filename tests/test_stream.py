@@ -1,11 +1,11 @@
-"""Tests of tasks/abcdigits.py: the documents that teach a model ABCDigits."""
+"""Tests of support/tasks/abcdigits.py: the documents that teach a model ABCDigits."""
 import re
 
 import numpy as np
 import pytest
 
+from support.tasks.abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
 from support.tokens import get_tokenizer
-from tasks.abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
 from tests.helpers import texts_of
 
 # ------------------------------------------------------------------- the stream of ABCDigits

@@ -233,7 +233,7 @@ def test_a_row_says_what_the_run_is(tmp_path):
                    "init_weights": "", "changes": "", "step": 2}
     assert model_hash(ckpt).partition("-")[0] == weights_hash(ckpt)
     assert len({model_hash(ckpt, *code) for code in (
-        [], ["abcdigits"], ["experiments.perplexity"], ["abcdigits", "tasks.passkey"])}) == 4
+        [], ["abcdigits"], ["lab.perplexity"], ["abcdigits", "support.tasks.passkey"])}) == 4
 
 
 def test_the_table_is_beside_the_checkpoint_or_where_one_can_write(tmp_path, monkeypatch, capsys):

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import multiscreen
-from exercises import handout
-from exercises.checks import correlated
-from exercises.solutions import part3_derivative, part4_kernel
-from exercises.teach import autograder
+from course.exercises import handout
+from course.exercises.checks import correlated
+from course.exercises.solutions import part3_derivative, part4_kernel
+from course.exercises.teach import autograder
 from support.checkpoint import build_model
 from support.cli import UsageError
 from tests.helpers import ROOT, args_of, full_disk, run
 
-TEACH = ROOT / "exercises/teach"
-COURSE = (ROOT / "exercises/README.md").read_text()
+TEACH = ROOT / "course/exercises/teach"
+COURSE = (ROOT / "course/exercises/README.md").read_text()
 
 
 # ------------------------------------------------------------------------------ the autograder
@@ -78,7 +78,7 @@ def test_run_autograder_starts_it(root):
     python.chmod(0o755)
     said = subprocess.run([TEACH / "run_autograder"], env=os.environ | {"AUTOGRADER_ROOT": root},
                           capture_output=True, text=True).stdout
-    assert said == f"in {root}/source: -m exercises.teach.autograder --root {root}\n"
+    assert said == f"in {root}/source: -m course.exercises.teach.autograder --root {root}\n"
 
 
 def test_a_part_that_takes_too_long_has_no_results():
@@ -87,10 +87,10 @@ def test_a_part_that_takes_too_long_has_no_results():
 
 def test_only_the_students_work_is_in_the_graded_copy(root, tmp_path):
     assert autograder.lay_out(root / "source", root / "submission", tmp_path / "copy") == []
-    assert not (tmp_path / "copy/exercises/solutions").exists()
-    assert not (tmp_path / "copy/exercises/teach").exists()
+    assert not (tmp_path / "copy/course/exercises/solutions").exists()
+    assert not (tmp_path / "copy/course/exercises/teach").exists()
     assert not (tmp_path / "copy/tests").exists()
-    taken = tmp_path / "copy/exercises/part4_kernel.py"
+    taken = tmp_path / "copy/course/exercises/part4_kernel.py"
     assert taken.read_bytes() == (root / "submission/part4_kernel.py").read_bytes()
 
 
@@ -107,7 +107,7 @@ def test_setup_is_a_script():
 # ------------------------------------------------------------------------------- its table
 
 def test_each_exercise_has_its_minutes():
-    names = {test for part in sorted((ROOT / "exercises").glob("test_part*.py"))
+    names = {test for part in sorted((ROOT / "course/exercises").glob("test_part*.py"))
              for test in re.findall(r"^def test_(\w+)\(", part.read_text(), re.M)}
     assert autograder.read_minutes().keys() == names
     full = sum(minutes for _, minutes in autograder.read_minutes().values())
@@ -130,7 +130,7 @@ def course(tmp_path_factory):
     if not (ROOT / ".git").exists():
         pytest.skip("no git repository")
     folder = tmp_path_factory.mktemp("hand-out")
-    out = run("-m", "exercises.handout", "--out", folder / "course.zip")
+    out = run("-m", "course.exercises.handout", "--out", folder / "course.zip")
     assert (out.returncode, out.stderr) == (0, "")
     shutil.unpack_archive(folder / "course.zip", folder)
     return folder / "course"
@@ -138,14 +138,14 @@ def course(tmp_path_factory):
 
 def test_the_hand_out_leaves_out_what_is_for_teachers(course):
     names = {path.relative_to(course).as_posix() for path in course.rglob("*")}
-    assert {"multiscreen.py", "exercises/part1_screening.py", "tests/reference.py"} <= names
+    assert {"multiscreen.py", "course/exercises/part1_screening.py", "tests/reference.py"} <= names
     hidden = ("solutions", "teach", "handout", "mutants", "test_exercises", "test_notebook")
     assert [name for name in names if any(word in name for word in hidden)] == []
     for path in course.rglob("*.md"):
         text = path.read_text()
         assert "teach/" not in text and "solutions/" not in text, path
-    assert "For teachers" not in (course / "exercises/README.md").read_text()
-    assert "Part 5" in (course / "exercises/README.md").read_text()
+    assert "For teachers" not in (course / "course/exercises/README.md").read_text()
+    assert "Part 5" in (course / "course/exercises/README.md").read_text()
 
 
 def test_a_full_disk_names_the_hand_out_and_leaves_no_half(tmp_path, monkeypatch, capsys):
@@ -177,7 +177,7 @@ def test_no_link_in_the_hand_out_is_dead(course):
 
 
 def test_the_tests_run_in_the_hand_out_and_the_stubs_fail(course):
-    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "exercises", "-k", "part1",
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "course/exercises", "-k", "part1",
               cwd=course, env=os.environ | {"EXERCISES": "", "PYTHONPATH": str(course)})
     assert out.returncode == 1
     assert out.stdout.count("still to do: Exercise 1.") == 10

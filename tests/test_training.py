@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import multiscreen
-import tasks.abcdigits
+import support.tasks.abcdigits
 import train
 from multiscreen import Multiscreen
 from support import folder, source
@@ -24,8 +24,8 @@ from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
 from support.data import Sequences, batches
 from support.maps import alive_fraction
+from support.tasks.abcdigits import ABCDigitsStream
 from support.tokens import get_tokenizer
-from tasks.abcdigits import ABCDigitsStream
 from tests.helpers import (
     INF,
     ROOT,
@@ -301,8 +301,8 @@ def test_resume_cannot_change_the_model(tmp_path, flags, message):
 
 
 def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.abcdigits, "FLAT_AFTER", 40)
-    monkeypatch.setattr(tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(support.tasks.abcdigits, "FLAT_AFTER", 40)
+    monkeypatch.setattr(support.tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     whole = fit(tmp_path / "whole", "--steps", "6", "--digits", "2", data="abcdigits")
     fit(tmp_path / "parts", "--steps", "4", "--digits", "2", data="abcdigits")
     train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "6"])
@@ -314,8 +314,8 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
 
 
 def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tasks.abcdigits, "DONE_AFTER", 12)
-    monkeypatch.setattr(tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(support.tasks.abcdigits, "DONE_AFTER", 12)
+    monkeypatch.setattr(support.tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     run = ("--steps", "9", "--eval-every", "9", "--log-every", "9")
     assert fit(tmp_path / "out", *run, data="abcdigits")["step"] == 3
     assert "3/9      saved" in (printed := capsys.readouterr().out)

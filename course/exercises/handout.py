@@ -1,0 +1,61 @@
+"""Make the hand-out: the course as students get it.
+
+    python -m course.exercises.handout                    writes course.zip, with a folder course/
+    python -m course.exercises.handout --out week1.zip
+
+It holds the files of the last commit without what is for teachers: solutions, known
+mistakes, the tests that grade them, course/exercises/teach/, and the section "For teachers" of
+course/exercises/README.md. multiscreen.py stays: it is the subject.
+"""
+import io
+import subprocess
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+from support.cli import Parser, UsageError, cli, replacing
+
+ROOT = Path(__file__).parent.parent.parent
+LEFT_OUT = ("course/exercises/teach", "course/exercises/solutions",
+            "course/exercises/handout.py", "tests/mutants.py", "tests/test_exercises.py",
+            "tests/test_teach.py", "tests/test_notebook.py", ".ci")
+COURSE, FOR_TEACHERS = "course/exercises/README.md", b"\n# For teachers\n"    # its last section
+
+
+def is_for_teachers(name):
+    """Whether a file, or a folder above it, is in LEFT_OUT."""
+    return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in LEFT_OUT)
+
+
+def committed_files():
+    """Yield (name, content, mode) of the files of the last commit."""
+    done = subprocess.run(["git", "archive", "--format=tar", "HEAD"], cwd=ROOT,
+                          capture_output=True)
+    if done.returncode:
+        raise UsageError("the hand-out is made of the last commit, and this is no clone: git says "
+                         f"{done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        for member in archive:
+            if member.isfile():
+                yield member.name, archive.extractfile(member).read(), member.mode
+
+
+def main(argv=None):
+    p = Parser(__doc__)
+    p.add_argument("--out", type=Path, default=Path("course.zip"),
+                   help="file to write [course.zip]")
+    out = p.parse_args(argv).out
+    files = [x for x in committed_files() if not is_for_teachers(x[0])]
+    with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content, mode in files:
+            if name == COURSE:
+                content = content.partition(FOR_TEACHERS)[0]
+            entry = zipfile.ZipInfo(f"course/{name}")
+            entry.external_attr = mode << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+    print(f"{out}: {len(files)} files of the last commit")
+
+
+if __name__ == "__main__":
+    cli(main)

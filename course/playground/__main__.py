@@ -1,0 +1,85 @@
+"""A page to play with: a model reads what you type, and softmax stands beside screening.
+
+    python -m course.playground --ckpt out-abc/ckpt.pt
+
+In seconds it writes one HTML file that needs no network: the model runs in the browser. A model
+trained on ABCDigits gets a prompt of that benchmark, and the page begins with the tile that finds
+the needle. Other models get a text about screening; --text shows yours.
+
+model.js repeats the equations; matrices are stored in 16 bits. When it opens, the page compares its
+numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
+"""
+if not __package__:
+    raise SystemExit("error: run python -m course.playground in the folder above")
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+import multiscreen
+from abcdigits import generate_by_line_count
+from course.playground.data import page_data
+from support.checkpoint import load_checkpoint
+from support.cli import Parser, UsageError, cli, get_device, replacing
+
+MODEL = "models/retrieval.pt"
+PAGE = Path(__file__).with_name("page.html")
+SCRIPT = Path(__file__).with_name("model.js")
+README = Path(multiscreen.__file__).with_name("README.md")
+MARKERS = ("PLAYGROUND_README", "PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")    # in the page, once
+SCREENING = multiscreen.__doc__.split("\n\n")[1]        # what screening is
+MOST_TOKENS = 1000
+
+
+def default_text(ckpt, n_tokens):
+    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise SCREENING."""
+    if ckpt["args"]["data"] != ["abcdigits"]:
+        return SCREENING[:n_tokens]
+    digits = ckpt["args"]["digits"]
+    n_lines = max(n_tokens // (digits + 3), 27)        # the shortest prompt
+    return generate_by_line_count(n_lines, 0.3, digits, 1)[0][:-digits]
+
+
+def write_page(path, data):
+    """The page, with README's address from there, the model's script, and the data."""
+    readme = quote(Path(os.path.relpath(README, path.parent)).as_posix())
+    # Escaped: no text can end the element.
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    page = PAGE.read_text(encoding="utf-8")
+    for marker, part in zip(MARKERS, (readme, SCRIPT.read_text(encoding="utf-8"), text)):
+        page = page.replace(marker, part)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(page.encode())
+
+
+def main(argv=None):
+    p = Parser(__doc__)
+    p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
+    p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
+    p.add_argument("--tokens", type=int, default=200, help="at most this many bytes of it; an "
+                   "ABCDigits prompt has at least 27 lines [200]")
+    p.add_argument("--out", type=Path, default=Path("out/playground.html"),
+                   help="the file to write [out/playground.html]")
+    p.add_shared("--device")
+    args = p.parse_args(argv)
+    text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
+    if not 1 <= args.tokens <= MOST_TOKENS or text == "":
+        raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
+    if args.text and os.path.isfile(args.text):        # False for a long text
+        raise UsageError(f'--text {args.text} is a file: its text is --text "$(cat {args.text})"')
+    if args.out.suffix != ".html":
+        raise UsageError(f"--out {args.out}: name an .html file")
+    model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
+    if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
+        raise UsageError(f"{args.ckpt} is a {ckpt['model']} that reads {tokenizer.name} tokens: "
+                         "the page runs a multiscreen that reads bytes")
+    data = page_data(model, text or default_text(ckpt, args.tokens))
+    write_page(args.out, data | {"step": ckpt["step"]})
+    print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "
+          f"{len(data['text'].encode())} bytes: open it in a browser and type")
+
+
+if __name__ == "__main__":
+    cli(main)

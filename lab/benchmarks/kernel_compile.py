@@ -1,0 +1,101 @@
+"""What the compiler makes of the fused kernel (screening_triton.py). Needs no GPU.
+
+    python -m lab.benchmarks.kernel_compile
+
+Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90
+(H100, H200), sm_100 (B200) and sm_120 (RTX 5090), with d_K = 16 and d_V = 64, in two minutes on a
+CPU. A spill is a value that does not fit into a register and costs each pair a trip to memory. The
+script fails if there is one, or if a program needs more shared memory than one of these has. The
+configurations were chosen with triton 3.7.1; another version allots registers differently.
+
+block:              queries x keys
+registers, spills:  of a thread; spills in bytes
+shared:             bytes of shared memory of a program
+"""
+import itertools
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from screening_triton import KERNELS, available, block_sizes, choose_parts, triton
+from support.cli import Parser, UsageError, cli
+
+# The types of q and k, and of v.
+DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+          (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+TARGETS = (80, 86, 89, 90, 100, 120)
+CHOSEN_WITH = "3.7.1"                   # the version of Triton
+SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
+COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
+           "shared")
+
+
+def compile_kernel(kernel, qk, v, target, blocks):
+    """The compiled kernel, as Triton returns it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    BI, BJ, warps, stages = blocks
+    of_parts, n = choose_parts(kernel, qk, v)
+    constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
+    pointers = dict.fromkeys(("V", "OUT", "DH", "DV"), v)
+    pointers |= dict.fromkeys(("Q", "K"), of_parts) | dict.fromkeys(("DQ", "DK"), qk)
+    pointers |= dict.fromkeys(("W", "R", "DW", "DR"), torch.float32)
+    types = {name: f"*{NAMES[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
+
+    # Pointers and strides are multiples of 16, as they are at run time: loads are vectorised.
+    signature, aligned = {}, {}
+    for n, name in enumerate(KERNELS[kernel].arg_names):
+        signature[name] = "constexpr" if name in constants else types.get(name, "i32")
+        if name in types or name in ("k_b", "k_h", "k_t", "v_b", "v_h", "v_t"):
+            aligned[(n,)] = [["tt.divisibility", 16]]
+    return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
+                          target=GPUTarget("cuda", target, 32),
+                          options={"num_warps": warps, "num_stages": stages})
+
+
+def registers_and_spills(binary):
+    """(registers, bytes of the stack that hold spills), of each thread."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(binary.asm["cubin"])
+        usage = subprocess.check_output([tool, "-res-usage", path], text=True)
+    return map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+
+
+def main():
+    Parser(__doc__).parse_args()
+    if triton is None:
+        raise UsageError(available())
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise UsageError("TRITON_INTERPRET=1 is set: unset it to compile")
+
+    print(f"torch {torch.__version__}, triton {triton.__version__}")
+    print(*COLUMNS, sep="\t")
+    bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for kernel, (qk, v), target in itertools.product(KERNELS, DTYPES, TARGETS):
+            blocks = BI, BJ, warps, stages = block_sizes(
+                kernel, v == torch.float32, 16, 64, divmod(target, 10))
+            binary = compile_kernel(kernel, qk, v, target, blocks)
+            registers, spills = registers_and_spills(binary)
+            shared = binary.metadata.shared
+            print(kernel, NAMES[qk], NAMES[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
+                  registers, spills, shared, sep="\t", flush=True)
+            bad += spills > 0 or shared > SHARED
+    if bad:
+        other = "" if triton.__version__ == CHOSEN_WITH else (
+            f": they were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}")
+        raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "
+                         f"of shared memory{other}")
+
+
+if __name__ == "__main__":
+    cli(main)

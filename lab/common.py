@@ -1,0 +1,115 @@
+"""Shared by the experiments: means, figures, and what a figure is drawn from."""
+import math
+import os
+import statistics
+import sys
+from pathlib import Path
+
+from lab.style import SETTINGS, labels_of
+from support.cli import UsageError, replacing
+from support.table import RUN, keep_rows, named_paths, read_tables
+
+
+def mean_and_std(losses):
+    """(mean, standard deviation) of losses, without those that are NaN."""
+    good = [x for x in losses if not math.isnan(x)]
+    mean = statistics.mean(good) if good else math.nan
+    return mean, statistics.stdev(good) if len(good) > 1 else math.nan
+
+
+def percent(share, digits=1):
+    """A share as a cell of a table, halves up; None and NaN stay. digits: after the point."""
+    if share is None or math.isnan(share):
+        return share
+    units = 10**digits                                 # in a percent
+    return f"{math.floor(100 * units * share + 0.5 + 1e-9) / units:.{digits}f}%"
+
+
+# --------------------------------------------------------------------------------- figures
+
+def pyplot():
+    """matplotlib.pyplot for files, or None after one line that says how to get it."""
+    # A script that a notebook starts gets the name of the notebook's backend, which may not be
+    # installed here, and matplotlib looks at it when it is imported. In the notebook itself, by
+    # %run, it must stay: agg shows no plots.
+    if "IPython" not in sys.modules:
+        os.environ["MPLBACKEND"] = "agg"
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no figure: `pip install matplotlib` and run this again to draw it")
+        return None
+    plt.rcParams.update(SETTINGS)
+    return plt
+
+
+def save_figure(fig, path):
+    """Write a figure as PNG, 150 dots per inch, and close it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        fig.savefig(file, format="png", dpi=150, bbox_inches="tight")
+    pyplot().close(fig)
+    print(f"wrote {path}")
+
+
+# ------------------------------------------------------------- figures of tables of measurements
+
+def add_tables(p, nargs):
+    """Add what a figure is drawn from, and --out."""
+    p.add_argument("tables", nargs=nargs, metavar="TSV",
+                   help="tables of measurements to draw, also with a label: mine=out/table.tsv")
+    p.add_argument("--out", type=figure_path, help="path of the figure, .png; its rows go beside "
+                   "it as .tsv [beside the first table]")
+
+
+def figure_path(name):
+    """The Path of --out. Raises UsageError if it is not of a PNG."""
+    path = Path(name)
+    if path.suffix != ".png":
+        raise UsageError(f"--out {name}: name a .png file")
+    return path
+
+
+def get_figure(p, value, measure=None):
+    """(rows to draw, path of the figure) by the command line of a parser.
+
+    The rows are those of the tables, or without tables those that measure(args) returns with a
+    path. value: the column that was measured. With --out the rows are kept beside the figure.
+    """
+    args = p.parse_args()
+    if args.tables:
+        for name, x in vars(args).items():
+            if name not in ("tables", "out") and x != p.get_default(name):
+                raise UsageError(f"tables are for drawing, --{name.replace('_', '-')} is for "
+                                 "measuring: use only one")
+        rows = read_tables(args.tables, value)
+        out = Path(named_paths(args.tables)[0][1]).with_suffix(".png")
+    else:
+        rows, out = measure(args)
+    if args.out:
+        out = args.out
+        keep_rows(out.with_suffix(".tsv"), rows)
+    return rows, out
+
+
+def group_rows(rows, texts):
+    """{(label, setting): rows}: rows that differ only in the seed and in what was measured.
+
+    texts: {column: text for its value}. A setting, such as " + SWE, step 9", has the texts of cells
+    that are not empty and differ among the rows, and always those of swe and factor. Of steps it
+    says something only where one seed has several: seeds end at different steps.
+    """
+    def run(row):
+        return tuple(row[name] for name in RUN if name != "step")
+
+    labels, steps, groups = labels_of(rows), {}, {}
+    for row in rows:
+        steps.setdefault(run(row), set()).add(row["step"])
+    differ = {name for name in texts if len({row.get(name) for row in rows}) > 1}
+    for row in rows:
+        shown = [text.format(row[name]) for name, text in texts.items() if row.get(name)
+                 and (name in differ or name in ("swe", "factor"))]
+        shown += [f", step {row['step']}"] * (len(steps[run(row)]) > 1)
+        key = labels[row["model"], row["parameters"]], "".join(shown)
+        groups.setdefault(key, []).append(row)
+    return groups

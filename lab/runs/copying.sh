@@ -1,0 +1,47 @@
+# How far back does a model of text find what it has read, and when does that begin? docs/copying.md
+# has the protocol. Each run trains in pieces of 1,000 steps and keeps the checkpoint of each. A larger
+# STEPS continues the runs; then move report/copying.tsv away, which has their earlier last ones.
+# TRAIN and MEASURE have more flags of train.py and of the measures.
+OUT=${OUT:-out/copying} SEEDS=${SEEDS:-32 33 34}
+. "$(dirname "$0")/lib.sh"
+export STEPS=${STEPS:-8000}
+
+# Train a run, NAME-SEED, and keep its checkpoints: pieces RUN [flags of train.py]
+pieces() {
+    local out=$OUT/copying_$1 n
+    for n in $(seq 1000 1000 $STEPS); do
+        [ -f $out/at_$n.pt ] && continue
+        run python train.py --resume ${@:2} --eval-every 1000 --steps $n $TRAIN --out $out ||
+            return 0
+        # A run that diverged or was stopped has not come to the end of its piece.
+        [ "$(tail -n 1 $out/log.tsv | cut -f 1)" = $n ] || return 0
+        cp $out/ckpt.pt $out/at_$n.tmp && mv $out/at_$n.tmp $out/at_$n.pt
+    done
+}
+export -f pieces
+
+for seed in $SEEDS; do
+    echo pieces multiscreen-$seed --psi 8 --seed $seed
+    for kind in "" :local; do
+        name=${kind#:}
+        echo pieces ${name:-softmax}-$seed --model transformer:6,4,112$kind --lr 0.001953125 \
+            --seed $seed
+    done
+done | lanes
+
+# The last checkpoints by distance, also with what an inference-time step gives.
+scales="--rope-scale 1 4 16 64 ntk4 ntk16 ntk64"
+lanes <<END
+python -m lab.copying --swe $MEASURE --ckpt $OUT/copying_multiscreen-SEED/ckpt.pt
+python -m lab.copying $scales $MEASURE --ckpt $OUT/copying_softmax-SEED/ckpt.pt
+python -m lab.copying $MEASURE --ckpt $OUT/copying_local-SEED/ckpt.pt
+END
+# All that were kept at two distances.
+for ckpt in $OUT/copying_*-*/at_*.pt; do
+    echo python -m lab.copying --distances 128 1024 $MEASURE --ckpt $ckpt
+done | lanes
+
+run python -m lab.copying --out $OUT/report/copying.png \
+    $OUT/copying_{multiscreen,softmax,local}-*/copying.tsv
+run python -m lab.copying --out $OUT/report/copying_steps.png \
+    $OUT/copying_{multiscreen,softmax,local}-*/at_*_copying.tsv

@@ -1,0 +1,50 @@
+# What the scripts share; you can skip it. `run` runs a command, `lanes` those of its input, one a
+# line, LANES at a time, and a line with the word SEED once for each of SEEDS. A failure stops no
+# other command and is listed at the end; a run that diverges is a result. Finished work is not
+# repeated, and after Ctrl-C a script goes on: train.py gets --resume.
+cd "$(dirname "$0")/../.." || exit 1
+OUT=${OUT:-out/small}
+SEEDS=${SEEDS:-0 1 2}
+# One thread a process: the numbers do not depend on the number of cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1 OUT
+
+run() {
+    echo "+ $*"
+    "$@"
+    case $? in
+        0 | 3 | 130) ;;    # done, diverged, Ctrl-C
+        *) echo "$*" >>"$FAILED"; return 1 ;;
+    esac
+}
+export -f run
+
+lanes() {
+    # When all are stopped `cat` stays until the last command has saved its checkpoint.
+    each_seed | xargs -L 1 -P "${LANES:-1}" bash -c 'trap "exit 130" INT; run "$@"' lane |
+        (trap '' INT TERM HUP; cat)
+}
+
+each_seed() {
+    while read -r line; do
+        for seed in $SEEDS; do echo "${line//SEED/$seed}"; done | uniq
+    done
+}
+
+list_failures() {
+    local code=$?
+    if [ -s "$FAILED" ]; then
+        echo "failed:"
+        cat "$FAILED"
+        code=1
+    fi
+    rm -f "$FAILED"
+    exit $code
+}
+
+trap 'exit 130' INT
+# A script that another one runs leaves the list to that one.
+if [ -z "$FAILED" ]; then
+    FAILED=$(mktemp) || exit 1
+    export FAILED
+    trap list_failures EXIT
+fi

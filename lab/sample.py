@@ -1,0 +1,67 @@
+"""Generate text from a checkpoint and a prompt, and print it as it is generated.
+
+    python -m lab.sample --ckpt out/ckpt.pt --prompt "def read(self, size):"
+
+This shows you in seconds what a model of train.py has learned; the default model writes something
+that looks like Python. Without a prompt the model starts a new document, as it would after an
+end-of-text token. The text stops after --tokens tokens, or earlier if the model itself ends it. The
+paper has no samples to compare with.
+"""
+import codecs
+import sys
+import time
+
+import torch
+
+from support.cli import Parser, UsageError, cli, printable
+from support.evaluation import load_for_evaluation
+
+
+def decode_stream(tokens, tokenizer):
+    """The text of a stream of token numbers, in pieces of whole characters, up to end-of-text.
+
+    The bytes of an incomplete character are held back. Wrong bytes are shown as U+FFFD. Joined, the
+    pieces are the decoded text.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for token in tokens:
+        if token == tokenizer.eot_token:
+            break
+        yield decoder.decode(tokenizer.decode_single_token_bytes(token))
+    yield decoder.decode(b"", final=True)
+
+
+def main():
+    p = Parser(__doc__)
+    p.flag("--prompt", "", "the text to continue", shown="none: start a new document")
+    p.flag("--tokens", 500, "generate at most this many new tokens")
+    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token", least=0)
+    p.flag("--top-k", None, "sample only from the k likeliest tokens", type=int, shown="all")
+    p.flag("--seed", 0, "seed of the random number generator", least=0)
+    p.add_shared("--ckpt", "--device")
+    args = p.parse_args()
+    if 0 < args.temperature < 1e-4:
+        raise UsageError("--temperature must be 0, or at least 1e-4")
+
+    model, tokenizer, _ = load_for_evaluation(args.ckpt, args.device)
+    device = model.W_E.device
+    prompt = tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]
+    prompt = torch.tensor([prompt], device=device)
+    generator = torch.Generator(device).manual_seed(args.seed)
+    stream = model.stream(prompt, args.tokens, args.temperature, args.top_k, generator)
+
+    began, pieces = time.perf_counter(), 0
+    print(args.prompt, end="", flush=True)
+    try:
+        for text in decode_stream(map(int, stream), tokenizer):
+            print(printable(text), end="", flush=True)
+            pieces += 1
+    finally:
+        print(flush=True)                              # an error has a line of its own
+    n = max(pieces - 1, 1)                             # the last piece is of no token
+    print(f"[{n} tokens, {(time.perf_counter() - began) / n * 1e3:.1f} ms a token]",
+          file=sys.stderr)
+
+
+if __name__ == "__main__":
+    cli(main)
