@@ -143,11 +143,11 @@ def tell_changes(old, new):
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(x)}"
              for name, x in new["args"].items()
              if name not in FREE and old["args"].get(name) != x}
-    corpus = hash_of(new["files"])
-    if corpus and corpus == hash_of(old["files"]):
-        flags.pop("data", None)                        # the same texts, moved
+    before, now = hash_of(old["files"]), hash_of(new["files"])
+    if before == now != "" and new["files"] is not old["files"]:
+        flags.pop("data", None)                        # it was read: the same texts, moved
     files = edited_files(old["source"], new["source"])
-    others = ["other data"] * (corpus != hash_of(old["files"]))
+    others = ["other data"] * (before != now)
     if not files and new["equations"] != old["equations"]:
         others.append("code that is in no file")       # of a notebook
     lines = [f"  {line}" for line in [*flags.values(), *others]]

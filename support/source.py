@@ -12,7 +12,6 @@ import os
 import sys
 import uuid
 from functools import cache
-from importlib.util import resolve_name
 from pathlib import Path
 
 import multiscreen
@@ -59,16 +58,15 @@ def files_of(modules):
     own = OURS | {module.partition(".")[0] for module in modules}
     while todo:
         module = todo.pop()
-        is_package = (file := file_of(module)) and file.name == "__init__.py"
-        path = module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
-        if path in found or text_of(module) is None:
+        path, text = module.replace(".", "/") + ".py", text_of(module)
+        if text is None or path in found:
             continue
-        found[path] = text_of(module)
-        package = module if is_package else module.rpartition(".")[0]
-        for node in ast.walk(ast.parse(found[path])):
+        found[path] = text
+        for node in ast.walk(ast.parse(text)):
             names = [x.name for x in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                base = resolve_name("." * node.level + (node.module or ""), package)
+                folder = module.split(".")[: -node.level] if node.level else []
+                base = ".".join([*folder, *filter(None, [node.module])])
                 names = [base, *(f"{base}.{x.name}" for x in node.names)]
             todo += [name for name in names if is_yours(name, own)]
     return dict(sorted(found.items()))
@@ -76,8 +74,8 @@ def files_of(modules):
 
 def is_yours(module, own):
     """Whether an imported module is neither plumbing nor a library's. own: top-level names."""
-    top = module.partition(".")[0]
-    if top in PLUMBING or top in sys.stdlib_module_names or not (file := file_of(module)):
+    top, file = module.partition(".")[0], file_of(module)
+    if not file or top in PLUMBING or top in sys.stdlib_module_names:
         return False
     return top in own or not {"site-packages", "dist-packages"} & {*file.parts}
 
@@ -90,14 +88,12 @@ def modules_of(objects):
 
 def source_of(model, data):
     """{path: text} of what a run is made of."""
-    objects = [*model.modules(), data]
-    return files_of({"train", "support.tokens", *modules_of(objects)})
+    return files_of({"train", "support.tokens", *modules_of([*model.modules(), data])})
 
 
 def source_now(paths):
     """{path: text} of the files that a run has kept, and of what they import, as they are now."""
-    names = [path.removesuffix(".py").removesuffix("/__init__") for path in paths]
-    return files_of({name.replace("/", ".") for name in names})
+    return files_of({path.removesuffix(".py").replace("/", ".") for path in paths})
 
 
 def source_in(folder):
@@ -124,13 +120,15 @@ def code_hash(model):
                 if getattr(x, "__module__", None) == "__main__"]
     if unknown:
         print(f"{unknown[0]}: nothing measured with it is reused", file=sys.stderr)
-        return uuid.uuid4().hex[:12]
-    return hash_of(files_of(modules).values())
+    return hash_of([None] if unknown else files_of(modules).values())
 
 
 def hash_of(texts):
-    """Twelve digits that change with the lines of some files."""
-    return hashlib.sha256(repr(sorted(map(bare, {*texts}))).encode()).hexdigest()[:12]
+    """Twelve digits that change with the lines of some files; new ones each time if one is None."""
+    texts = {*texts}
+    if None in texts:
+        return uuid.uuid4().hex[:12]
+    return hashlib.sha256(repr(sorted(map(bare, texts))).encode()).hexdigest()[:12]
 
 
 # ------------------------------------------------------------------------------ what is an edit
