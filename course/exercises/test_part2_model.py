@@ -1,5 +1,6 @@
 """Part 2, the model: hand-worked points first, then properties, then multiscreen.py."""
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +90,7 @@ class TightCache:
     def append(self, k, v, w):
         reach = math.ceil(min(w.max().item(), 2**30)) - 1
         first = max(self.end - reach, 0)
-        k, v, _ = self.whole.append(k, v, w)
+        k, v, _ = self.whole.append(k, v, torch.full_like(w, math.inf))
         self.end = self.whole.end
         return k[:, :, first:], v[:, :, first:], first
 
@@ -118,6 +119,9 @@ def test_cache():
     yours, theirs = a_layer()
     x = draw_inputs(2, 12, 24)
     pieces = torch.split(x, [5, 1, 1, 4, 1], 1)
+    # The repository's layer tells a cache of its windows only if the screen stays inside them.
+    screen = partial(ms.screen)
+    screen.stays_in_window = True
 
     def wrong(from_0=False, i0=lambda start, first, end: start - first):
         """x^(1) with MiPE's positions from 0 in each piece, or with another i0."""
@@ -136,7 +140,7 @@ def test_cache():
                        ([1.0, 0.0, 1.2], mine.KeyCache())):
         theirs.s_w.copy_(torch.tensor(s_w))
         load_into(yours, theirs)
-        found = torch.cat([yours(piece, ms.screen, cache) for piece in pieces], 1)
+        found = torch.cat([yours(piece, screen, cache) for piece in pieces], 1)
         expect(found, theirs(x, ms.screen),
                "x^(1), computed in pieces of 5, 1, 1, 4, 1 positions,",
                [(torch.cat([theirs(piece, ms.screen) for piece in pieces], 1),
