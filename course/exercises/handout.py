@@ -3,9 +3,9 @@
     python -m course.exercises.handout                    writes course.zip, with a folder course/
     python -m course.exercises.handout --out week1.zip
 
-It holds the files of the last commit without what is for teachers: solutions, known
-mistakes, the tests that grade them, course/exercises/teach/, and the section "For teachers" of
-course/exercises/README.md. multiscreen.py stays: it is the subject.
+It holds the files of the last commit without what is for teachers: solutions, known mistakes, the
+tests that grade them, course/exercises/teach/ and course/README.md. multiscreen.py stays: it is the
+subject.
 """
 import io
 import subprocess
@@ -17,10 +17,9 @@ from pathlib import Path
 from support.cli import Parser, UsageError, cli, replacing
 
 ROOT = Path(__file__).parent.parent.parent
-LEFT_OUT = ("course/exercises/teach", "course/exercises/solutions",
+LEFT_OUT = ("course/README.md", "course/exercises/teach", "course/exercises/solutions",
             "course/exercises/handout.py", "tests/mutants.py", "tests/test_exercises.py",
             "tests/test_teach.py", "tests/test_notebook.py", ".ci")
-COURSE, FOR_TEACHERS = "course/exercises/README.md", b"\n# For teachers\n"    # its last section
 
 
 def is_for_teachers(name):
@@ -49,8 +48,6 @@ def main(argv=None):
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in files:
-            if name == COURSE:
-                content = content.partition(FOR_TEACHERS)[0]
             entry = zipfile.ZipInfo(f"course/{name}")
             entry.external_attr = mode << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
