@@ -4,8 +4,8 @@
 SEEDS=${SEEDS:-24 25 26 27 28 29 30 31}
 . "$(dirname "$0")/lib.sh"
 
-# The Transformers are the two strongest, each at its rate: lab/runs/tune_transformers.sh tunes them on
-# other seeds.
+# The Transformers are the two strongest, each at its rate: lab/runs/tune_transformers.sh tunes them
+# on other seeds.
 lanes <<END
 python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 \
     --layers 4 --psi ${PSI:-8} --seed SEED $TRAIN --out $OUT/needles_original-SEED

@@ -4,7 +4,8 @@ recipe="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-eve
 
 for name in original rope nope no-tanhnorm no-gate fixed-r compete softmax; do
     model=multiscreen:$name
-    echo python train.py --resume --model ${model%:original} $recipe --seed SEED --out $OUT/loss_$name-SEED
+    echo python train.py --resume --model ${model%:original} $recipe --seed SEED \
+        --out $OUT/loss_$name-SEED
 done | lanes
 
 for name in original rope nope no-tanhnorm no-gate fixed-r compete softmax; do

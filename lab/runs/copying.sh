@@ -1,7 +1,7 @@
 # How far back does a model of text find what it has read, and when does that begin? docs/copying.md
-# has the protocol. Each run trains in pieces of 1,000 steps and keeps the checkpoint of each. A larger
-# STEPS continues the runs; then move report/copying.tsv away, which has their earlier last ones.
-# TRAIN and MEASURE have more flags of train.py and of the measures.
+# has the protocol. Each run trains in pieces of 1,000 steps and keeps the checkpoint of each piece.
+# With a larger STEPS the runs go on; first move report/copying.tsv away, which has the last
+# checkpoints until then. TRAIN and MEASURE have more flags of train.py and of the measures.
 OUT=${OUT:-out/copying} SEEDS=${SEEDS:-32 33 34}
 . "$(dirname "$0")/lib.sh"
 export STEPS=${STEPS:-8000}

@@ -1,12 +1,12 @@
 # Is your idea better? Trains the code as it stands with seeds 0, 1 and 2: six minutes on two cores.
 # For more seeds put SEEDS="3 4 5" before each command.
 #   bash lab/runs/idea.sh original
-#   bash lab/runs/idea.sh mine                              after an edit, in a copy or in place
-#   bash lab/runs/idea.sh mine --model multiscreen:mine.Tiles     with any flags of train.py
-#   NEEDLES=1 bash lab/runs/idea.sh mine --resume           retrieval, too: half an hour more per seed
+#   bash lab/runs/idea.sh mine                             after an edit, in a copy or in place
+#   bash lab/runs/idea.sh mine --model multiscreen:mine.Tiles    with any flags of train.py
+#   NEEDLES=1 bash lab/runs/idea.sh mine --resume          retrieval, too: half an hour more a seed
 # It trains on text into out/idea/NAME-SEED, then measures perplexity to 16 times the training
-# length. After Ctrl-C add --resume to go on. Edit nothing until it ends: each seed reads the code when
-# it starts. After an edit choose another name; the old one is refused.
+# length. After Ctrl-C add --resume to go on. Edit nothing until it ends: each seed reads the code
+# when it starts. After an edit choose another name; the old one is refused.
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
@@ -35,11 +35,13 @@ labelled() {
         (trap '' INT TERM HUP; while IFS= read -r line; do echo "seed $1: $line"; done)
 }
 export -f one_seed labelled
-printf '%s\n' ${SEEDS:-0 1 2} | xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
-    echo "not finished: mend the error above, if any, and add --resume to go on; after an edit take another name" >&2
+printf '%s\n' ${SEEDS:-0 1 2} |
+    xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
+    echo "not finished: mend the error above, if any, and add --resume to go on; after an edit" \
+        "take another name" >&2
     exit 1
 }
 [ "$name" = original ] && exit
 echo "compare it: python -m lab.compare out/idea/original-* out/idea/$name-*"
-echo "No learning rate was tuned for $name. Before you believe that it is worse, try --lr 0.03125 and"
-echo "--lr 0.125 under other names."
+echo "No learning rate was tuned for $name. Before you believe that it is worse, try --lr 0.03125"
+echo "and --lr 0.125 under other names."

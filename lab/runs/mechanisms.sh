@@ -1,7 +1,7 @@
 # Twelve ways to attend on one backbone, and Multiscreen of the same size: docs/mechanisms.md.
 #
-#     bash lab/runs/mechanisms.sh tune           rates and what a mechanism needs of its own, on seed 20
-#     bash lab/runs/mechanisms.sh                the report's seeds, at the rates in the table below
+#     bash lab/runs/mechanisms.sh tune     rates and what a mechanism needs of its own, on seed 20
+#     bash lab/runs/mechanisms.sh          the report's seeds, at the rates in the table below
 #
 # LANES=2 trains two at a time; TRAIN and MEASURE have more flags of train.py and of the measures.
 OUT=${OUT:-out/mechanisms} SEEDS=${SEEDS:-32 33 34}
@@ -63,8 +63,8 @@ fi
 
 echo "$WON" | tr ',' '\n' | while read -r task; do [ "$task" ] && echo one $task SEED; done | lanes
 # A row for each mechanism, whichever of its tries won: text_alibi-steep and task_alibi are alibi's.
-for name in softmax nope local alibi ssmax-rope off-by-one sigmoid entmax stick-breaking forgetting \
-    selective screening; do
+for name in softmax nope local alibi ssmax-rope off-by-one sigmoid entmax stick-breaking \
+    forgetting selective screening; do
     rows+=" $name=$OUT/text_$name* $name=$OUT/task_$name*"
 done
 run python -m lab.mechanisms $rows $OUT/text_multiscreen* $OUT/task_multiscreen* \

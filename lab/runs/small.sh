@@ -1,4 +1,5 @@
-# Every figure of the paper's evaluation, in a few nights on two cores: LANES=2 bash lab/runs/small.sh
+# Every figure of the paper's evaluation, in a few nights on two cores:
+#     LANES=2 bash lab/runs/small.sh
 # Each script also runs alone, after those named in its first lines.
 . "$(dirname "$0")/lib.sh"
 

@@ -6,8 +6,8 @@ OUT=${OUT:-out/tuning} SEEDS="20 21"
 for rate in 0.00390625 0.015625 0.0009765625 0.00048828125; do
     for kind in rope nope local ssmax; do
         model=transformer:4,4,96:$kind
-        echo python train.py --resume --data abcdigits --digits 2 --steps 8000 --model ${model%:rope} \
-            --lr $rate --seed SEED --out $OUT/${kind}_$rate-SEED
+        echo python train.py --resume --data abcdigits --digits 2 --steps 8000 \
+            --model ${model%:rope} --lr $rate --seed SEED --out $OUT/${kind}_$rate-SEED
     done | lanes
     for kind in rope nope local ssmax; do
         scales=
