@@ -16,8 +16,7 @@ A printed line: step, loss (nats per token), learning rate, gradient norm before
 smallest, median and largest window, milliseconds per step, tokens per second, time left.
 
 The run's folder, OUT, contains ckpt.pt, all that is needed to resume; log.tsv, a row for each line
-of numbers; flags.txt, what the run is; source/, the code that ran; note.txt, what each --resume
-changed. A run that diverged leaves diverged.txt. support/folder.py has the rules.
+of numbers; source/, the code that ran; and what support/folder.py lists beside its rules.
 """
 import math
 import threading
@@ -26,20 +25,9 @@ from argparse import BooleanOptionalAction, Namespace
 
 import torch
 
+from support import cli, folder  # what OUT holds, and whether a run may begin there
 from support import distributed as dist  # one process or many
-from support import folder  # what OUT holds, and whether a run may begin there
 from support.checkpoint import load_checkpoint, load_moments, load_weights, read_checkpoint
-from support.cli import (
-    Parser,
-    UsageError,
-    cli,
-    clock,
-    get_device,
-    naming,
-    printable,
-    products_dtype,
-    replacing,
-)
 from support.compiled import make_fast
 from support.data import absolute, batches, get_data
 from support.maps import alive_fraction, windows
@@ -77,7 +65,7 @@ def train(out, args, ckpt=None, init=None):
             if last or step == 1 or step % args.log_every == 0:
                 row = {"loss": loss, "lr": lr, "grad_norm": norm, **windows(model),
                        "ms": 1e3 * (now - start), "tokens_per_s": args.batch_tokens / (now - start)}
-                left = clock((now - began) / (step - first) * (args.steps - step))
+                left = cli.clock((now - began) / (step - first) * (args.steps - step))
                 log(out, args, state, step, row, left)
             if last or step % args.eval_every == 0:
                 row = evaluate(model, data, val_data, args, tokenizer)
@@ -115,8 +103,8 @@ def begin(out, args, ckpt, init):
           f"{args.batch_tokens:,} tokens")
 
     # The model. A size that no flag sets is the model's own.
-    device = get_device(args.device)
-    dtype = products_dtype(device, args.dtype)
+    device = cli.get_device(args.device)
+    dtype = cli.products_dtype(device, args.dtype)
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
     with SEEDING:
         torch.manual_seed(args.seed)
@@ -201,7 +189,7 @@ def require_finite(out, state, step, **values):
                    "try a smaller --lr, or undo your last edit")
         if dist.rank() == 0:
             (out / "diverged.txt").write_text(f"{message}\n", "utf-8")
-        raise UsageError(message, code=3)
+        raise cli.UsageError(message, code=3)
 
 
 @torch.no_grad()
@@ -258,7 +246,7 @@ def log(out, args, state, step, row, left=""):
     line = "\t".join(cells.get(name, "") for name in folder.COLUMNS) + "\n"
     state["log"] += line
     if dist.rank() == 0:
-        with naming(out / "log.tsv"), open(out / "log.tsv", "a") as file:
+        with cli.naming(out / "log.tsv"), open(out / "log.tsv", "a") as file:
             file.write(line)
 
 
@@ -268,7 +256,7 @@ def save(out, args, state, model, optimizer, data):
     state |= {"data_state": data.state, "learned": data.learned,
               "random_state": torch.get_rng_state()}
     if dist.rank() == 0:
-        with replacing(out / "ckpt.pt") as file:
+        with cli.replacing(out / "ckpt.pt") as file:
             torch.save(state | {"weights": weights, "optimizer": moments}, file)
     # Until process 0 has written: when one process ends torchrun ends all.
     dist.wait()
@@ -282,13 +270,13 @@ def sample(model, val_data, tokenizer):
     prompt = torch.from_numpy(val_data[0][:32])[None].to(device)
     generator = torch.Generator(device).manual_seed(0)
     answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
-    return printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
+    return cli.printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
 
 
 # ---------------------------------------------------------------------------------------- flags
 
 def get_parser():
-    p = Parser(__doc__)
+    p = cli.Parser(__doc__)
     p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT; an "
            "unknown name lists all; a class of yours is a VARIANT, FILE.CLASS")
     p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
@@ -353,8 +341,8 @@ def get_args(given, ckpt=None, init=None):
     args = Namespace(**defaults | recipe(chosen["model"]) | kept | given)
     sizes = {name for name in SIZES if chosen[name] != defaults[name]}
     if args.model.startswith("transformer") and sizes - {"layers"}:
-        raise UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: a "
-                         "Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
+        raise cli.UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: "
+                             "a Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
 
     # What follows from other flags.
     args.data = absolute(args.data)
@@ -362,9 +350,9 @@ def get_args(given, ckpt=None, init=None):
     per_pass = args.batch_size * args.seq_len * dist.world()
     args.batch_tokens = args.batch_tokens or per_pass
     if args.batch_tokens % per_pass:
-        raise UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of {per_pass} "
-                         f"({args.batch_size} sequences x {args.seq_len} tokens x {dist.world()} "
-                         "processes)")
+        raise cli.UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of "
+                             f"{per_pass} ({args.batch_size} sequences x {args.seq_len} tokens x "
+                             f"{dist.world()} processes)")
     return args
 
 
@@ -382,4 +370,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli(main)
+    cli.cli(main)

@@ -6,7 +6,7 @@ import torch
 
 from support.checkpoint import build_model, load_checkpoint, require_windows, weights_hash
 from support.cli import UsageError, get_device, products_dtype
-from support.source import code_hash, hash_of, text_of
+from support.source import code_hash, hash_of_texts, text_of
 
 
 def load_for_evaluation(path, device, swe=False):
@@ -46,7 +46,7 @@ def model_hash(ckpt, *modules):
 
     The code is that of its model, and that of the modules, by their names, that measure.
     """
-    code = equations(ckpt["model"]) + hash_of(map(text_of, modules))
+    code = equations(ckpt["model"]) + hash_of_texts(map(text_of, modules))
     return f"{weights_hash(ckpt)}-{hashlib.sha256(code.encode()).hexdigest()[:12]}"
 
 

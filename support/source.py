@@ -120,10 +120,10 @@ def code_hash(model):
                 if getattr(x, "__module__", None) == "__main__"]
     if unknown:
         print(f"{unknown[0]}: nothing measured with it is reused", file=sys.stderr)
-    return hash_of([None] if unknown else files_of(modules).values())
+    return hash_of_texts([None] if unknown else files_of(modules).values())
 
 
-def hash_of(texts):
+def hash_of_texts(texts):
     """Twelve digits that change with the lines of some files; new ones each time if one is None."""
     texts = {*texts}
     if None in texts:
