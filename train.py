@@ -207,10 +207,13 @@ def evaluate(model, data, val_data, args, tokenizer):
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
         targets = x[:, 1:].flatten().tolist()
-        text = [t for t in targets if t != tokenizer.eot_token]
         n_tokens += len(targets)
-        n_bytes += len(tokenizer.decode_bytes(text))
-    row = {"val_loss": nats / n_tokens, "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
+        if tokenizer.eot_token is not None:            # else numbers, which stand for no bytes
+            text = [t for t in targets if t != tokenizer.eot_token]
+            n_bytes += len(tokenizer.decode_bytes(text))
+    row = {"val_loss": nats / n_tokens}
+    if n_bytes:
+        row["val_bpb"] = nats / math.log(2) / n_bytes
 
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
@@ -237,7 +240,9 @@ def log(out, args, state, step, row, left=""):
         print(f"{at} {row['loss']:8.4f} {row['lr']:8.2g} {row['grad_norm']:8.4f} {found} "
               f"{row['ms']:7.0f} {row['tokens_per_s']:8.0f} {left:>8}", flush=True)
     else:
-        words = [f"validation loss {row['val_loss']:.4f}, {row['val_bpb']:.3f} bits per byte"]
+        words = [f"validation loss {row['val_loss']:.4f}"]
+        if "val_bpb" in row:
+            words[0] += f", {row['val_bpb']:.3f} bits per byte"
         if "alive" in row:
             words.append(f"{row['alive']:.1%} of the pairs inside the windows are alive")
         words += [f"{name} {row[name]:.3f}" for name in ("needle", "base") if name in row]
@@ -288,7 +293,8 @@ def get_parser():
     p.flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
     p.flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
            "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
-    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2)")
+    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2); for .bin token files of your own "
+           "vocabulary, its size, such as 65: samples are then printed as numbers")
     p.flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")
     p.flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
     p.flag("--batch-size", 8, "sequences in a forward pass of one process")

@@ -4,8 +4,9 @@
 
 This shows you in seconds what a model of train.py has learned; the default model writes something
 that looks like Python. Without a prompt the model starts a new document, as it would after an
-end-of-text token. The text stops after --tokens tokens, or earlier if the model itself ends it. The
-paper has no samples to compare with.
+end-of-text token. The text stops after --tokens tokens, or earlier if the model itself ends it. A
+model of your own vocabulary, which you trained with --tokenizer and a number, prints numbers, and
+needs some as a prompt, such as --prompt "12 7". The paper has no samples to compare with.
 """
 import codecs
 import sys
@@ -43,15 +44,18 @@ def main():
     if 0 < args.temperature < 1e-4:
         raise UsageError("--temperature must be 0, or at least 1e-4")
 
-    model, tokenizer, _ = load_for_evaluation(args.ckpt, args.device)
+    model, tokenizer, _ = load_for_evaluation(args.ckpt, args.device, text=False)
     device = model.W_E.device
-    prompt = tokenizer.encode_ordinary(args.prompt) or [tokenizer.eot_token]
-    prompt = torch.tensor([prompt], device=device)
+    given = tokenizer.encode_ordinary(args.prompt)
+    if not given and tokenizer.eot_token is None:
+        raise UsageError(f"{args.ckpt} was trained on numbers without an end-of-text to begin "
+                         'with: give it some, as in --prompt "0 1"')
+    prompt = torch.tensor([given or [tokenizer.eot_token]], device=device)
     generator = torch.Generator(device).manual_seed(args.seed)
     stream = model.stream(prompt, args.tokens, args.temperature, args.top_k, generator)
 
     began, pieces = time.perf_counter(), 0
-    print(args.prompt, end="", flush=True)
+    print(tokenizer.decode(given), end="", flush=True)
     try:
         for text in decode_stream(map(int, stream), tokenizer):
             print(printable(text), end="", flush=True)

@@ -85,7 +85,8 @@ def get_models(runs):
 
 def rest_of(flags):
     """The parameters of a run's model without its embedding."""
-    sizes = {"vocab_size": 257 if flags["tokenizer"] == "bytes" else 50257}
+    name = flags["tokenizer"]
+    sizes = {"vocab_size": {"bytes": 257, "gpt2": 50257}.get(name) or int(name)}
     if flags["model"].startswith("multiscreen"):
         sizes |= {name: int(flags[name]) for name in ("psi", "d_E")
                   if flags.get(name, "None").isdigit()}

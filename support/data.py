@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from support.cli import UsageError, at_most_3
-from support.tokens import encode_document, read_bin
+from support.tokens import encode_document, read_bin, require_text
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
 PIECE = 2**16                                          # bytes of a large file that are hashed
@@ -216,6 +216,7 @@ def batches(data, n, batch_size):
 def get_data(args, tokenizer):
     """(training data, validation data) of train.py's flags: text, or the documents of a task."""
     if is_stream(args.data):
+        require_text(tokenizer, f"--data {args.data[0]}")
         return import_module(f"support.tasks.{args.data[0]}").get_data(args, tokenizer)
     T, name = args.seq_len, at_most_3(args.data)
     files, documents = read_files(args, tokenizer)
@@ -227,7 +228,7 @@ def get_data(args, tokenizer):
     print(f"{name}: {len(files):,} {kind}{'s' * (len(files) > 1)}, "
           f"{sum(path.stat().st_size for path, _ in files):,} bytes; held out: {how}")
 
-    train, val = ([(x, 0, len(x)) for x in tokens_of(paths, documents, tokenizer.n_vocab)]
+    train, val = ([(x, 0, len(x)) for x in tokens_of(paths, documents, tokenizer)]
                   for paths in (train, val))
     if not val:
         cuts = [n - max(n // 20, min(T + 1, n // 2)) for _, _, n in train]
@@ -235,6 +236,8 @@ def get_data(args, tokenizer):
         train = [(x, 0, cut) for (x, _, _), cut in zip(train, cuts)]
     data = Sequences(train, T, f"{name}, without its held-out part")
     data.files = fingerprint(files)
+    if tokenizer.eot_token is None:                    # nothing else to begin with
+        data.next_command += " --prompt 0"
     return data, Sequences(val, T, f"the held-out part of {name}")
 
 
@@ -245,6 +248,8 @@ def read_files(args, tokenizer):
     """
     files, documents, skipped = [], {}, []
     for path, use in files_of(args.data, args.out):
+        if path.suffix != ".bin":
+            require_text(tokenizer, path)
         try:
             if path.suffix != ".bin":
                 text = read_text(path)
@@ -278,8 +283,9 @@ def hold_out(files, documents):
     return train, [], "the last twentieth"
 
 
-def tokens_of(paths, documents, n_vocab):
+def tokens_of(paths, documents, tokenizer):
     """One array of all texts, then each token file."""
     texts = [documents[path] for path in paths if path in documents]
-    files = [read_bin(path, n_vocab) for path in paths if path not in documents]
+    numbers = tokenizer.eot_token is None
+    files = [read_bin(path, tokenizer.n_vocab, numbers) for path in paths if path not in documents]
     return [np.concatenate(texts), *files] if texts else files

@@ -7,12 +7,18 @@ import torch
 from support.checkpoint import build_model, load_checkpoint, require_windows, weights_hash
 from support.cli import UsageError, get_device, products_dtype
 from support.source import code_hash, hash_of_texts, text_of
+from support.tokens import require_text
 
 
-def load_for_evaluation(path, device, swe=False):
-    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows."""
+def load_for_evaluation(path, device, swe=False, text=True):
+    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows.
+
+    text: raise UsageError for a model that was trained on numbers, `--tokenizer 65`, not on text.
+    """
     device = get_device(device)
     model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
+    if text:
+        require_text(tokenizer, f"this measurement of {path}")
     if swe:
         require_windows(model, path, ckpt["model"])
         model.expand_windows(ckpt["args"]["seq_len"])

@@ -22,7 +22,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, cli, own_folder, replacing
 from support.data import fingerprint, visible_files
-from support.tokens import encode_document, get_tokenizer, write_bin
+from support.tokens import encode_document, get_tokenizer, require_text, write_bin
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
@@ -99,6 +99,7 @@ def prepare(args):
                              "a new folder")
         journal |= found
     tokenizer = get_tokenizer(args.tokenizer)          # may fail: no folder is made then
+    require_text(tokenizer, "support.prepare")
     out.mkdir(parents=True, exist_ok=True)
     for left in out.glob("*.tmp"):                     # of a killed process
         left.unlink()

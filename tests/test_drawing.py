@@ -79,6 +79,8 @@ def test_the_embedding_has_the_width_of_the_run(run):
     models = models_of(run("a", 4.0, d_E="8", parameters="9238"), run("b", 4.0, **TRANSFORMER))
     assert [model.rest for found in models.values() for model in found] == [
         9238 - 257 * 8, 2848 - 257 * 8]
+    numbers = models_of(run("c", 4.0, d_E="8", parameters="9238", tokenizer="65"))
+    assert numbers["multiscreen"][0].rest == 9238 - 65 * 8
 
 
 def test_sizes_are_taken_between_measured_neighbours_and_nowhere_else():

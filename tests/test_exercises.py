@@ -20,8 +20,9 @@ from course.exercises import (
 from course.exercises.adapters import earlier, mine, own
 from course.exercises.checks import Wrong
 from screening_triton import available
+from support.cli import UsageError
 from tests import mutants
-from tests.helpers import fit, run
+from tests.helpers import fit, run, write
 
 # Part 4 is tested in the interpreter only.
 PARTS = [test_part1, test_part1_screening, test_part2, test_part2_model, test_part3]
@@ -235,3 +236,7 @@ def test_a_trained_model_goes_into_the_students(tmp_path, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^    1  (\S+)  \1$", out, re.M)              # the same loss twice
     assert "the same next byte at 100.0% of 500 positions" in out
+    write(tmp_path, {"a.bin": np.arange(600) % 65})
+    fit(tmp_path / "numbers", "--steps", "1", "--tokenizer", "65", data=tmp_path / "a.bin")
+    with pytest.raises(UsageError, match="needs a tokenizer of text, bytes or gpt2"):
+        trained.main(["--steps", "1", "--ckpt", str(tmp_path / "numbers/ckpt.pt")])

@@ -73,7 +73,7 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
 
 def test_a_model_with_other_equations_is_refused(checkpoints):
     path = checkpoints["multiscreen:rope"]
-    with pytest.raises(UsageError, match="multiscreen:rope .* the page runs a multiscreen that"):
+    with pytest.raises(UsageError, match="multiscreen:rope .* the page runs a multiscreen of"):
         playground.main(["--ckpt", str(path), "--out", str(path.with_name("p.html"))])
 
 

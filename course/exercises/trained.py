@@ -15,12 +15,12 @@ from course.exercises.adapters import mine
 from course.exercises.checks import random
 from support.checkpoint import (
     build_model,
-    load_checkpoint,
     load_weights,
     read_checkpoint,
     require_windows,
 )
 from support.cli import Parser, UsageError, cli
+from support.evaluation import load_for_evaluation
 
 ROOT = Path(__file__).parent.parent.parent
 TRAINED = ROOT / "models/retrieval.pt"
@@ -90,7 +90,7 @@ def compare_models(argv):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
-    theirs, _, run = load_checkpoint(args.ckpt)
+    theirs, _, run = load_for_evaluation(args.ckpt, "cpu")
     require_windows(theirs, args.ckpt, run["model"])
     yours = blank(theirs.config)
     load_into(yours, theirs)

@@ -73,8 +73,8 @@ def main(argv=None):
         raise UsageError(f"--out {args.out}: name an .html file")
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
     if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']} that reads {tokenizer.name} tokens: "
-                         "the page runs a multiscreen that reads bytes")
+        raise UsageError(f"{args.ckpt} is a {ckpt['model']} of --tokenizer {tokenizer.name}: the "
+                         "page runs a multiscreen of --tokenizer bytes")
     data = page_data(model, text or default_text(ckpt, args.tokens))
     write_page(args.out, data | {"step": ckpt["step"]})
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "

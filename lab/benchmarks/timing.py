@@ -191,7 +191,7 @@ def trained_model(path, device):
     ckpt = read_checkpoint(path)
     with torch.device("meta"):
         windowed = has_windows(build_model(ckpt["model"], ckpt["config"]))
-    return Subject(describe_run(ckpt), lambda: load_for_evaluation(path, device)[0],
+    return Subject(describe_run(ckpt), lambda: load_for_evaluation(path, device, text=False)[0],
                    ["trained"] * windowed, ckpt["args"]["seq_len"])
 
 
