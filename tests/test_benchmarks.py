@@ -88,7 +88,7 @@ def test_rows_are_tied_to_the_files_that_are_timed(tmp_path, monkeypatch):
     hashes = {timing.code_hash()}
     for name in ("multiscreen.py", "screening_triton.py", "support/windowed.py",
                  "lab/baselines/mine.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("edited")
         hashes |= {timing.code_hash(), timing.code_hash()}
     assert len(hashes) == 5
