@@ -137,8 +137,8 @@ def get_state(args, model, data, ckpt, init):
 def tell_changes(old, new):
     """Print in what a run goes on otherwise than its checkpoint says: flags, data, lines of code.
 
-    Returns what was printed, for the note, and a list of one line or none, for tables and figures:
-    without how far and how often, and with the names of files only.
+    Returns what was printed, for the note, and a list of one line, for tables and figures, with the
+    names of files only; nothing if only how far and how often has changed.
     """
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(x)}"
              for name, x in new["args"].items()
@@ -157,7 +157,9 @@ def tell_changes(old, new):
     told = "".join(f"{line}\n" for line in lines)
     print(told, end="")
     words = [line for name, line in flags.items() if name not in LENGTH] + others + files
-    return told, [f"from step {old['step']}: {', '.join(words)}"] * bool(words)
+    if not words:
+        return "", []
+    return told, [f"from step {old['step']}: {', '.join(words)}"]
 
 
 def write(out, state):
