@@ -148,7 +148,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
              for depth in args.depths for factor in args.rope_scale or [None]]
     table = Table(beside(args.ckpt, f"{name}.tsv", args.table), (*RUN, *task_flags, *CELL),
                   ["accuracy"], identity)
-    missing = table.missing(cells)
+    missing = table.reuse(cells)
     progress = Progress(sum(cell["length"] for cell in missing))
     for cell in missing:
         length, depth, factor = cell["length"], cell["depth"], cell["factor"]

@@ -127,7 +127,7 @@ def measure(args):
              for swe, factor in settings for n in range(args.strings)]
     table = Table(beside(args.ckpt, "copying.tsv", args.table), KEYS, ["nats"],
                   model_hash(ckpt, __name__, "lab.perplexity"))
-    missing = table.missing(cells)
+    missing = table.reuse(cells)
     progress = Progress(len(missing))
     line_end = encode("\n")
     places = [distance - 2 * len(line_end) for distance in distances]

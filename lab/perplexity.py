@@ -146,7 +146,7 @@ def measure(args):
              for swe, factor in settings for name in segments]
     table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"],
                   model_hash(ckpt, __name__))
-    missing = table.missing(cells)
+    missing = table.reuse(cells)
     progress = Progress(len(missing))
     for cell in missing:
         if cell["swe"]:

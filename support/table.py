@@ -42,14 +42,17 @@ class Table:
     def key_of(self, cell):
         return tuple(as_text(cell[name]) for name in self.keys)
 
-    def missing(self, cells):
-        """The cells (dicts by `keys`) still to measure, after a line about the others."""
+    def reuse(self, cells):
+        """Reuse the rows of some cells, dicts by `keys`, after a line that says so.
+
+        Returns the cells that are still to be measured. If an edit was measured since, one more row
+        is appended, which makes the reused ones the run's last again.
+        """
         cells = {self.key_of(cell): cell for cell in cells}
         found = [cell for key, cell in cells.items() if key not in self.rows]
         if len(found) < len(cells):
             print(f"reusing {len(cells) - len(found)} of {len(cells)} measurements in {self.path}",
                   file=sys.stderr)
-        # An edit was measured since: one more row makes those of this hash the run's last again.
         for row in self.rows_of(cells.values()):
             if self.last[run_of(row)] != self.hash:
                 self.append(row)

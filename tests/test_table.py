@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support import evaluation
 from support.checkpoint import weights_hash
 from support.cli import UsageError
 from support.evaluation import model_hash
@@ -32,12 +33,12 @@ def table(path, model_hash="abc-1"):
 def test_a_measurement_is_found_again(tmp_path):
     path = tmp_path / "new/loss.tsv"
     first = table(path)
-    assert first.missing([CELL, CELL]) == [CELL]
+    assert first.reuse([CELL, CELL]) == [CELL]
     first.add(CELL, loss=0.25)
     first.add(CELL | {"length": 5, "model": None}, loss=12)
     again = table(path)
     more = CELL | {"length": 128}
-    assert again.missing([CELL, more]) == [more]
+    assert again.reuse([CELL, more]) == [more]
     again.add(more, loss=3)
     assert again.rows_of([more, CELL]) == [read_table(path)[2], read_table(path)[0]]
     assert read_table(path) == [
@@ -59,14 +60,14 @@ def test_rows_count_for_their_own_hash_and_an_edit_that_is_undone_loses_none(tmp
     for n, cell in enumerate(cells):
         original.add(cell, loss=n)
     edited = open_table("abc-2")
-    assert edited.missing(cells) == cells
+    assert edited.reuse(cells) == cells
     edited.add(cells[0], loss=9)
     assert drawn() == [("1", "9")]
     undone = open_table("abc-1")
-    assert undone.missing(cells) == []
+    assert undone.reuse(cells) == []
     assert capsys.readouterr().err == f"reusing 3 of 3 measurements in {path}\n"
     assert drawn() == [("1", "0"), ("2", "1"), ("3", "2")]
-    assert open_table("abc-2").missing(cells) == cells[1:]
+    assert open_table("abc-2").reuse(cells) == cells[1:]
     # What is current is decided for each run of a table, not for the file.
     open_table("xyz-1").add(CELL_OF_RUN | {"seed": 7, "length": 1}, loss=5)
     assert drawn() == [("1", "9"), ("1", "5")]
@@ -102,16 +103,16 @@ def test_half_a_last_row_of_a_killed_process_does_not_count(tmp_path, torn):
     path.write_text(whole + torn)
     again = table(path)
     more = CELL | {"length": 128}
-    assert again.missing([CELL, more]) == [more]
+    assert again.reuse([CELL, more]) == [more]
     again.add(more, loss=2)
     assert path.read_text() == f"{whole}{torn}\nmultiscreen\t128\t2\tabc-1\n"
-    assert table(path).missing([CELL, more]) == []
+    assert table(path).reuse([CELL, more]) == []
 
 
 def test_a_tab_in_a_name_is_a_blank_and_the_row_is_found_again(tmp_path):
     path, cell = tmp_path / "loss.tsv", CELL | {"model": "transformer:\tbook\r\n\udcff"}
     table(path).add(cell, loss=1)
-    assert table(path).missing([cell]) == []
+    assert table(path).reuse([cell]) == []
     assert read_table(path)[0]["model"] == "transformer: book ?"
 
 
@@ -232,8 +233,17 @@ def test_a_row_says_what_the_run_is(tmp_path):
     assert run == {"model": "multiscreen", "parameters": 4626, "seed": 3, "seq_len": 32,
                    "init_weights": "", "changes": "", "step": 2}
     assert model_hash(ckpt).partition("-")[0] == weights_hash(ckpt)
-    assert len({model_hash(ckpt, *code) for code in (
-        [], ["abcdigits"], ["lab.perplexity"], ["abcdigits", "support.tasks.passkey"])}) == 4
+
+
+def test_an_edit_of_the_file_that_measures_is_measured_anew(tmp_path, monkeypatch):
+    ckpt, right = fit(tmp_path / "a", "--steps", "1"), evaluation.text_of
+    found = [model_hash(ckpt, "abcdigits"), model_hash(ckpt, "lab.perplexity")]
+    for old, new in (("re.match(", "re.search("), ("# The remaining", "# What remains of the")):
+        assert old in right("abcdigits")
+        monkeypatch.setattr(evaluation, "text_of", lambda module, old=old, new=new:
+                            right(module).replace(old, new))
+        found.append(model_hash(ckpt, "abcdigits"))
+    assert len({*found}) == 3 and found[3] == found[0]             # words are no edit
 
 
 def test_the_table_is_beside_the_checkpoint_or_where_one_can_write(tmp_path, monkeypatch, capsys):

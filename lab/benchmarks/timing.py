@@ -104,7 +104,7 @@ def measure(path, keys, values, groups, function, device, ckpt=None, end=math.in
     wanted = [cell for cells in groups for cell in cells]
     weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
     table = Table(path, (*keys, "machine"), values, weights + code_hash())
-    missing = table.missing(wanted)
+    missing = table.reuse(wanted)
     for cells in groups:
         cells = [cell for cell in cells if cell in missing]
         if not cells or time.monotonic() > end:
