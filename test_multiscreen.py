@@ -63,7 +63,7 @@ def guards(equation):
 
 # -------------------------------------------------------------------------- equations 4 to 14
 
-def test_every_equation_has_one_owner_and_the_readme_agrees():
+def test_every_equation_has_one_owner_and_the_guide_agrees():
     # By n, the functions whose docstrings say "Eq. (n)".
     owners = {}
     for scope in (ms, ms.GatedScreeningTiles, ms.Multiscreen):
@@ -75,9 +75,9 @@ def test_every_equation_has_one_owner_and_the_readme_agrees():
     assert sorted(owners) == list(range(1, 19))
     assert all(len(names) == 1 for names in owners.values()), owners
 
-    # The README's table: | n, m | ... | `function`.
-    readme = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^\| *([\d, ]+?) *\|.*?\| *`([\w.]+)`", readme, re.M)
+    # The guide's table: | n, m | ... | `function`.
+    guide = (ROOT / "docs/variants.md").read_text()
+    rows = re.findall(r"^\| *([\d, ]+?) *\|.*?\| *`([\w.]+)`", guide, re.M)
     table = {int(n): name.split(".")[-1] for numbers, name in rows for n in numbers.split(",")}
     assert table == {n: names[0] for n, names in owners.items()}
 

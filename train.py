@@ -79,7 +79,8 @@ def train(out, args, ckpt=None, init=None):
         raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
                                 f"to the command{', without --force,' * args.force} to go on")
     if dist.world() == 1:
-        print(f"a sample, after its first 32 tokens:\n{sample(model, val_data, tokenizer)}")
+        print("a sample, 32 tokens of held-out text and how the model continues them:\n"
+              f"{sample(model, val_data, tokenizer)}")
     print(f"next: python {data.next_command} --ckpt {out / 'ckpt.pt'}")
 
 

@@ -12,13 +12,14 @@ flag, such as lr or parameters. A run named twice counts once.
 val_loss and std: the mean validation loss and its deviation over the seeds, after the last
 evaluation that all runs have, or most of them. change: the difference from the first group,
 averaged over the seeds that both have, because runs with the same seed see the same data in the
-same order. One below twice its deviation decides nothing, with three seeds. Where all runs of a
-group, three or more, have a partner, a line under the table says so. alive: the share of pairs in
-the windows with relevance above 0. w_max: the largest window. Both are measured at the end of a
-run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window rows
-before. grad: the median gradient norm of the second half. Compare tokens per second only if each
-run had a machine to itself. A run has diverged if train.py stopped it, or if its validation loss is
-higher at the end than at its first evaluation, and the training loss has risen since then, too.
+same order. With three seeds, ignore a change smaller than twice its deviation. Where all runs of a
+group, three or more, have a partner, a line under the table says which it is. alive: the share of
+pairs in the windows with relevance above 0. w_max: the largest window. Both are measured at the end
+of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window
+rows before. grad: the median gradient norm of the second half. Compare tokens per second only if
+each run had a machine to itself. A run has diverged if train.py stopped it, or if its validation
+loss is higher at the end than at its first evaluation, and the training loss has risen since then,
+too.
 
 Then come the flags, as `first | other`, and the lines of source in which groups differ, and the
 note of each run that went on with changes.

@@ -25,7 +25,7 @@ shows when copying begins.
 asks for the numbers of ABCDigits instead, where exact match says 0 %: in how many prompts is the
 right number likelier than every other number of the prompt, and by how much?
 
-Paper:  no such section. Its models of text answer with the number itself: abcdigits.py.
+The paper has no such experiment: it asks for the number directly, as abcdigits.py does.
 """
 import itertools
 import math
@@ -203,9 +203,12 @@ def get_curves(rows):
     labels, groups = labels_of(rows), {}
     for row in rows:
         label = labels[row["model"], row["parameters"]] + " + SWE" * (row["swe"] == "yes")
-        label += " + best RoPE scaling" * bool(row["factor"])
-        by_factor = groups.setdefault((label, int(row["step"])), {})
-        by_factor.setdefault(row["factor"], []).append(row)
+        factor = row["factor"] or "1"
+        # The unscaled model has a curve of its own, and is also one of the choices.
+        names = [label] * (factor == "1") + [f"{label} + best RoPE scaling"] * bool(row["factor"])
+        for name in names:
+            by_factor = groups.setdefault((name, int(row["step"])), {})
+            by_factor.setdefault(factor, []).append(row)
     curves = []
     for (label, step), by_factor in groups.items():
         found = [average(found) for found in by_factor.values()]
@@ -311,14 +314,21 @@ def main():
     p.add_shared("--ckpt", "--device", "--table")
     args = p.parse_args()
     if args.digits:
+        for name in ("tables", "data", "distances", "rope_scale", "table", "out"):
+            if getattr(args, name) != p.get_default(name) and getattr(args, name) != []:
+                raise UsageError(f"--digits prints numbers of its own: leave {name} out")
         print_ranks(args)
         return
     rows, out = get_figure(p, "nats", measure)
+    # Checkpoints that were kept give a seed several steps, and the figure is one of steps.
+    seeds = {(row["model"], row["seed"], row["step"]) for row in rows}
+    kept = len({seed[:2] for seed in seeds}) < len(seeds)
+    if not kept and len({step for *_, step in seeds}) > 1:
+        raise UsageError("the tables are of different steps: draw those of one step, or several "
+                         "steps of each seed")
     curves = get_curves(rows)
     print_curves(curves)
     if plt := pyplot():
-        # Kept checkpoints of a run have a curve for each step.
-        kept = len({curve.label for curve in curves}) < len(curves)
         (draw_by_step if kept else draw_by_distance)(plt, curves, out)
 
 

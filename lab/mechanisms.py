@@ -10,10 +10,10 @@ mechanisms, also your own, as FILE.CLASS.
 
 compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
 perplexity.tsv of `python -m lab.perplexity`, abcdigits.tsv of abcdigits.py. Runs of one
-model, or of one label, share a row in the table, with means over the seeds, and have one more for
---swe or the best --rope-scale. Only what was measured with a run's present weights counts. It must
-be measured on the same documents, or at the same depths and digits, in all runs; where a run has
-more than that, choose: --only data=books digits=6. Lines below the table say what its means hide.
+model, or of one label, share a row in the table, with means over the seeds, and another row for
+--swe or the best --rope-scale. Only what was measured with a run's present weights counts. All runs
+must have been measured on the same documents, or at the same depths and digits; where a run has
+more than that, choose: --only data=books digits=6. Notes below the table say which runs differ.
 
 The numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table, alone or
 beside other runs, to draw it again.

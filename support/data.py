@@ -244,7 +244,8 @@ def get_data(args, tokenizer):
 def read_files(args, tokenizer):
     """([(path, "train" or "val")], {path: tokens of a text}) of --data. Token files stay on disk.
 
-    What cannot be used is refused if --data names it, else skipped, and a line says so.
+    A file that cannot be used is an error if --data names it. Inside a folder it is skipped, and a
+    line says so.
     """
     files, documents, skipped = [], {}, []
     for path, use in files_of(args.data, args.out):

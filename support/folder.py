@@ -111,7 +111,7 @@ def is_finished(out, args, ckpt):
         return False
     now = ckpt | {"args": vars(args), "source": source_now(ckpt["source"])}
     tell_changes(ckpt, now)
-    end = "it has learned the task" if ckpt["learned"] else "--resume --steps N continues"
+    end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
     print(f"{out} is already finished, at step {ckpt['step']}: {end}")
     return True
 
@@ -135,7 +135,7 @@ def get_state(args, model, data, ckpt, init):
 
 
 def tell_changes(old, new):
-    """Print in what a run goes on otherwise than its checkpoint says: flags, data, lines of code.
+    """Print how a resumed run differs from its checkpoint: flags, data, lines of code.
 
     Returns what was printed, for the note, and a list of one line, for tables and figures, with the
     names of files only; nothing if only how far and how often has changed.

@@ -1,4 +1,4 @@
-"""Models by name. The file of a variant is imported when its name is asked for: no list has all.
+"""Models by name. A variant's file is imported when its name is asked for: there is no list of all.
 
     multiscreen                        the paper's
     multiscreen:rope                   a word of VARIANTS in lab/baselines/ablations.py

@@ -34,7 +34,7 @@ def file_of(module):
 
 
 def text_of(module):
-    """The text of a module that runs: its file as it was when imported, or reloaded; or None."""
+    """The text of a module as it was imported, or last reloaded; None if it has no file."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     known, text = texts.get(module, (None, None))
     # In a notebook %run reads a script again each time, and %autoreload each edited file.
@@ -55,7 +55,6 @@ for module in ("train", *sys.modules):
 def files_of(modules):
     """{path: text} of modules, by their names, and of what they import of yours at any depth."""
     found, todo = {}, [*modules]
-    own = OURS | {module.partition(".")[0] for module in modules}
     while todo:
         module = todo.pop()
         path, text = module.replace(".", "/") + ".py", text_of(module)
@@ -68,16 +67,16 @@ def files_of(modules):
                 folder = module.split(".")[: -node.level] if node.level else []
                 base = ".".join([*folder, *filter(None, [node.module])])
                 names = [base, *(f"{base}.{x.name}" for x in node.names)]
-            todo += [name for name in names if is_yours(name, own)]
+            todo += filter(is_yours, names)
     return dict(sorted(found.items()))
 
 
-def is_yours(module, own):
-    """Whether an imported module is neither plumbing nor a library's. own: top-level names."""
+def is_yours(module):
+    """Whether an imported module is neither plumbing nor a library's."""
     top, file = module.partition(".")[0], file_of(module)
     if not file or top in PLUMBING or top in sys.stdlib_module_names:
         return False
-    return top in own or not {"site-packages", "dist-packages"} & {*file.parts}
+    return top in OURS or not {"site-packages", "dist-packages"} & {*file.parts}
 
 
 def modules_of(objects):
@@ -154,8 +153,8 @@ def edited_files(old, new):
 def differences(old, new, most=20):
     """Lines that say in which lines two {path: text} differ, below the name of their function.
 
-    At most so many of each file. A longer one that only one of them has gets one line: nobody
-    changed it.
+    At most so many of each file. A file that only one of the two has is not an edit: if it is long,
+    one line names it.
     """
     lines = []
     for path in edited_files(old, new):

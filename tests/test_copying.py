@@ -10,6 +10,7 @@ from lab import copying
 from lab.common import pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
+from support.table import write_rows
 from tests.helpers import ROOT, cells_of, draw_tokens, needs_matplotlib, read_table, small
 
 BUNDLED = ROOT / "models" / "retrieval.pt"
@@ -123,6 +124,25 @@ def test_the_best_rope_scaling_at_each_distance():
     assert scaled.label == "Multiscreen + best RoPE scaling"
     assert scaled.mean.tolist() == [2, 5]
     assert scaled.other.tolist() == [5, 3]                       # with the same factors
+
+
+def test_the_unscaled_model_has_a_curve_and_is_one_of_the_choices():
+    """The factor 1 of --rope-scale is the model as trained."""
+    plain, scaled = copying.get_curves([row("1 8 7 7", factor="1"), row("2 6 5 5", factor="4")])
+    assert (plain.label, scaled.label) == ("Multiscreen", "Multiscreen + best RoPE scaling")
+    assert plain.mean.tolist() == [1, 8]
+    assert scaled.mean.tolist() == [1, 6]
+
+
+@needs_matplotlib
+def test_seeds_of_different_steps_are_not_one_figure(call, tmp_path, monkeypatch):
+    """Nor are they steps of one run."""
+    monkeypatch.setattr(copying, "save_figure", lambda fig, path: None)
+    rows = [row("1 2 3 4", step="7000"), row("1 2 3 4", seed="1", step="8000")]
+    write_rows(tmp_path / "a.tsv", rows[:1])
+    write_rows(tmp_path / "b.tsv", rows[1:])
+    with pytest.raises(UsageError, match="the tables are of different steps"):
+        call(copying, "a.tsv", "b.tsv")
 
 
 @pytest.mark.parametrize("name, values", [("data", ["stdlib", "books"]),

@@ -312,7 +312,7 @@ def make_runs(folder):
 
 def test_the_table_has_means_over_the_seeds(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
-    call(mechanisms, "lab/runs/*")
+    call(mechanisms, "runs/*")
     table = table_of(capsys)
     assert table["Transformer", "as trained"] == {
         "model": "Transformer", "setting": "as trained", "seeds": "2", "loss": "2.0000",
@@ -325,23 +325,23 @@ def test_the_table_has_means_over_the_seeds(call, no_figure, tmp_path, capsys):
 
 def test_the_tsv_stands_for_the_runs_and_loses_none(call, no_figure, tmp_path, capsys):
     make_runs(tmp_path / "runs")
-    call(mechanisms, "lab/runs/t*", "--out", "m.png")
-    with open("lab/runs/t1-32/log.tsv", "a") as log:       # it went on
+    call(mechanisms, "runs/t*", "--out", "m.png")
+    with open("runs/t1-32/log.tsv", "a") as log:       # it went on
         log.write("12\t\t1.25\t\n")
-    measured = tmp_path / "lab/runs/t1-32/perplexity.tsv"  # and was measured again
+    measured = tmp_path / "runs/t1-32/perplexity.tsv"  # and was measured again
     measured.write_text(measured.read_text().replace("\t9\t", "\t12\t"))
-    call(mechanisms, "lab/runs/t*", "--out", "m.png")
+    call(mechanisms, "runs/t*", "--out", "m.png")
     with pytest.raises(UsageError, match="already holds .* other rows: add this table"):
-        call(mechanisms, "lab/runs/other", "--out", "m.png")
-    call(mechanisms, "m.tsv", "lab/runs/other", "--out", "m.png")
+        call(mechanisms, "runs/other", "--out", "m.png")
+    call(mechanisms, "m.tsv", "runs/other", "--out", "m.png")
     both = table_of(capsys)
     assert both["Transformer", "as trained"]["loss"] == "1.8750"
     call(mechanisms, "m.tsv", "--out", "again.png")
     assert table_of(capsys) == both
-    with pytest.raises(UsageError, match="m.tsv and lab/runs/other are both .*screening"):
-        call(mechanisms, "m.tsv", "lab/runs/other")
-    with pytest.raises(UsageError, match="lab/runs/other/log.tsv is not a table of this command"):
-        call(mechanisms, "lab/runs/other/log.tsv")
+    with pytest.raises(UsageError, match="m.tsv and runs/other are both .*screening"):
+        call(mechanisms, "m.tsv", "runs/other")
+    with pytest.raises(UsageError, match="runs/other/log.tsv is not a table of this command"):
+        call(mechanisms, "runs/other/log.tsv")
 
 
 def test_a_label_parts_runs_of_one_model_and_joins_those_of_two(call, no_figure, tmp_path, capsys):

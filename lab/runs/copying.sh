@@ -1,6 +1,6 @@
 # How far back does a model of text find what it has read, and when does that begin? docs/copying.md
 # has the protocol. Each run trains in pieces of 1,000 steps and keeps the checkpoint of each piece.
-# With a larger STEPS the runs go on; first move report/copying.tsv away, which has the last
+# With a larger STEPS the runs go on; first move $OUT/report/copying.tsv away, which has the last
 # checkpoints until then. TRAIN and MEASURE have more flags of train.py and of the measures.
 OUT=${OUT:-out/copying} SEEDS=${SEEDS:-32 33 34}
 . "$(dirname "$0")/lib.sh"
