@@ -419,7 +419,7 @@ class LanguageModel(nn.Module):
     def relevance_maps(self, tokens):
         """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
 
-        Found by passing the identity matrix as values.
+        Found by passing the identity matrix as values: one for each call of a screen.
         """
         # A faster screen has the definition's maps. Any other function has its own.
         maps, definition = [], screen if stays_in_window(self.screen) else self.screen

@@ -209,7 +209,8 @@ def main():
                 f"the first {len(shown)} of the text's {len(tokens)} tokens ({tokenizer.name})")
     print(f"wrote {path}")
     if maps is None:
-        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
+        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given, or "
+              "calls it more than once")
 
     # The figures.
     if plt := pyplot():

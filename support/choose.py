@@ -96,7 +96,7 @@ def require_memory(model, batch, T, recompute=False):
 
 @torch.no_grad()
 def asks_for_screen(model):
-    """Whether each layer calls the screen that it is given, as relevance maps need.
+    """Whether each layer calls the screen that it is given once, as relevance maps need.
 
     Raises UsageError for windows or acceptance widths that are not a number for each tile.
     """

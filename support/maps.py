@@ -23,7 +23,7 @@ def count_alive(alpha_d, w):
 
 
 def maps_of(model, tokens):
-    """A model's relevance maps; none unless each of its layers calls the `screen` it is given."""
+    """A model's relevance maps; none unless each layer calls the `screen` it is given once."""
     maps = model.relevance_maps(tokens)
     return maps if len(maps) == len(model.layers) else []
 
