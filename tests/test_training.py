@@ -239,7 +239,7 @@ def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     before = contents(tmp_path)
     train.main([*flags, "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
-    assert "already finished, at step 2: --resume --steps N continues" in said
+    assert "already finished, at step 2: a larger --steps continues it" in said
     assert contents(tmp_path) == before
 
 
