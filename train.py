@@ -89,7 +89,8 @@ def train(out, args, ckpt=None, init=None):
 # The flags for the sizes of Config, and their names there.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
          "w_th": "w_th"}
-SEEDING = threading.Lock()                             # a notebook's threads share one generator
+# A notebook's threads share one generator; and in Python 3.11 only one of them may parse source.
+ALONE = threading.Lock()
 
 
 def begin(out, args, ckpt, init):
@@ -107,13 +108,14 @@ def begin(out, args, ckpt, init):
     device = cli.get_device(args.device)
     dtype = cli.products_dtype(device, args.dtype)
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
-    with SEEDING:
+    with ALONE:
         torch.manual_seed(args.seed)
         model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
     model.to(device)
 
     # Where the run stands, and its weights: new ones, those of --init, or its own.
-    state = folder.get_state(args, model, data, ckpt, init)
+    with ALONE:
+        state = folder.get_state(args, model, data, ckpt, init)
     if ckpt:
         load_weights(model, ckpt.pop("weights"), out / "ckpt.pt")
     elif init:
@@ -136,7 +138,7 @@ def begin(out, args, ckpt, init):
         load_moments(model, optimizer, ckpt.pop("optimizer"), out / "ckpt.pt")
         if ckpt["args"]["data"] == args.data:          # another task begins at its beginning
             data.state = ckpt["data_state"]
-        with SEEDING:
+        with ALONE:
             torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
     if dist.rank() == 0:
         folder.write(out, state)
