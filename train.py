@@ -79,8 +79,7 @@ def train(out, args, ckpt=None, init=None):
         raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
                                 f"to the command{', without --force,' * args.force} to go on")
     if dist.world() == 1:
-        print("a sample, 32 tokens of held-out text and how the model continues them:\n"
-              f"{sample(model, val_data, tokenizer)}")
+        print(f"a sample, from 32 held-out tokens on:\n{sample(model, val_data, tokenizer)}")
     print(f"next: python {data.next_command} --ckpt {out / 'ckpt.pt'}")
 
 
@@ -89,8 +88,7 @@ def train(out, args, ckpt=None, init=None):
 # The flags for the sizes of Config, and their names there.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
          "w_th": "w_th"}
-# A notebook's threads share one generator; and in Python 3.11 only one of them may parse source.
-ALONE = threading.Lock()
+ALONE = threading.Lock()         # threads share one generator, and Python 3.11's parser is not safe
 
 
 def begin(out, args, ckpt, init):
