@@ -13,7 +13,7 @@ val_loss and std: the mean validation loss and its deviation over the seeds, aft
 evaluation that all runs have, or most of them. change: the difference from the first group,
 averaged over the seeds that both have, because runs with the same seed see the same data in the
 same order. With three seeds, ignore a change smaller than twice its deviation. Where all runs of a
-group, three or more, have a partner, a line under the table says which it is. alive: the share of
+group, three or more, have a partner, a line under the table says whether it is. alive: the share of
 pairs in the windows with relevance above 0. w_max: the largest window. Both are measured at the end
 of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window
 rows before. grad: the median gradient norm of the second half. Compare tokens per second only if
