@@ -92,6 +92,19 @@ def get_figure(p, value, measure=None):
     return rows, out
 
 
+def at_any_step(row):
+    """What names the run of a row, whatever its step: its other columns of RUN."""
+    return tuple(row[name] for name in RUN if name != "step")
+
+
+def steps_of(rows):
+    """{run, of `at_any_step`: its steps} of rows. A run whose checkpoints were kept has several."""
+    steps = {}
+    for row in rows:
+        steps.setdefault(at_any_step(row), set()).add(row["step"])
+    return steps
+
+
 def group_rows(rows, texts):
     """{(label, setting): rows}: rows that differ only in the seed and in what was measured.
 
@@ -99,17 +112,12 @@ def group_rows(rows, texts):
     that are not empty and differ among the rows, and always those of swe and factor. Of steps it
     says something only where one seed has several: seeds end at different steps.
     """
-    def run(row):
-        return tuple(row[name] for name in RUN if name != "step")
-
-    labels, steps, groups = labels_of(rows), {}, {}
-    for row in rows:
-        steps.setdefault(run(row), set()).add(row["step"])
+    labels, steps, groups = labels_of(rows), steps_of(rows), {}
     differ = {name for name in texts if len({row.get(name) for row in rows}) > 1}
     for row in rows:
         shown = [text.format(row[name]) for name, text in texts.items() if row.get(name)
                  and (name in differ or name in ("swe", "factor"))]
-        shown += [f", step {row['step']}"] * (len(steps[run(row)]) > 1)
+        shown += [f", step {row['step']}"] * (len(steps[at_any_step(row)]) > 1)
         key = labels[row["model"], row["parameters"]], "".join(shown)
         groups.setdefault(key, []).append(row)
     return groups

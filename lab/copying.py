@@ -39,13 +39,19 @@ import numpy as np
 import torch
 
 from abcdigits import abcdigits_prompts, possible_lengths
-from lab.common import add_tables, get_figure, pyplot, save_figure
+from lab.common import add_tables, get_figure, pyplot, save_figure, steps_of
 from lab.perplexity import documents_in
 from lab.style import WIDTH, count_of, labels_of, legend_below, look, plot_with_band
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.data import read_text
-from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
+from support.evaluation import (
+    load_for_evaluation,
+    model_hash,
+    rope_factor,
+    scale_rope,
+    stretch,
+)
 from support.maps import require_finite
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
@@ -132,15 +138,11 @@ def measure(args):
     line_end = encode("\n")
     places = [distance - 2 * len(line_end) for distance in distances]
     for cell in missing:
-        if cell["swe"]:
-            model.expand_windows(ckpt["args"]["seq_len"])
-        if cell["factor"]:
-            scale_rope(model, cell["factor"])
+        setting = stretch(model, cell, ckpt["args"]["seq_len"])
         first, other = map(encode, random_strings(cell["string"]))
         found = nats_of_ends(model, first + line_end, texts[cell["string"]], places,
                              [line_end + first, line_end + other], len(line_end) + CUE)
         table.add(cell, nats=" ".join(f"{x:.6g}" for x in found.flat))
-        setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
         progress.add(1, f"string {cell['string']}{setting}: " + " ".join(
             f"{x:.2f}" for x in found[0]))
     return table.rows_of(cells), table.path.with_suffix(".png")
@@ -320,10 +322,10 @@ def main():
         print_ranks(args)
         return
     rows, out = get_figure(p, "nats", measure)
-    # Checkpoints that were kept give a seed several steps, and the figure is one of steps.
-    seeds = {(row["model"], row["seed"], row["step"]) for row in rows}
-    kept = len({seed[:2] for seed in seeds}) < len(seeds)
-    if not kept and len({step for *_, step in seeds}) > 1:
+    # Checkpoints that were kept give a run several steps, and the figure is one of steps.
+    steps = steps_of(rows).values()
+    kept = any(len(found) > 1 for found in steps)
+    if not kept and len(set.union(*steps)) > 1:
         raise UsageError("the tables are of different steps: draw those of one step, or several "
                          "steps of each seed")
     curves = get_curves(rows)

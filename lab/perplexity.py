@@ -43,7 +43,13 @@ from lab.style import WIDTH, count_of, legend_below, look, plain_axis, plot_with
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, at_most_3, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
-from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
+from support.evaluation import (
+    load_for_evaluation,
+    model_hash,
+    rope_factor,
+    scale_rope,
+    stretch,
+)
 from support.maps import require_finite
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
@@ -149,13 +155,9 @@ def measure(args):
     missing = table.reuse(cells)
     progress = Progress(len(missing))
     for cell in missing:
-        if cell["swe"]:
-            model.expand_windows(T_train)
-        if cell["factor"]:
-            scale_rope(model, cell["factor"])
+        setting = stretch(model, cell, T_train)
         means = window_means(nats(model, segments[cell["document"]]), L, args.window)
         table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
-        setting = " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
         progress.add(1, f"{cell['document']}{setting}")
     return table.rows_of(cells), table.path.with_suffix(".png")
 

@@ -47,6 +47,18 @@ def scale_rope(model, factor):
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
+def stretch(model, cell, T_train):
+    """Expand the windows or scale the RoPE of a model, as a table's cell asks. Returns it in words.
+
+    Windows stay expanded: cells with swe come last.
+    """
+    if cell["swe"]:
+        model.expand_windows(T_train)
+    if cell["factor"]:
+        scale_rope(model, cell["factor"])
+    return " SWE" * cell["swe"] + f" RoPE ×{cell['factor']}" * bool(cell["factor"])
+
+
 def model_hash(ckpt, *modules):
     """What a measurement is tied to: a hash of a checkpoint's weights, and one of code.
 

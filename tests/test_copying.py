@@ -135,10 +135,11 @@ def test_the_unscaled_model_has_a_curve_and_is_one_of_the_choices():
 
 
 @needs_matplotlib
-def test_seeds_of_different_steps_are_not_one_figure(call, tmp_path, monkeypatch):
-    """Nor are they steps of one run."""
+@pytest.mark.parametrize("other", [{"seed": "1"}, {"parameters": "61506"}])
+def test_runs_of_different_steps_are_not_one_figure(call, tmp_path, monkeypatch, other):
+    """Nor are they steps of one run, be it another seed or another size."""
     monkeypatch.setattr(copying, "save_figure", lambda fig, path: None)
-    rows = [row("1 2 3 4", step="7000"), row("1 2 3 4", seed="1", step="8000")]
+    rows = [row("1 2 3 4", step="7000"), row("1 2 3 4", step="8000", **other)]
     write_rows(tmp_path / "a.tsv", rows[:1])
     write_rows(tmp_path / "b.tsv", rows[1:])
     with pytest.raises(UsageError, match="the tables are of different steps"):
