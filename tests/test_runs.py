@@ -124,6 +124,9 @@ def test_what_is_measured_and_drawn_was_made_before(name, commands):
         if "train.py" in words:
             made.add(words[-1])
             continue
+        if words[1] == "-":                            # makes a text, renamed when it is complete
+            made |= {text := words[-1].removesuffix(".tmp"), f"{text}/val"}
+            continue
         tool = words[2] if words[1] == "-m" else words[1]
         tool = tool.removeprefix("lab.").removesuffix(".py")
         for word in words:

@@ -4,15 +4,33 @@
 # checkpoints until then. TRAIN and MEASURE have more flags of train.py and of the measures.
 OUT=${OUT:-out/copying} SEEDS=${SEEDS:-32 33 34}
 . "$(dirname "$0")/lib.sh"
-export STEPS=${STEPS:-8000}
+export STEPS=${STEPS:-20000}
+
+# The text: the sources of Python and of all packages of this environment. Every twentieth file is
+# held out, in val/.
+if [ ! -e $OUT/text ]; then
+    mkdir -p $OUT/text.tmp
+    run python - $OUT/text.tmp <<END || exit
+import shutil, sys, sysconfig
+from pathlib import Path
+from support.data import standard_library
+
+packages = Path(sysconfig.get_paths()["purelib"])
+for n, path in enumerate([*standard_library(), *sorted(packages.rglob("*.py"))]):
+    folder = Path(sys.argv[1]) / ("val" if n % 20 == 19 else "train")
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(path, folder / f"{n:05}.py")
+END
+    mv $OUT/text.tmp $OUT/text
+fi
 
 # Train a run, NAME-SEED, and keep its checkpoints: pieces RUN [flags of train.py]
 pieces() {
     local out=$OUT/copying_$1 n
     for n in $(seq 1000 1000 $STEPS); do
         [ -f $out/at_$n.pt ] && continue
-        run python train.py --resume ${@:2} --eval-every 1000 --steps $n $TRAIN --out $out ||
-            return 0
+        run python train.py --resume ${@:2} --data $OUT/text --eval-every 1000 --steps $n $TRAIN \
+            --out $out || return 0
         # A run that diverged or was stopped has not come to the end of its piece.
         [ "$(tail -n 1 $out/log.tsv | cut -f 1)" = $n ] || return 0
         cp $out/ckpt.pt $out/at_$n.tmp && mv $out/at_$n.tmp $out/at_$n.pt
@@ -29,6 +47,7 @@ for seed in $SEEDS; do
     done
 done | lanes
 
+MEASURE="--data $OUT/text/val $MEASURE"
 # The last checkpoints by distance, also with what an inference-time step gives.
 scales="--rope-scale 1 4 16 64 ntk4 ntk16 ntk64"
 lanes <<END
