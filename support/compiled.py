@@ -1,12 +1,15 @@
 """Compile a model in place: torch.compile fuses what layers, head and loss do to single elements.
 
-No class, no other model and no setting of torch changes.
+On a GPU the passes of training are also recorded as CUDA graphs. No class, no other model and no
+setting of torch changes.
 """
 import inspect
+import warnings
 from functools import cache
 from types import MethodType
 
 import torch
+from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils._triton import has_triton
 
@@ -21,6 +24,7 @@ from support.windowed import screen_windowed
 # MiPE's and RoPE's angles take fewer: they would be computed, in float64, for every single number
 # that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
 OPTIONS = {"realize_opcount_threshold": 12}
+COMPILED = "compiled by torch.compile"
 
 
 def make_fast(model, args):
@@ -35,9 +39,14 @@ def make_fast(model, args):
         require_memory(model, args.batch_size, args.seq_len, args.recompute)
     if args.recompute:
         dist.recompute(model)
-    if line := try_to_compile(model, args.compile, args.batch_size, args.seq_len):
+    sizes = args.batch_size, args.seq_len
+    if line := try_to_compile(model, args.compile, *sizes):
         print(line)
     dist.distribute(model, args.shard, model.W_E.device)
+    # Not what recomputes or waits for other processes.
+    alone = dist.world() == 1 and not args.recompute
+    if line == COMPILED and model.W_E.is_cuda and alone:
+        print(try_to_record(model, *sizes))
 
 
 def try_to_compile(model, wanted, batch, T):
@@ -55,7 +64,7 @@ def try_to_compile(model, wanted, batch, T):
     tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
     try:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-        return "compiled by torch.compile"
+        return COMPILED
     except torch.OutOfMemoryError:
         raise
     except Exception as e:                             # whatever it is, it is the compiler's
@@ -114,6 +123,49 @@ def limited(compiled, limit):
                              ", and would need more: use --no-compile") from e
 
     return run
+
+
+def try_to_record(model, batch, T):
+    """Record forward and backward of `batch` sequences as CUDA graphs, in place. Returns a line.
+
+    A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
+    them at once. It holds kernels only: Python code in a layer no longer runs. Every other pass is
+    made as before: without gradients, of another size, with another screen.
+    """
+    tokens = torch.zeros(batch, T, dtype=torch.int64, device=model.W_E.device)
+    sample = tokens, tokens.clone()
+    screen = model.screen
+    try:
+        with warnings.catch_warnings(action="ignore"): # about streams, while it records
+            recorded = torch.cuda.make_graphed_callables(Pass(model), sample,
+                                                         allow_unused_input=True)
+    except Exception as e:                             # what waits for the GPU cannot be recorded
+        return f"not recorded as CUDA graphs: {error_line(e)}"
+    finally:
+        model.zero_grad(set_to_none=True)
+
+    def loss(self, tokens, targets, reduction="mean"):
+        # Gradients are where they were recorded, so those of an earlier pass would be overwritten.
+        same = (self is model and self.screen is screen and self.training
+                and tokens.shape == targets.shape == (batch, T) and reduction == "mean"
+                and torch.is_grad_enabled() and self.W_E.grad is None)
+        if same:
+            return recorded(tokens, targets)
+        return type(self).loss(self, tokens, targets, reduction)
+
+    model.loss = MethodType(loss, model)
+    return "passes of training recorded as CUDA graphs"
+
+
+class Pass(nn.Module):
+    """A model whose call is its loss."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, targets):
+        return type(self.model).loss(self.model, tokens, targets)
 
 
 def hidden(self, tokens, caches=None, screen=None):

@@ -9,7 +9,7 @@ import torch
 import multiscreen as ms
 from support import compiled
 from support.cli import UsageError
-from support.compiled import compile_model, try_to_compile
+from support.compiled import compile_model, try_to_compile, try_to_record
 from support.distributed import recompute
 from support.windowed import screen_windowed
 from tests.helpers import draw_tokens, small
@@ -50,6 +50,50 @@ def graphs(monkeypatch):
     torch.compiler.reset()                             # without isolation models share graphs
     monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
     return made
+
+
+def make_fixed(calls, module, sample, **options):
+    """Stands in for make_graphed_callables: gradients are always written to the same memory."""
+    weights = tuple(module.parameters())
+    fixed = [torch.zeros_like(p) for p in weights]
+
+    class Played(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tokens, targets, *weights):
+            with torch.enable_grad():
+                ctx.loss = module(tokens, targets)
+            return ctx.loss.detach()
+
+        @staticmethod
+        def backward(ctx, grad):
+            torch._foreach_copy_(fixed, torch.autograd.grad(ctx.loss, module.parameters(), grad))
+            return None, None, *(x.detach() for x in fixed)
+
+    def play(tokens, targets):
+        calls.append(tokens)
+        return Played.apply(tokens, targets, *weights)
+
+    return play
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """(a model that compiles and records on a GPU, if there is one, the list of played passes)."""
+    played, device, record = [], "cpu", torch.cuda.make_graphed_callables
+    if torch.cuda.is_available():
+        device = "cuda"
+
+        def make_counting(*inputs, **options):
+            play = record(*inputs, **options)
+            return lambda *tokens: played.append(tokens) or play(*tokens)
+
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_counting)
+    else:
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", partial(make_fixed, played))
+    model = small(1, moved=True, N_L=2).to(device)
+    if device == "cuda":
+        compile_model(model)
+    return model, played
 
 
 def fails(*inputs, **options):
@@ -139,6 +183,70 @@ def test_one_graph_too_many_is_an_error_not_an_eager_pass(model, graphs):
         loss(4)
     assert (loss(4), loss(3)) == kept
     assert len(graphs) == made
+
+
+def test_a_recorded_pass_gives_the_same_bits(recorded):
+    """Also as one of several in a step, after other weights, and in a copy with its own weights."""
+    model, played = recorded
+    first, second = (draw_tokens(2, 31).to(model.W_E.device) for _ in range(2))
+
+    def steps(model):
+        found = [of_a_step(model, first), of_a_step(model, second)]
+        loss = model.loss(first[:, :-1], first[:, 1:])               # adds to the gradients
+        loss.backward()
+        found.append({n: p.grad.clone() for n, p in model.named_parameters()})
+        return found
+
+    wanted = steps(model)
+    assert "recorded" in try_to_record(model, 2, 30) and not played
+    another = copy.deepcopy(model)
+    for _ in range(2):
+        found = steps(model)
+        for a, b in zip(found, wanted):
+            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert len(played) == 4
+    with torch.no_grad():
+        another.W_E.mul_(torch.linspace(0.5, 1.5, another.W_E.shape[1], device=another.W_E.device))
+    moved = of_a_step(another, first)
+    assert len(played) == 4 and not torch.equal(moved["loss"], wanted[0]["loss"])
+    with torch.no_grad():
+        model.W_E.copy_(another.W_E)
+    for name, x in of_a_step(model, first).items():
+        assert torch.equal(x, moved[name])
+
+
+@pytest.mark.parametrize("change", ["size", "screen", "eval", "no_grad", "reduction"])
+def test_any_other_pass_is_not_the_recorded_one(recorded, change):
+    model, played = recorded
+    try_to_record(model, 2, 30)
+    tokens, options = draw_tokens(2, 31).to(model.W_E.device), {}
+    if change == "size":
+        tokens = tokens[:, 1:]
+    elif change == "screen":
+        model.screen = lambda q, k, v, w, r, i0=0: 2 * ms.screen(q, k, v, w, r, i0)
+    elif change == "eval":
+        model.eval()
+    elif change == "reduction":
+        options = {"reduction": "none"}
+    wanted = type(model).loss(model, tokens[:, :-1], tokens[:, 1:], **options)
+    with torch.set_grad_enabled(change != "no_grad"):
+        found = model.loss(tokens[:, :-1], tokens[:, 1:], **options)
+    assert not played and torch.equal(found, wanted)
+
+
+def test_what_cannot_be_recorded_still_trains(recorded, monkeypatch):
+    model, played = recorded
+    if model.W_E.is_cuda:
+        model.screen = lambda q, *inputs: ms.screen(q * q.max().item(), *inputs)     # waits
+    else:
+        monkeypatch.setattr(torch.cuda, "make_graphed_callables", fails)
+    tokens = draw_tokens(2, 31).to(model.W_E.device)
+    wanted = of_a_step(model, tokens)
+    assert try_to_record(model, 2, 30).startswith("not recorded as CUDA graphs: ")
+    assert all(p.grad is None for p in model.parameters())
+    for name, x in of_a_step(model, tokens).items():
+        assert torch.equal(x, wanted[name])
+    assert not played
 
 
 @torch.no_grad()

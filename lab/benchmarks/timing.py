@@ -33,7 +33,7 @@ from multiscreen import KeyCache, stays_in_window
 from support.checkpoint import read_checkpoint, weights_hash
 from support.choose import get_screen
 from support.cli import UsageError, on_one_line, products_dtype
-from support.compiled import compile_model
+from support.compiled import compile_model, try_to_record
 from support.evaluation import load_for_evaluation
 from support.models import build_model, count_parameters, has_windows, recipe
 from support.source import ROOT
@@ -246,6 +246,8 @@ def prepare(cell):
         compile_model(model, dynamic=False)
     batch, T, device = cell["batch"], cell["length"], model.W_E.device
     if what == "train":
+        if compiled and model.W_E.is_cuda:
+            try_to_record(model, batch, T)
         return training_step(model, recipe(cell["model"]), batch, T)
     if what == "decode":
         return get_decoder(model, T)
