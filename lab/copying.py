@@ -257,11 +257,13 @@ def print_curves(curves):
 
 def draw_by_distance(plt, curves, path):
     """What the string that was read costs by distance, solid; another one, dotted."""
+    steps = {curve.step for curve in curves}
     fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     for n, curve in enumerate(curves):
         style = look(n)
-        plot_with_band(ax, curve.x, curve.mean, curve.error, **style,
-                       label=f"{curve.label}, {count_of(curve.n_seeds, 'seed')}")
+        label = f"{curve.label}, {count_of(curve.n_seeds, 'seed')}"
+        label += f", {curve.step:,} steps" * (len(steps) > 1)
+        plot_with_band(ax, curve.x, curve.mean, curve.error, **style, label=label)
         ax.plot(curve.x, curve.other, color=style["color"], ls=":", lw=1)
     ax.plot([], [], color="0.4", ls=":", lw=1, label="the same for a string not read before")
     for T in sorted({curve.T_train for curve in curves}):
@@ -323,12 +325,12 @@ def main():
         return
     rows, out = get_figure(p, "nats", measure)
     # Checkpoints that were kept give a run several steps, and the figure is one of steps.
-    steps = steps_of(rows).values()
-    kept = any(len(found) > 1 for found in steps)
-    if not kept and len(set.union(*steps)) > 1:
-        raise UsageError("the tables are of different steps: draw those of one step, or several "
-                         "steps of each seed")
+    kept = any(len(found) > 1 for found in steps_of(rows).values())
     curves = get_curves(rows)
+    labels = [curve.label for curve in curves]
+    if not kept and len(set(labels)) < len(labels):
+        raise UsageError("the seeds of a model are of different steps: draw those of one step, or "
+                         "several steps of each seed")
     print_curves(curves)
     if plt := pyplot():
         (draw_by_step if kept else draw_by_distance)(plt, curves, out)

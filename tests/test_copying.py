@@ -135,15 +135,19 @@ def test_the_unscaled_model_has_a_curve_and_is_one_of_the_choices():
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("other", [{"seed": "1"}, {"parameters": "61506"}])
-def test_runs_of_different_steps_are_not_one_figure(call, tmp_path, monkeypatch, other):
-    """Nor are they steps of one run, be it another seed or another size."""
-    monkeypatch.setattr(copying, "save_figure", lambda fig, path: None)
-    rows = [row("1 2 3 4", step="7000"), row("1 2 3 4", step="8000", **other)]
-    write_rows(tmp_path / "a.tsv", rows[:1])
-    write_rows(tmp_path / "b.tsv", rows[1:])
-    with pytest.raises(UsageError, match="the tables are of different steps"):
+def test_seeds_of_different_steps_are_not_one_curve(call, tmp_path, monkeypatch):
+    """Nor are they steps of one run. Two models of different steps are, and their labels say so."""
+    drawn = []
+    monkeypatch.setattr(copying, "save_figure", lambda fig, path: drawn.append(fig))
+    write_rows(tmp_path / "a.tsv", [row("1 2 3 4", step="7000")])
+    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", seed="1")])
+    with pytest.raises(UsageError, match="the seeds of a model are of different steps"):
         call(copying, "a.tsv", "b.tsv")
+    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", parameters="61506")])
+    call(copying, "a.tsv", "b.tsv")
+    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert labels[:2] == ["Multiscreen, 4.6K, 1 seed, 7,000 steps",
+                          "Multiscreen, 62K, 1 seed, 8,000 steps"]
 
 
 @pytest.mark.parametrize("name, values", [("data", ["stdlib", "books"]),
