@@ -6,14 +6,15 @@ import shutil
 import pytest
 
 from abcdigits import exact_matches, generate_by_token_count
+from lab import copying
 from support.checkpoint import load_checkpoint
 from tests.helpers import ROOT
 
 
-def test_the_file_is_the_one_that_is_described():
-    said = (ROOT / "models/README.md").read_text()
-    found = hashlib.sha256((ROOT / "models/retrieval.pt").read_bytes()).hexdigest()
-    assert re.search(r"SHA-256 (\w+)", said)[1] == found
+def test_the_files_are_those_that_are_described():
+    said = re.findall(r"SHA-256 (\w+)", (ROOT / "models/README.md").read_text())
+    files = ROOT / "models/retrieval.pt", ROOT / "models/text.pt"
+    assert said == [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
 
 
 @pytest.mark.usefixtures("quick_choice")
@@ -38,3 +39,22 @@ def test_it_retrieves_beyond_its_training_length():
         texts = generate_by_token_count(length, depth, count, 2, 4)
         prompts, answers = [t[:-2] for t in texts], [t[-2:] for t in texts]
         assert all(exact_matches(model, tokenizer, prompts, answers))
+
+
+@pytest.mark.usefixtures("quick_choice")
+def test_a_model_of_text_finds_what_it_read():
+    """Four training lengths before, once its longest windows are infinite; guessing costs 4.13."""
+    model, tokenizer, _ = load_checkpoint(ROOT / "models/text.pt")
+    encode = tokenizer.encode_ordinary
+    text = encode((ROOT / "multiscreen.py").read_text())
+    first, other = map(encode, copying.random_strings(4))
+
+    def nats(*places):
+        ends = [encode("\n") + first, encode("\n") + other]
+        return copying.nats_of_ends(model, first + encode("\n"), text, places, ends, 5)
+
+    (near, far), (near_other, far_other) = nats(126, 1022)
+    assert near < 3 and min(far, near_other, far_other) > 5
+    model.expand_windows(256)
+    (found,), (other,) = nats(1022)
+    assert found < 3 and other > 5
