@@ -294,6 +294,8 @@ def draw_by_step(plt, curves, path):
             plot_with_band(ax, steps, mean, error, label=label, **look(n))
         ax.axhline(GUESS, color="0.6", lw=0.8, label="guessing a letter or digit")
         ax.set(title=f"repeated after {distance:,} tokens", xlabel="training step")
+        ax.locator_params(axis="x", nbins=5)
+        ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0, 0].set_ylim(0)
     axes[0, 0].set_ylabel("nats per token of the repetition")
     legend_below(fig)
