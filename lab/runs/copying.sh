@@ -48,11 +48,10 @@ for seed in $SEEDS; do
 done | lanes
 
 MEASURE="--data $OUT/text/val $MEASURE"
-# The last checkpoints by distance, also with what an inference-time step gives.
-scales="--rope-scale 1 4 16 64 ntk4 ntk16 ntk64"
+# The last checkpoints by distance.
 lanes <<END
 python -m lab.copying --swe $MEASURE --ckpt $OUT/copying_multiscreen-SEED/ckpt.pt
-python -m lab.copying $scales $MEASURE --ckpt $OUT/copying_softmax-SEED/ckpt.pt
+python -m lab.copying $MEASURE --ckpt $OUT/copying_softmax-SEED/ckpt.pt
 python -m lab.copying $MEASURE --ckpt $OUT/copying_local-SEED/ckpt.pt
 END
 # All that were kept at two distances.
