@@ -65,7 +65,7 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
     for wrong in (["--tokens", "0"], ["--tokens", "1001"], ["--text", ""]):
         with pytest.raises(UsageError, match="from 1 to 1000, and --text not empty"):
             playground.main([*flags, *wrong])
-    with pytest.raises(UsageError, match="is a file: its text is"):
+    with pytest.raises(UsageError, match="is a file: to show its text"):
         playground.main([*flags, "--text", str(ROOT / "README.md")])
     with pytest.raises(UsageError, match="name an .html file"):
         playground.main([*flags[:-1], str(tmp_path / "ckpt.pt")])

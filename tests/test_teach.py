@@ -62,7 +62,7 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     assert "1 - s must be divided by r" in tests["trim"]["output"]
     assert tests["mipe"]["status"] == "passed"
     assert "did not finish" in tests["pairs"]["output"]
-    assert results["output"] == "missing, so its stubs were graded: part2_model.py"
+    assert results["output"] == "missing, so the stubs were graded instead: part2_model.py"
     assert capsys.readouterr().out.startswith("11 of 22 points")
 
     # The keys that Gradescope reads.

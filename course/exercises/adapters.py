@@ -1,8 +1,9 @@
-"""The tests and the later parts reach your work through this file only.
+"""The tests, and the later parts of the course, find your work through this file.
 
-`mine.trim` is the `trim` of your part1_screening.py. With EXERCISES=reference it is the solution:
-multiscreen.py solves parts 1 and 2, the files in course/exercises/solutions/ parts 3 and 4.
-If you move or rename something, change FILES.
+For example, `mine.trim` is the `trim` that you wrote in part1_screening.py. If you set
+EXERCISES=reference, it is the solution instead: multiscreen.py has the solutions of parts 1 and 2,
+and course/exercises/solutions/ those of parts 3 and 4. If you move or rename one of your functions,
+change FILES accordingly.
 """
 import functools
 import importlib
@@ -35,7 +36,7 @@ SOLUTIONS = {
 
 
 REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
-# By identity: a copied function has equal code.
+# Functions are told apart by the identity of their code, because a copied function has equal code.
 EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
              if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
 SEVERAL = ("pairs", "gradients")                       # functions that return several tensors
@@ -44,7 +45,7 @@ IN_PLACE = ("{} changes its input in place, but the caller still needs it: write
 
 
 class Work:
-    """Your work, looked up by name each time."""
+    """Your functions and classes as attributes; each access looks the name up again."""
 
     def __getattr__(self, name):
         for file, names in FILES.items():
@@ -55,12 +56,15 @@ class Work:
 
 
 def chosen(file):
-    """The module to use: yours, or the solution."""
+    """The name of the module to use, which is yours or the solution."""
     return SOLUTIONS[file] if os.environ.get("EXERCISES") == "reference" else file
 
 
 def own(name, f):
-    """A function or class of yours. Raises Wrong if it is the repository's; see `watched`, too."""
+    """Your function, wrapped by `watched`; a class or a kernel of yours is returned as it is.
+
+    Raises Wrong if it is the repository's own, or is derived from it.
+    """
     bases = [c for c in getattr(f, "__mro__", [getattr(f, "fn", f)])]
     if any(getattr(c, "__module__", "") in REPOSITORY for c in bases):
         raise Wrong(f"{name} is the repository's own: write your own")
@@ -68,15 +72,17 @@ def own(name, f):
 
 
 def watched(name, f):
-    """f, but raises Wrong if it calls a function of multiscreen.py, or changes an input, by .data
-    too, or returns no tensor.
+    """Your function f, with checks around it.
+
+    A call raises Wrong if f calls a function of multiscreen.py, changes one of its inputs in place
+    (even through .data), or does not return a tensor.
     """
     def look(frame, event, arg):
         if event == "call" and id(frame.f_code) in EQUATIONS:
             raise Wrong(f"{name} calls multiscreen.py's {frame.f_code.co_name}: write it yourself")
 
     def call(*inputs, **named):
-        __tracebackhide__ = True                       # a traceback goes from the test to your line
+        __tracebackhide__ = True                       # pytest's tracebacks skip this frame
         tensors = [x for x in inputs if torch.is_tensor(x)]
         before = [(x._version, x.detach().clone()) for x in tensors]
         profile = sys.getprofile()
@@ -100,13 +106,13 @@ def watched(name, f):
 
 
 def is_stub(f):
-    """Does a function still raise the NotImplementedError it came with?"""
+    """Whether a function is still the stub that raises NotImplementedError."""
     code = getattr(getattr(f, "__wrapped__", f), "__code__", None)
     return bool(code) and any(str(c).startswith("Exercise ") for c in code.co_consts)
 
 
 def earlier(name):
-    """A function of part 1: yours if you have written it, otherwise multiscreen.py's."""
+    """A function of part 1: yours if you have written it, otherwise that of multiscreen.py."""
     f = getattr(mine, name)
     return getattr(multiscreen, name) if is_stub(f) else f
 

@@ -1,11 +1,12 @@
-"""Make the hand-out: the course as students get it.
+"""Make the hand-out, a zip file with the course as your students get it.
 
     python -m course.exercises.handout                    writes course.zip, with a folder course/
     python -m course.exercises.handout --out week1.zip
 
-It holds the files of the last commit without what is for teachers: solutions, known mistakes, the
-tests that grade them, course/exercises/teach/ and course/README.md. multiscreen.py stays: it is the
-subject.
+The hand-out has the files of the last commit, except those that are for teachers: the solutions of
+parts 3 and 4, the list of known mistakes and the tests that use it, course/exercises/teach/ and
+course/README.md. multiscreen.py is included although it solves parts 1 and 2, because it is the
+subject of the course.
 """
 import io
 import subprocess
@@ -23,17 +24,17 @@ LEFT_OUT = ("course/README.md", "course/exercises/teach", "course/exercises/solu
 
 
 def is_for_teachers(name):
-    """Whether a file, or a folder above it, is in LEFT_OUT."""
+    """Whether LEFT_OUT names this file or a folder that it is in."""
     return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in LEFT_OUT)
 
 
 def committed_files():
-    """Yield (name, content, mode) of the files of the last commit."""
+    """Yield the name, content and mode of each file of the last commit."""
     done = subprocess.run(["git", "archive", "--format=tar", "HEAD"], cwd=ROOT,
                           capture_output=True)
     if done.returncode:
-        raise UsageError("the hand-out is made of the last commit, and this is no clone: git says "
-                         f"{done.stderr.decode().strip()}")
+        raise UsageError("the hand-out is made from the last commit, so run this in a clone: "
+                         f"git says {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         for member in archive:
             if member.isfile():
@@ -43,7 +44,7 @@ def committed_files():
 def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("--out", type=Path, default=Path("course.zip"),
-                   help="file to write [course.zip]")
+                   help="the zip file to write [course.zip]")
     out = p.parse_args(argv).out
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

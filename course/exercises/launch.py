@@ -1,9 +1,11 @@
-"""Starts the kernels of part 4. Nothing to do here: read it once.
+"""This file launches the kernels of part 4. You need not change it, but read it once.
 
-One tile, no batch, float32, contiguous. w and r are one-number tensors, which the kernels load.
-The sizes BI, BJ, K and V differ, so that mixing them up shows. Each kernel runs twice: its programs
-from the last to the first, then in a random order. On a GPU there is no order. A third run has
-other block sizes, and must store every element of OUT, too.
+Everything here is for a single tile without a batch axis, and all tensors are contiguous and in
+float32. w and r are tensors of one number each, which the kernels load. BI, BJ, K and V are all
+different, so that a kernel that confuses two of them fails. Each kernel is run twice, first with
+its programs from the last to the first and then with them in a random order, because on a GPU you
+cannot rely on any order. A third run uses other block sizes, and it must store every element of OUT
+as well.
 """
 import random
 
@@ -26,14 +28,14 @@ def drawn(programs):
 
 
 def similarities(kernel, q, k):
-    """(T, S), one program for each block of queries and keys."""
+    """All similarities (T, S), with one program for each block of queries and block of keys."""
     (T, K), S = q.shape, len(k)
     out = torch.full((T, S), torch.nan)
     return launch(kernel, (T, S), {"Q": q, "K_": k}, out, {"T": T, "S": S}, {"K": K})[0]
 
 
 def relevances(kernel, q, k, w, r, i0=0):
-    """(T, S), one program for each block of queries and keys."""
+    """All relevances (T, S), with one program for each block of queries and block of keys."""
     (T, K), S = q.shape, len(k)
     out = torch.full((T, S), torch.nan)
     return launch(kernel, (T, S), {"Q": q, "K_": k, "W": w, "R": r}, out,
@@ -41,13 +43,13 @@ def relevances(kernel, q, k, w, r, i0=0):
 
 
 def bounds(kernel, T, S, w, i0=0):
-    """(blocks of queries, 2): where each loop over keys begins and ends."""
+    """For each block of queries, where its loop over the keys begins and ends: (blocks, 2)."""
     out = torch.full((triton.cdiv(T, BI), 2), -1, dtype=torch.int32)
     return launch(kernel, (T,), {"W": w}, out, {"i0": i0, "T": T, "S": S}, {})[0]
 
 
 def forward(kernel, q, k, v, w, r, i0=0):
-    """h (T, V) and the rows loaded, one program for each block of queries."""
+    """h (T, V), and the rows that were loaded, with one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
     out = torch.full((T, V), torch.nan)
     return launch(kernel, (T,), {"Q": q, "K_": k, "V_": v, "W": w, "R": r}, out,
@@ -55,7 +57,7 @@ def forward(kernel, q, k, v, w, r, i0=0):
 
 
 def dq(kernel, q, k, v, w, r, dh, i0=0):
-    """dL/dq (T, K) and the rows loaded, one program for each block of queries."""
+    """dL/dq (T, K), and the rows that were loaded, with one program for each block of queries."""
     (T, K), (S, V) = q.shape, v.shape
     out = torch.full((T, K), torch.nan)
     return launch(kernel, (T,), {"Q": q, "K_": k, "V_": v, "W": w, "R": r, "DH": dh}, out,
@@ -63,9 +65,10 @@ def dq(kernel, q, k, v, w, r, dh, i0=0):
 
 
 def launch(kernel, covered, inputs, out, sizes, widths):
-    """The result, and {(name, program): the rows that it loaded}.
+    """Run a kernel, and return its result and {(name, program): the rows that it loaded}.
 
-    covered: (T,) or (T, S), to be covered by blocks of BI queries and BJ keys.
+    covered: what the grid of programs covers, which is (T,) with blocks of BI queries, or (T, S)
+    with blocks of BI queries and BJ keys.
     """
     def run(order, *block):
         tensors = {name: guarded(x) for name, x in (inputs | {"OUT": out}).items()}
@@ -79,20 +82,23 @@ def launch(kernel, covered, inputs, out, sizes, widths):
     again, loaded = run(drawn, BI, BJ)
     check(torch.equal(result, again), "two orders of the programs give two results: a program must "
           "not depend on another's work")
-    if widths:                                         # not for bounds: a row per block
+    if widths:                      # not for `bounds`, whose rows depend on the size of a block
         run(drawn, BJ, BI)
     return result, loaded
 
 
 def guarded(x):
-    """A copy as a matrix, with room behind it: addresses past its end hit no other matrix."""
+    """A copy of x as a matrix, with unused rows behind it.
+
+    An address that is a little past the end then does not fall into another matrix.
+    """
     x = x.reshape(len(x), -1)
     copy = x.new_empty(len(x) + GUARD, x.shape[1])[: len(x)]
     return copy.copy_(x)
 
 
 def check_result(out, memory):
-    """Check that each element of OUT was stored, and is a number."""
+    """Check that every element of OUT was stored and is not NaN."""
     missing = (memory.stored < 0).nonzero()
     if len(missing[0]):
         row, column = missing[0][0], missing[1][0]

@@ -1,9 +1,11 @@
-"""Triton's interpreter, as strict as a GPU. launch.py runs kernels in it; nothing to do here.
+"""This file makes Triton's interpreter as strict as a GPU. You need not change anything here.
 
-The interpreter runs programs one after another, reads whatever lies behind a matrix, reads 0
-where a mask is False and no `other` is given, and multiplies exactly. A GPU runs programs at the
-same time, in any order, may read anything in both places, and cuts float32 to tf32 unless told
-otherwise. Here the order is chosen, addresses are checked, and masks without `other` give NaN.
+launch.py runs your kernels with it. Triton's own interpreter forgives mistakes that a GPU does not.
+It runs the programs one after another, whereas a GPU runs them at the same time and in any order.
+It reads whatever lies behind a matrix, and reads 0 where a mask is False and no `other` is given;
+on a GPU either may be any number. And it multiplies exactly, whereas a GPU rounds float32 to tf32
+unless it is told otherwise. Here the order of the programs can be chosen, every address and every
+product is checked, and a masked load without `other` gives NaN.
 """
 from collections import defaultdict
 from itertools import product
@@ -16,11 +18,14 @@ from course.exercises.checks import Wrong, check
 
 
 class Memory:
-    """Stands between a kernel and its tensors, {name: (rows, columns)}; "OUT" is the result.
+    """Checks and records what a kernel does with its tensors, {name: matrix}.
 
-    sizes: {"K": 64, ..}, for messages. loaded: {(name, program): the rows it loaded}; stored: the
-    program that stored each element of OUT, or -1; bare: the name of a tensor loaded with a mask
-    but without `other=0.0`.
+    "OUT" is the tensor that the kernel stores its result in. `sizes`, such as {"K": 64}, is for the
+    messages, which then say K rather than 64. Three attributes record what happened:
+
+    loaded: {(name, program): the rows that this program loaded from this tensor}
+    stored: for each element of OUT the program that stored it, or -1
+    bare:   the name of a tensor that was loaded with a mask but without `other=0.0`, or None
     """
 
     def __init__(self, tensors, sizes):
@@ -73,7 +78,10 @@ class Memory:
         return convert(x, *options)
 
     def places(self, addresses, mask, verb):
-        """The tensor that the addresses point into, and the rows and columns left by the mask."""
+        """The name of the tensor that the addresses point into, with their rows and columns.
+
+        Places where the mask is False are left out. Raises Wrong for a row that does not exist.
+        """
         addresses = addresses.astype(np.int64)
         name = min(self.tensors, key=lambda name: self.outside(name, addresses))
         x = self.tensors[name]
@@ -88,7 +96,7 @@ class Memory:
         return name, rows[mask], columns[mask]
 
     def check_block(self, addresses, rows, mask, name, verb):
-        """Check that the rows of a block of addresses, or its columns, are rows of the matrix."""
+        """Check that a block of addresses, or its transpose, is a block of the matrix."""
         x, width = self.tensors[name], self.width_of(name)
         steps = [abs(np.diff(addresses, axis=axis).flat[0]) // x.element_size() for axis in (0, 1)]
         step = self.names.get(max(steps), max(steps))
@@ -100,12 +108,12 @@ class Memory:
               f"into the next one: mask the {verb}, columns < {width}")
 
     def width_of(self, name):
-        """The letter for a matrix's width, or the number."""
+        """The width of a matrix as messages give it, by its letter if it has one."""
         width = self.tensors[name].shape[1]
         return self.names.get(width, width)
 
     def outside(self, name, addresses):
-        """How many bytes of the addresses' range are outside a tensor and the room behind it."""
+        """By how many bytes the addresses miss a tensor and the unused rows behind it, or 0."""
         x = self.tensors[name]
         start = x.data_ptr()
         room = x.untyped_storage().nbytes()
@@ -113,13 +121,16 @@ class Memory:
 
 
 def program():
-    """The number of the running program, counted row by row in a grid of two axes."""
+    """The number of the program that is running, counted row by row in a grid of two axes."""
     x, y, _ = interpreter.grid_idx
     return x * interpreter.grid_dim[1] + y
 
 
 def run(kernel, grid, tensors, sizes, constants, order):
-    """Run a kernel's programs in the order that a function makes of their list. Return Memory."""
+    """Run all programs of a kernel, and return the Memory that recorded what they did.
+
+    order: a function that takes the list of programs and returns it in the order to run them in.
+    """
     memory = Memory(tensors, sizes | constants)
     programs = iter(order(list(product(*map(range, grid), *[[0]] * (3 - len(grid))))))
     real = {name: getattr(interpreter, name) for name in
@@ -146,7 +157,7 @@ def run(kernel, grid, tensors, sizes, constants, order):
 
 
 def reason(error):
-    """The cause of an interpreter's error."""
+    """The exception in your kernel that made the interpreter raise this error."""
     while isinstance(error, InterpreterError) and error.__cause__:
         error = error.__cause__
     return error

@@ -1,10 +1,12 @@
-"""The end of part 2: a trained model in your hands.
+"""At the end of part 2, compare your model with the repository's, and give it trained weights.
 
     python -m course.exercises.trained                        with models/retrieval.pt
     python -m course.exercises.trained --ckpt out/ckpt.pt     with a model you trained with train.py
 
-Trains your Multiscreen and the repository's for 200 steps from the same initial weights: the losses
-should agree. Then loads a trained model's weights into yours, and compares the logits.
+First your Multiscreen and the repository's are trained for 200 steps from the same initial weights,
+and their losses are printed side by side. They should agree to at least three digits at first. Then
+the weights of a trained model are loaded into your Multiscreen, and its logits are compared with
+those of the repository's.
 """
 from pathlib import Path
 
@@ -27,12 +29,12 @@ TRAINED = ROOT / "models/retrieval.pt"
 
 
 def load_into(yours, theirs):
-    """Give your module the parameters of the repository's: the names must be the same."""
+    """Load the repository's parameters into your module, which must use the same names."""
     yours.load_state_dict(theirs.state_dict())
 
 
 def blank(config):
-    """Your Multiscreen without initial values (exercise 2.5): its weights are loaded anyway."""
+    """Your Multiscreen without your `initialize` (exercise 2.5), because its weights are loaded."""
     class Blank(mine.Multiscreen):
         def initialize(self):
             pass
@@ -41,7 +43,7 @@ def blank(config):
 
 
 def trained_model():
-    """(the repository's trained model, tokens)."""
+    """The repository's trained model, and random tokens (1, 200) to try it on."""
     ckpt = read_checkpoint(TRAINED)
     model = build_model(ckpt["model"], ckpt["config"])
     load_weights(model, ckpt["weights"], TRAINED)
@@ -49,7 +51,7 @@ def trained_model():
 
 
 def losses_on(model, text, steps, T=32, B=4, seed=0):
-    """Train on random pieces of `text` with the paper's recipe. Yields the loss of each step."""
+    """Train a model on random pieces of `text` by the paper's recipe, yielding each step's loss."""
     g = random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95), weight_decay=0)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
@@ -74,8 +76,8 @@ def main(argv=None):
 def compare_models(argv):
     parser = Parser(__doc__)
     parser.add_argument("--ckpt", default=TRAINED,
-                        help="a checkpoint of train.py [models/retrieval.pt]")
-    parser.add_argument("--steps", type=int, default=200, help="steps of training [200]")
+                        help="the trained model, a checkpoint of train.py [models/retrieval.pt]")
+    parser.add_argument("--steps", type=int, default=200, help="train for this many steps [200]")
     args = parser.parse_args(argv)
     text = torch.tensor(list((ROOT / "multiscreen.py").read_bytes()))
 

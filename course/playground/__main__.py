@@ -1,16 +1,18 @@
-"""A page to play with: a model reads what you type, and softmax stands beside screening.
+"""Write a page on which a model reads what you type, and screening is shown beside softmax.
 
     python -m course.playground --ckpt out-abc/ckpt.pt
 
-In seconds it writes one HTML file that needs no network: the model runs in the browser. A model
-trained on ABCDigits gets a prompt of that benchmark, and the page begins with the tile that finds
-the needle. Other models get a text about screening; --text shows yours.
+This takes a few seconds and writes a single HTML file, which needs no network because the model
+runs in your browser. A model that was trained on ABCDigits starts with a prompt of that benchmark,
+and the page opens at the tile that finds the needle. Other models start with a text about
+screening. To start with a text of your own, use --text.
 
-model.js repeats the equations; matrices are stored in 16 bits. When it opens, the page compares its
-numbers with PyTorch's, and says so if an equation of multiscreen.py was changed.
+The page computes the equations in JavaScript (model.js), and stores the model's matrices in 16
+bits. When it opens, it compares its numbers with those of PyTorch, and tells you if they disagree,
+as they do after you change an equation of multiscreen.py.
 """
 if not __package__:
-    raise SystemExit("error: run python -m course.playground in the folder above")
+    raise SystemExit("error: run python -m course.playground in the repository's folder")
 
 import json
 import os
@@ -33,7 +35,7 @@ MOST_TOKENS = 1000
 
 
 def default_text(ckpt, n_tokens):
-    """An ABCDigits prompt of about n_tokens for a model trained on them, otherwise SCREENING."""
+    """A text of about n_tokens: an ABCDigits prompt for a model trained on them, or SCREENING."""
     if ckpt["args"]["data"] != ["abcdigits"]:
         return SCREENING[:n_tokens]
     digits = ckpt["args"]["digits"]
@@ -42,9 +44,9 @@ def default_text(ckpt, n_tokens):
 
 
 def write_page(path, data):
-    """The page, with README's address from there, the model's script, and the data."""
+    """Write the page, with a link to README, the model's script and the data put into it."""
     readme = quote(Path(os.path.relpath(README, path.parent)).as_posix())
-    # Escaped: no text can end the element.
+    # "<" is escaped, so that no text can end the page's script element.
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     page = PAGE.read_text(encoding="utf-8")
     for marker, part in zip(MARKERS, (readme, SCRIPT.read_text(encoding="utf-8"), text)):
@@ -56,19 +58,21 @@ def write_page(path, data):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--ckpt", default=MODEL, help=f"checkpoint of train.py [{MODEL}]")
-    p.add_argument("--text", help="the text [an ABCDigits prompt, or four lines about screening]")
-    p.add_argument("--tokens", type=int, default=200, help="at most this many bytes of it; an "
-                   "ABCDigits prompt has at least 27 lines [200]")
+    p.add_argument("--ckpt", default=MODEL, help=f"the model, a checkpoint of train.py [{MODEL}]")
+    p.add_argument("--text", help="the text to start with [an ABCDigits prompt, or four lines "
+                   "about screening]")
+    p.add_argument("--tokens", type=int, default=200, help="use at most this many bytes of text; "
+                   "an ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
-                   help="the file to write [out/playground.html]")
+                   help="the HTML file to write [out/playground.html]")
     p.add_shared("--device")
     args = p.parse_args(argv)
     text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
     if not 1 <= args.tokens <= MOST_TOKENS or text == "":
         raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
     if args.text and os.path.isfile(args.text):        # False for a long text
-        raise UsageError(f'--text {args.text} is a file: its text is --text "$(cat {args.text})"')
+        raise UsageError(f"--text {args.text} is a file: to show its text, pass "
+                         f'--text "$(cat {args.text})"')
     if args.out.suffix != ".html":
         raise UsageError(f"--out {args.out}: name an .html file")
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))

@@ -1,14 +1,16 @@
-"""Grade one submission, as Gradescope's autograder does.
+"""Grade one submission. Gradescope runs this command for you.
 
     python -m course.exercises.teach.autograder --root /autograder
 
-The root is laid out as Gradescope documents it: source/ is this repository, submission/ a student's
-files, and results/results.json is written. Only the files part1_screening.py to part4_kernel.py are
-taken from the submission. They go into a copy of the repository without solutions, known mistakes
-and this folder, so no student's file replaces a test.
+The folder has the layout that Gradescope documents: source/ is this repository, submission/ has the
+student's files, and the grades are written to results/results.json. Only the four files from
+part1_screening.py to part4_kernel.py are taken from the submission, so that a student's file can
+never replace a test. They are copied into a copy of the repository that has no solutions, no known
+mistakes and no teach/.
 
-A test has one point per minute in minutes.tsv. A part's tests run in one process. If that process
-ends early or takes too long, each of the part's tests runs in its own process.
+A test that passes earns as many points as minutes.tsv gives it minutes. All tests of a part run in
+one process. If that process ends early or takes too long, each of these tests is run again in a
+process of its own, so that a single bad function does not cost the points of the others.
 """
 import json
 import os
@@ -29,13 +31,13 @@ LONGEST = {"part": 120, "test": 60}                    # seconds
 
 
 def read_minutes():
-    """{test: (exercise, minutes)} of minutes.tsv."""
+    """The table minutes.tsv, as {test: (exercise, minutes)}."""
     rows = (line.split("\t") for line in MINUTES.read_text().splitlines()[1:])
     return {test: (exercise, int(minutes)) for exercise, test, minutes, _ in rows}
 
 
 def lay_out(source, submission, folder):
-    """The repository with the student's parts. Returns the names of the parts that are missing."""
+    """Copy the repository and the student's parts to a folder. Return the missing parts' names."""
     shutil.copytree(source, folder, ignore=LEFT_OUT)
     missing = []
     for name in PARTS:
@@ -48,9 +50,9 @@ def lay_out(source, submission, folder):
 
 
 def run_tests(folder, part, seconds, test=""):
-    """{test: None or its message} of a part's tests, or of one, in their own process.
+    """Run the tests of a part, or one of them, in a process of their own.
 
-    Empty if the process did not finish.
+    Returns {test: None if it passed, otherwise its message}, or {} if the process did not finish.
     """
     files = sorted(map(str, (folder / "course/exercises").glob(f"test_part{part}*.py")))
     with tempfile.TemporaryDirectory() as results:
@@ -67,7 +69,7 @@ def run_tests(folder, part, seconds, test=""):
 
 
 def read_report(path):
-    """{test: None or its message} of a report in JUnit's format."""
+    """Read a report in JUnit's format, as {test: None if it passed, otherwise its message}."""
     found = {}
     for case in ET.parse(path).iter("testcase"):
         wrong = [x for x in case if x.tag in ("failure", "error", "skipped")]
@@ -77,7 +79,7 @@ def read_report(path):
 
 
 def grade(folder, minutes):
-    """{test: None or its message} of all tests of the table."""
+    """Run every test of the table. Returns {test: None if it passed, otherwise its message}."""
     found = {}
     for part in range(1, len(PARTS) + 1):
         tests = [test for test, (exercise, _) in minutes.items() if exercise[0] == str(part)]
@@ -86,7 +88,8 @@ def grade(folder, minutes):
             if test not in results:
                 results |= run_tests(folder, part, LONGEST["test"], test)
         found |= {test: results.get(test, "this test did not finish: it takes more than "
-                            f"{LONGEST['test']} seconds, or the program exits") for test in tests}
+                            f"{LONGEST['test']} seconds, or your code ends the program")
+                  for test in tests}
     return found
 
 
@@ -98,7 +101,7 @@ def as_results(found, minutes, missing, seconds):
         tests.append({"name": f"{exercise} {test}", "score": 0 if message else points,
                       "max_score": points, "status": "failed" if message else "passed",
                       "output": message or "right", "visibility": "visible"})
-    output = f"missing, so its stubs were graded: {', '.join(missing)}" if missing else ""
+    output = f"missing, so the stubs were graded instead: {', '.join(missing)}" if missing else ""
     return {"tests": tests, "output": output, "execution_time": round(seconds),
             "stdout_visibility": "hidden"}
 
@@ -106,11 +109,11 @@ def as_results(found, minutes, missing, seconds):
 def main(argv=None):
     p = Parser(__doc__)
     p.add_argument("--root", type=Path, default=Path("/autograder"),
-                   help="folder of source/ and submission/ [/autograder]")
+                   help="the folder with source/ and submission/ [/autograder]")
     root = p.parse_args(argv).root
     for name in ("source", "submission"):
         if not (root / name).is_dir():
-            raise UsageError(f"{root / name} is missing: --root holds source/ and submission/")
+            raise UsageError(f"{root / name} is missing: --root must have source/ and submission/")
     start, minutes = time.monotonic(), read_minutes()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder) / "course"
