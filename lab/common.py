@@ -57,9 +57,9 @@ def save_figure(fig, path):
 def add_tables(p, nargs):
     """Add what a figure is drawn from, and --out."""
     p.add_argument("tables", nargs=nargs, metavar="TSV",
-                   help="tables of measurements to draw, also with a label: mine=out/table.tsv")
-    p.add_argument("--out", type=figure_path, help="path of the figure, .png; its rows go beside "
-                   "it as .tsv [beside the first table]")
+                   help="tables of measurements to draw; you may label them, as mine=out/table.tsv")
+    p.add_argument("--out", type=figure_path, help="the figure to write, a .png; its rows go "
+                   "beside it as .tsv [beside the first table]")
 
 
 def figure_path(name):

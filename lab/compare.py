@@ -4,29 +4,35 @@
     python -m lab.compare out/idea/original-* out/idea/*
     python -m lab.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
 
-A run is a folder of train.py, or a row of a table that this command wrote. A word before = is its
-label. Without one, the label is the name of its folder without the seed at the end. Runs of one
-label are a group, with one row in the table. With --by a group has a row for each value of that
-flag, such as lr or parameters. A run named twice counts once.
+A RUN is a folder that train.py has written, or a table that this command has written, with a row
+for each run. You can put a label and = before it. Without a label, the name of the folder is used,
+without the seed at its end. Runs with the same label form a group, which has one row in the table.
+With --by, a group has one row for each value of that flag, such as lr or parameters. If you name a
+run twice, it counts once. The columns are:
 
-val_loss and std: the mean validation loss and its deviation over the seeds, after the last
-evaluation that all runs have, or most of them. change: the difference from the first group,
-averaged over the seeds that both have, because runs with the same seed see the same data in the
-same order. With three seeds, ignore a change smaller than twice its deviation. Where all runs of a
-group, three or more, have a partner, a line under the table says whether it is. alive: the share of
-pairs in the windows with relevance above 0. w_max: the largest window. Both are measured at the end
-of a run. spikes: rows of the log with a loss more than 5 deviations above the mean of the --window
-rows before. grad: the median gradient norm of the second half. Compare tokens per second only if
-each run had a machine to itself. A run has diverged if train.py stopped it, or if its validation
-loss is higher at the end than at its first evaluation, and the training loss has risen since then,
-too.
+val_loss, std   the mean validation loss and its standard deviation over the seeds, at the last
+                evaluation that all runs have, or most of them
+change          the difference from the first group, averaged over the seeds that both groups have,
+                because runs with the same seed see the same data in the same order
+alive           the share of the pairs in the windows whose relevance is above 0, at the end
+w_max           the largest window, at the end
+spikes          how many rows of the log have a loss that is more than 5 standard deviations above
+                the mean of the --window rows before
+grad            the median gradient norm of the second half of the run
+tokens_per_s    tokens per second; compare them only if each run had a machine to itself
 
-Then come the flags, as `first | other`, and the lines of source in which groups differ, and the
-note of each run that went on with changes.
+With three seeds, ignore a change smaller than twice its standard deviation, change_std. If a group
+has three runs or more, and each has a partner in the first group, a line below the table says
+whether the change is larger than that. A run has diverged if train.py stopped it, or if both its
+validation loss and its training loss are higher at the end than they were at the first evaluation.
 
-With matplotlib, the folder --out gets a figure: losses and gradient norms by step, means over the
-seeds with bands of one deviation; with --by, losses by the value of a flag; for tables, which have
-no curves, the changes. --name also writes the runs to a table, which you can name as a RUN.
+Below the table you find the flags in which groups differ, as `first | other`, the lines of source
+in which they differ, and a note for each run that was resumed after changes.
+
+If matplotlib is installed, a figure is drawn into the folder --out. It shows losses and gradient
+norms by step, as means over the seeds with bands of one standard deviation. With --by it shows the
+loss by the value of the flag. For tables, which have no curves, it shows the changes. --name also
+writes the runs to a table, which you can pass as a RUN later.
 """
 import math
 from collections import Counter
@@ -276,13 +282,14 @@ def draw_changes(plt, rows, path):
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN",
-                   help="folders of train.py, label=folder, or tables of runs")
-    p.add_argument("--by", metavar="FLAG", help="draw the loss against this flag of train.py")
-    p.flag("--window", 10, "rows of the log that spikes and curves average over", least=2)
+                   help="folders that train.py has written, label=folder, or tables of runs")
+    p.add_argument("--by", metavar="FLAG",
+                   help="compare the runs by the value of this flag of train.py, such as lr")
+    p.flag("--window", 10, "how many rows of the log to average for spikes and curves", least=2)
     p.add_argument("--out", type=own_folder, default=Path("out"),
-                   help="folder for the results [out]")
-    p.add_argument("--name", help="name of the figure, and of a table with a row for each run "
-                   "[compare.png, no table]")
+                   help="the folder to write the figure and the table to [out]")
+    p.add_argument("--name", help="write NAME.png, and a table NAME.tsv with a row for each run "
+                   "[compare.png, and no table]")
     args = p.parse_args()
     by = args.by and args.by.removeprefix("--").replace("-", "_")
     runs = read_runs(args.runs, args.window)

@@ -1,22 +1,25 @@
-"""Twelve ways to attend, compared: by the weights they give, and by what their runs have measured.
+"""Compare twelve attention mechanisms, by the weights they give and by how well their models do.
 
     python -m lab.mechanisms
 
-trains nothing. It prints and draws the weights that each mechanism of lab/baselines/attention.py
-gives the same scores, once among 64 keys and once among 1,024: see weights.py. --names chooses the
-mechanisms, also your own, as FILE.CLASS.
+This trains nothing. Each mechanism of lab/baselines/attention.py is given the same scores, once
+among 64 keys and once among 1,024, and the weights that it gives to the keys are printed and drawn;
+lab/weights.py has the details. --names chooses the mechanisms, which may be your own, as
+FILE.CLASS.
 
     python -m lab.mechanisms 'out/softmax-*' mine='out/mine-*' --out out/mechanisms.png
 
-compares runs of train.py on text and on abcdigits, each by what is in its folder: log.tsv,
-perplexity.tsv of `python -m lab.perplexity`, abcdigits.tsv of abcdigits.py. Runs of one
-model, or of one label, share a row in the table, with means over the seeds, and another row for
---swe or the best --rope-scale. Only what was measured with a run's present weights counts. All runs
-must have been measured on the same documents, or at the same depths and digits; where a run has
-more than that, choose: --only data=books digits=6. Notes below the table say which runs differ.
+This compares runs of train.py on text and on abcdigits. It reads what is in each run's folder: the
+log.tsv of train.py, the perplexity.tsv of `python -m lab.perplexity`, and the abcdigits.tsv of
+abcdigits.py. Runs of the same model, or with the same label, share a row of the table, which has
+their means over the seeds. What was measured with --swe, or with the best --rope-scale, has a row
+of its own. Measurements count only if they were made with the weights that the run has now. All
+runs must have been measured on the same documents, or at the same depths and digits. If some were
+measured in other ways as well, choose what to compare, as in --only data=books digits=6. Notes
+below the table say which runs differ.
 
-The numbers go to out/mechanisms.tsv, a row for each run and measurement. Name that table, alone or
-beside other runs, to draw it again.
+The numbers are also written to out/mechanisms.tsv, with a row for each run and measurement. You can
+pass this table in place of the runs, alone or beside others, to draw it again.
 """
 import statistics
 from collections import Counter
@@ -333,14 +336,14 @@ def draw_results(plt, lines, columns, path):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("runs", nargs="*", metavar="RUN", help="folders of train.py, label=folder, or "
-                   "tables of this script")
-    p.add_argument("--names", nargs="+", help="mechanisms whose weights are drawn: softmax, a "
-                   "name in lab/baselines/attention.py, or FILE.CLASS of yours [the twelve]")
-    p.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="where runs were "
-                   "measured in several ways, the rows that count: data=books digits=6 depth=0.5")
-    p.add_argument("--out", type=figure_path, help="path of the figure, .png; the rows of runs go "
-                   "beside it as .tsv [out/mechanism_weights.png; for runs, out/mechanisms.png]")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="folders that train.py has written, "
+                   "label=folder, or tables that this command has written")
+    p.add_argument("--names", nargs="+", help="draw the weights of these mechanisms: softmax, "
+                   "names in lab/baselines/attention.py, or FILE.CLASS of yours [the twelve]")
+    p.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE", help="if runs were "
+                   "measured in several ways, use only these rows: data=books digits=6 depth=0.5")
+    p.add_argument("--out", type=figure_path, help="the figure to write, a .png; the rows of runs "
+                   "go beside it as .tsv [out/mechanism_weights.png; for runs, out/mechanisms.png]")
     args = p.parse_args()
     if args.runs and args.names:
         raise UsageError("--names is for the figure of weights: leave it out, or the runs")

@@ -1,21 +1,25 @@
 """How many parameters does each family need for an equal loss (section "Scaling Efficiency")?
 
-    bash lab/runs/scaling.sh                             trains the runs and draws them
-    python -m lab.scaling RUN...             draws runs of your own
+    bash lab/runs/scaling.sh        trains small runs of both families and draws them
+    python -m lab.scaling RUN...    draws runs of your own
 
-docs/scale.md has the paper's runs: five Multiscreens and four Transformers of 4M to 4B parameters,
-2^38 tokens each. Its 4B model is undertrained.
+docs/scale.md has the commands for the paper's runs, which are five Multiscreens and four
+Transformers of 4M to 4B parameters, trained on 2^38 tokens each. The paper's 4B model is
+undertrained.
 
 If a model has runs at several learning rates, the rate with the best mean over the seeds counts.
-The paper's rates for its smallest models, 2^-4 and 1e-3, are not tuned for a small scale: with them
-the family that learns faster would seem to need fewer parameters. For each measured size of one
-family the table has the size at which the other has the same loss, interpolated in ln(size) between
-two measured sizes, never beyond. saving: 1 - N_multiscreen / N_transformer, with its deviation over
-the seeds; non_emb: the same for the parameters without the embedding.
+You need to try several, because the paper's rates for its smallest models, 2^-4 and 1e-3, are not
+tuned for runs this small: at a fixed rate, the family that learns faster would seem to need fewer
+parameters. For each size that was measured in one family, the table gives the size at which the
+other family has the same loss. It is interpolated in ln(size) between two measured sizes, and never
+extrapolated. The column saving is 1 - N_multiscreen / N_transformer, and std is its standard
+deviation over the seeds; non_emb and non_emb_std are the same for the parameters without the
+embedding.
 
-The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at
-similar validation loss, and that the advantage remains without the embeddings. Its sizes:
-Multiscreen 4M, 28M, 286M, 1.3B, 4B (Psi 8, 16, 32, 48, 64), Transformer 8M, 45M, 353M, 1.3B.
+The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at a
+similar validation loss, and that the advantage remains without the embeddings. The sizes of its
+Multiscreens are 4M, 28M, 286M, 1.3B and 4B (Psi 8, 16, 32, 48 and 64), and those of its
+Transformers 8M, 45M, 353M and 1.3B.
 """
 import math
 from dataclasses import dataclass
@@ -133,9 +137,9 @@ def equal_losses(models):
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN",
-                   help="folders of train.py, label=folder, or tables of runs")
+                   help="folders that train.py has written, label=folder, or tables of runs")
     p.add_argument("--out", type=own_folder, default=Path("out"),
-                   help="folder for the results [out]")
+                   help="the folder to write the figure and the table to [out]")
     args = p.parse_args()
     runs = read_runs(args.runs)
     models = get_models(runs)

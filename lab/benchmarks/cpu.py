@@ -1,25 +1,30 @@
-"""What a laptop feels: how long a step, a decoded token and a long text take, beside a Transformer.
+"""How long do a training step, a decoded token and a long text take, beside a Transformer?
 
     python -m lab.benchmarks.cpu
     python -m lab.benchmarks.cpu --what forward             section "Inference Latency" of the paper
     python -m lab.benchmarks.cpu --models multiscreen multiscreen:nope transformer:8M
-    python -m lab.benchmarks.cpu out/latency/latency.tsv    draws the table, times nothing
+    python -m lab.benchmarks.cpu out/latency/latency.tsv    draws this table, and times nothing
 
-train      a step of train.py's default, 8 sequences of 256 bytes; train-compiled: with --compile
-decode     one more token, after each of --contexts
-forward    hidden states and logits of each of --lengths, in one pass; forward-compiled
+This is what you notice on a laptop. --what chooses what is timed:
 
-Multiscreen is timed with its initial windows, with a guess at trained ones or those of --ckpt, and
-with SWE: see lab/benchmarks/timing.py. The models take turns, so other work slows all alike. Each
-time is a row of latency.tsv; the figure beside it, latency.png, has the forward passes. Rerun the
-command to measure what is missing.
+train      a training step with the defaults of train.py, on 8 sequences of 256 bytes;
+           train-compiled is the same with --compile
+decode     generating one more token after a context, for each length of --contexts
+forward    hidden states and logits of a whole text in one pass, for each length of --lengths;
+           forward-compiled is the same, compiled
 
-What the paper compares needs a GPU: large sizes, long contexts, bfloat16, FlashAttention, the fused
-kernel. `python -m lab.benchmarks.gpu` times that with random weights, and this a trained model:
+Multiscreen is timed with its initial windows, with those of --ckpt or a guess at trained ones, and
+with SWE; lab/benchmarks/timing.py has the details. The models take turns, so that other work on the
+machine slows them all alike. Each time becomes a row of latency.tsv, and the figure latency.png
+beside it shows the forward passes. If you rerun the command, it measures only what is missing.
+
+What the paper compares needs a GPU: large models, long contexts, bfloat16, FlashAttention and the
+fused kernel. `python -m lab.benchmarks.gpu` times these with random weights, and the following
+command times a trained model:
 
 Paper:  python -m lab.benchmarks.cpu --what forward-compiled --models multiscreen --repeats 100 \\
             --lengths 1024 4096 16384 65536 131072 --device cuda --ckpt out/paper/psi8-0/ckpt.pt
-        The paper shows its latencies, on an RTX 4090, without numbers.
+        The paper shows its latencies, measured on an RTX 4090, in a figure without numbers.
 """
 from pathlib import Path
 
@@ -39,16 +44,19 @@ def get_parser():
     add_tables(p, "*")
     p.add_argument("--what", nargs="+", choices=PASSES, metavar="WHAT",
                    default=["train", "train-compiled", "decode", "forward"],
-                   help=f"{', '.join(PASSES)} [all but the last]")
+                   help=f"what to time: {', '.join(PASSES)} [all but the last]")
     p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:8M"],
-                   help="as train.py's --model [multiscreen transformer:8M]")
-    p.flag("--psi", 8, "Multiscreen's size")
-    p.add_argument("--ckpt", help="a trained model with its windows, in place of `multiscreen`")
-    p.flag("--contexts", [256, 8192, 131072], "tokens before the decoded one", type=int, nargs="+",
-           shown="256 8192 131072")
-    p.flag("--lengths", [2**n for n in range(10, 15)], "tokens of a forward pass", type=int,
-           nargs="+", shown="2^10 .. 2^14")
-    p.flag("--repeats", None, "timed passes", type=int, shown="train 20, decode 64, forward 5")
+                   help="the models to time, as train.py's --model names them "
+                   "[multiscreen transformer:8M]")
+    p.flag("--psi", 8, "the size of a Multiscreen")
+    p.add_argument("--ckpt",
+                   help="time this trained model, with its windows, in place of `multiscreen`")
+    p.flag("--contexts", [256, 8192, 131072], "how many tokens come before the decoded one",
+           type=int, nargs="+", shown="256 8192 131072")
+    p.flag("--lengths", [2**n for n in range(10, 15)], "how many tokens a forward pass has",
+           type=int, nargs="+", shown="2^10 .. 2^14")
+    p.flag("--repeats", None, "how many passes are timed", type=int,
+           shown="train 20, decode 64, forward 5")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu or cuda [cpu]")
     p.add_argument("--table", type=Path,
                    help="the table to fill [out/latency/latency.tsv, or beside the checkpoint]")

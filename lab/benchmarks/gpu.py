@@ -1,21 +1,23 @@
-"""Everything that only a GPU can tell: is the kernel right, and how fast is it?
+"""Is the fused kernel right on your GPU, and how fast are it and the models that use it?
 
-    python -m lab.benchmarks.gpu                     all parts, the most important first
-    python -m lab.benchmarks.gpu kernel train        some of them
+    python -m lab.benchmarks.gpu                     runs all parts, the most important first
+    python -m lab.benchmarks.gpu kernel train        runs only these two
 
-check     the kernel against float64 at up to 2^17 positions; nothing is timed before it is right
-kernel    screening alone, beside attention
-train     a step of training, beside the Transformer of the same size
-decode    one more token after 256, 8,192 and 131,072, beside the Transformer
-forward   all tokens in one pass, by size and by length, beside the Transformer; x_alone says how
-          many times as long the pass takes as its matrix products and its screening, or attention,
-          take by themselves: what is above 1 is overhead
+check     compares the kernel with float64 at up to 2^17 positions; nothing is timed unless it is
+          right
+kernel    times screening by itself, beside attention by itself
+train     times a training step, beside the Transformer of the same size
+decode    times one more token after 256, 8,192 and 131,072 tokens, beside the Transformer
+forward   times all tokens in one pass, by size and by length, beside the Transformer. The column
+          x_alone is the time of the pass divided by the time that its matrix products and its
+          screening, or attention, take by themselves; whatever exceeds 1 is overhead
 
-Each part writes a table, row by row: train, decode and forward share OUT/latency.tsv, the others
-have OUT/PART.tsv. Rerun the command to measure what is missing: after a crash, after Ctrl-C, after
---minutes. It finishes what it has begun: where a command may take 10 minutes, use --minutes 8.
-`python -m lab.benchmarks.cpu OUT/latency.tsv` draws the forward passes. This tests the compiled
-kernel:
+Each part appends rows to a table as it measures them: train, decode and forward share
+OUT/latency.tsv, and each of the other parts has a table OUT/PART.tsv. If you rerun the command,
+after a crash, after Ctrl-C or after --minutes, it measures only what is missing. When --minutes are
+over it still finishes the measurement that it has begun, so if your job may take 10 minutes, use
+--minutes 8. To draw the forward passes, run `python -m lab.benchmarks.cpu OUT/latency.tsv`. To test
+the compiled kernel, run:
 
     pytest -q test_multiscreen.py -k kernel
 """
@@ -225,10 +227,11 @@ def measure_part(name, out, end):
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("part", nargs="*", help=f"{', '.join(PARTS)} [all]")
+    p.add_argument("part", nargs="*", help=f"what to run: {', '.join(PARTS)} [all]")
     p.add_argument("--out", type=own_folder, default=Path("out/gpu"),
-                   help="folder of the tables [out/gpu]")
-    p.add_argument("--minutes", type=float, default=60.0, help="begin nothing after this many [60]")
+                   help="the folder to write the tables to [out/gpu]")
+    p.add_argument("--minutes", type=float, default=60.0,
+                   help="begin no new measurement after this many minutes [60]")
     args = p.parse_args()
     if unknown := set(args.part) - {*PARTS}:
         raise UsageError(f"{unknown.pop()} is not a part: use {', '.join(PARTS)}")

@@ -1,16 +1,20 @@
-"""What the compiler makes of the fused kernel (screening_triton.py). Needs no GPU.
+"""What does the compiler make of the fused kernel in screening_triton.py? This needs no GPU.
 
     python -m lab.benchmarks.kernel_compile
 
-Every shipped configuration is compiled for sm_80 (A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90
-(H100, H200), sm_100 (B200) and sm_120 (RTX 5090), with d_K = 16 and d_V = 64, in two minutes on a
-CPU. A spill is a value that does not fit into a register and costs each pair a trip to memory. The
-script fails if there is one, or if a program needs more shared memory than one of these has. The
-configurations were chosen with triton 3.7.1; another version allots registers differently.
+Every configuration that we ship is compiled, with d_K = 16 and d_V = 64, for sm_80 (A100), sm_86
+(RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090). This takes
+two minutes on a CPU. A spill is a value that does not fit into the registers, so that every
+query-key pair costs a trip to memory. The script fails if there is a spill, or if a program needs
+more shared memory than one of these GPUs has. We chose the configurations with Triton 3.7.1; other
+versions allocate registers differently.
 
-block:              queries x keys
-registers, spills:  of a thread; spills in bytes
-shared:             bytes of shared memory of a program
+The columns of the table that is printed:
+
+block       how many queries and keys a program works on at a time
+registers   how many registers a thread uses
+spills      how many bytes a thread spills
+shared      how many bytes of shared memory a program uses
 """
 import itertools
 import os

@@ -1,17 +1,21 @@
-"""What is timed, the timer, and the table: shared by lab.benchmarks.cpu and lab.benchmarks.gpu.
+"""What lab.benchmarks.cpu and lab.benchmarks.gpu share: what is timed, the timer, and the table.
 
-A row is a model in one setting. `what` says what it does, `ms` how long each pass took:
+A row of the table is a model in one setting. `what` says what the model did, and `ms` how long each
+pass took:
 
-train      a step of train.py on random tokens: `batch` sequences of `length` tokens
-decode     one more token after `length` tokens; random keys and values take as long as others
-forward    hidden states and logits of `length` tokens at once, without cache and gradient
+train      a training step, as in train.py, on random tokens: `batch` sequences of `length` tokens
+decode     generating one more token after `length` tokens; the keys and values in the cache are
+           random, which takes as long as real ones would
+forward    hidden states and logits of `length` tokens at once, with neither cache nor gradients
 
-"train-compiled": layers, head and loss are compiled by torch.compile, for the one size that is
-timed. Of "forward-compiled" `alone_ms` is what the pass cannot do without: its matrix products and
-its screening, or attention, each timed alone. Weights are random: a relevance of 0 takes as long as
-any other, so only the windows matter. `initial` windows are 2 to 257 tokens.
-`trained-like` windows are a guess: 70 % of the tiles log-uniform in 2 .. 128, 25 % in 256 .. 4096,
-5 % in 4096 .. 65536. SWE changes only the last 5 %.
+For "train-compiled", torch.compile compiles the layers, the head and the loss for the one size that
+is timed. For "forward-compiled", `alone_ms` is the time of what the pass cannot do without: its
+matrix products and its screening, or attention, each timed by itself.
+
+The weights are random. This changes no time, because a relevance of 0 takes as long to compute as
+any other; only the windows matter. The `initial` windows have 2 to 257 tokens. The `trained-like`
+windows are our guess at trained ones: 70 % of the tiles have windows that are log-uniform in
+2 .. 128, 25 % in 256 .. 4096, and 5 % in 4096 .. 65536. SWE changes only the last 5 %.
 """
 import gc
 import hashlib
