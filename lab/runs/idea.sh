@@ -1,12 +1,13 @@
-# Is your idea better? Trains the code as it stands with seeds 0, 1 and 2: six minutes on two cores.
-# For more seeds put SEEDS="3 4 5" before each command.
+# Is your idea better? This trains the code as it stands with seeds 0, 1 and 2, in six minutes on two
+# cores. For more seeds put SEEDS="3 4 5" before the command.
 #   bash lab/runs/idea.sh original
 #   bash lab/runs/idea.sh mine                             after an edit, in a copy or in place
 #   bash lab/runs/idea.sh mine --model multiscreen:mine.Tiles    with any flags of train.py
-#   NEEDLES=1 bash lab/runs/idea.sh mine --resume          retrieval, too: half an hour more a seed
-# It trains on text into out/idea/NAME-SEED, then measures perplexity to 16 times the training
-# length. After Ctrl-C add --resume to go on. Edit nothing until it ends: each seed reads the code
-# when it starts. After an edit choose another name; the old one is refused.
+#   NEEDLES=1 bash lab/runs/idea.sh mine --resume          and retrieval, half an hour more per seed
+# Each seed is trained on text, in the folder out/idea/NAME-SEED, and then its perplexity is measured
+# up to 16 times the training length. If you press Ctrl-C, go on with the same command and --resume.
+# Do not edit anything until the script ends, because each seed reads the code when it starts. After
+# an edit choose another name, because a name that has runs is refused.
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
@@ -37,8 +38,8 @@ labelled() {
 export -f one_seed labelled
 printf '%s\n' ${SEEDS:-0 1 2} |
     xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
-    echo "not finished: mend the error above, if any, and add --resume to go on; after an edit" \
-        "take another name" >&2
+    echo "not finished: correct the error above, if there is one, and add --resume to go on;" \
+        "after an edit take another name" >&2
     exit 1
 }
 [ "$name" = original ] && exit

@@ -1,10 +1,11 @@
-"""Tune the learning rate of a command; `lab/runs/mechanisms.sh tune` does so for every mechanism.
+"""Tune the learning rate of a training command. `lab/runs/mechanisms.sh tune` calls this script.
 
     python lab/runs/tune.py text softmax 2 -10 -8 -6 -- python train.py --resume ...
 
-trains softmax on text with seed 20 at the rates 2^-10, 2^-8 and 2^-6, in OUT/tune_text/. The rate
-with the lowest last validation loss wins. While it is an edge of the grid, the next one beyond it
-is tried, here by a factor of 2^2, unless all runs diverged. The winner is added to OUT/tuned.txt.
+This trains softmax on text with seed 20 at the rates 2^-10, 2^-8 and 2^-6, in OUT/tune_text/. The
+rate with the lowest final validation loss wins. As long as the winner is at an edge of the grid,
+the next rate beyond that edge is tried as well, here at a factor of 2^2, unless all runs diverged.
+The winner is added to OUT/tuned.txt. The environment variable OUT names the folder.
 """
 import csv
 import math
