@@ -14,7 +14,7 @@ from course.exercises import handout
 from course.exercises.checks import correlated
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
-from support.checkpoint import build_model
+from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError
 from tests.helpers import ROOT, args_of, full_disk, run
 
@@ -229,10 +229,66 @@ def test_the_softpick_of_the_guide_can_attend_to_nothing():
     assert 0 < p[3].sum() < 1
 
 
+# ------------------------------------------------------------------- part 5: a model that copies
+
+def run_script(text, begin, capsys, *edits):
+    """What the script of a page prints that begins in that way, after edits (old, new)."""
+    script, = (block.partition("```")[0] for block in text.split("```python\n")[1:]
+               if block.startswith(begin))
+    for old, new in edits:
+        assert old in script
+        script = script.replace(old, new)
+    exec(script, {})
+    return capsys.readouterr().out
+
+
+def test_the_tiles_that_copy(monkeypatch, capsys):
+    """With any Python's texts, the numbers are near the table's. Two of eight layers will do."""
+    monkeypatch.chdir(ROOT)
+    answers = (TEACH / "answers.md").read_text()
+    said = run_script(COURSE, "import torch\n\nfrom lab.copying import CUE", capsys,
+                      ("enumerate(model.layers, 1)", "enumerate(model.layers[2:4], 3)"))
+    found = re.findall(r"([\d.]+)  another string ([\d.]+)  (?:all|tile) ([\w.]+)", said)
+    rows = {tile: (first, other) for tile, first, other in re.findall(
+        r"^\| (none|\d\.\d) \|.*? \| ([\d.]+) \| ([\d.]+) \|", answers, re.M)}
+    assert [tile for *_, tile in found[:3]] == ["tiles", "4.8", "3.1"]
+    for numbers, name in zip(found, ["none", "4.8", "3.1"]):
+        for number, expected in zip(numbers[:2], rows[name]):
+            assert float(number) == pytest.approx(float(expected), abs=0.7)
+    assert float(found[3][0]) < 3.1                    # no other tile of these layers costs 1 nat
+
+
+def test_where_they_look(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    answers = (TEACH / "answers.md").read_text()
+    said = run_script(answers, "import torch\n\nfrom lab.copying import get_texts", capsys)
+    number = r"\d\.\d\d"
+    for line in said.splitlines():
+        expected, = (x for x in answers.splitlines() if x.startswith(line[:9]))
+        assert re.sub(number, "", line) == re.sub(number, "", expected)
+        found = [[float(x) for x in re.findall(number, y)] for y in (line, expected)]
+        assert found[0] == pytest.approx(found[1], abs=0.1)
+
+    # Without tile 3.1, tile 4.8 does not find its key.
+    said = run_script(answers, "import torch\n\nfrom lab.copying import get_texts", capsys,
+                      ("i = torch", "model.layers[2].s_O.data[0] = -torch.inf\ni = torch"))
+    assert float(re.search(rf"tile 4.8.* after that ({number})", said)[1]) < 0.2
+
+
+def test_one_expanded_window(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_script((TEACH / "answers.md").read_text(), "import torch\n\nckpt", capsys,
+               ("models/", f"{ROOT}/models/"), ("out/", ""))
+    model, _, _ = load_checkpoint("one.pt")
+    windows = torch.stack([layer.reach() for layer in model.layers])
+    assert (windows == math.inf).nonzero().tolist() == [[3, 7]]
+
+
 # -------------------------------------------------------------------------------- on paper
 
-def test_the_python_of_the_problem_set_gives_its_numbers():
-    text = (TEACH / "problems.md").read_text()
+@pytest.mark.parametrize("name", ["problems.md", "answers.md"])
+def test_the_python_of_the_solutions_gives_their_numbers(name):
+    text = (TEACH / name).read_text()
     lines = re.findall(r"`([^`]+)`\s+=\s+\*\*([\d,.]+)\*\*", text)
     assert len(lines) == len(re.findall(r"=\s+\*\*", text))
     for line, number in lines:
