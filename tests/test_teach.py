@@ -284,6 +284,16 @@ def test_one_expanded_window(tmp_path, monkeypatch, capsys):
     assert (windows == math.inf).nonzero().tolist() == [[3, 7]]
 
 
+# -------------------------------------------------------------------------------- lectures
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_minutes_of_a_lecture_add_up(n):
+    text = (TEACH / f"lecture{n}.md").read_text()
+    blocks = re.findall(r"^\*\*(\d+)-(\d+)\. ", text, re.M)
+    assert [int(begin) for begin, _ in blocks] == [0, *(int(end) for _, end in blocks[:-1])]
+    assert blocks[-1][1] == "90"
+
+
 # -------------------------------------------------------------------------------- on paper
 
 @pytest.mark.parametrize("name", ["problems.md", "answers.md"])
