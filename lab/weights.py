@@ -70,7 +70,7 @@ def draw_tokens(n, matching=True):
 
 def block_of(name):
     """The layer of a mechanism by its name: softmax, a word of VARIANTS, or FILE.CLASS."""
-    return Block if name == "softmax" else class_of(name, "attention")
+    return Block if name == "softmax" else class_of(name, "attention", Block)
 
 
 @torch.no_grad()

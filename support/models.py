@@ -12,8 +12,6 @@ import re
 import sys
 from importlib import import_module
 
-from torch import nn
-
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from support.cli import UsageError, error_line
 
@@ -27,7 +25,8 @@ def build_model(name, config, dtype=None):
     config = {field: x for field, x in config.items() if x is not None}
     try:
         if family == "multiscreen" and len(words) < 2:
-            tiles = class_of(words[0], "ablations") if words else GatedScreeningTiles
+            base = GatedScreeningTiles
+            tiles = class_of(words[0], "ablations", base) if words else base
             # A class may have sizes of its own, and a definition of its own in place of `screen`.
             sizes = tiles.sizes(config) if hasattr(tiles, "sizes") else config
             model = Multiscreen(Config(**sizes), dtype, tiles)
@@ -36,7 +35,8 @@ def build_model(name, config, dtype=None):
             return model
         if family == "transformer" and 0 < len(words) < 3:
             transformer = import_module("lab.baselines.transformer")
-            block = class_of(words[1], "attention") if words[1:] else transformer.Block
+            base = transformer.Block
+            block = class_of(words[1], "attention", base) if words[1:] else base
             sizes = transformer.get_config(words[0], **config)
             return transformer.Transformer(sizes, dtype, block)
     except ValueError as e:
@@ -51,33 +51,33 @@ def build_model(name, config, dtype=None):
                      f"transformer:SIZE:VARIANT ({blocks}); a VARIANT of yours is FILE.CLASS")
 
 
-def class_of(word, room):
+def class_of(word, room, base):
     """The class of a variant: a word of VARIANTS in a file of lab/baselines/, or FILE.CLASS.
 
-    Raises UsageError if there is none, and names those that there are.
+    Raises UsageError if there is none, or if it is not derived from `base`, the class of a layer.
     """
     file, _, name = word.rpartition(".")
-    if not file:
-        known, where = variants(room), f"lab/baselines/{room}.py"
-    else:
-        known, where = layers_in(file), file
+    there = vars(module_of(file)) if file else variants(room)
+    # By its name, for a notebook may have reloaded the file of `base`.
+    known = [key for key, x in there.items()
+             if base.__name__ in [c.__name__ for c in getattr(x, "__mro__", ())]]
     if name not in known:
-        raise UsageError(f"{word} is unknown: {where} has {', '.join(known) or 'no layers'}; a "
-                         "class of yours is FILE.CLASS")
-    return known[name]
+        why = "cannot be a layer of this model" if name in there else "is unknown"
+        raise UsageError(f"{word} {why}: {file or f'lab/baselines/{room}.py'} has "
+                         f"{', '.join(known) or 'none'}; a class of yours is FILE.CLASS, and a "
+                         f"subclass of {base.__module__}.{base.__name__}")
+    return there[name]
 
 
-def layers_in(file):
-    """{name: class} of what may be a layer in a file of yours, "my_file" or "ideas.my_file"."""
+def module_of(file):
+    """The module of a file of yours, "my_file" or "ideas.my_file"."""
     # Python looks in the folder of the script; the file may be in the current one.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        module = import_module(file)
+        return import_module(file)
     except (ImportError, SyntaxError) as e:
         raise UsageError(f"{file} cannot be imported ({error_line(e)})") from None
-    return {name: x for name, x in vars(module).items()
-            if isinstance(x, type) and issubclass(x, nn.Module)}
 
 
 def variants(room):

@@ -146,6 +146,13 @@ MISTAKES = [
     ("--init missing.pt", "missing.pt does not exist"), ("--init text.txt", "not a checkpoint"),
     ("--out out", "out holds a run: --resume continues it, --force overwrites it, another"),
     ("--model multiscreen:mine.Tiles", "mine cannot be imported (ModuleNotFoundError"),
+    ("--model multiscreen:multiscreen.Tiles", "multiscreen.Tiles is unknown: multiscreen has "
+     "GatedScreeningTiles; a class of yours is FILE.CLASS, and a subclass of multiscreen.Gated"),
+    ("--model multiscreen:torch.nn.Linear", "Linear cannot be a layer of this model: torch.nn has"),
+    ("--model multiscreen:multiscreen.screen", "screen cannot be a layer of this model"),
+    ("--model transformer:1,2,8:multiscreen.GatedScreeningTiles",
+     "of this model: multiscreen has none; a class of yours is FILE.CLASS, and a subclass of "
+     "lab.baselines.transformer.Block"),
 ]
 
 
