@@ -97,12 +97,8 @@ def begin(out, args, ckpt, init):
     state: what a checkpoint holds, but for what `save` adds. What is loaded leaves ckpt and init:
     it need not stay in memory.
     """
+    # The model, which fails before a large corpus is read. A size that no flag sets is its own.
     tokenizer = get_tokenizer(args.tokenizer)
-    data, val_data = get_data(args, tokenizer)
-    print(f"{' '.join(args.data)}: {data} of {args.seq_len} tokens; {args.steps} steps of "
-          f"{args.batch_tokens:,} tokens")
-
-    # The model. A size that no flag sets is the model's own.
     device = cli.get_device(args.device)
     dtype = cli.products_dtype(device, args.dtype)
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
@@ -110,6 +106,10 @@ def begin(out, args, ckpt, init):
         torch.manual_seed(args.seed)
         model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
     model.to(device)
+
+    data, val_data = get_data(args, tokenizer)
+    print(f"{' '.join(args.data)}: {data} of {args.seq_len} tokens; {args.steps} steps of "
+          f"{args.batch_tokens:,} tokens")
 
     # Where the run stands, and its weights: new ones, those of --init, or its own.
     with ALONE:

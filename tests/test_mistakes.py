@@ -169,6 +169,13 @@ def test_a_mistake_is_explained_and_costs_nothing(folder, monkeypatch, flags, me
     assert {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")} == before
 
 
+@pytest.mark.parametrize("flags", ["--model nothing", "--psi 100000", "--device nonsense"])
+def test_a_model_that_cannot_be_is_refused_before_the_data_is_read(tmp_path, monkeypatch, flags):
+    monkeypatch.setattr(train, "get_data", lambda *inputs: pytest.fail("has read the data"))
+    argv = [*SMALL, "--out", str(tmp_path / "new"), *flags.split()]
+    assert complaint(lambda: train.main(argv)).startswith("error: ")
+
+
 @pytest.mark.parametrize("flags", ["--data empty.txt", "--psi 100000", "--shard 2"])
 def test_even_force_overwrites_a_run_only_with_one_that_can_start(folder, monkeypatch, flags):
     monkeypatch.chdir(folder)
