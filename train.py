@@ -28,7 +28,7 @@ import torch
 from support import cli, folder  # what OUT holds, and whether a run may begin there
 from support import distributed as dist  # one process or many
 from support.checkpoint import load_checkpoint, load_moments, load_weights, read_checkpoint
-from support.compiled import make_fast
+from support.choose import make_fast
 from support.data import absolute, batches, get_data
 from support.maps import alive_fraction, windows
 from support.models import build_model, recipe

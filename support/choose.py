@@ -1,4 +1,4 @@
-"""Choose the screen: the fastest function that runs here and agrees with the definition."""
+"""What makes a model fast here: above all the fastest screen that agrees with the definition."""
 import math
 import os
 import sys
@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.functional import normalize
+from torch.utils._triton import has_triton
 
 import multiscreen
+from support import distributed as dist
 from support.cli import UsageError, error_line
+from support.models import has_windows
 from support.windowed import screen_windowed
 
 # What is compared, as a model calls `screen`: (queries, keys, windows, acceptance widths).
@@ -27,6 +30,32 @@ class Choice(NamedTuple):
     screen: Callable
     line: str                                          # why, in one line
     expected: bool                                     # whether it is as fast as it can be here
+
+
+def make_fast(model, args):
+    """Choose what screens, recompute or compile, and leave each process its part, all in place.
+
+    args: train.py's flags. Prints what was chosen.
+    """
+    if has_windows(model):
+        choice = get_screen(model, args.kernel)
+        model.screen = choice.screen
+        print(choice.line)
+        require_memory(model, args.batch_size, args.seq_len, args.recompute)
+    if args.recompute:
+        dist.recompute(model)
+    device, sizes = model.W_E.device, (args.batch_size, args.seq_len)
+    if args.compile or args.compile is None and device.type == "cuda" and has_triton():
+        # Imported here, like the kernel: it takes a second.
+        from support import compiled
+
+        line = compiled.try_to_compile(model, args.compile, *sizes)
+        print(line)
+        # Not what recomputes or waits for other processes.
+        alone = dist.world() == 1 and not args.recompute
+        if line == compiled.COMPILED and device.type == "cuda" and alone:
+            print(compiled.try_to_record(model, *sizes))
+    dist.distribute(model, args.shard, device)
 
 
 @torch.enable_grad()

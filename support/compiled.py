@@ -11,13 +11,9 @@ from types import MethodType
 import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.utils._triton import has_triton
 
 from multiscreen import stays_in_window
-from support import distributed as dist
-from support.choose import get_screen, require_memory
 from support.cli import UsageError, error_line
-from support.models import has_windows
 from support.windowed import screen_windowed
 
 # Inductor computes a value anew wherever it is used, as long as that takes at most 30 operations.
@@ -27,41 +23,15 @@ OPTIONS = {"realize_opcount_threshold": 12}
 COMPILED = "compiled by torch.compile"
 
 
-def make_fast(model, args):
-    """Choose what screens, recompute or compile, and leave each process its part, all in place.
-
-    args: train.py's flags. Prints what was chosen.
-    """
-    if has_windows(model):
-        choice = get_screen(model, args.kernel)
-        model.screen = choice.screen
-        print(choice.line)
-        require_memory(model, args.batch_size, args.seq_len, args.recompute)
-    if args.recompute:
-        dist.recompute(model)
-    sizes = args.batch_size, args.seq_len
-    if line := try_to_compile(model, args.compile, *sizes):
-        print(line)
-    dist.distribute(model, args.shard, model.W_E.device)
-    # Not what recomputes or waits for other processes.
-    alone = dist.world() == 1 and not args.recompute
-    if line == COMPILED and model.W_E.is_cuda and alone:
-        print(try_to_record(model, *sizes))
-
-
 def try_to_compile(model, wanted, batch, T):
-    """Compile a model in place and try it on `batch` sequences. Returns one line, or None.
+    """Compile a model in place and try it on `batch` sequences. Returns one line.
 
-    wanted: see --compile; None compiles on a CUDA GPU with Triton, and leaves the model as it was
-    if that fails. Raises UsageError if it fails but was asked for.
+    If that fails, the model is left as it was, or UsageError is raised if it was `wanted`.
     """
-    device = model.W_E.device
-    if not wanted and (wanted is not None or device.type != "cuda" or not has_triton()):
-        return None
     modules = [model, *model.layers]
     before = [vars(module).copy() for module in modules]
     compile_model(model)
-    tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=device)
+    tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=model.W_E.device)
     try:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
         return COMPILED

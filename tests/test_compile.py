@@ -2,12 +2,14 @@
 import copy
 import inspect
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import multiscreen as ms
-from support import compiled
+from support import choose, compiled
+from support.choose import Choice, make_fast
 from support.cli import UsageError
 from support.compiled import compile_model, try_to_compile, try_to_record
 from support.distributed import recompute
@@ -262,11 +264,19 @@ def test_decoding_and_relevance_maps_run_eagerly_and_see_the_same(model, graphs)
     assert len(graphs) == before
 
 
+def make_fast_at(model, monkeypatch, capsys, **flags):
+    """The lines that `make_fast` prints after that of the screen, which stays."""
+    monkeypatch.setattr(choose, "get_screen", lambda model, _: Choice(model.screen, "", True))
+    usual = {"compile": None, "recompute": False, "shard": 1, "batch_size": 2, "seq_len": 179}
+    make_fast(model, SimpleNamespace(kernel="auto", **usual | flags))
+    return capsys.readouterr().out.splitlines()[1:]
+
+
 @pytest.mark.parametrize("kind, wanted, triton, tried", [
     ("cuda", None, True, True), ("cuda", None, False, False), ("cuda", False, True, False),
-    ("mps", None, True, False)])
-def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, wanted, triton,
-                                                      tried):
+    ("mps", None, True, False), ("cpu", None, True, False)])
+def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, capsys, kind, wanted,
+                                                      triton, tried):
     """Here the last backward fails, after the head has its gradient."""
     def compile_to_fail(f, **options):
         def run(*inputs):
@@ -277,7 +287,7 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, 
         return run
 
     monkeypatch.setattr(torch, "compile", compile_to_fail)
-    monkeypatch.setattr(compiled, "has_triton", lambda: triton)
+    monkeypatch.setattr(choose, "has_triton", lambda: triton)
     tokens = draw_tokens(2, 180)
     eager = of_a_step(model, tokens)
     model.zero_grad()
@@ -285,9 +295,8 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, 
     with Pretended(kind):
         model.to(kind)
         before = [vars(module).copy() for module in modules]
-        line = try_to_compile(model, wanted, 2, 179)
-        said = "not compiled: torch.compile fails here (RuntimeError: no)"
-        assert line == (said if tried else None)
+        said = ["not compiled: torch.compile fails here (RuntimeError: no)"] * tried
+        assert make_fast_at(model, monkeypatch, capsys, compile=wanted) == said
         assert [vars(module) for module in modules] == before
         assert model.screen.stays_in_window
         assert all(p.grad is None for p in model.parameters())
@@ -295,9 +304,21 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, kind, 
             assert torch.equal(x, eager[name].to(kind))
 
 
+@pytest.mark.parametrize("recompute, processes, recorded", [
+    (False, 1, True), (True, 1, False), (False, 2, False)])
+def test_only_passes_that_neither_recompute_nor_wait_for_others_are_recorded(
+        model, monkeypatch, capsys, recompute, processes, recorded):
+    monkeypatch.setattr(choose, "has_triton", lambda: True)
+    monkeypatch.setattr(compiled, "try_to_compile", lambda *inputs: compiled.COMPILED)
+    monkeypatch.setattr(choose.dist, "world", lambda: processes)
+    monkeypatch.setattr(compiled, "try_to_record", lambda *inputs: "recorded")
+    with Pretended("cuda"):
+        said = make_fast_at(model.to("cuda"), monkeypatch, capsys, recompute=recompute)
+    assert said == ["compiled by torch.compile"] + ["recorded"] * recorded
+
+
 def test_what_was_asked_for_and_fails_is_an_error(model, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
-    assert try_to_compile(model, None, 2, 30) is None  # a CPU
     with pytest.raises(UsageError, match="^--compile: torch.compile fails .*RuntimeError: no"):
         try_to_compile(model, True, 2, 30)
 
