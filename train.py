@@ -19,7 +19,6 @@ The run's folder, OUT, contains ckpt.pt, all that is needed to resume; log.tsv, 
 of numbers; source/, the code that ran; and what support/folder.py lists beside its rules.
 """
 import math
-import threading
 import time
 from argparse import BooleanOptionalAction, Namespace
 
@@ -44,21 +43,21 @@ def train(out, args, ckpt=None, init=None):
     """
     model, optimizer, tokenizer, data, val_data, state = begin(out, args, ckpt, init)
 
-    # Steps done, sequences drawn; `state` has those of the last save.
+    # Steps done, and sequences drawn from the data; `state` has those of the last save.
     step, drawn = state["step"], state["drawn"]
-    per_step = args.batch_tokens // args.seq_len       # sequences
+    sequences_per_step = args.batch_tokens // args.seq_len
     began, first = time.perf_counter(), step
     last = stopping = False
-    with dist.stop_requests() as stop:                 # Ctrl-C, SIGTERM, SIGHUP
+    with dist.stop_requests() as signals:              # those of Ctrl-C, SIGTERM, SIGHUP
         while not last and not stopping:
             start = time.perf_counter()
             lr = set_rate(optimizer, args, step)
             loss, norm = train_step(model, data, args, drawn)
-            step, drawn = step + 1, drawn + per_step
+            step, drawn = step + 1, drawn + sequences_per_step
             require_finite(out, state, step, loss=loss, grad_norm=norm)    # before weights change
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            data.observe(loss, per_step)               # a task gets harder as it is learned
+            data.observe(loss, sequences_per_step)     # a task gets harder as it is learned
             last = step == args.steps or data.learned
             now = time.perf_counter()
 
@@ -71,7 +70,7 @@ def train(out, args, ckpt=None, init=None):
                 row = evaluate(model, data, val_data, args, tokenizer)
                 require_finite(out, state, step, val_loss=row["val_loss"])
                 log(out, args, state, step, row)
-            stopping = any(dist.total(len(stop)))      # all stop when one was told to
+            stopping = dist.total(len(signals)) > 0    # if any of the processes got one
             if last or stopping or step % args.save_every == 0:
                 state |= {"step": step, "drawn": drawn}
                 save(out, args, state, model, optimizer, data)
@@ -85,35 +84,28 @@ def train(out, args, ckpt=None, init=None):
 
 # ------------------------------------------------------------------------------ before the loop
 
-# The flags for the sizes of Config, and their names there.
-SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
-         "w_th": "w_th"}
-ALONE = threading.Lock()         # threads share one generator, and Python 3.11's parser is not safe
-
-
+@dist.one_thread_at_a_time()                           # in a notebook: they share the seed
 def begin(out, args, ckpt, init):
     """(model, optimizer, tokenizer, training data, validation data, state) of a run.
 
-    state: what a checkpoint holds, but for what `save` adds. What is loaded leaves ckpt and init:
-    it need not stay in memory.
+    state: what a checkpoint holds, but for what `save` adds.
     """
-    # The model, which fails before a large corpus is read. A size that no flag sets is its own.
+    # The model comes first: if it cannot be built, you hear so before a large corpus is read.
+    # A size that no flag sets is the model's own.
     tokenizer = get_tokenizer(args.tokenizer)
     device = cli.get_device(args.device)
     dtype = cli.products_dtype(device, args.dtype)
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
-    with ALONE:
-        torch.manual_seed(args.seed)
-        model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
-    model.to(device)
+    torch.manual_seed(args.seed)
+    model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
 
     data, val_data = get_data(args, tokenizer)
     print(f"{' '.join(args.data)}: {data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # Where the run stands, and its weights: new ones, those of --init, or its own.
-    with ALONE:
-        state = folder.get_state(args, model, data, ckpt, init)
+    # Where the run stands, and its weights: new ones, those of --init, or its own. What is loaded
+    # is popped, so that it is not in memory twice while the model trains.
+    state = folder.get_state(args, model, data, ckpt, init)
     if ckpt:
         load_weights(model, ckpt.pop("weights"), out / "ckpt.pt")
     elif init:
@@ -136,8 +128,7 @@ def begin(out, args, ckpt, init):
         load_moments(model, optimizer, ckpt.pop("optimizer"), out / "ckpt.pt")
         if ckpt["args"]["data"] == args.data:          # another task begins at its beginning
             data.state = ckpt["data_state"]
-        with ALONE:
-            torch.set_rng_state(ckpt["random_state"])  # for your dropout, on a CPU
+        torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
     if dist.rank() == 0:
         folder.write(out, state)
     if ckpt or init:
@@ -177,7 +168,7 @@ def train_step(model, data, args, drawn):
     # One transfer for all numbers, since each makes the CPU wait for the GPU.
     numbers = torch.stack([*losses, dist.full(norm)]).tolist()
     loss, norm = sum(numbers[:-1]), numbers[-1]
-    return dist.total(loss / dist.world())[0], norm    # the mean over the processes
+    return dist.total(loss / dist.world()), norm       # the mean over the processes
 
 
 def require_finite(out, state, step, **values):
@@ -281,6 +272,11 @@ def sample(model, val_data, tokenizer):
 
 # ---------------------------------------------------------------------------------------- flags
 
+# The flags for the sizes of Config, and their names there.
+SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
+         "w_th": "w_th"}
+
+
 def get_parser():
     p = cli.Parser(__doc__)
     p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT; an "
@@ -338,16 +334,18 @@ def get_parser():
 
 
 def get_args(given, ckpt=None, init=None):
-    """A run's flags: the defaults, the model's recipe, what a checkpoint keeps, and those given.
+    """All flags of a run, from those that were given and those that a checkpoint keeps.
 
     ckpt: of the run that goes on; init: that of --init. Raises UsageError for impossible flags.
     """
+    # A flag is what the command says, else what a checkpoint keeps, else what the paper advises
+    # for the model, else its default.
     defaults = vars(get_parser().parse_args([]))
     kept = folder.kept_flags(("model", *SIZES, "tokenizer"), given, ckpt, init)
-    chosen = defaults | kept | given
-    args = Namespace(**defaults | recipe(chosen["model"]) | kept | given)
-    sizes = {name for name in SIZES if chosen[name] != defaults[name]}
-    if args.model.startswith("transformer") and sizes - {"layers"}:
+    model = (defaults | kept | given)["model"]
+    args = Namespace(**defaults | recipe(model) | kept | given)
+    sizes = {name for name in SIZES if vars(args)[name] != defaults[name]}
+    if model.startswith("transformer") and sizes - {"layers"}:
         raise cli.UsageError("--psi, --tiles, --d-E, --d-K, --d-V and --w-th are for Multiscreen: "
                              "a Transformer's sizes are in its name, transformer:N_L,N_H,d_E")
 

@@ -104,9 +104,9 @@ def cli(main):
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")
-    except KeyboardInterrupt as e:
+    except KeyboardInterrupt as e:                     # train.py's has words of its own
         if not rank():
-            print(*e.args or ["stopped: rerun the command to go on"], file=sys.stderr)
+            print(*(e.args or ["stopped: rerun the command to go on"]), file=sys.stderr)
         sys.exit(130)
 
 

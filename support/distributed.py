@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from support.cli import UsageError, rank
 
+LOCK = threading.Lock()
+
 
 def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
@@ -41,12 +43,19 @@ def world():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def total(*values):
-    """The sums of numbers over all processes."""
-    x = torch.tensor(values, dtype=torch.float64)
+def total(value):
+    """The sum of a number over all processes."""
+    x = torch.tensor(value, dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(x)
-    return x.tolist()
+    return x.item()
+
+
+@contextmanager
+def one_thread_at_a_time():
+    """A decorator: threads wait in line for such a function, as torch has one generator for all."""
+    with LOCK:
+        yield
 
 
 def wait():
