@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import UsageError
-from support.source import source_in
 from support.table import keep_rows, named_paths, read_rows
 
 BEST = ("best", "best_step")                           # the lowest validation loss, and when
@@ -89,8 +88,10 @@ def read_run(path, label="", window=10):
              "spikes": count_spikes(curves["loss"][1], window),
              "grad": median(norms[steps > at / 2])}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
-    note = folder / "note.txt"
-    return Run(label, flags, losses, facts, end, curves, source_in(folder),
+    root, note = folder / "source", folder / "note.txt"
+    source = {path.relative_to(root).as_posix(): path.read_text("utf-8")
+              for path in sorted(root.rglob("*.py"))}
+    return Run(label, flags, losses, facts, end, curves, source,
                note.read_text("utf-8") if note.exists() else "")
 
 

@@ -95,13 +95,6 @@ def source_now(paths):
     return files_of({path.removesuffix(".py").replace("/", ".") for path in paths})
 
 
-def source_in(folder):
-    """{path: text} of what a run of train.py in a folder has kept."""
-    root = folder / "source"
-    return {path.relative_to(root).as_posix(): path.read_text("utf-8")
-            for path in sorted(root.rglob("*.py"))}
-
-
 # ------------------------------------------------------------------------ what a model is known by
 
 def code_hash(model):
