@@ -1,4 +1,4 @@
-"""Shared by every script: flags, one-line errors, exit codes, signals, devices."""
+"""Shared by every script: flags, one-line errors, exit codes, devices, words, whole files."""
 import argparse
 import ctypes
 import os
@@ -217,11 +217,14 @@ def clock(seconds):
 
 @contextmanager
 def naming(path):
-    """The error of a full disk names no file. Inside `with naming(path)` it names this one."""
+    """Inside `with naming(path)` the error of a full disk, which names no file, names this one."""
     try:
         yield
-    except OSError as e:
-        e.filename = str(path)
+    except Exception as e:
+        for error in (e, e.__context__):               # torch hides it behind another one
+            if isinstance(error, OSError):
+                error.filename = str(path)
+                raise error from None
         raise
 
 
@@ -234,16 +237,11 @@ def replacing(path):
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as e:
+        with naming(path):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        # The error of a full disk names no file, and torch hides it behind another one.
-        for error in (e, e.__context__):
-            if isinstance(error, OSError):
-                error.filename = str(path)
-                raise error from None
-        raise
