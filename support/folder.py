@@ -152,14 +152,12 @@ def tell_changes(old, new):
         others.append("code that is in no file")       # of a notebook
     lines = [f"  {line}" for line in [*flags.values(), *others]]
     lines += differences(old["source"], new["source"])
-    if lines:
-        lines = [f"until step {old['step']} | now:", *lines]
-    told = "".join(f"{line}\n" for line in lines)
+    if not lines:
+        return "", []
+    told = "\n".join([f"until step {old['step']} | now:", *lines, ""])
     print(told, end="")
     words = [line for name, line in flags.items() if name not in LENGTH] + others + files
-    if not words:
-        return "", []
-    return told, [f"from step {old['step']}: {', '.join(words)}"]
+    return (told, [f"from step {old['step']}: {', '.join(words)}"]) if words else ("", [])
 
 
 def write(out, state):
