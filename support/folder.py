@@ -93,9 +93,9 @@ def run_in(out, given):
 
 
 def kept_flags(fixed, given, ckpt, init):
-    """The flags that a run keeps when it goes on, or a new one by its --init: those in `fixed`.
+    """The flags that need not be given again: all of a run that goes on, `fixed` ones of --init.
 
-    Raises UsageError for a given one that would change what is fixed.
+    Raises UsageError for a given one that would change one of `fixed`.
     """
     known = (ckpt or init or {"args": {}})["args"]
     for name in fixed:
