@@ -314,8 +314,8 @@ def get_parser():
            "(the fused kernel), or auto: the fastest that runs here and agrees with the definition",
            choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction,
-                   help="torch.compile the model; on a CPU it needs a C++ compiler [on a CUDA GPU "
-                   "with Triton]")
+                   help="torch.compile the model, and record CUDA graphs on a GPU; on a CPU it "
+                   "needs a C++ compiler [on a CUDA GPU with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="recompute a layer's activations in backward: less memory, more time")
     p.flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
