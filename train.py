@@ -25,7 +25,7 @@ from argparse import BooleanOptionalAction, Namespace
 import torch
 
 from support import cli, folder  # what OUT holds, and whether a run may begin there
-from support import distributed as dist  # one process or many
+from support import distributed as dist  # one process or many, of which only number 0 prints
 from support.checkpoint import load_checkpoint, load_moments, load_weights, read_checkpoint
 from support.choose import make_fast
 from support.data import absolute, batches, get_data
@@ -39,7 +39,8 @@ __all__ = ["load_checkpoint", "main", "train"]         # for your own code
 def train(out, args, ckpt=None, init=None):
     """A run: `begin` makes or loads all that it needs, then the loop.
 
-    ckpt: the checkpoint of the run in OUT that goes on; init: that of --init. None: a new run.
+    ckpt: what OUT/ckpt.pt holds, if that run goes on; init: what --init names, for a new run. They
+    are dicts or None; `main`, at the end of this file, reads them.
     """
     model, optimizer, tokenizer, data, val_data, state = begin(out, args, ckpt, init)
 
@@ -74,7 +75,7 @@ def train(out, args, ckpt=None, init=None):
             if last or stopping or step % args.save_every == 0:
                 state |= {"step": step, "drawn": drawn}
                 save(out, args, state, model, optimizer, data)
-    if not last:
+    if not last:                                       # `cli` prints this line, no traceback
         raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
                                 f"to the command{', without --force,' * args.force} to go on")
     if dist.world() == 1:
@@ -84,14 +85,14 @@ def train(out, args, ckpt=None, init=None):
 
 # ------------------------------------------------------------------------------ before the loop
 
-@dist.one_thread_at_a_time()                           # in a notebook: they share the seed
+@dist.one_thread_at_a_time()                           # a notebook's: they share torch's generator
 def begin(out, args, ckpt, init):
     """(model, optimizer, tokenizer, training data, validation data, state) of a run.
 
-    state: what a checkpoint holds, but for what `save` adds.
+    state: the run's checkpoint as a dict, to which `save` adds weights, moments, random state.
     """
-    # The model comes first: if it cannot be built, you hear so before a large corpus is read.
-    # A size that no flag sets is the model's own.
+    # The model is built before a large corpus is read: if it cannot be, you hear so at once. A size
+    # that no flag sets, None, is the model's own.
     tokenizer = get_tokenizer(args.tokenizer)
     device = cli.get_device(args.device)
     dtype = cli.products_dtype(device, args.dtype)
@@ -103,14 +104,14 @@ def begin(out, args, ckpt, init):
     print(f"{' '.join(args.data)}: {data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # Where the run stands, and its weights: new ones, those of --init, or its own. What is loaded
-    # is popped, so that it is not in memory twice while the model trains.
+    # Where the run stands; its weights: new, of --init, or its own. `pop` frees what is copied.
     state = folder.get_state(args, model, data, ckpt, init)
     if ckpt:
         load_weights(model, ckpt.pop("weights"), out / "ckpt.pt")
     elif init:
         load_weights(model, init.pop("weights"), args.init)
 
+    # In place: choose the screen, compile, shard. The optimizer must see the sharded weights.
     make_fast(model, args)
     where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
     rest = state["parameters"] - model.W_E.numel()
@@ -126,11 +127,11 @@ def begin(out, args, ckpt, init):
     # The rest of a checkpoint.
     if ckpt:
         load_moments(model, optimizer, ckpt.pop("optimizer"), out / "ckpt.pt")
-        if ckpt["args"]["data"] == args.data:          # another task begins at its beginning
+        if ckpt["args"]["data"] == args.data:          # other data begin at their beginning
             data.state = ckpt["data_state"]
-        torch.set_rng_state(ckpt["random_state"])      # for your dropout, on a CPU
+        torch.set_rng_state(ckpt["random_state"])      # if your layers draw random numbers
     if dist.rank() == 0:
-        folder.write(out, state)
+        folder.write(out, state)                       # a new run also removes what was there
     if ckpt or init:
         print(f"continuing at step {state['step']}" if ckpt else f"weights from {args.init}")
     print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
@@ -153,22 +154,22 @@ def train_step(model, data, args, drawn):
 
     drawn: how many sequences all processes have drawn before.
     """
-    per_pass = args.batch_size * dist.world()          # sequences
-    n_passes = args.batch_tokens // (per_pass * args.seq_len)
+    sequences_per_pass = args.batch_size * dist.world()
+    n_passes = args.batch_tokens // (sequences_per_pass * args.seq_len)
     losses = []
     for n in range(n_passes):
-        x = dist.draw(data, drawn + n * per_pass, args, model.W_E.device)    # (batch, T + 1)
-        # Processes average their gradients in the last pass; until then each adds up its own.
-        dist.average_gradients(model, n == n_passes - 1)
+        first = drawn + n * sequences_per_pass
+        x = dist.draw(data, first, args, model.W_E.device)                   # (batch_size, T + 1)
+        # Only the last backward averages gradients over the processes, as with DDP's no_sync.
+        dist.average_in_next_backward(model, n == n_passes - 1)
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
         loss.backward()
         losses.append(loss.detach())
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
 
     # One transfer for all numbers, since each makes the CPU wait for the GPU.
-    numbers = torch.stack([*losses, dist.full(norm)]).tolist()
-    loss, norm = sum(numbers[:-1]), numbers[-1]
-    return dist.total(loss / dist.world()), norm       # the mean over the processes
+    *losses, norm = torch.stack([*losses, dist.full(norm)]).tolist()
+    return dist.total(sum(losses) / dist.world()), norm                      # mean over processes
 
 
 def require_finite(out, state, step, **values):
@@ -255,7 +256,7 @@ def save(out, args, state, model, optimizer, data):
     if dist.rank() == 0:
         with cli.replacing(out / "ckpt.pt") as file:
             torch.save(state | {"weights": weights, "optimizer": moments}, file)
-    # Until process 0 has written: when one process ends torchrun ends all.
+    # All wait until process 0 has written: if another one ended first, torchrun would end it.
     dist.wait()
     end = ", the end: it has learned the task" if data.learned else ""
     print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
@@ -278,6 +279,7 @@ SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_
 
 
 def get_parser():
+    # p.flag: of its default's type, and at least 1 or `least`. -h shows the default, or `shown`.
     p = cli.Parser(__doc__)
     p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT; an "
            "unknown name lists all; a class of yours is a VARIANT, FILE.CLASS")
@@ -338,8 +340,8 @@ def get_args(given, ckpt=None, init=None):
 
     ckpt: of the run that goes on; init: that of --init. Raises UsageError for impossible flags.
     """
-    # A flag is what the command says, else what a checkpoint keeps, else what the paper advises
-    # for the model, else its default.
+    # Later ones win: defaults, the paper's recipe for the model, a checkpoint's, the command's. The
+    # recipe depends on the model's name, so that one comes first.
     defaults = vars(get_parser().parse_args([]))
     kept = folder.kept_flags(("model", *SIZES, "tokenizer"), given, ckpt, init)
     model = (defaults | kept | given)["model"]
@@ -352,12 +354,12 @@ def get_args(given, ckpt=None, init=None):
     # What follows from other flags.
     args.data = absolute(args.data)
     args.save_every = args.save_every or args.eval_every
-    per_pass = args.batch_size * args.seq_len * dist.world()
-    args.batch_tokens = args.batch_tokens or per_pass
-    if args.batch_tokens % per_pass:
+    tokens_per_pass = args.batch_size * args.seq_len * dist.world()
+    args.batch_tokens = args.batch_tokens or tokens_per_pass
+    if args.batch_tokens % tokens_per_pass:
         raise cli.UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of "
-                             f"{per_pass} ({args.batch_size} sequences x {args.seq_len} tokens x "
-                             f"{dist.world()} processes)")
+                             f"{tokens_per_pass} ({args.batch_size} sequences x {args.seq_len} "
+                             f"tokens x {dist.world()} processes)")
     return args
 
 

@@ -120,7 +120,7 @@ def draw(data, first, args, device):
     return x.to(device, non_blocking=x.is_pinned())
 
 
-def average_gradients(model, now):
+def average_in_next_backward(model, now):
     """Let the next backward pass average the gradients over the processes, or only add them up."""
     if dist.is_initialized():
         model.set_requires_gradient_sync(now)
