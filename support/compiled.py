@@ -100,11 +100,11 @@ def try_to_record(model, batch, T):
 
     A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
     them at once. It holds kernels only: Python code in a layer no longer runs. Every other pass is
-    made as before: without gradients, of another size, with another screen.
+    made as before: without gradients, of another size, with another screen or other weights.
     """
     tokens = torch.zeros(batch, T, dtype=torch.int64, device=model.W_E.device)
     sample = tokens, tokens.clone()
-    screen = model.screen
+    screen, W_E, weights = model.screen, model.W_E, [*model.parameters()]
     try:
         with warnings.catch_warnings(action="ignore"): # about streams, while it records
             recorded = torch.cuda.make_graphed_callables(Pass(model), sample,
@@ -116,9 +116,9 @@ def try_to_record(model, batch, T):
 
     def loss(self, tokens, targets, reduction="mean"):
         # Gradients are where they were recorded, so those of an earlier pass would be overwritten.
-        same = (self is model and self.screen is screen and self.training
+        same = (self is model and self.W_E is W_E and self.screen is screen and self.training
                 and tokens.shape == targets.shape == (batch, T) and reduction == "mean"
-                and torch.is_grad_enabled() and self.W_E.grad is None)
+                and torch.is_grad_enabled() and all(p.grad is None for p in weights))
         if same:
             return recorded(tokens, targets)
         return type(self).loss(self, tokens, targets, reduction)
