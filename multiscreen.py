@@ -362,7 +362,7 @@ class LanguageModel(nn.Module):
         if len(t) <= most:
             nats = self.nats(x, t, head)
         else:
-            # Nothing in it is random.
+            # `nats` draws no random numbers.
             nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False,
                                          preserve_rng_state=False)
                               for x_part, t_part in zip(x.split(chunk), t.split(chunk))])

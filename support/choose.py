@@ -51,7 +51,7 @@ def make_fast(model, args):
 
         line = compiled.try_to_compile(model, args.compile, *sizes)
         print(line)
-        # Not what recomputes or waits for other processes.
+        # A model that recomputes, or that waits for other processes, is not recorded.
         alone = dist.world() == 1 and not args.recompute
         if line == compiled.COMPILED and device.type == "cuda" and alone:
             print(compiled.try_to_record(model, *sizes))

@@ -5,12 +5,14 @@ setting of torch changes.
 """
 import inspect
 import warnings
+from contextlib import contextmanager
 from functools import cache
 from types import MethodType
 
 import torch
 from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.autograd.function import once_differentiable
 
 from multiscreen import stays_in_window
 from support.cli import UsageError, error_line
@@ -21,6 +23,10 @@ from support.windowed import screen_windowed
 # that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
 OPTIONS = {"realize_opcount_threshold": 12}
 COMPILED = "compiled by torch.compile"
+
+# Parameters times tokens of a pass that takes a GPU some ten milliseconds: a larger one does not
+# wait for its launches, and a graph would only hold memory.
+SMALL = 2**39
 
 
 def try_to_compile(model, wanted, batch, T):
@@ -96,36 +102,78 @@ def limited(compiled, limit):
 
 
 def try_to_record(model, batch, T):
-    """Record forward and backward of `batch` sequences as CUDA graphs, in place. Returns a line.
+    """Record a small model's pass, forward and backward, as CUDA graphs, in place. Returns a line.
 
     A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
     them at once. It holds kernels only: Python code in a layer no longer runs. Every other pass is
     made as before: without gradients, of another size, with another screen or other weights.
     """
+    weights, modules = [*model.parameters()], [*model.modules()]
+    if sum(p.numel() for p in weights) * batch * T > SMALL:
+        return "not recorded as CUDA graphs: a pass of this size keeps the GPU busy"
     tokens = torch.zeros(batch, T, dtype=torch.int64, device=model.W_E.device)
-    sample = tokens, tokens.clone()
-    screen, W_E, weights = model.screen, model.W_E, [*model.parameters()]
+    whole = Pass(model)
     try:
-        with warnings.catch_warnings(action="ignore"): # about streams, while it records
-            recorded = torch.cuda.make_graphed_callables(Pass(model), sample,
-                                                         allow_unused_input=True)
-    except Exception as e:                             # what waits for the GPU cannot be recorded
+        with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
+            with require_no_wait():
+                whole(tokens, tokens).backward()
+            model.zero_grad(set_to_none=True)
+            play = torch.cuda.make_graphed_callables(whole, (tokens, tokens.clone()))
+    except Exception as e:
         return f"not recorded as CUDA graphs: {error_line(e)}"
     finally:
         model.zero_grad(set_to_none=True)
 
+    def state():
+        return [(p.data_ptr(), p.requires_grad) for p in weights]
+
+    W_E, screen, recorded = model.W_E, model.screen, state()
+
     def loss(self, tokens, targets, reduction="mean"):
-        # Gradients are where they were recorded, so those of an earlier pass would be overwritten.
-        same = (self is model and self.W_E is W_E and self.screen is screen and self.training
+        hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+        same = (self.W_E is W_E and state() == recorded and self.screen is screen
                 and tokens.shape == targets.shape == (batch, T) and reduction == "mean"
-                and torch.is_grad_enabled() and all(p.grad is None for p in weights))
+                and self.training and torch.is_grad_enabled() and not hooked)
         if same:
-            return recorded(tokens, targets)
+            return Played.apply(play, tokens, targets, *weights)
         return type(self).loss(self, tokens, targets, reduction)
 
     model.loss = MethodType(loss, model)
-    return ("training passes recorded as CUDA graphs: Python code in a layer no longer runs there "
-            "(with --no-compile it does)")
+    return ("training passes are recorded as CUDA graphs, so Python code in a layer (prints, "
+            "counters) does not run during training: --no-compile turns this off")
+
+
+@contextmanager
+def require_no_wait():
+    """Raise RuntimeError where the CPU waits for the GPU: then nothing can be recorded."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+class Played(torch.autograd.Function):
+    """The loss of a recorded pass. Its gradients are computed at once, and copied.
+
+    A graph writes the loss, activations and gradients where it wrote them the last time.
+    """
+
+    @staticmethod
+    def forward(ctx, play, tokens, targets, *weights):
+        with torch.enable_grad():
+            loss = play(tokens, targets)
+            trained = [p for p in weights if p.requires_grad]
+            ctx.gradients = torch._foreach_mul(torch.autograd.grad(loss, trained), 1.0)
+        return loss.detach().clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dloss):
+        found = iter(torch._foreach_mul(ctx.gradients, dloss))
+        return None, None, None, *(next(found) if needed else None
+                                   for needed in ctx.needs_input_grad[3:])
 
 
 class Pass(nn.Module):

@@ -1,6 +1,7 @@
 """Tests of --compile: the numbers stay, other models too, and failure leaves an eager model."""
 import copy
 import inspect
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -55,32 +56,39 @@ def graphs(monkeypatch):
 
 
 def make_fixed(calls, module, sample, **options):
-    """Stands in for make_graphed_callables: gradients are always written to the same memory."""
-    weights = tuple(p for p in module.parameters() if p.requires_grad)
-    fixed = [torch.zeros_like(p) for p in weights]
+    """Stands in for make_graphed_callables, on a CPU.
 
-    class Played(torch.autograd.Function):
+    As with a graph, the loss, what backward needs and the gradients are written to the same memory
+    each time.
+    """
+    weights = [p for p in module.parameters() if p.requires_grad]
+    shared = {"loss": torch.zeros(()), "gradients": [torch.zeros_like(p) for p in weights]}
+
+    class Graphed(torch.autograd.Function):
         @staticmethod
         def forward(ctx, tokens, targets, *weights):
+            for x, new in zip(sample, (tokens, targets)):
+                x.copy_(new)
             with torch.enable_grad():
-                ctx.loss = module(tokens, targets)
-            return ctx.loss.detach()
+                shared["graph"] = module(*sample)
+            return shared["loss"].copy_(shared["graph"].detach()).detach()
 
         @staticmethod
         def backward(ctx, grad):
-            torch._foreach_copy_(fixed, torch.autograd.grad(ctx.loss, weights, grad))
-            return None, None, *(x.detach() for x in fixed)
+            found = torch.autograd.grad(shared["graph"], weights, grad, retain_graph=True)
+            torch._foreach_copy_(shared["gradients"], found)
+            return None, None, *(x.detach() for x in shared["gradients"])
 
     def play(tokens, targets):
         calls.append(tokens)
-        return Played.apply(tokens, targets, *weights)
+        return Graphed.apply(tokens, targets, *weights)
 
     return play
 
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """(a model that compiles and records on a GPU, if there is one, the list of played passes)."""
+    """(a model, compiled on a GPU if there is one, and the list of played passes)."""
     played, device, record = [], "cpu", torch.cuda.make_graphed_callables
     if torch.cuda.is_available():
         device = "cuda"
@@ -92,10 +100,21 @@ def recorded(monkeypatch):
         monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_counting)
     else:
         monkeypatch.setattr(torch.cuda, "make_graphed_callables", partial(make_fixed, played))
+        monkeypatch.setattr(compiled, "require_no_wait", nullcontext)
     model = small(1, moved=True, N_L=2).to(device)
     if device == "cuda":
         compile_model(model)
     return model, played
+
+
+@pytest.fixture
+def passes(recorded):
+    """Two different ones, as functions of a model that return the loss."""
+    def make(n):
+        tokens = draw_tokens(2, 31, seed=n).to(recorded[0].W_E.device)
+        return lambda model: model.loss(tokens[:, :-1], tokens[:, 1:])
+
+    return [make(n) for n in range(2)]
 
 
 def fails(*inputs, **options):
@@ -187,54 +206,80 @@ def test_one_graph_too_many_is_an_error_not_an_eager_pass(model, graphs):
     assert len(graphs) == made
 
 
-def test_a_recorded_pass_gives_the_same_bits(recorded):
-    """Also as one of several in a step, after other weights, and in a copy with its own weights."""
-    model, played = recorded
-    first, second = (draw_tokens(2, 31).to(model.W_E.device) for _ in range(2))
-
-    def steps(model):
-        found = [of_a_step(model, first), of_a_step(model, second)]
-        loss = model.loss(first[:, :-1], first[:, 1:])               # adds to the gradients
+def two_steps(model, passes):
+    found = []
+    for f in passes:
+        model.zero_grad()
+        loss = f(model)
         loss.backward()
-        found.append({n: p.grad.clone() for n, p in model.named_parameters()})
-        return found
+        found += [loss, *(p.grad for p in model.parameters())]
+    return found                                       # not copied: each has memory of its own
 
-    wanted = steps(model)
+
+def added_up(model, passes):
+    model.zero_grad()
+    for f in passes:
+        (f(model) / 2).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def of_the_sum(model, passes):
+    first, second = (f(model) for f in passes)
+    return [first, second, *torch.autograd.grad(first + second, model.parameters())]
+
+
+def of_each(model, passes):
+    losses = [f(model) for f in passes]
+    found = [torch.autograd.grad(loss, model.parameters()) for loss in losses]
+    return [*losses, *found[0], *found[1]]
+
+
+@pytest.mark.parametrize("run", [two_steps, added_up, of_the_sum, of_each])
+def test_a_recorded_pass_gives_the_same_bits(recorded, passes, run):
+    """Whatever is done with it, and also after a step, when the weights are others.
+
+    Backward through a sum of two passes adds their gradients up in an order of its own.
+    """
+    model, played = recorded
+    before = copy.deepcopy(model)
     assert "recorded" in try_to_record(model, 2, 30) and not played
-    another = copy.deepcopy(model)
-    for _ in range(2):
-        found = steps(model)
-        for a, b in zip(found, wanted):
-            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    for scale in (1.0, 0.9):
+        with torch.no_grad():
+            for weights in (*model.parameters(), *before.parameters()):
+                weights.mul_(scale)
+        for a, b in zip(run(model, passes), run(before, passes), strict=True):
+            close = 1e-5 if run is of_the_sum else 0
+            torch.testing.assert_close(a, b, rtol=close, atol=close)
     assert len(played) == 4
+
+
+def test_a_copy_has_its_own_weights(recorded, passes):
+    model, played = recorded
+    try_to_record(model, 2, 30)
+    another = copy.deepcopy(model)
     with torch.no_grad():
         another.W_E.mul_(torch.linspace(0.5, 1.5, another.W_E.shape[1], device=another.W_E.device))
-    moved = of_a_step(another, first)
-    assert len(played) == 4 and not torch.equal(moved["loss"], wanted[0]["loss"])
-    with torch.no_grad():
-        model.W_E.copy_(another.W_E)
-    for name, x in of_a_step(model, first).items():
-        assert torch.equal(x, moved[name])
+    assert passes[0](another) != passes[0](model) and len(played) == 1
 
 
-def test_gradients_add_up_beside_a_frozen_embedding(recorded):
-    """It never has a gradient, so the others must say that a pass has been made before."""
+def test_gradients_add_up_beside_a_frozen_embedding(recorded, passes):
     model, played = recorded
     model.W_E.requires_grad_(False)
-    passes = [draw_tokens(2, 31, seed=n).to(model.W_E.device) for n in range(2)]
 
-    def gradient(*passes):
+    def gradient():
         model.zero_grad()
-        for tokens in passes:
-            model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+        for f in passes:
+            f(model).backward()
+        assert model.W_E.grad is None
         return model.s_E.grad.clone()
 
-    wanted = gradient(*passes)
+    wanted = gradient()
     try_to_record(model, 2, 30)
-    assert torch.equal(gradient(*passes), wanted) and len(played) == 1
+    assert torch.equal(gradient(), wanted) and len(played) == 2
 
 
-@pytest.mark.parametrize("change", ["size", "screen", "weights", "eval", "no_grad", "reduction"])
+@pytest.mark.parametrize("change", ["size", "screen", "weights", "data", "frozen", "hook", "eval",
+                                    "no_grad", "reduction"])
 def test_any_other_pass_is_not_the_recorded_one(recorded, change):
     model, played = recorded
     try_to_record(model, 2, 30)
@@ -245,6 +290,12 @@ def test_any_other_pass_is_not_the_recorded_one(recorded, change):
         model.screen = lambda q, k, v, w, r, i0=0: 2 * ms.screen(q, k, v, w, r, i0)
     elif change == "weights":
         model.W_E = torch.nn.Parameter(model.W_E.flip(0))
+    elif change == "data":
+        model.layers[0].W_Q.data = model.layers[0].W_Q.data.flip(0)
+    elif change == "frozen":
+        model.layers[0].W_Q.requires_grad_(False)
+    elif change == "hook":
+        model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     elif change == "eval":
         model.eval()
     elif change == "reduction":
@@ -253,6 +304,14 @@ def test_any_other_pass_is_not_the_recorded_one(recorded, change):
     with torch.set_grad_enabled(change != "no_grad"):
         found = model.loss(tokens[:, :-1], tokens[:, 1:], **options)
     assert not played and torch.equal(found, wanted)
+
+
+def test_a_large_pass_is_not_recorded(recorded, monkeypatch):
+    model, played = recorded
+    monkeypatch.setattr(compiled, "SMALL", 1000)
+    assert try_to_record(model, 2, 30).startswith("not recorded as CUDA graphs: a pass of this ")
+    of_a_step(model, draw_tokens(2, 31).to(model.W_E.device))
+    assert not played
 
 
 def test_what_cannot_be_recorded_still_trains(recorded, monkeypatch):

@@ -251,7 +251,7 @@ def prepare(cell):
     batch, T, device = cell["batch"], cell["length"], model.W_E.device
     if what == "train":
         if compiled and model.W_E.is_cuda:
-            try_to_record(model, batch, T)
+            print(try_to_record(model, batch, T), flush=True)
         return training_step(model, recipe(cell["model"]), batch, T)
     if what == "decode":
         return get_decoder(model, T)
