@@ -79,7 +79,7 @@ def train(out, args, ckpt=None, init=None):
         raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
                                 f"to the command{', without --force,' * args.force} to go on")
     if dist.world() == 1:
-        print(f"a sample, from 32 held-out tokens on:\n{sample(model, val_data, tokenizer)}")
+        print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
     print(f"next: python {data.next_command} --ckpt {out / 'ckpt.pt'}")
 
 

@@ -256,11 +256,18 @@ def print_curves(curves):
 
 
 def draw_by_distance(plt, curves, path):
-    """What the string that was read costs by distance, solid; another one, dotted."""
+    """What the string that was read costs by distance, and dotted what another one costs.
+
+    A model has one colour, as trained and with what is done at inference time.
+    """
     steps = {curve.step for curve in curves}
+    models = [*dict.fromkeys(curve.label.split(" + ")[0] for curve in curves)]
     fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
-    for n, curve in enumerate(curves):
-        style = look(n)
+    for curve in curves:
+        model, _, changed = curve.label.partition(" + ")
+        style = look(models.index(model)) | {"ls": "--" if changed else "-"}
+        if changed:
+            style["mfc"] = "white"                     # hollow
         label = f"{curve.label}, {count_of(curve.n_seeds, 'seed')}"
         label += f", {curve.step:,} steps" * (len(steps) > 1)
         plot_with_band(ax, curve.x, curve.mean, curve.error, **style, label=label)

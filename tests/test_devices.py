@@ -29,7 +29,7 @@ def results(device, out):
            for row in read_table(folder / "log.tsv")]
     weights = torch.load(folder / "ckpt.pt")["weights"]
     tables = [path.read_text() for path in sorted(folder.glob("[ap]*.tsv"))]
-    shown = out.rpartition("held-out tokens on:")[2].replace(f"{device}/", "")
+    shown = out.rpartition("held-out tokens:")[2].replace(f"{device}/", "")
     return log, {name: p.tolist() for name, p in weights.items()}, tables, shown
 
 

@@ -196,7 +196,7 @@ def test_a_run_on_numbers_goes_on_and_its_samples_are_numbers(notes, tmp_path, c
     fit(tmp_path / "out", "--steps", "2", *NUMBERS, data=notes)
     said = capsys.readouterr().out
     assert "next: python -m lab.sample --prompt 0 --ckpt" in said
-    begin = said.split("held-out tokens on:\n")[1].split("\n")[0].split()
+    begin = said.split("held-out tokens:\n")[1].split("\n")[0].split()
     assert [*map(int, begin[:32])] == NOTES[:32].tolist()
     assert 32 < len(begin) <= 36
     assert all(int(word) < 65 for word in begin)
