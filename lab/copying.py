@@ -316,7 +316,7 @@ def main():
                    "standard library's held-out files]")
     p.add_argument("--distances", type=int, nargs="+", default=[2**n for n in range(7, 16)],
                    help="in tokens [128 256 512 .. 32768]")
-    p.flag("--strings", 10, "how many strings, each with text of its own")
+    p.flag("--strings", 8, "how many strings, each with text of its own")
     p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
                    help="for models with RoPE: factors that divide the positions, as 4, or scale "
                    "theta, as ntk4; at each distance the best one counts")

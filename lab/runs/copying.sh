@@ -47,7 +47,7 @@ for seed in $SEEDS; do
     done
 done | lanes
 
-MEASURE="--data $OUT/text/val $MEASURE"
+MEASURE="--strings 10 --data $OUT/text/val $MEASURE"
 # The last checkpoints by distance.
 lanes <<END
 python -m lab.copying --swe $MEASURE --ckpt $OUT/copying_multiscreen-SEED/ckpt.pt
