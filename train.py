@@ -5,12 +5,12 @@
     python train.py --resume --steps 1240            continue the run in out/, to step 1240
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
 
-Ctrl-C saves; add --resume to go on. With --resume a command begins its run, continues it, or says
-that it is finished. Without it, a folder that holds a run is left alone.
+Ctrl-C saves a checkpoint; add --resume to continue. With --resume, a run is started, continued or
+reported as finished. Without it, a folder that already holds a run is refused.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
 warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
-sequences, drawn at random without replacement. The sizes are a laptop's.
+sequences, drawn at random without replacement. The default sizes suit a laptop.
 
 A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
 smallest, median and largest window, milliseconds per step, tokens per second, time left.

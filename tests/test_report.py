@@ -40,7 +40,7 @@ def test_the_mechanisms():
                                          for column, values in line.values.items()}
              for line in lines}
     names = [*dict.fromkeys(line.name for line in lines)]
-    rows = rows_of(README, "way to attend")
+    rows = rows_of(README, "mechanism")
     assert len(rows) == len(names)
     for row, name in zip(rows, names):
         mean = means[name, ""]
