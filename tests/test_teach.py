@@ -229,6 +229,29 @@ def test_the_softpick_of_the_guide_can_attend_to_nothing():
     assert 0 < p[3].sum() < 1
 
 
+def test_the_exponent_of_the_guide_begins_at_2_and_is_learned():
+    guide, names = (ROOT / "docs/variants.md").read_text(), {"__name__": "power"}
+    exec(guide.split("```python\n")[3].partition("```")[0], names)
+    torch.manual_seed(0)
+    config = multiscreen.Config(psi=3, vocab_size=20)
+    model = multiscreen.Multiscreen(config, tiles=names["Power"])
+    plain = multiscreen.Multiscreen(config)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    tokens = torch.randint(20, (2, 30), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(tokens), plain(tokens))
+    caches = model.new_caches()
+    parts = [model(part, caches) for part in tokens.split([9, 21], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens))
+
+    # Below 1 the slope of alpha at 0 is infinite, and relu's is 0.
+    for layer in model.layers:
+        layer.s_p.data.fill_(-1.0)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    for p in model.parameters():
+        assert p.grad.isfinite().all()
+    assert all(layer.s_p.grad.any() for layer in model.layers)
+
+
 # ------------------------------------------------------------------- part 5: a model that copies
 
 def run_script(text, begin, capsys, *edits):
