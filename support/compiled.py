@@ -130,11 +130,11 @@ def try_to_record(model, batch, T):
     W_E, screen, recorded = model.W_E, model.screen, state()
 
     def loss(self, tokens, targets, reduction="mean"):
-        hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
-        same = (self.W_E is W_E and state() == recorded and self.screen is screen
-                and tokens.shape == targets.shape == (batch, T) and reduction == "mean"
-                and self.training and torch.is_grad_enabled() and not hooked)
-        if same:
+        same = (self.training and torch.is_grad_enabled() and reduction == "mean"
+                and tokens.shape == targets.shape == (batch, T)
+                and self.screen is screen and self.W_E is W_E and state() == recorded)
+        if same and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+                            for m in modules):
             return Played.apply(play, tokens, targets, *weights)
         return type(self).loss(self, tokens, targets, reduction)
 

@@ -13,11 +13,13 @@ if [ ! -e $OUT/text ]; then
     run python - $OUT/text.tmp <<END || exit
 import shutil, sys, sysconfig
 from pathlib import Path
-from support.data import standard_library
+from support.data import HELD_OUT, standard_library
 
 packages = Path(sysconfig.get_paths()["purelib"])
-for n, path in enumerate([*standard_library(), *sorted(packages.rglob("*.py"))]):
-    folder = Path(sys.argv[1]) / ("val" if n % 20 == 19 else "train")
+files = [*standard_library(), *sorted(packages.rglob("*.py"))]
+held_out = {*files[HELD_OUT]}
+for n, path in enumerate(files):
+    folder = Path(sys.argv[1]) / ("val" if path in held_out else "train")
     folder.mkdir(exist_ok=True)
     shutil.copyfile(path, folder / f"{n:05}.py")
 END
