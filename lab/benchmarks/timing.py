@@ -247,8 +247,8 @@ def prepare(cell):
     set_up(model, cell["setting"], cell["subject"].T_train)
     what, _, compiled = cell["what"].partition("-")
     if compiled:
-        # As in a run of train.py the size is a constant, whatever was timed before.
-        compile_model(model, dynamic=False)
+        # As in a run of train.py: on a GPU the size is a constant, whatever was timed before.
+        compile_model(model, dynamic=not model.W_E.is_cuda)
     batch, T, device = cell["batch"], cell["length"], model.W_E.device
     if what == "train":
         if compiled and model.W_E.is_cuda:
