@@ -107,24 +107,30 @@ def try_to_record(model, batch, T):
     """Record a small model's pass, forward and backward, as CUDA graphs, in place. Returns a line.
 
     A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
-    them at once. It holds kernels only: Python code in a layer no longer runs. Every other pass is
-    made as before: without gradients, of another size, with another screen or other weights.
+    them at once. It holds kernels only: Python code in a layer no longer runs. The first pass that
+    is played must give the numbers of the model, bit for bit. Every other pass is made as before:
+    without gradients, of another size, with another screen or other weights.
     """
     weights, modules = [*model.parameters()], [*model.modules()]
     if sum(p.numel() for p in weights) * batch * T > SMALL:
         return "not recorded as CUDA graphs: a pass of this size keeps the GPU busy"
-    tokens = torch.zeros(batch, T, dtype=torch.int64, device=model.W_E.device)
-    whole = Pass(model)
+    tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
+    tokens %= model.config.vocab_size
+    inputs, whole = (tokens, tokens.flip(1)), Pass(model)
+
+    def with_gradients(loss):
+        return [loss, *torch.autograd.grad(loss, [p for p in weights if p.requires_grad])]
+
     try:
         with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
             with require_no_wait():
-                whole(tokens, tokens).backward()
-            model.zero_grad(set_to_none=True)
-            play = torch.cuda.make_graphed_callables(whole, (tokens, tokens.clone()))
+                wanted = with_gradients(whole(*inputs))
+            play = torch.cuda.make_graphed_callables(whole, tuple(x.clone() for x in inputs))
+            found = with_gradients(Played.apply(play, *inputs, *weights))
     except Exception as e:
         return f"not recorded as CUDA graphs: {error_line(e)}"
-    finally:
-        model.zero_grad(set_to_none=True)
+    if not all(map(torch.equal, found, wanted)):
+        return "not recorded as CUDA graphs: a recorded pass gives other numbers here"
 
     def state():
         return [(p.data_ptr(), p.requires_grad) for p in weights]
