@@ -48,11 +48,11 @@ from support.data import read_text
 from support.evaluation import (
     load_for_evaluation,
     model_hash,
+    require_finite,
     rope_factor,
     scale_rope,
     stretch,
 )
-from support.maps import require_finite
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 KEYS = (*RUN, "data", "distances", "swe", "factor", "string")

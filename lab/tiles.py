@@ -42,8 +42,8 @@ from lab.common import pyplot, save_figure
 from lab.style import COLORS, WIDTH, legend_below
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
-from support.evaluation import load_for_evaluation
-from support.maps import count_alive, inside, maps_of, require_finite
+from support.evaluation import load_for_evaluation, require_finite
+from support.maps import count_alive, inside, maps_of
 from support.table import beside, cell_text, print_table, write_rows
 
 TEXT = (

@@ -25,6 +25,13 @@ def load_for_evaluation(path, device, swe=False, text=True):
     return model, tokenizer, ckpt
 
 
+def require_finite(numbers, what):
+    """Raise FloatingPointError if some of a model's numbers are nan or inf. what: their name."""
+    if not numbers.isfinite().all():
+        raise FloatingPointError(f"the model's {what} are not finite: has it diverged, or does an "
+                                 "edit divide by 0?")
+
+
 def rope_factor(text):
     """A factor of --rope-scale as tables write it. Raises UsageError for anything else."""
     ntk, number = "ntk" * text.startswith("ntk"), text.removeprefix("ntk")

@@ -49,10 +49,3 @@ def windows(model):
         return {}
     w = torch.cat([dist.full(layer.reach()) for layer in model.layers])
     return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
-
-
-def require_finite(numbers, what):
-    """Raise FloatingPointError if some of a model's numbers are nan or inf. what: their name."""
-    if not numbers.isfinite().all():
-        raise FloatingPointError(f"the model's {what} are not finite: has it diverged, or does an "
-                                 "edit divide by 0?")

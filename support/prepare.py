@@ -22,7 +22,7 @@ import numpy as np
 
 from support.cli import Parser, UsageError, cli, own_folder, replacing
 from support.data import fingerprint, visible_files
-from support.tokens import encode_document, get_tokenizer, require_text, write_bin
+from support.tokens import LLM_C, encode_document, get_tokenizer, require_text
 
 KINDS = {".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
 JOURNAL = ".prepare.json"                              # hidden, so that train.py leaves it out
@@ -73,6 +73,14 @@ def write_shard(args, number, documents, n_vocab):
             path = args.out / f"data_{part}_{number:06}.bin"
             write_bin(path, np.concatenate(arrays), n_vocab)
             print(f"{path}: {sum(map(len, arrays)):,} tokens", flush=True)
+
+
+def write_bin(path, tokens, vocab_size=0):
+    """Write a token file in llm.c's format."""
+    header = np.zeros(256, "<i4")
+    header[:4] = LLM_C, 1, len(tokens), vocab_size
+    with replacing(path) as file:
+        file.write(header.tobytes() + tokens.astype("<u2").tobytes())
 
 
 def write_books(args, first, documents):

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import tiktoken
 
-from support.cli import UsageError, replacing
+from support.cli import UsageError
 
 EDGE = 4096                                            # bytes at each end of a file: one page
 LLM_C = 20240520                                       # llm.c's token files begin with it
@@ -136,11 +136,3 @@ def are_wider(halves):
     """Whether tokens have more bytes than they were read with: then every second one is 0."""
     low, high = halves[::2], halves[1::2]
     return len(halves) >= 64 and not high.any() and (low > 0).mean() > 0.4
-
-
-def write_bin(path, tokens, vocab_size=0):
-    """Write a token file in llm.c's format."""
-    header = np.zeros(256, "<i4")
-    header[:4] = LLM_C, 1, len(tokens), vocab_size
-    with replacing(path) as file:
-        file.write(header.tobytes() + tokens.astype("<u2").tobytes())

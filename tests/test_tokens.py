@@ -14,7 +14,8 @@ from course.playground import __main__ as playground
 from lab import copying, passkey, perplexity, sample, tiles
 from lab.benchmarks import cpu
 from support.cli import UsageError
-from support.tokens import encode_document, get_tokenizer, read_bin, write_bin
+from support.prepare import write_bin
+from support.tokens import encode_document, get_tokenizer, read_bin
 from tests.helpers import SMALL, data_of, fit, read_table, write
 
 # ------------------------------------------------------------------------------- tokenizers

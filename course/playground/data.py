@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from support.maps import require_finite
+from support.evaluation import require_finite
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_G", "W_O")
 
