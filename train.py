@@ -85,7 +85,6 @@ def train(out, args, ckpt=None, init=None):
 
 # ------------------------------------------------------------------------------ before the loop
 
-@dist.one_thread_at_a_time()                           # a notebook's: they share torch's generator
 def begin(out, args, ckpt, init):
     """(model, optimizer, tokenizer, training data, validation data, state) of a run.
 

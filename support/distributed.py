@@ -20,22 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from support.cli import UsageError, rank
 
-LOCK = threading.Lock()
-
 
 def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(leave)
+        atexit.register(dist.destroy_process_group)
         if rank():
             sys.stdout = open(os.devnull, "w")
-
-
-def leave():
-    """Leave the other processes."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def world():
@@ -49,13 +41,6 @@ def total(value):
     if dist.is_initialized():
         dist.all_reduce(x)
     return x.item()
-
-
-@contextmanager
-def one_thread_at_a_time():
-    """A decorator: threads wait in line for such a function, as torch has one generator for all."""
-    with LOCK:
-        yield
 
 
 def wait():

@@ -18,7 +18,6 @@ import torch.distributed.checkpoint.state_dict  # noqa: F401
 import torch.distributed.fsdp  # noqa: F401
 
 import train
-from support.distributed import leave
 
 
 def fork_process(rank, processes, port, flags, code):
@@ -34,7 +33,8 @@ def fork_process(rank, processes, port, flags, code):
                            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
         exec(code, {})
         train.main(flags)
-        leave()
+        if processes > 1:
+            torch.distributed.destroy_process_group()
         sys.stdout.flush()
         failed = 0
     except BaseException as e:

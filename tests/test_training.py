@@ -212,27 +212,6 @@ def test_a_notebook_may_train_in_a_thread(tmp_path, monkeypatch):
     assert read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == 1
 
 
-def test_threads_that_train_at_once_begin_with_the_weights_of_their_own_seeds(tmp_path,
-                                                                              monkeypatch):
-    right = [fit(tmp_path / f"right{n}", "--steps", "1", "--seed", str(n)) for n in range(4)]
-    build = train.build_model
-
-    def build_slowly(*inputs):
-        time.sleep(0.2)                                # until the others have come as far
-        return build(*inputs)
-
-    monkeypatch.setattr(train, "build_model", build_slowly)
-    data = ["--data", str(tmp_path / "text.txt"), "--steps", "1"]
-    threads = [threading.Thread(target=train.main, args=(
-        [*SMALL, *data, "--seed", str(n), "--out", str(tmp_path / str(n))],)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for n in range(4):
-        assert_same_weights(read_checkpoint(tmp_path / f"{n}/ckpt.pt"), right[n])
-
-
 @pytest.mark.parametrize("flags", [["--resume"], [*SMALL, "--resume", "--steps", "2"]])
 def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     fit(tmp_path / "out", "--steps", "2")
