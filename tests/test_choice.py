@@ -12,7 +12,7 @@ import torch
 import multiscreen as ms
 import screening_triton as fused
 import train
-from lab.baselines import ablations
+from lab.baselines import ablations, attention
 from multiscreen import Config, Multiscreen
 from support import choose
 from support.checkpoint import load_checkpoint
@@ -24,6 +24,7 @@ from support.choose import (
     revealing_inputs,
 )
 from support.cli import UsageError, products_dtype
+from support.models import build_model
 from support.windowed import screen_windowed
 from tests import DEVICE
 from tests.helpers import ROOT, SMALL, TEXT, needs_kernel, run
@@ -388,6 +389,27 @@ def test_without_triton_the_file_can_be_imported_and_says_so():
     code = ("import sys; sys.modules['triton'] = None; import screening_triton; "
             "print(screening_triton.available())")
     assert run("-c", code).stdout.startswith("triton is not installed")
+
+
+@pytest.mark.parametrize("lost, warned", [(False, False), (True, True)])
+def test_an_edit_that_loses_the_mask_of_the_future_is_told(monkeypatch, capsys, lost, warned):
+    """Softmask of |d|: it trains, and its losses look splendid."""
+    softmask = ms.softmask
+    if lost:
+        monkeypatch.setattr(ms, "softmask", lambda d, w: softmask(-d.abs(), w))
+    model = of_sizes()
+    flags = {"kernel": "definition", "recompute": False, "compile": False, "shard": 1}
+    choose.make_fast(model, SimpleNamespace(batch_size=2, seq_len=16, **flags))
+    assert ("depends on later ones" in capsys.readouterr().out) == warned
+    assert model.training
+
+
+@pytest.mark.parametrize("name", [
+    *(f"multiscreen:{word}" for word in ablations.VARIANTS), "transformer:2,2,32",
+    *(f"transformer:2,2,32:{word}" for word in attention.VARIANTS)])
+def test_no_model_here_sees_later_tokens(name):
+    torch.manual_seed(0)
+    assert not choose.sees_later_tokens(build_model(name, {"N_L": 2, "N_H": 4, "vocab_size": 257}))
 
 
 class OneWindow(ms.GatedScreeningTiles):
