@@ -104,7 +104,7 @@ def get_screen(model, kernel="auto"):
 
 def definition_of(model):
     """(the function that defines how a model screens, its name)."""
-    if own := getattr(model.layers[0], "own_screen", None):
+    if own := getattr(type(model.layers[0]), "own_screen", None):
         return own, own.__name__
     return multiscreen.screen, "multiscreen.screen"
 

@@ -279,7 +279,7 @@ def as_on_a_gpu(monkeypatch):
 def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on_a_gpu):
     model = as_on_a_gpu()
     monkeypatch.setattr(choose, "CASES", CASES[:1])    # 128 keys or fewer are one piece
-    model.layers[0].own_screen = ablations.exponential
+    model.layers = [type("Softmax", (), {"own_screen": ablations.exponential})()]
     screen, line, expected = get_screen(model)
     assert (screen.func, expected) == (screen_windowed, True)
     assert screen.keywords == {"screen": ablations.exponential, "at_once": 2**27 // 4}
@@ -410,6 +410,21 @@ def test_an_edit_that_loses_the_mask_of_the_future_is_told(monkeypatch, capsys, 
 def test_no_model_here_sees_later_tokens(name):
     torch.manual_seed(0)
     assert not choose.sees_later_tokens(build_model(name, {"N_L": 2, "N_H": 4, "vocab_size": 257}))
+
+
+class Own(ms.GatedScreeningTiles):
+    """Its definition is a plain function in the class, without `staticmethod`."""
+
+    def own_screen(q, k, v, w, r, i0=0):
+        return 2 * ms.screen(q, k, v, w, r, i0)
+
+
+def test_a_definition_of_a_class_need_not_be_a_static_method(monkeypatch):
+    monkeypatch.setattr(ms, "Own", Own, raising=False)
+    model = build_model("multiscreen:multiscreen.Own", {"psi": 2, "vocab_size": 7})
+    choice = choose.get_screen(model)
+    assert choice.line == "screening by screen_windowed, which agrees with own_screen"
+    assert model(torch.zeros(1, 3, dtype=torch.int64)).isfinite().all()
 
 
 class OneWindow(ms.GatedScreeningTiles):

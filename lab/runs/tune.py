@@ -5,7 +5,8 @@
 This trains softmax on text with seed 20 at the rates 2^-10, 2^-8 and 2^-6, in OUT/tune_text/. The
 rate with the lowest final validation loss wins. As long as the winner is at an edge of the grid,
 the next rate beyond that edge is tried as well, here at a factor of 2^2, unless all runs diverged.
-The winner is added to OUT/tuned.txt. The environment variable OUT names the folder.
+The winner is added to OUT/tuned.txt. The environment variable OUT names the folder, by default
+out/mechanisms.
 """
 import csv
 import math
@@ -14,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-OUT, TRAIN = Path(os.environ["OUT"]), os.environ.get("TRAIN", "").split()
+OUT = Path(os.environ.get("OUT", "out/mechanisms"))
+TRAIN = os.environ.get("TRAIN", "").split()
 DIVERGED = 99
 
 
