@@ -3,6 +3,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ def make_fast(model, args):
         model.screen = choice.screen
         print(choice.line)
         require_memory(model, args.batch_size, args.seq_len, args.recompute)
-    if sees_later_tokens(model):
+    if sees_later_tokens(model, args.seq_len):
         print("warning: what the model says of a token depends on later ones, which it is asked to "
               "predict, so its losses will be too low: has an edit lost a mask?", flush=True)
     if args.recompute:
@@ -104,7 +105,7 @@ def get_screen(model, kernel="auto"):
 
 def definition_of(model):
     """(the function that defines how a model screens, its name)."""
-    if own := getattr(type(model.layers[0]), "own_screen", None):
+    if own := getattr(model.layers[0], "own_screen", None):
         return own, own.__name__
     return multiscreen.screen, "multiscreen.screen"
 
@@ -149,14 +150,16 @@ def asks_for_screen(model):
 
 
 @torch.no_grad()
-def sees_later_tokens(model):
-    """Whether the second half of some tokens changes the hidden states of the first half."""
-    training, vocab_size = model.training, model.config.vocab_size
-    tokens = torch.arange(1024, device=model.W_E.device).view(8, 128) % vocab_size
-    others = torch.cat([tokens[:, :64], (tokens[:, 64:] + 1) % vocab_size], 1)
-    x, y = (model.eval().hidden(some)[:, :64] for some in (tokens, others))
-    model.train(training)
-    return ((x - y).abs().max() > 1e-5 * x.abs().max()).item()
+def sees_later_tokens(model, T):
+    """Whether the second half of T tokens, or 128, changes the hidden states of the first half."""
+    device, vocab_size, half = model.W_E.device, model.config.vocab_size, min(T, 128) // 2
+    tokens = torch.arange(16 * half, device=device).view(8, 2 * half) % vocab_size
+    others = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % vocab_size], 1)
+    # In copies, and twice: a layer may keep some of what it sees, or draw random numbers.
+    with torch.random.fork_rng([]):
+        x, again, y = (deepcopy(model).eval().hidden(some)[:, :half]
+                       for some in (tokens, tokens, others))
+    return torch.equal(x, again) and ((x - y).abs() > 1e-6).any().item()
 
 
 # ------------------------------------------------------------------------------ the comparison

@@ -36,7 +36,7 @@ def try_to_compile(model, wanted, batch, T):
     """
     modules = [model, *model.layers]
     before = [vars(module).copy() for module in modules]
-    # On a CPU, constants for sizes make the graphs of Multiscreen 4 % slower than symbols do.
+    # On a CPU, constants for sizes make the graphs of Multiscreen 3 to 8 % slower than symbols do.
     compile_model(model, dynamic=None if model.W_E.is_cuda else True)
     tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=model.W_E.device)
     try:
@@ -58,8 +58,8 @@ def compile_model(model, dynamic=None):
     """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
 
     The first sizes are constants in a graph of their own, and all other sizes share one more; with
-    dynamic=False every size has its own, with dynamic=True all share one. Passes without gradients
-    have their own graphs, too.
+    dynamic=False every size has its own, with dynamic=True no size is a constant, except 1. Passes
+    without gradients have their own graphs, too.
 
     The embedding is left out: compiled, a lookup adds its gradient up with atomics, and two runs
     differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph, and a layer
@@ -119,7 +119,9 @@ def try_to_record(model, batch, T):
     inputs, whole = (tokens, tokens.flip(1)), Pass(model)
 
     def with_gradients(loss):
-        return [loss, *torch.autograd.grad(loss, [p for p in weights if p.requires_grad])]
+        # Without its graph: what that holds would break the recording.
+        return [loss.detach(),
+                *torch.autograd.grad(loss, [p for p in weights if p.requires_grad])]
 
     try:
         with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
@@ -130,7 +132,8 @@ def try_to_record(model, batch, T):
     except Exception as e:
         return f"not recorded as CUDA graphs: {error_line(e)}"
     if not all(map(torch.equal, found, wanted)):
-        return "not recorded as CUDA graphs: a recorded pass gives other numbers here"
+        return ("not recorded as CUDA graphs: a recorded pass gives other numbers here, as with "
+                "layers that draw random numbers")
 
     def state():
         return [(p.data_ptr(), p.requires_grad) for p in weights]

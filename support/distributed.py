@@ -25,7 +25,7 @@ def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(dist.destroy_process_group)
+        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
         if rank():
             sys.stdout = open(os.devnull, "w")
 
@@ -81,7 +81,7 @@ def distribute(model, shard, device):
     """
     if world() % shard:
         raise UsageError(f"--shard {shard}: it must divide the number of processes, {world()}")
-    if dist.is_initialized():
+    if world() > 1:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -107,7 +107,7 @@ def draw(data, first, args, device):
 
 def average_in_next_backward(model, now):
     """Let the next backward pass average the gradients over the processes, or only add them up."""
-    if dist.is_initialized():
+    if world() > 1:
         model.set_requires_gradient_sync(now)
 
 

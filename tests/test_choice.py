@@ -1,4 +1,5 @@
 """Tests of support/choose.py: an edit acts everywhere, and only a screen that agrees is used."""
+import copy
 import json
 import math
 import re
@@ -279,7 +280,7 @@ def as_on_a_gpu(monkeypatch):
 def test_softmax_is_cut_while_it_agrees_with_itself_in_pieces(monkeypatch, as_on_a_gpu):
     model = as_on_a_gpu()
     monkeypatch.setattr(choose, "CASES", CASES[:1])    # 128 keys or fewer are one piece
-    model.layers = [type("Softmax", (), {"own_screen": ablations.exponential})()]
+    model.layers[0].own_screen = ablations.exponential
     screen, line, expected = get_screen(model)
     assert (screen.func, expected) == (screen_windowed, True)
     assert screen.keywords == {"screen": ablations.exponential, "at_once": 2**27 // 4}
@@ -409,22 +410,30 @@ def test_an_edit_that_loses_the_mask_of_the_future_is_told(monkeypatch, capsys, 
     *(f"transformer:2,2,32:{word}" for word in attention.VARIANTS)])
 def test_no_model_here_sees_later_tokens(name):
     torch.manual_seed(0)
-    assert not choose.sees_later_tokens(build_model(name, {"N_L": 2, "N_H": 4, "vocab_size": 257}))
+    model = build_model(name, {"N_L": 2, "N_H": 4, "vocab_size": 257})
+    assert not choose.sees_later_tokens(model, 256)
 
 
-class Own(ms.GatedScreeningTiles):
-    """Its definition is a plain function in the class, without `staticmethod`."""
+class Noisy(ms.GatedScreeningTiles):
+    """It draws random numbers, keeps a mean of what it has seen, and has 16 learned positions."""
 
-    def own_screen(q, k, v, w, r, i0=0):
-        return 2 * ms.screen(q, k, v, w, r, i0)
+    def initialize(self):
+        super().initialize()
+        self.positions = torch.nn.Parameter(torch.randn(16, self.config.d_E))
+        self.register_buffer("mean", torch.zeros(self.config.d_E))
+
+    def forward(self, x, screen, cache=None):
+        y = x + self.positions[: x.shape[1]] + self.mean + 0.1 * torch.randn_like(x)
+        self.mean.lerp_(x.detach().mean((0, 1)), 0.1)
+        return super().forward(y, screen, cache)
 
 
-def test_a_definition_of_a_class_need_not_be_a_static_method(monkeypatch):
-    monkeypatch.setattr(ms, "Own", Own, raising=False)
-    model = build_model("multiscreen:multiscreen.Own", {"psi": 2, "vocab_size": 7})
-    choice = choose.get_screen(model)
-    assert choice.line == "screening by screen_windowed, which agrees with own_screen"
-    assert model(torch.zeros(1, 3, dtype=torch.int64)).isfinite().all()
+def test_looking_for_later_tokens_leaves_the_model_and_the_random_numbers_as_they_were():
+    model = Multiscreen(Config(psi=4, vocab_size=7), tiles=Noisy)
+    before = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    assert not choose.sees_later_tokens(model, 16)
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert all(torch.equal(x, before[0][name]) for name, x in model.state_dict().items())
 
 
 class OneWindow(ms.GatedScreeningTiles):
