@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from support.cli import Parser, UsageError, cli
-from support.evaluation import load_for_evaluation, model_hash, rope_factor, scale_rope
+from support.evaluation import add_flags, load_for_evaluation, model_hash, rope_factor, scale_rope
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -116,7 +116,7 @@ def get_parser(doc):
                    help="for models with RoPE: try each of these factors, of which the best counts "
                    "for each length and depth; 4 divides the positions by 4, ntk4 scales theta "
                    "instead (paper: 1 2 4 .. 64)")
-    p.add_shared("--ckpt", "--device", "--table")
+    add_flags(p, "--ckpt", "--device", "--table")
     return p
 
 

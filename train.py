@@ -29,7 +29,7 @@ from support import distributed as dist  # one process or many, of which only nu
 from support.checkpoint import load_checkpoint, load_moments, load_weights, read_checkpoint
 from support.choose import make_fast
 from support.data import absolute, batches, get_data
-from support.maps import alive_fraction, windows
+from support.maps import alive_pairs, windows
 from support.models import build_model, recipe
 from support.tokens import get_tokenizer
 
@@ -209,9 +209,7 @@ def evaluate(model, data, val_data, args, tokenizer):
 
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
-    alive = alive_fraction(model, tokens)
-    if alive is not None:
-        row["alive"] = alive
+    row |= alive_pairs(model, tokens)
 
     # The task's state, such as how much help it still gives, is that of the training data.
     row |= data.extra_columns(model, batches(val_data, 64, args.batch_size))
@@ -307,7 +305,7 @@ def get_parser():
            least=0)
     p.flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)", least=0)
     p.flag("--seed", 0, "seed of the initial weights and of the order of the data", least=0)
-    p.add_shared("--device")
+    p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
     p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
            "(paper: bfloat16)",
            choices=["auto", "float32", "bfloat16"])

@@ -46,6 +46,7 @@ from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.data import read_text
 from support.evaluation import (
+    add_flags,
     load_for_evaluation,
     model_hash,
     require_finite,
@@ -324,7 +325,7 @@ def main():
                    help="measure also with windows beyond the training length made infinite")
     p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", type=int,
            shown="copy strings")
-    p.add_shared("--ckpt", "--device", "--table")
+    add_flags(p, "--ckpt", "--device", "--table")
     args = p.parse_args()
     if args.digits:
         for name in ("tables", "data", "distances", "rope_scale", "table", "out"):

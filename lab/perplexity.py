@@ -44,6 +44,7 @@ from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, at_most_3, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
 from support.evaluation import (
+    add_flags,
     load_for_evaluation,
     model_hash,
     require_finite,
@@ -283,7 +284,7 @@ def main():
     p.add_argument("--swe", action="store_true",
                    help="draw one more curve, with screening-window expansion: windows longer than "
                    "the training length become infinite")
-    p.add_shared("--ckpt", "--device", "--table")
+    add_flags(p, "--ckpt", "--device", "--table")
     rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)
     print_curves(curves)

@@ -15,7 +15,7 @@ import time
 import torch
 
 from support.cli import Parser, UsageError, cli, printable
-from support.evaluation import load_for_evaluation
+from support.evaluation import add_flags, load_for_evaluation
 
 
 def decode_stream(tokens, tokenizer):
@@ -39,7 +39,7 @@ def main():
     p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token", least=0)
     p.flag("--top-k", None, "sample only from the k likeliest tokens", type=int, shown="all")
     p.flag("--seed", 0, "seed of the random number generator", least=0)
-    p.add_shared("--ckpt", "--device")
+    add_flags(p, "--ckpt", "--device")
     args = p.parse_args()
     if 0 < args.temperature < 1e-4:
         raise UsageError("--temperature must be 0, or at least 1e-4")

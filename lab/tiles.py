@@ -42,7 +42,7 @@ from lab.common import pyplot, save_figure
 from lab.style import COLORS, WIDTH, legend_below
 from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
-from support.evaluation import load_for_evaluation, require_finite
+from support.evaluation import add_flags, load_for_evaluation, require_finite
 from support.maps import count_alive, inside, maps_of
 from support.table import beside, cell_text, print_table, write_rows
 
@@ -185,7 +185,7 @@ def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help=f"draw the maps of the first {TOKENS} tokens of "
                    "this text [four sentences about screening]")
-    p.add_shared("--ckpt", "--device", "--table")
+    add_flags(p, "--ckpt", "--device", "--table")
     args = p.parse_args()
     if not args.text:
         raise UsageError("--text must not be empty")

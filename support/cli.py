@@ -27,13 +27,6 @@ class UsageError(Exception):
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-# The flags that several scripts have.
-SHARED = {
-    "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
-    "--device": {"default": DEVICE, "help": f"cpu, cuda or mps [{DEVICE}]"},
-    "--table": {"type": Path, "help": "the table to fill [beside the checkpoint]"},
-}
-
 
 class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
@@ -45,11 +38,6 @@ class Parser(argparse.ArgumentParser):
         prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
         super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def add_shared(self, *names):
-        """Add flags of SHARED."""
-        for name in names:
-            self.add_argument(name, **SHARED[name])
 
     def flag(self, name, default, text, type=None, least=1, shown=None, **options):
         """Add a flag of the default's type. least: of a number; shown: the default in words."""

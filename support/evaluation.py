@@ -1,13 +1,27 @@
 """A trained model to measure: loaded for it, stretched to longer texts, known by its hashes."""
 import hashlib
 import re
+from pathlib import Path
 
 import torch
 
 from support.checkpoint import build_model, load_checkpoint, require_windows, weights_hash
-from support.cli import UsageError, get_device, products_dtype
+from support.cli import DEVICE, UsageError, get_device, products_dtype
 from support.source import code_hash, hash_of_texts, text_of
 from support.tokens import require_text
+
+# The flags that several measuring commands have.
+FLAGS = {
+    "--ckpt": {"default": "out/ckpt.pt", "help": "checkpoint of train.py [out/ckpt.pt]"},
+    "--device": {"default": DEVICE, "help": f"cpu, cuda or mps [{DEVICE}]"},
+    "--table": {"type": Path, "help": "the table to fill [beside the checkpoint]"},
+}
+
+
+def add_flags(parser, *names):
+    """Add some of FLAGS to a command's parser."""
+    for name in names:
+        parser.add_argument(name, **FLAGS[name])
 
 
 def load_for_evaluation(path, device, swe=False, text=True):

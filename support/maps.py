@@ -28,18 +28,18 @@ def maps_of(model, tokens):
     return maps if len(maps) == len(model.layers) else []
 
 
-def alive_fraction(model, tokens):
-    """The share of the pairs inside the windows that get a weight; None without relevance maps.
+def alive_pairs(model, tokens):
+    """A column of the log: the share of the pairs inside the windows that get a weight.
 
-    tokens: (B, T), T <= 512.
+    tokens: (B, T), T <= 512. Nothing for a model without relevance maps.
     """
     maps = maps_of(model, tokens) if has_windows(model) else []
     if not maps:
-        return None
+        return {}
     counts = [torch.stack(count_alive(alpha_d, dist.full(tile.reach())))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
-    return alive / pairs
+    return {"alive": alive / pairs}
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 
 from lab.baselines import attention
 from support.choose import get_screen
-from support.maps import alive_fraction
+from support.maps import alive_pairs
 from support.windowed import screen_windowed
 from tests.helpers import ROOT, draw_tokens, moved_model, random, run
 from tests.reference import MECHANISMS, entmax, reference_transformer
@@ -147,7 +147,7 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     torch.testing.assert_close(model(x), exact, atol=1e-4, rtol=1e-4)
     maps = model.relevance_maps(x)
     assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 300, 300)] * 2
-    assert 0 < alive_fraction(model, x) < 1
+    assert 0 < alive_pairs(model, x)["alive"] < 1
 
     assert model.layers[0].reach()[0] < 100
     with torch.no_grad():

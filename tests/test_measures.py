@@ -12,7 +12,7 @@ from lab.common import pyplot
 from support.checkpoint import load_checkpoint
 from support.cli import UsageError
 from support.data import Sequences, get_data
-from support.maps import alive_fraction
+from support.maps import alive_pairs
 from support.table import write_rows
 from support.tokens import get_tokenizer
 from tests.helpers import (
@@ -250,7 +250,7 @@ def test_relevance_maps_count_what_train_logs(call, checkpoints, monkeypatch):
     model, tokenizer, _ = load_checkpoint(path)
     tokens = torch.tensor([tokenizer.encode_ordinary(text)])
     share = alive / (2 * sum(pairs.values()))
-    assert share == pytest.approx(alive_fraction(model, tokens), rel=1e-3)
+    assert share == pytest.approx(alive_pairs(model, tokens)["alive"], rel=1e-3)
 
 
 @pytest.mark.parametrize("tokens, pieces", [

@@ -23,7 +23,7 @@ from support import folder, source
 from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
 from support.data import Sequences, batches
-from support.maps import alive_fraction
+from support.maps import alive_pairs
 from support.tasks.abcdigits import ABCDigitsStream
 from support.tokens import get_tokenizer
 from tests.helpers import (
@@ -480,7 +480,7 @@ def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
         for n, w in enumerate(tile.s_w.exp() + 1):
             alive += (maps[:, n] > 0).sum().item()
             inside += 2 * sum(min(i + 1, math.ceil(min(w.item(), 300))) for i in range(300))
-    assert alive_fraction(model, tokens) == pytest.approx(alive / inside, rel=1e-6)
+    assert alive_pairs(model, tokens)["alive"] == pytest.approx(alive / inside, rel=1e-6)
 
 
 @pytest.mark.parametrize("data", ["text", "abcdigits"])
