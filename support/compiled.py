@@ -118,7 +118,7 @@ def try_to_record(model, batch, T):
     tokens %= model.config.vocab_size
     inputs, whole = (tokens, tokens.flip(1)), Pass(model)
 
-    def with_gradients(loss):
+    def loss_and_gradients(loss):
         # Without its graph: what that holds would break the recording.
         return [loss.detach(),
                 *torch.autograd.grad(loss, [p for p in weights if p.requires_grad])]
@@ -126,9 +126,9 @@ def try_to_record(model, batch, T):
     try:
         with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
             with require_no_wait():
-                wanted = with_gradients(whole(*inputs))
+                wanted = loss_and_gradients(whole(*inputs))
             play = torch.cuda.make_graphed_callables(whole, tuple(x.clone() for x in inputs))
-            found = with_gradients(Played.apply(play, *inputs, *weights))
+            found = loss_and_gradients(Played.apply(play, *inputs, *weights))
     except Exception as e:
         return f"not recorded as CUDA graphs: {error_line(e)}"
     if not all(map(torch.equal, found, wanted)):
