@@ -23,7 +23,8 @@ import multiscreen
 from abcdigits import generate_by_line_count
 from course.playground.data import page_data
 from support.checkpoint import load_checkpoint
-from support.cli import DEVICE, Parser, UsageError, cli, get_device, replacing
+from support.cli import Parser, UsageError, cli, get_device, replacing
+from support.evaluation import add_flags
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -65,7 +66,7 @@ def main(argv=None):
                    "an ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the HTML file to write [out/playground.html]")
-    p.flag("--device", DEVICE, "cpu, cuda or mps")
+    add_flags(p, "--device")
     args = p.parse_args(argv)
     text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
     if not 1 <= args.tokens <= MOST_TOKENS or text == "":
