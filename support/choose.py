@@ -50,15 +50,11 @@ def make_fast(model, args):
         dist.recompute(model)
     device, sizes = model.W_E.device, (args.batch_size, args.seq_len)
     if args.compile or args.compile is None and device.type == "cuda" and has_triton():
-        # Imported here, like the kernel: it takes a second.
-        from support import compiled
+        from support import compiled  # here, like the kernel: it takes a second
 
-        line = compiled.try_to_compile(model, args.compile, *sizes)
-        print(line)
         # A model that recomputes, or that waits for other processes, is not recorded.
         alone = dist.world() == 1 and not args.recompute
-        if line == compiled.COMPILED and device.type == "cuda" and alone:
-            print(compiled.try_to_record(model, *sizes))
+        print(compiled.try_to_compile(model, args.compile, *sizes, record=alone))
     dist.distribute(model, args.shard, device)
 
 

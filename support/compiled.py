@@ -22,17 +22,17 @@ from support.windowed import screen_windowed
 # MiPE's and RoPE's angles take fewer: they would be computed, in float64, for every single number
 # that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
 OPTIONS = {"realize_opcount_threshold": 12}
-COMPILED = "compiled by torch.compile"
 
 # Parameters times tokens of a pass that takes a GPU some ten milliseconds: a larger one does not
 # wait for its launches, and a graph would only hold memory.
 SMALL = 2**39
 
 
-def try_to_compile(model, wanted, batch, T):
-    """Compile a model in place and try it on `batch` sequences. Returns one line.
+def try_to_compile(model, wanted, batch, T, record=False):
+    """Compile a model in place and try it on `batch` sequences; on a GPU, `record` its pass, too.
 
-    If that fails, the model is left as it was, or UsageError is raised if it was `wanted`.
+    Returns what was done, in a line or two. If it cannot be compiled, the model is left as it was,
+    or UsageError is raised if it was `wanted`.
     """
     modules = [model, *model.layers]
     before = [vars(module).copy() for module in modules]
@@ -41,7 +41,6 @@ def try_to_compile(model, wanted, batch, T):
     tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=model.W_E.device)
     try:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-        return COMPILED
     except torch.OutOfMemoryError:
         raise
     except Exception as e:                             # whatever it is, it is the compiler's
@@ -52,6 +51,10 @@ def try_to_compile(model, wanted, batch, T):
         return f"not compiled: torch.compile fails here ({error_line(e)})"
     finally:
         model.zero_grad(set_to_none=True)
+    lines = ["compiled by torch.compile"]
+    if record and model.W_E.is_cuda:
+        lines.append(try_to_record(model, batch, T))
+    return "\n".join(lines)
 
 
 def compile_model(model, dynamic=None):

@@ -428,13 +428,20 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, capsys
 def test_only_passes_that_neither_recompute_nor_wait_for_others_are_recorded(
         model, monkeypatch, capsys, recompute, processes, recorded):
     monkeypatch.setattr(choose, "has_triton", lambda: True)
-    monkeypatch.setattr(compiled, "try_to_compile", lambda *inputs: compiled.COMPILED)
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
     monkeypatch.setattr(choose.dist, "world", lambda: processes)
-    monkeypatch.setattr(choose.dist, "distribute", lambda *inputs: None)
+    for name in ("distribute", "recompute"):
+        monkeypatch.setattr(choose.dist, name, lambda *inputs: None)
     monkeypatch.setattr(compiled, "try_to_record", lambda *inputs: "recorded")
     with Pretended("cuda"):
         said = make_fast_at(model.to("cuda"), monkeypatch, capsys, recompute=recompute)
     assert said == ["compiled by torch.compile"] + ["recorded"] * recorded
+
+
+def test_on_a_cpu_nothing_is_recorded(model, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda f, **options: f)
+    said = make_fast_at(model, monkeypatch, capsys, compile=True)
+    assert said == ["compiled by torch.compile"]
 
 
 def test_what_was_asked_for_and_fails_is_an_error(model, monkeypatch):
