@@ -26,7 +26,7 @@ from support.checkpoint import read_checkpoint, weights_hash
 from support.cli import UsageError, flag, own_folder, replacing, shown
 from support.data import hash_of, is_run
 from support.models import count_parameters
-from support.source import code_hash, differences, edited_files, source_now, source_of
+from support.source import code_hash, differences, edited_files, files_of, source_of
 
 # Of the log. The last two are a task's.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
@@ -109,8 +109,7 @@ def is_finished(out, args, ckpt):
     """Whether the run that goes on has nothing left to do; then a line says so."""
     if not ckpt or not ckpt["learned"] and ckpt["step"] < args.steps:
         return False
-    now = ckpt | {"args": vars(args), "source": source_now(ckpt["source"])}
-    tell_changes(ckpt, now)
+    tell_changes(ckpt, ckpt | {"args": vars(args), "source": files_of(ckpt["source"])})
     end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
     print(f"{out} is already finished, at step {ckpt['step']}: {end}")
     return True
@@ -123,7 +122,7 @@ def get_state(args, model, data, ckpt, init):
     """
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": data.files, "equations": code_hash(model),
-             "source": source_of(model, data), "parameters": count_parameters(model)[0],
+             "source": source_of(model, data), "parameters": count_parameters(model),
              "init_weights": weights_hash(init) if init else "", "changes": [], "note": "",
              "versions": f"python {platform.python_version()}, torch {torch.__version__}",
              "step": 0, "drawn": 0, "log": "\t".join(COLUMNS) + "\n"}

@@ -53,8 +53,11 @@ for module in ("train", *sys.modules):
 
 
 def files_of(modules):
-    """{path: text} of modules, by their names, and of what they import of yours at any depth."""
-    found, todo = {}, [*modules]
+    """{path: text} of modules, and of what they import of yours at any depth, as they are now.
+
+    modules: their names, or their paths, as in what this has returned.
+    """
+    found, todo = {}, [x.removesuffix(".py").replace("/", ".") for x in modules]
     while todo:
         module = todo.pop()
         path, text = module.replace(".", "/") + ".py", text_of(module)
@@ -88,11 +91,6 @@ def modules_of(objects):
 def source_of(model, data):
     """{path: text} of what a run is made of."""
     return files_of({"train", "support.tokens", *modules_of([*model.modules(), data])})
-
-
-def source_now(paths):
-    """{path: text} of the files that a run has kept, and of what they import, as they are now."""
-    return files_of({path.removesuffix(".py").replace("/", ".") for path in paths})
 
 
 # ------------------------------------------------------------------------ what a model is known by
