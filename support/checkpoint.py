@@ -45,14 +45,12 @@ def read_checkpoint(path):
             raise zipfile.BadZipFile(bad)
         with warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
-        missing = KEYS - ckpt.keys()
+        if missing := KEYS - ckpt.keys():
+            raise KeyError(*missing)
     except Exception as e:                             # there are many words for a damaged file
         if isinstance(e, OSError) or is_out_of_memory(e):
             raise
-        raise UsageError(f"{path} is damaged, or not a checkpoint of train.py") from None
-    if missing:
-        raise UsageError(f"{path} is not a checkpoint of train.py: it lacks "
-                         f"{', '.join(sorted(missing))}")
+        raise UsageError(f"{path} is damaged, or not a checkpoint of this train.py") from None
     return ckpt
 
 
