@@ -101,7 +101,7 @@ def cli(main):
 def is_out_of_memory(e):
     """Whether an error means out of memory. For a CPU's memory torch has only words."""
     return (isinstance(e, (MemoryError, torch.OutOfMemoryError))
-            or re.search("not enough memory|can't allocate memory", str(e)) is not None)
+            or re.search("not enough memory|allocate memory|size.* overflow", str(e)) is not None)
 
 
 def fail(message, code=1):

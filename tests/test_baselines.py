@@ -32,7 +32,8 @@ TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 def parameter_counts(name, config):
     """(parameters, non-embedding parameters) of a model."""
     with torch.device("meta"):
-        return count_parameters(build_model(name, config))
+        model = build_model(name, config)
+    return count_parameters(model), count_parameters(model) - model.W_E.numel()
 
 
 # -------------------------------------------------------------------------- the Transformer

@@ -177,7 +177,7 @@ def new_model(name, psi, vocab_size, device):
     sizes = {"psi": psi, "vocab_size": vocab_size}
     with torch.device("meta"):                         # this takes no memory
         model = build_model(name, sizes)
-    run = dict.fromkeys(RUN) | {"model": name, "parameters": count_parameters(model)[0]}
+    run = dict.fromkeys(RUN) | {"model": name, "parameters": count_parameters(model)}
 
     def load():
         with torch.device(device) as where:
