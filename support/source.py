@@ -53,9 +53,9 @@ for module in ("train", *sys.modules):
 
 
 def files_of(modules):
-    """{path: text} of modules, and of what they import of yours at any depth, as they are now.
+    """{path: text} of modules, and of what they import of yours at any depth; texts of `text_of`.
 
-    modules: their names, or their paths, as in what this has returned.
+    modules: their names, or the paths under which a run has kept them.
     """
     found, todo = {}, [x.removesuffix(".py").replace("/", ".") for x in modules]
     while todo:
