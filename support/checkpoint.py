@@ -45,8 +45,8 @@ def read_checkpoint(path):
             raise zipfile.BadZipFile(bad)
         with warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
-        if missing := KEYS - ckpt.keys():
-            raise KeyError(*missing)
+        if not KEYS <= ckpt.keys():
+            raise LookupError
     except Exception as e:                             # there are many words for a damaged file
         if isinstance(e, OSError) or is_out_of_memory(e):
             raise
