@@ -88,7 +88,7 @@ def cli(main):
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except (MemoryError, RuntimeError) as e:
         if is_out_of_memory(e):
-            fail("out of memory: use a smaller --batch-size, --seq-len or model")
+            fail("out of memory: use a smaller model, --batch-size or --seq-len")
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")
