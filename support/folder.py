@@ -168,7 +168,7 @@ def write(out, state):
     files = {"flags.txt": "".join(f"{name}\t{shown(x)}\n" for name, x in about.items()),
              "log.tsv": state["log"], "note.txt": state["note"]}
     files |= {f"source/{path}": text for path, text in state["source"].items()}
-    old = [out / "source", out / "note.txt", *out.glob("ckpt.pt.*.tmp")]
+    old = [out / "source", out / "note.txt", *out.glob("*.*.[0-9]*.tmp")]
     if not state["step"]:
         old += [out / "ckpt.pt", out / "diverged.txt"]
     for path in old:

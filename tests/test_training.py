@@ -402,9 +402,11 @@ def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
     mine[-1].parent.mkdir(parents=True)
     for path in mine:
         path.write_text("before")
-    (out / "ckpt.pt.123.tmp").write_text("of a killed process")
+    left = [out / "ckpt.pt.123.tmp", out / "log.tsv.123.tmp"]
+    for path in left:
+        path.write_text("of a killed process")
     fit(out, "--steps", "3", "--log-every", "1")
-    assert not (out / "ckpt.pt.123.tmp").exists()
+    assert not any(path.exists() for path in left)
     assert fit(out, "--steps", "2", "--log-every", "1", "--force")["step"] == 2
     assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2", "2"]
     assert all(path.read_text() == "before" for path in mine)
