@@ -307,8 +307,7 @@ def get_parser():
     p.flag("--seed", 0, "seed of the initial weights and of the order of the data", least=0)
     p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
     p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
-           "(paper: bfloat16)",
-           choices=["auto", "float32", "bfloat16"])
+           "(paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
     p.flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton "
            "(the fused kernel), or auto: the fastest that runs here and agrees with the definition",
            choices=["auto", "definition", "windowed", "triton"])

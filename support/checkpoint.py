@@ -45,12 +45,13 @@ def read_checkpoint(path):
             raise zipfile.BadZipFile(bad)
         with warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
-        if not KEYS <= ckpt.keys():
-            raise LookupError
+        missing = KEYS - ckpt.keys()
     except Exception as e:                             # there are many words for a damaged file
         if isinstance(e, OSError) or is_out_of_memory(e):
             raise
-        raise UsageError(f"{path} is damaged, or not a checkpoint of this train.py") from None
+        raise UsageError(f"{path} is damaged, or not a checkpoint of train.py") from None
+    if missing:
+        raise UsageError(f"{path} is not a checkpoint of train.py: it lacks {min(missing)}")
     return ckpt
 
 

@@ -100,8 +100,8 @@ def cli(main):
 
 def is_out_of_memory(e):
     """Whether an error means out of memory. For a CPU's memory torch has only words."""
-    return (isinstance(e, (MemoryError, torch.OutOfMemoryError))
-            or re.search("not enough memory|allocate memory|size.* overflow", str(e)) is not None)
+    words = "not enough memory|can't allocate memory|size.* overflow"
+    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or bool(re.search(words, str(e)))
 
 
 def fail(message, code=1):

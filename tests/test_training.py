@@ -387,7 +387,7 @@ def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    said = {"ckpt.pt": "is damaged, or not a checkpoint of this train.py"}.get(
+    said = {"ckpt.pt": "is damaged, or not a checkpoint of train.py"}.get(
         name, "belongs to no run: name another")
     with pytest.raises(UsageError, match=f"{name.partition('/')[0]} {said}"):
         fit(tmp_path / "out", "--steps", "2", *flags)
