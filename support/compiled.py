@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from multiscreen import stays_in_window
 from support.cli import UsageError, error_line
+from support.models import count_parameters
 from support.windowed import screen_windowed
 
 # Inductor computes a value anew wherever it is used, as long as that takes at most 30 operations.
@@ -115,7 +116,7 @@ def try_to_record(model, batch, T):
     without gradients, of another size, with another screen or other weights.
     """
     weights, modules = [*model.parameters()], [*model.modules()]
-    if sum(p.numel() for p in weights) * batch * T > SMALL:
+    if count_parameters(model) * batch * T > SMALL:
         return "not recorded as CUDA graphs: a pass of this size keeps the GPU busy"
     tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
     tokens %= model.config.vocab_size
