@@ -175,8 +175,11 @@ def shown(value):
 
 
 def error_line(e):
-    """The kind of an exception and the first line of its message."""
-    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+    """The kind of an exception and the first line of its message, two if it ends with a colon."""
+    first, *rest = str(e).splitlines() or [""]
+    if first.endswith(":") and rest:
+        first += f" {rest[0]}"
+    return f"{type(e).__name__}: {first}"
 
 
 def printable(text):

@@ -129,6 +129,8 @@ def try_to_record(model, batch, T):
 
     try:
         with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
+            # The compiler may wait for the GPU, and is done before the pass is watched.
+            loss_and_gradients(whole(*inputs))
             with require_no_wait():
                 wanted = loss_and_gradients(whole(*inputs))
             play = torch.cuda.make_graphed_callables(whole, tuple(x.clone() for x in inputs))

@@ -1,7 +1,7 @@
 """Tests of --compile: the numbers stay, other models too, and failure leaves an eager model."""
 import copy
 import inspect
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -139,7 +139,7 @@ def passes(recorded):
 
 
 def fails(*inputs, **options):
-    raise RuntimeError("no\ncompiler")
+    raise RuntimeError("PyTorch raised:\nno\ncompiler")
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
@@ -352,6 +352,20 @@ def test_what_cannot_be_recorded_still_trains(recorded, monkeypatch):
     assert not played
 
 
+def test_the_compiler_is_done_before_the_pass_is_watched(model, graphs, monkeypatch):
+    """It waits for the GPU, as a pass that is recorded must not."""
+    @contextmanager
+    def require_no_compiler():
+        made = len(graphs)
+        yield
+        assert len(graphs) == made > 0
+
+    monkeypatch.setattr(compiled, "require_no_wait", require_no_compiler)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", partial(make_fixed, []))
+    compile_model(model)
+    assert try_to_record(model, 2, 30).startswith("training passes are recorded")
+
+
 def test_a_pass_that_gives_other_numbers_when_it_is_played_is_not_recorded(recorded, monkeypatch):
     """Here one gradient is off by a few bits."""
     model, played = recorded
@@ -414,7 +428,7 @@ def test_where_compiling_fails_the_model_is_as_it_was(model, monkeypatch, capsys
     with Pretended(kind):
         model.to(kind)
         before = [vars(module).copy() for module in modules]
-        said = ["not compiled: torch.compile fails here (RuntimeError: no)"] * tried
+        said = ["not compiled: torch.compile fails here (RuntimeError: PyTorch raised: no)"] * tried
         assert make_fast_at(model, monkeypatch, capsys, compile=wanted) == said
         assert [vars(module) for module in modules] == before
         assert model.screen.stays_in_window
@@ -446,7 +460,7 @@ def test_on_a_cpu_nothing_is_recorded(model, monkeypatch, capsys):
 
 def test_what_was_asked_for_and_fails_is_an_error(model, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **options: fails)
-    with pytest.raises(UsageError, match="^--compile: torch.compile fails .*RuntimeError: no"):
+    with pytest.raises(UsageError, match="--compile: .*RuntimeError: PyTorch raised: no.$"):
         try_to_compile(model, True, 2, 30)
 
 
