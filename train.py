@@ -312,7 +312,7 @@ def get_parser():
            "(the fused kernel), or auto: the fastest that runs here and agrees with the definition",
            choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction,
-                   help="torch.compile the model, and record CUDA graphs on a GPU; on a CPU it "
+                   help="torch.compile the model, and record a CUDA graph on a GPU; on a CPU it "
                    "needs a C++ compiler [on a CUDA GPU with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="recompute a layer's activations in backward: less memory, more time")

@@ -1,6 +1,6 @@
 """Compile a model in place: torch.compile fuses what layers, head and loss do to single elements.
 
-On a GPU the passes of training are also recorded as CUDA graphs. No class, no other model and no
+On a GPU the passes of training are also recorded as a CUDA graph. No class, no other model and no
 setting of torch changes.
 """
 import inspect
@@ -10,7 +10,6 @@ from functools import cache
 from types import MethodType
 
 import torch
-from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.autograd.function import once_differentiable
 
@@ -108,7 +107,7 @@ def limited(compiled, limit):
 
 
 def try_to_record(model, batch, T):
-    """Record a small model's pass, forward and backward, as CUDA graphs, in place. Returns a line.
+    """Record a small model's pass, forward and backward, as a CUDA graph, in place. Returns a line.
 
     A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
     them at once. It holds kernels only: Python code in a layer no longer runs. The first pass that
@@ -116,29 +115,31 @@ def try_to_record(model, batch, T):
     without gradients, of another size, with another screen or other weights.
     """
     weights, modules = [*model.parameters()], [*model.modules()]
+    trained = [p for p in weights if p.requires_grad]
     if count_parameters(model) * batch * T > SMALL:
-        return "not recorded as CUDA graphs: a pass of this size keeps the GPU busy"
+        return "not recorded as a CUDA graph: a pass of this size keeps the GPU busy"
     tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
     tokens %= model.config.vocab_size
-    inputs, whole = (tokens, tokens.flip(1)), Pass(model)
+    inputs = tokens, tokens.flip(1)
 
-    def loss_and_gradients(loss):
-        # Without its graph: what that holds would break the recording.
-        return [loss.detach(),
-                *torch.autograd.grad(loss, [p for p in weights if p.requires_grad])]
+    def one_pass(tokens, targets):
+        loss = type(model).loss(model, tokens, targets)
+        # Without its autograd graph: what that holds would break the recording.
+        return loss.detach(), torch.autograd.grad(loss, trained)
 
     try:
-        with warnings.catch_warnings(action="ignore"):   # about the streams on which it records
+        with warnings.catch_warnings(action="ignore"):   # about watching, and about the stream
             # The compiler may wait for the GPU, and is done before the pass is watched.
-            loss_and_gradients(whole(*inputs))
+            one_pass(*inputs)
             with require_no_wait():
-                wanted = loss_and_gradients(whole(*inputs))
-            play = torch.cuda.make_graphed_callables(whole, tuple(x.clone() for x in inputs))
-            found = loss_and_gradients(Played.apply(play, *inputs, *weights))
+                loss, gradients = one_pass(*inputs)
+            play = record(one_pass, inputs)
+        played = Played.apply(play, *inputs, *weights)
+        found = played.detach(), *torch.autograd.grad(played, trained)
     except Exception as e:
-        return f"not recorded as CUDA graphs: {error_line(e)}"
-    if not all(map(torch.equal, found, wanted)):
-        return ("not recorded as CUDA graphs: a recorded pass gives other numbers here, as with "
+        return f"not recorded as a CUDA graph: {error_line(e)}"
+    if not all(map(torch.equal, found, (loss, *gradients))):
+        return ("not recorded as a CUDA graph: a recorded pass gives other numbers here, as with "
                 "layers that draw random numbers")
 
     def state():
@@ -156,7 +157,7 @@ def try_to_record(model, batch, T):
         return type(self).loss(self, tokens, targets, reduction)
 
     model.loss = MethodType(loss, model)
-    return ("training passes are recorded as CUDA graphs, so Python code in a layer (prints, "
+    return ("training passes are recorded as a CUDA graph, so Python code in a layer (prints, "
             "counters) does not run during training: --no-compile turns this off")
 
 
@@ -171,19 +172,35 @@ def require_no_wait():
         torch.cuda.set_sync_debug_mode(before)
 
 
-class Played(torch.autograd.Function):
-    """The loss of a recorded pass. Its gradients are computed at once, and copied.
+def record(one_pass, inputs):
+    """Record one_pass(*inputs) as a CUDA graph. Returns a function that plays it with new inputs.
 
-    A graph writes the loss, activations and gradients where it wrote them the last time.
+    A graph reads its inputs, and writes its results, where it did so the first time.
     """
+    inputs, graph, stream = [x.clone() for x in inputs], torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        one_pass(*inputs)                              # libraries set up what they keep
+    with torch.cuda.graph(graph, stream=stream):
+        results = one_pass(*inputs)
+
+    def play(*new):
+        for x, y in zip(inputs, new):
+            x.copy_(y)
+        graph.replay()
+        return results
+
+    return play
+
+
+class Played(torch.autograd.Function):
+    """The loss of a recorded pass. Its gradients are there at once, too; both are copied."""
 
     @staticmethod
     def forward(ctx, play, tokens, targets, *weights):
-        with torch.enable_grad():
-            loss = play(tokens, targets)
-            trained = [p for p in weights if p.requires_grad]
-            ctx.gradients = torch._foreach_mul(torch.autograd.grad(loss, trained), 1.0)
-        return loss.detach().clone()
+        loss, gradients = play(tokens, targets)
+        ctx.gradients = torch._foreach_mul(gradients, 1.0)
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
@@ -191,17 +208,6 @@ class Played(torch.autograd.Function):
         found = iter(torch._foreach_mul(ctx.gradients, dloss))
         return None, None, None, *(next(found) if needed else None
                                    for needed in ctx.needs_input_grad[3:])
-
-
-class Pass(nn.Module):
-    """A model whose call is its loss."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens, targets):
-        return type(self.model).loss(self.model, tokens, targets)
 
 
 def hidden(self, tokens, caches=None, screen=None):

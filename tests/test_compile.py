@@ -56,36 +56,26 @@ def graphs(monkeypatch):
     return made
 
 
-def make_fixed(calls, module, sample, **options):
-    """Stands in for make_graphed_callables, on a CPU.
+def write_in_place(model, one_pass, inputs):
+    """Stands in for `compiled.record`, on a CPU: results are written to the same memory each time.
 
-    As with a graph, the loss, what backward needs and the gradients are written to the same memory
-    each time.
+    Inputs, too, are read where they were.
     """
-    weights = [p for p in module.parameters() if p.requires_grad]
-    shared = {"loss": torch.zeros(()), "gradients": [torch.zeros_like(p) for p in weights]}
-
     # What is left of an earlier pass would break a recording.
-    assert not any("passed" in get_gradient_edge(p).node.metadata for p in weights)
+    assert not any("passed" in get_gradient_edge(p).node.metadata
+                   for p in model.parameters() if p.requires_grad)
+    inputs = [x.clone() for x in inputs]
+    loss, gradients = one_pass(*inputs)
+    results = [loss, *gradients]
 
-    class Graphed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, tokens, targets, *weights):
-            for x, new in zip(sample, (tokens, targets)):
-                x.copy_(new)
-            with torch.enable_grad():
-                shared["graph"] = module(*sample)
-            return shared["loss"].copy_(shared["graph"].detach()).detach()
-
-        @staticmethod
-        def backward(ctx, grad):
-            found = torch.autograd.grad(shared["graph"], weights, grad, retain_graph=True)
-            torch._foreach_copy_(shared["gradients"], found)
-            return None, None, *(x.detach() for x in shared["gradients"])
-
-    def play(tokens, targets):
-        calls.append(tokens)
-        return Graphed.apply(tokens, targets, *weights)
+    def play(*new):
+        for x, y in zip(inputs, new):
+            x.copy_(y)
+        with torch.enable_grad():
+            loss, gradients = one_pass(*inputs)
+        for x, y in zip(results, (loss, *gradients)):
+            x.copy_(y)
+        return results[0], results[1:]
 
     return play
 
@@ -93,30 +83,28 @@ def make_fixed(calls, module, sample, **options):
 @pytest.fixture
 def recorded(monkeypatch):
     """(a model, compiled on a GPU if there is one, and the list of played passes)."""
-    played, device, record = [], "cpu", torch.cuda.make_graphed_callables
+    played, record = [], compiled.record
+    model = small(1, moved=True, N_L=2)
     if torch.cuda.is_available():
-        device = "cuda"
-
-        def make_counting(*inputs, **options):
-            play = record(*inputs, **options)
-            return lambda *tokens: played.append(tokens) or play(*tokens)
-
-        monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_counting)
+        compile_model(model.to("cuda"))
     else:
-        forward = compiled.Pass.forward
+        loss = ms.Multiscreen.loss
 
-        def mark(self, *inputs):
-            loss = forward(self, *inputs)
+        def mark(self, *inputs, **options):
+            found = loss(self, *inputs, **options)
             for p in filter(lambda p: p.requires_grad, self.parameters()):
                 get_gradient_edge(p).node.metadata["passed"] = True
-            return loss
+            return found
 
-        monkeypatch.setattr(compiled.Pass, "forward", mark)
-        monkeypatch.setattr(torch.cuda, "make_graphed_callables", partial(make_fixed, played))
+        monkeypatch.setattr(ms.Multiscreen, "loss", mark)
         monkeypatch.setattr(compiled, "require_no_wait", nullcontext)
-    model = small(1, moved=True, N_L=2).to(device)
-    if device == "cuda":
-        compile_model(model)
+        record = partial(write_in_place, model)
+
+    def record_and_count(*inputs):
+        play = record(*inputs)
+        return lambda *tokens: played.append(tokens) or play(*tokens)
+
+    monkeypatch.setattr(compiled, "record", record_and_count)
     return model, played
 
 
@@ -322,8 +310,8 @@ def test_any_other_pass_is_not_the_recorded_one(recorded, change):
         model.eval()
     elif change == "reduction":
         options = {"reduction": "none"}
-    wanted = type(model).loss(model, tokens[:, :-1], tokens[:, 1:], **options)
-    with torch.set_grad_enabled(change != "no_grad"):
+    with torch.set_grad_enabled(change != "no_grad"):  # compiled, each mode rounds differently
+        wanted = type(model).loss(model, tokens[:, :-1], tokens[:, 1:], **options)
         found = model.loss(tokens[:, :-1], tokens[:, 1:], **options)
     assert not played and torch.equal(found, wanted)
 
@@ -331,7 +319,7 @@ def test_any_other_pass_is_not_the_recorded_one(recorded, change):
 def test_a_large_pass_is_not_recorded(recorded, monkeypatch):
     model, played = recorded
     monkeypatch.setattr(compiled, "SMALL", 1000)
-    assert try_to_record(model, 2, 30).startswith("not recorded as CUDA graphs: a pass of this ")
+    assert try_to_record(model, 2, 30).startswith("not recorded as a CUDA graph: a pass of this ")
     of_a_step(model, draw_tokens(2, 31).to(model.W_E.device))
     assert not played
 
@@ -341,11 +329,11 @@ def test_what_cannot_be_recorded_still_trains(recorded, monkeypatch):
     if model.W_E.is_cuda:
         model.screen = lambda q, *inputs: ms.screen(q * q.max().item(), *inputs)     # waits
     else:
-        monkeypatch.setattr(torch.cuda, "make_graphed_callables", fails)
+        monkeypatch.setattr(compiled, "record", fails)
     tokens = draw_tokens(2, 31).to(model.W_E.device)
     wanted = of_a_step(model, tokens)
     model.zero_grad()
-    assert try_to_record(model, 2, 30).startswith("not recorded as CUDA graphs: ")
+    assert try_to_record(model, 2, 30).startswith("not recorded as a CUDA graph: ")
     assert all(p.grad is None for p in model.parameters())
     for name, x in of_a_step(model, tokens).items():
         assert torch.equal(x, wanted[name])
@@ -361,7 +349,7 @@ def test_the_compiler_is_done_before_the_pass_is_watched(model, graphs, monkeypa
         assert len(graphs) == made > 0
 
     monkeypatch.setattr(compiled, "require_no_wait", require_no_compiler)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", partial(make_fixed, []))
+    monkeypatch.setattr(compiled, "record", partial(write_in_place, model))
     compile_model(model)
     assert try_to_record(model, 2, 30).startswith("training passes are recorded")
 
@@ -369,15 +357,18 @@ def test_the_compiler_is_done_before_the_pass_is_watched(model, graphs, monkeypa
 def test_a_pass_that_gives_other_numbers_when_it_is_played_is_not_recorded(recorded, monkeypatch):
     """Here one gradient is off by a few bits."""
     model, played = recorded
-    make_played = torch.cuda.make_graphed_callables
+    record = compiled.record
 
-    def make_wrong(*inputs):
-        play = make_played(*inputs)
-        model.s_E.register_hook(lambda g: g * (1 + 2**-20))
+    def record_wrongly(*inputs):
+        def play(*tokens):
+            loss, (first, *rest) = right(*tokens)
+            return loss, [first * (1 + 2**-20), *rest]
+
+        right = record(*inputs)
         return play
 
     tokens = draw_tokens(2, 31).to(model.W_E.device)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", make_wrong)
+    monkeypatch.setattr(compiled, "record", record_wrongly)
     assert "a recorded pass gives other numbers here" in try_to_record(model, 2, 30)
     played.clear()
     of_a_step(model, tokens)

@@ -9,7 +9,7 @@ decode     generating one more token after `length` tokens; the keys and values 
 forward    hidden states and logits of `length` tokens at once, with neither cache nor gradients
 
 For "train-compiled", torch.compile compiles the layers, the head and the loss for the one size that
-is timed; on a GPU the pass of a small model is also recorded as CUDA graphs, as in train.py. For
+is timed; on a GPU the pass of a small model is also recorded as a CUDA graph, as in train.py. For
 "forward-compiled", `alone_ms` is the time of what the pass cannot do without: its matrix products
 and its screening, or attention, each timed by itself.
 
