@@ -183,11 +183,12 @@ def print_ranks(args):
 class Curve(NamedTuple):
     """What copying costs by distance, means over strings and then over seeds.
 
-    error: the deviation over the seeds, or of one seed the standard error over its strings. other:
-    what a string costs that the model has not read. x: distances. Arrays (len(x),)
+    steps: the first and the last of the seeds' steps. error: the deviation over the seeds, or of
+    one seed the standard error over its strings. other: what a string costs that the model has not
+    read. x: distances. Arrays (len(x),)
     """
     label: str
-    step: int
+    steps: tuple
     n_seeds: int
     T_train: int
     x: list
@@ -197,32 +198,46 @@ class Curve(NamedTuple):
 
 
 def get_curves(rows):
-    """The Curves of rows, in their order. Raises UsageError if they have not all the same texts."""
+    """The Curves of rows, in their order. Raises UsageError if they have not all the same texts.
+
+    Seeds that ended at different steps are one curve, but each step of a run that has several is.
+    """
     for name in ("data", "distances"):
         if len(values := {row[name] for row in rows}) > 1:
             raise UsageError(f"the tables differ in {name} ({', '.join(sorted(values))}): draw "
                              "those that are equal")
     x = [int(distance) for distance in rows[0]["distances"].split()]
-    labels, groups = labels_of(rows), {}
+    labels, groups, kept = labels_of(rows), {}, are_kept(rows)
     for row in rows:
         label = labels[row["model"], row["parameters"]] + " + SWE" * (row["swe"] == "yes")
         factor = row["factor"] or "1"
         # The unscaled model has a curve of its own, and is also one of the choices.
         names = [label] * (factor == "1") + [f"{label} + best RoPE scaling"] * bool(row["factor"])
         for name in names:
-            by_factor = groups.setdefault((name, int(row["step"])), {})
+            by_factor = groups.setdefault((name, row["step"] if kept else None), {})
             by_factor.setdefault(factor, []).append(row)
     curves = []
-    for (label, step), by_factor in groups.items():
+    for (label, _), by_factor in groups.items():
         found = [average(found) for found in by_factor.values()]
         # At each distance the factor with which copying costs least.
         best = np.argmin([mean for mean, _, _ in found], axis=0)
         mean, error, other = (np.choose(best, choices) for choices in zip(*found))
         some = next(iter(by_factor.values()))
         seeds = {row["seed"] for row in some}
+        steps = [int(row["step"]) for row in some]
         T_train = int(some[0]["seq_len"])
-        curves.append(Curve(label, step, len(seeds), T_train, x, mean, error, other))
+        curves.append(Curve(label, (min(steps), max(steps)), len(seeds), T_train, x, mean, error,
+                            other))
     return curves
+
+
+def are_kept(rows):
+    """Whether these are checkpoints that were kept of runs: some run has several steps."""
+    return any(len(found) > 1 for found in steps_of(rows).values())
+
+
+def in_words(steps):
+    return " to ".join(f"{step:,}" for step in sorted({*steps}))
 
 
 def average(rows):
@@ -246,7 +261,7 @@ def print_curves(curves):
     """Two rows for each curve: the string that was read, and another one."""
     rows = []
     for curve in curves:
-        first = [curve.label, curve.step, curve.n_seeds]
+        first = [curve.label, in_words(curve.steps), curve.n_seeds]
         cells = [f"{mean:.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
                  for mean, error in zip(curve.mean, curve.error)]
         rows.append([*first, "yes", *cells])
@@ -261,7 +276,7 @@ def draw_by_distance(plt, curves, path):
 
     A model has one colour, as trained and with what is done at inference time.
     """
-    steps = {curve.step for curve in curves}
+    steps = {curve.steps for curve in curves}
     models = [*dict.fromkeys(curve.label.split(" + ")[0] for curve in curves)]
     fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     for curve in curves:
@@ -270,7 +285,7 @@ def draw_by_distance(plt, curves, path):
         if changed:
             style["mfc"] = "white"                     # hollow
         label = f"{curve.label}, {count_of(curve.n_seeds, 'seed')}"
-        label += f", {curve.step:,} steps" * (len(steps) > 1)
+        label += f", {in_words(curve.steps)} steps" * (len(steps) > 1)
         plot_with_band(ax, curve.x, curve.mean, curve.error, **style, label=label)
         ax.plot(curve.x, curve.other, color=style["color"], ls=":", lw=1)
     ax.plot([], [], color="0.4", ls=":", lw=1, label="the same for a string not read before")
@@ -296,8 +311,8 @@ def draw_by_step(plt, curves, path):
                              layout="constrained")
     for place, (ax, distance) in enumerate(zip(axes[0], x)):
         for n, (label, found) in enumerate(by_label.items()):
-            found = sorted(found, key=lambda curve: curve.step)
-            steps, mean, error = zip(*((curve.step, curve.mean[place], curve.error[place])
+            found = sorted(found, key=lambda curve: curve.steps)
+            steps, mean, error = zip(*((curve.steps[0], curve.mean[place], curve.error[place])
                                        for curve in found))
             plot_with_band(ax, steps, mean, error, label=label, **look(n))
         ax.axhline(GUESS, color="0.6", lw=0.8, label="guessing a letter or digit")
@@ -334,16 +349,10 @@ def main():
         print_ranks(args)
         return
     rows, out = get_figure(p, "nats", measure)
-    # Checkpoints that were kept give a run several steps, and the figure is one of steps.
-    kept = any(len(found) > 1 for found in steps_of(rows).values())
     curves = get_curves(rows)
-    labels = [curve.label for curve in curves]
-    if not kept and len(set(labels)) < len(labels):
-        raise UsageError("the seeds of a model are of different steps: draw those of one step, or "
-                         "several steps of each seed")
     print_curves(curves)
     if plt := pyplot():
-        (draw_by_step if kept else draw_by_distance)(plt, curves, out)
+        (draw_by_step if are_kept(rows) else draw_by_distance)(plt, curves, out)
 
 
 if __name__ == "__main__":

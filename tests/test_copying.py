@@ -101,7 +101,7 @@ def test_means_over_strings_then_over_seeds():
     """Strings of seed 0 cost 1 and 3 nats at 128, those of seed 1 cost 4 and 6."""
     rows = [row("1 2 5 6"), row("3 4 7 8", string="1")]
     one, = copying.get_curves(rows)
-    assert (one.label, one.step, one.n_seeds, one.T_train) == ("Multiscreen", 9, 1, 16)
+    assert (one.label, one.steps, one.n_seeds, one.T_train) == ("Multiscreen", (9, 9), 1, 16)
     assert one.x == [128, 256]
     assert one.mean.tolist() == [2, 3] and one.other.tolist() == [6, 7]
     assert one.error == pytest.approx([1, 1])                    # sqrt(2) / sqrt(2 strings)
@@ -135,18 +135,16 @@ def test_the_unscaled_model_has_a_curve_and_is_one_of_the_choices():
 
 
 @needs_matplotlib
-def test_seeds_of_different_steps_are_not_one_curve(call, tmp_path, monkeypatch):
-    """Nor are they steps of one run. Two models of different steps are, and their labels say so."""
+def test_a_label_says_which_steps_its_seeds_ended_at(call, tmp_path, monkeypatch):
+    """They are not steps of one run, and the figure is one of distance."""
     drawn = []
     monkeypatch.setattr(copying, "save_figure", lambda fig, path: drawn.append(fig))
     write_rows(tmp_path / "a.tsv", [row("1 2 3 4", step="7000")])
-    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", seed="1")])
-    with pytest.raises(UsageError, match="the seeds of a model are of different steps"):
-        call(copying, "a.tsv", "b.tsv")
-    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", parameters="61506")])
+    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", seed="1"),
+                                    row("1 2 3 4", step="8000", parameters="61506")])
     call(copying, "a.tsv", "b.tsv")
     labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert labels[:2] == ["Multiscreen, 4.6K, 1 seed, 7,000 steps",
+    assert labels[:2] == ["Multiscreen, 4.6K, 2 seeds, 7,000 to 8,000 steps",
                           "Multiscreen, 62K, 1 seed, 8,000 steps"]
 
 
