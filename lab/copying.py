@@ -271,19 +271,22 @@ def print_curves(curves):
                 "deviation over the seeds, or the standard error over the strings of one seed")
 
 
-def draw_by_distance(plt, curves, path):
-    """What the string that was read costs by distance, and dotted what another one costs.
-
-    A model has one colour, as trained and with what is done at inference time.
-    """
-    steps = {curve.steps for curve in curves}
-    models = [*dict.fromkeys(curve.label.split(" + ")[0] for curve in curves)]
-    fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+def styles_of(curves):
+    """{label: look}. A model has one colour, as trained and with what is done at inference time."""
+    styles, models = {}, {}
     for curve in curves:
         model, _, changed = curve.label.partition(" + ")
-        style = look(models.index(model)) | {"ls": "--" if changed else "-"}
-        if changed:
-            style["mfc"] = "white"                     # hollow
+        style = look(models.setdefault(model, len(models))) | {"ls": "--" if changed else "-"}
+        styles[curve.label] = style | {"mfc": "white"} if changed else style           # hollow
+    return styles
+
+
+def draw_by_distance(plt, curves, path):
+    """What the string that was read costs by distance, and dotted what another one costs."""
+    steps, styles = {curve.steps for curve in curves}, styles_of(curves)
+    fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    for curve in curves:
+        style = styles[curve.label]
         label = f"{curve.label}, {count_of(curve.n_seeds, 'seed')}"
         label += f", {in_words(curve.steps)} steps" * (len(steps) > 1)
         plot_with_band(ax, curve.x, curve.mean, curve.error, **style, label=label)
@@ -303,18 +306,18 @@ def draw_by_distance(plt, curves, path):
 
 def draw_by_step(plt, curves, path):
     """What the string that was read costs by training step, a panel for each distance."""
-    by_label = {}
+    by_label, styles = {}, styles_of(curves)
     for curve in curves:
         by_label.setdefault(curve.label, []).append(curve)
     x = curves[0].x
     fig, axes = plt.subplots(1, len(x), figsize=(WIDTH, 4), sharey=True, squeeze=False,
                              layout="constrained")
     for place, (ax, distance) in enumerate(zip(axes[0], x)):
-        for n, (label, found) in enumerate(by_label.items()):
+        for label, found in by_label.items():
             found = sorted(found, key=lambda curve: curve.steps)
             steps, mean, error = zip(*((curve.steps[0], curve.mean[place], curve.error[place])
                                        for curve in found))
-            plot_with_band(ax, steps, mean, error, label=label, **look(n))
+            plot_with_band(ax, steps, mean, error, label=label, **styles[label])
         ax.axhline(GUESS, color="0.6", lw=0.8, label="guessing a letter or digit")
         ax.set(title=f"repeated after {distance:,} tokens", xlabel="training step")
         ax.locator_params(axis="x", nbins=5)
