@@ -125,16 +125,18 @@ def try_to_record(model, batch, T):
     def one_pass(tokens, targets):
         loss = type(model).loss(model, tokens, targets)
         # Without its autograd graph: what that holds would break the recording.
-        return loss.detach(), torch.autograd.grad(loss, trained)
+        return loss.detach(), torch.autograd.grad(loss, trained, allow_unused=True)
 
     try:
         with warnings.catch_warnings(action="ignore"):   # about watching, and about the stream
-            # The compiler may wait for the GPU, and is done before the pass is watched.
-            one_pass(*inputs)
+            # The compiler may wait for the GPU, and is done before the pass is watched. A weight
+            # without a gradient, such as s_r where r is fixed, is left out from then on.
+            _, gradients = one_pass(*inputs)
+            trained = [p for p, gradient in zip(trained, gradients) if gradient is not None]
             with require_no_wait():
                 loss, gradients = one_pass(*inputs)
             play = record(one_pass, inputs)
-        played = Played.apply(play, *inputs, *weights)
+        played = Played.apply(play, *inputs, *trained)
         found = played.detach(), *torch.autograd.grad(played, trained)
     except Exception as e:
         return f"not recorded as a CUDA graph: {error_line(e)}"
@@ -153,7 +155,7 @@ def try_to_record(model, batch, T):
                 and self.screen is screen and self.W_E is W_E and state() == recorded)
         if same and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
                             for m in modules):
-            return Played.apply(play, tokens, targets, *weights)
+            return Played.apply(play, tokens, targets, *trained)
         return type(self).loss(self, tokens, targets, reduction)
 
     model.loss = MethodType(loss, model)
@@ -197,7 +199,7 @@ class Played(torch.autograd.Function):
     """The loss of a recorded pass. Its gradients are there at once, too; both are copied."""
 
     @staticmethod
-    def forward(ctx, play, tokens, targets, *weights):
+    def forward(ctx, play, tokens, targets, *trained):
         loss, gradients = play(tokens, targets)
         ctx.gradients = torch._foreach_mul(gradients, 1.0)
         return loss.clone()
@@ -205,9 +207,7 @@ class Played(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dloss):
-        found = iter(torch._foreach_mul(ctx.gradients, dloss))
-        return None, None, None, *(next(found) if needed else None
-                                   for needed in ctx.needs_input_grad[3:])
+        return None, None, None, *torch._foreach_mul(ctx.gradients, dloss)
 
 
 def hidden(self, tokens, caches=None, screen=None):

@@ -288,6 +288,15 @@ def test_gradients_add_up_beside_a_frozen_embedding(recorded, passes):
     assert torch.equal(gradient(), wanted) and len(played) == 2
 
 
+def test_a_weight_that_nothing_uses_gets_no_gradient(recorded, passes):
+    model, played = recorded
+    model.unused = torch.nn.Parameter(torch.ones(3, device=model.W_E.device))
+    record(recorded)
+    passes[0](model).backward()
+    assert len(played) == 1 and model.unused.grad is None
+    assert all(p.grad is not None for p in model.parameters() if p is not model.unused)
+
+
 @pytest.mark.parametrize("change", ["size", "screen", "weights", "data", "frozen", "hook", "eval",
                                     "no_grad", "reduction"])
 def test_any_other_pass_is_not_the_recorded_one(recorded, change):
