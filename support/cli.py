@@ -175,8 +175,9 @@ def shown(value):
 
 
 def error_line(e):
-    """The kind of an exception and the first line of its message, two if it ends with a colon."""
-    first, *rest = str(e).splitlines() or [""]
+    """The kind of an exception and the first line of its message, or two if that ends with a colon.
+    """
+    first, *rest = [line.strip() for line in str(e).splitlines() if line.strip()] or [""]
     if first.endswith(":") and rest:
         first += f" {rest[0]}"
     return f"{type(e).__name__}: {first}"

@@ -1,9 +1,11 @@
 """Compile a model in place: torch.compile fuses what layers, head and loss do to single elements.
 
-On a GPU the passes of training are also recorded as a CUDA graph. No class, no other model and no
-setting of torch changes.
+On a GPU the passes of training of a small model are also recorded as a CUDA graph. No class, no
+other model and no setting of torch changes.
 """
+import gc
 import inspect
+import random
 import warnings
 from contextlib import contextmanager
 from functools import cache
@@ -113,9 +115,10 @@ def try_to_record(model, batch, T):
     them at once. It holds kernels only: Python code in a layer no longer runs. The first pass that
     is played must give the numbers of the model, bit for bit. Every other pass is made as before:
     without gradients, of another size, with another screen or other weights.
+
+    Raises UsageError if recording itself fails: PyTorch may not recover from that.
     """
-    weights, modules = [*model.parameters()], [*model.modules()]
-    trained = [p for p in weights if p.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     if count_parameters(model) * batch * T > SMALL:
         return "not recorded as a CUDA graph: a pass of this size keeps the GPU busy"
     tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
@@ -129,30 +132,36 @@ def try_to_record(model, batch, T):
 
     try:
         with warnings.catch_warnings(action="ignore"):   # about watching, and about the stream
-            # The compiler may wait for the GPU, and is done before the pass is watched. A weight
+            # The first pass compiles, and the compiler itself may wait for the GPU. A weight
             # without a gradient, such as s_r where r is fixed, is left out from then on.
             _, gradients = one_pass(*inputs)
             trained = [p for p, gradient in zip(trained, gradients) if gradient is not None]
+            before = random_states()
             with require_no_wait():
                 loss, gradients = one_pass(*inputs)
+            if random_states() != before:
+                return "not recorded as a CUDA graph: a layer draws random numbers on the CPU"
             play = record(one_pass, inputs)
         played = Played.apply(play, *inputs, *trained)
         found = played.detach(), *torch.autograd.grad(played, trained)
+    except torch.AcceleratorError as e:
+        raise UsageError(f"recording a CUDA graph failed ({error_line(e)}), and PyTorch may not "
+                         "recover from that: use --no-compile") from e
     except Exception as e:
         return f"not recorded as a CUDA graph: {error_line(e)}"
     if not all(map(torch.equal, found, (loss, *gradients))):
-        return ("not recorded as a CUDA graph: a recorded pass gives other numbers here, as with "
-                "layers that draw random numbers")
+        return ("not recorded as a CUDA graph: a recorded pass gives other numbers here: do its "
+                "layers draw random numbers?")
 
-    def state():
-        return [(p.data_ptr(), p.requires_grad) for p in weights]
+    def weights(model):
+        return [(id(p), p.data_ptr(), p.requires_grad) for p in model.parameters()]
 
-    W_E, screen, recorded = model.W_E, model.screen, state()
+    screen, recorded, modules = model.screen, weights(model), [*model.modules()]
 
     def loss(self, tokens, targets, reduction="mean"):
         same = (self.training and torch.is_grad_enabled() and reduction == "mean"
                 and tokens.shape == targets.shape == (batch, T)
-                and self.screen is screen and self.W_E is W_E and state() == recorded)
+                and self.screen is screen and weights(self) == recorded)
         if same and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
                             for m in modules):
             return Played.apply(play, tokens, targets, *trained)
@@ -174,17 +183,25 @@ def require_no_wait():
         torch.cuda.set_sync_debug_mode(before)
 
 
-def record(one_pass, inputs):
-    """Record one_pass(*inputs) as a CUDA graph. Returns a function that plays it with new inputs.
+def random_states():
+    """Where the random numbers of the CPU stand."""
+    return random.getstate(), torch.get_rng_state().tolist()
+
+
+def record(one_pass, like):
+    """Record a pass of inputs like these as a CUDA graph. Returns a function that plays it.
 
     A graph reads its inputs, and writes its results, where it did so the first time.
     """
-    inputs, graph, stream = [x.clone() for x in inputs], torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    inputs = [torch.zeros_like(x) for x in like]
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    gc.collect()                       # a graph that is freed during a recording would break it
     stream.wait_stream(torch.cuda.current_stream())
+    # Also if recording fails, the stream is the one before.
     with torch.cuda.stream(stream):
-        one_pass(*inputs)                              # libraries set up what they keep
-    with torch.cuda.graph(graph, stream=stream):
-        results = one_pass(*inputs)
+        one_pass(*inputs)              # what cuBLAS and Triton set up is set up before
+        with torch.cuda.graph(graph, stream=stream):
+            results = one_pass(*inputs)
 
     def play(*new):
         for x, y in zip(inputs, new):
@@ -196,7 +213,10 @@ def record(one_pass, inputs):
 
 
 class Played(torch.autograd.Function):
-    """The loss of a recorded pass. Its gradients are there at once, too; both are copied."""
+    """The loss of a recorded pass, of which the graph has also computed the gradients.
+
+    Both are copied: the next pass that is played overwrites them.
+    """
 
     @staticmethod
     def forward(ctx, play, tokens, targets, *trained):

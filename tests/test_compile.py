@@ -1,6 +1,7 @@
 """Tests of --compile: the numbers stay, other models too, and failure leaves an eager model."""
 import copy
 import inspect
+import random
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -56,7 +57,7 @@ def graphs(monkeypatch):
     return made
 
 
-def write_in_place(model, one_pass, inputs):
+def write_in_place(model, one_pass, like):
     """Stands in for `compiled.record`, on a CPU: results are written to the same memory each time.
 
     Inputs, too, are read where they were.
@@ -64,7 +65,7 @@ def write_in_place(model, one_pass, inputs):
     # What is left of an earlier pass would break a recording.
     assert not any("passed" in get_gradient_edge(p).node.metadata
                    for p in model.parameters() if p.requires_grad)
-    inputs = [x.clone() for x in inputs]
+    inputs = [torch.zeros_like(x) for x in like]
     loss, gradients = one_pass(*inputs)
     results = [loss, *gradients]
 
@@ -108,7 +109,7 @@ def recorded(monkeypatch):
     return model, played
 
 
-def record(recorded):
+def record_model(recorded):
     """Record the model of the fixture, and forget the pass that was played to try it."""
     model, played = recorded
     assert try_to_record(model, 2, 30).startswith("training passes are recorded")
@@ -252,7 +253,7 @@ def test_a_recorded_pass_gives_the_same_bits(recorded, passes, run):
     """
     model, played = recorded
     before = copy.deepcopy(model)
-    record(recorded)
+    record_model(recorded)
     for scale in (1.0, 0.9):
         with torch.no_grad():
             for weights in (*model.parameters(), *before.parameters()):
@@ -265,7 +266,7 @@ def test_a_recorded_pass_gives_the_same_bits(recorded, passes, run):
 
 def test_a_copy_has_its_own_weights(recorded, passes):
     model, played = recorded
-    record(recorded)
+    record_model(recorded)
     another = copy.deepcopy(model)
     with torch.no_grad():
         another.W_E.mul_(torch.linspace(0.5, 1.5, another.W_E.shape[1], device=another.W_E.device))
@@ -284,24 +285,25 @@ def test_gradients_add_up_beside_a_frozen_embedding(recorded, passes):
         return model.s_E.grad.clone()
 
     wanted = gradient()
-    record(recorded)
+    record_model(recorded)
     assert torch.equal(gradient(), wanted) and len(played) == 2
 
 
 def test_a_weight_that_nothing_uses_gets_no_gradient(recorded, passes):
     model, played = recorded
     model.unused = torch.nn.Parameter(torch.ones(3, device=model.W_E.device))
-    record(recorded)
+    record_model(recorded)
     passes[0](model).backward()
     assert len(played) == 1 and model.unused.grad is None
     assert all(p.grad is not None for p in model.parameters() if p is not model.unused)
 
 
 @pytest.mark.parametrize("change", ["size", "screen", "weights", "data", "frozen", "hook", "eval",
-                                    "no_grad", "reduction"])
+                                    "no_grad", "reduction", "layer_weight", "layer", "pre_hook",
+                                    "backward_hook"])
 def test_any_other_pass_is_not_the_recorded_one(recorded, change):
     model, played = recorded
-    record(recorded)
+    record_model(recorded)
     tokens, options = draw_tokens(2, 31).to(model.W_E.device), {}
     if change == "size":
         tokens = tokens[:, 1:]
@@ -315,6 +317,14 @@ def test_any_other_pass_is_not_the_recorded_one(recorded, change):
         model.layers[0].W_Q.requires_grad_(False)
     elif change == "hook":
         model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    elif change == "pre_hook":
+        model.layers[0].register_forward_pre_hook(lambda module, x: (2 * x[0], *x[1:]))
+    elif change == "backward_hook":
+        model.layers[0].register_full_backward_hook(lambda module, inputs, outputs: None)
+    elif change == "layer_weight":
+        model.layers[0].W_Q = torch.nn.Parameter(model.layers[0].W_Q.data)
+    elif change == "layer":
+        model.layers[0] = copy.deepcopy(model.layers[1])
     elif change == "eval":
         model.eval()
     elif change == "reduction":
@@ -361,6 +371,27 @@ def test_the_compiler_is_done_before_the_pass_is_watched(model, graphs, monkeypa
     monkeypatch.setattr(compiled, "record", partial(write_in_place, model))
     compile_model(model)
     assert try_to_record(model, 2, 30).startswith("training passes are recorded")
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()).item(), random.random])
+def test_a_layer_that_draws_random_numbers_on_the_cpu_is_not_recorded(recorded, draw):
+    """A graph would hold what was drawn while it was recorded."""
+    model, played = recorded
+    model.screen = lambda q, *inputs: ms.screen(q if draw() < 0.5 else -q, *inputs)
+    assert "draws random numbers on the CPU" in try_to_record(model, 2, 30)
+    of_a_step(model, draw_tokens(2, 31).to(model.W_E.device))
+    assert not played
+
+
+def test_a_recording_that_fails_ends_the_run(recorded, monkeypatch):
+    """PyTorch may not recover: the stream, the allocator and random numbers believe in it."""
+    def record(*inputs):
+        raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    model, _ = recorded
+    monkeypatch.setattr(compiled, "record", record)
+    with pytest.raises(UsageError, match="recording a CUDA graph failed .*use --no-compile$"):
+        try_to_record(model, 2, 30)
 
 
 def test_a_pass_that_gives_other_numbers_when_it_is_played_is_not_recorded(recorded, monkeypatch):
