@@ -200,7 +200,8 @@ class Curve(NamedTuple):
 def get_curves(rows):
     """The Curves of rows, in their order. Raises UsageError if they have not all the same texts.
 
-    Seeds that ended at different steps are one curve, but each step of a run that has several is.
+    Seeds that ended at different steps are averaged in one curve. If some run has several
+    checkpoints, each step has its own curve.
     """
     for name in ("data", "distances"):
         if len(values := {row[name] for row in rows}) > 1:
@@ -232,7 +233,7 @@ def get_curves(rows):
 
 
 def are_kept(rows):
-    """Whether these are checkpoints that were kept of runs: some run has several steps."""
+    """Whether some run has several checkpoints, of different steps."""
     return any(len(found) > 1 for found in steps_of(rows).values())
 
 
@@ -266,7 +267,7 @@ def print_curves(curves):
                  for mean, error in zip(curve.mean, curve.error)]
         rows.append([*first, "yes", *cells])
         rows.append([*first, "no", *(f"{x:.2f}" for x in curve.other)])
-    print_table(["model", "step", "seeds", "read before", *map(str, curves[0].x)], rows,
+    print_table(["model", "steps", "seeds", "read before", *map(str, curves[0].x)], rows,
                 f"Nats per token of a random string by distance; guessing: {GUESS:.2f}; ± one "
                 "deviation over the seeds, or the standard error over the strings of one seed")
 
@@ -283,7 +284,8 @@ def styles_of(curves):
 
 def draw_by_distance(plt, curves, path):
     """What the string that was read costs by distance, and dotted what another one costs."""
-    steps, styles = {curve.steps for curve in curves}, styles_of(curves)
+    steps = {step for curve in curves for step in curve.steps}
+    styles = styles_of(curves)
     fig, ax = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     for curve in curves:
         style = styles[curve.label]

@@ -140,12 +140,14 @@ def test_a_label_says_which_steps_its_seeds_ended_at(call, tmp_path, monkeypatch
     drawn = []
     monkeypatch.setattr(copying, "save_figure", lambda fig, path: drawn.append(fig))
     write_rows(tmp_path / "a.tsv", [row("1 2 3 4", step="7000")])
-    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", seed="1"),
-                                    row("1 2 3 4", step="8000", parameters="61506")])
+    write_rows(tmp_path / "b.tsv", [row("1 2 3 4", step="8000", seed="1")])
+    write_rows(tmp_path / "c.tsv", [row("1 2 3 4", step="8000", parameters="61506")])
     call(copying, "a.tsv", "b.tsv")
-    labels = [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert labels[:2] == ["Multiscreen, 4.6K, 2 seeds, 7,000 to 8,000 steps",
-                          "Multiscreen, 62K, 1 seed, 8,000 steps"]
+    call(copying, "a.tsv", "b.tsv", "c.tsv")
+    one, two = ([text.get_text() for text in fig.legends[0].get_texts()] for fig in drawn)
+    assert one[0] == "Multiscreen, 2 seeds, 7,000 to 8,000 steps"
+    assert two[:2] == ["Multiscreen, 4.6K, 2 seeds, 7,000 to 8,000 steps",
+                       "Multiscreen, 62K, 1 seed, 8,000 steps"]
 
 
 @pytest.mark.parametrize("name, values", [("data", ["stdlib", "books"]),
@@ -169,7 +171,7 @@ def test_a_checkpoint_is_measured_once_and_drawn(call, checkpoints, tmp_path, ca
     assert {r["distances"] for r in rows} == {"40 300"}
     assert all(len(r["nats"].split()) == 4 for r in rows)
     cells = cells_of(capsys)
-    assert ["model", "step", "seeds", "read before", "40", "300"] in cells
+    assert ["model", "steps", "seeds", "read before", "40", "300"] in cells
     assert any(line[:4] == ["Multiscreen + SWE", "0", "1", "yes"] for line in cells)
     assert (path.parent / "copying.png").stat().st_size > 10_000
 
