@@ -41,12 +41,9 @@ pieces() {
 export -f pieces
 
 for seed in $SEEDS; do
-    echo pieces multiscreen-$seed --psi 8 --seed $seed
-    for kind in "" :local; do
-        name=${kind#:}
-        echo pieces ${name:-softmax}-$seed --model transformer:6,4,112$kind --lr 0.001953125 \
-            --seed $seed
-    done
+    echo pieces multiscreen-$seed --psi 8 --lr 0.0078125 --seed $seed
+    echo pieces softmax-$seed --model transformer:6,4,112 --lr 0.0009765625 --seed $seed
+    echo pieces local-$seed --model transformer:6,4,112:local --lr 0.001953125 --seed $seed
 done | lanes
 
 MEASURE="--strings 10 --data $OUT/text/val $MEASURE"
@@ -58,7 +55,8 @@ python -m lab.copying $MEASURE --ckpt $OUT/copying_local-SEED/ckpt.pt
 END
 # All that were kept at two distances.
 for ckpt in $OUT/copying_*-*/at_*.pt; do
-    echo python -m lab.copying --distances 128 1024 $MEASURE --ckpt $ckpt
+    case $ckpt in *multiscreen-*) swe=--swe ;; *) swe= ;; esac
+    echo python -m lab.copying $swe --distances 128 1024 $MEASURE --ckpt $ckpt
 done | lanes
 
 run python -m lab.copying --out $OUT/report/copying.png \
