@@ -71,6 +71,8 @@ def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
     The paper has no floor. Float32 puts a similarity off by up to 5e-7, a relevance by 2/r as much.
+    Its first version, and most other code, multiplies by exp(s_r) + 1 instead of dividing by r,
+    which is the same under s_r -> -s_r.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
