@@ -115,8 +115,6 @@ def try_to_record(model, batch, T):
     them at once. It holds kernels only: Python code in a layer no longer runs. The first pass that
     is played must give the numbers of the model, bit for bit. Every other pass is made as before:
     without gradients, of another size, with another screen or other weights.
-
-    Raises UsageError if recording itself fails: PyTorch may not recover from that.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if count_parameters(model) * batch * T > SMALL:
@@ -144,9 +142,9 @@ def try_to_record(model, batch, T):
             play = record(one_pass, inputs)
         played = Played.apply(play, *inputs, *trained)
         found = played.detach(), *torch.autograd.grad(played, trained)
-    except torch.AcceleratorError as e:
-        raise UsageError(f"recording a CUDA graph failed ({error_line(e)}), and PyTorch may not "
-                         "recover from that: use --no-compile") from e
+    except torch.AcceleratorError as e:                # while it was recorded
+        return (f"not recorded as a CUDA graph: {error_line(e)} (PyTorch may not recover from "
+                "that: if a later step fails, use --no-compile)")
     except Exception as e:
         return f"not recorded as a CUDA graph: {error_line(e)}"
     if not all(map(torch.equal, found, (loss, *gradients))):
