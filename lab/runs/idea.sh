@@ -7,7 +7,7 @@
 # Each seed is trained on text, in the folder out/idea/NAME-SEED, and then its perplexity is measured
 # up to 16 times the training length. If you press Ctrl-C, go on with the same command and --resume.
 # Do not edit anything until the script ends, because each seed reads the code when it starts. After
-# an edit choose another name, because a name that has runs is refused.
+# an edit choose another name, because a name whose seeds have been trained is refused.
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
@@ -17,6 +17,16 @@ case $name in
         exit 1 ;;
 esac
 shift
+# Refuse all seeds if one has been trained, because the others may get code that was edited since.
+case " $* " in *" --resume "*|*" --force "*) ;; *)
+    for seed in ${SEEDS:-0 1 2}; do
+        if [ -e "out/idea/$name-$seed/ckpt.pt" ]; then
+            echo "error: out/idea/$name-$seed holds a run: add --resume to continue it, or" \
+                "choose another name" >&2
+            exit 1
+        fi
+    done
+esac
 
 one_seed() {
     local seed=$1 out=out/idea/$name-$1 needles=out/needles/$name-$1
@@ -29,20 +39,26 @@ one_seed() {
         "$@" --seed $seed --out $needles || return
     for swe in "" --swe; do python abcdigits.py $swe --ckpt $needles/ckpt.pt; done
 }
-# The seed before each line. When all are stopped the loop stays until the checkpoint is saved.
+# The seed before each line. Ctrl-C stops all but the two readers, which stay until the checkpoints
+# are saved.
 labelled() {
     set -o pipefail
     one_seed "$@" 2>&1 |
         (trap '' INT TERM HUP; while IFS= read -r line; do echo "seed $1: $line"; done)
 }
 export -f one_seed labelled
+set -o pipefail
+trap : INT
 printf '%s\n' ${SEEDS:-0 1 2} |
-    xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" || {
+    xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" |
+    (trap '' INT TERM HUP; cat) || {
     echo "not finished: correct the error above, if there is one, and add --resume to go on;" \
-        "after an edit take another name" >&2
+        "after an edit choose another name" >&2
     exit 1
 }
 [ "$name" = original ] && exit
-echo "compare it: python -m lab.compare out/idea/original-* out/idea/$name-*"
+ls -d out/idea/original-* >/dev/null 2>&1 ||
+    echo "First train the code without your edit in the same way: bash lab/runs/idea.sh original"
+echo "To compare them: python -m lab.compare out/idea/original-* out/idea/$name-*"
 echo "No learning rate was tuned for $name. Before you believe that it is worse, try --lr 0.03125"
 echo "and --lr 0.125 under other names."
