@@ -39,6 +39,8 @@ def read_checkpoint(path):
             raise UsageError(f"{path} does not exist: {said}")
         command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
         raise UsageError(f"{path} does not exist: train a model first ({command})")
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder: name the checkpoint in it, as {path}/ckpt.pt")
     try:
         # Every file in a zip has a checksum, and torch ignores them: flipped bits would load.
         if rank() == 0 and (bad := zipfile.ZipFile(path).testzip()):

@@ -184,7 +184,7 @@ class Sequences:
         return tokens[start : start + self.T + 1].astype(np.int64)
 
     def __str__(self):
-        return f"{len(self):,} sequences"
+        return f"{len(self):,} sequence{'s' * (len(self) > 1)}"
 
     def spread(self, n):
         """The numbers of at most n sequences, evenly spread."""
@@ -272,7 +272,7 @@ def hold_out(files, documents):
     """(paths to train on, paths held out, how they were chosen, in words).
 
     If no name says what to hold out, it is every twentieth of 20 or more texts, or (no paths) the
-    last twentieth of all text and of each token file.
+    last twentieth of all text and of each token file, at least one sequence.
     """
     train, val = ([path for path, use in files if use == wanted] for wanted in ("train", "val"))
     if val:
@@ -281,7 +281,7 @@ def hold_out(files, documents):
         val = train[HELD_OUT]
         del train[HELD_OUT]
         return train, val, "every 20th file"
-    return train, [], "the last twentieth"
+    return train, [], "the last twentieth, at least one sequence"
 
 
 def tokens_of(paths, documents, tokenizer):

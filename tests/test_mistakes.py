@@ -138,6 +138,7 @@ MISTAKES = [
     # Folders and checkpoints.
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
     ("--out short.txt/x", "short.txt/x: Not a directory"),
+    ("--init out", "out is a folder: name the checkpoint in it, as out/ckpt.pt"),
     ("--out notes", "notes/log.tsv belongs to no run: name another --out"),
     ("--out half --resume", "half/ckpt.pt is damaged, or not a checkpoint of train.py"),
     ("--out out --resume --psi 3", "was trained with --psi 2, not 3: leave --psi out"),
