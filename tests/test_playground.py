@@ -73,7 +73,7 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
 
 def test_a_model_with_other_equations_is_refused(checkpoints):
     path = checkpoints["multiscreen:rope"]
-    with pytest.raises(UsageError, match="multiscreen:rope .* the page runs a multiscreen of"):
+    with pytest.raises(UsageError, match="multiscreen:rope .* the page needs a multiscreen model"):
         playground.main(["--ckpt", str(path), "--out", str(path.with_name("p.html"))])
 
 
@@ -200,7 +200,7 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     start = prompt(135)
     page.point("[data-j='131']", click=True)
     page.type("8")
-    assert read() == "Computed 1 letter, kept the 132 before the edit"
+    assert read() == "Computed 1 byte, kept the 132 before the edit"
     page.press("Backspace")
     assert read() == "Computed nothing, kept the 132 before the edit"
     page.point("[data-j='60']", click=True)
@@ -209,7 +209,7 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     assert page.evaluate("$('typing').value") == text
     assert page.evaluate("model.tokens") == list(text.encode())
     assert page.evaluate("[state.query, spans.length]") == [63, 135]
-    assert read() == "Computed 73 letters, kept the 62 before the edit"          # é has two bytes
+    assert read() == "Computed 73 bytes, kept the 62 before the edit"          # é has two bytes
     off = page.evaluate("""(() => {
         const other = new Model(DATA.model);
         other.read(model.tokens);
@@ -219,7 +219,7 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     assert off == [True, 0]
     page.evaluate("setText('')")
     assert page.evaluate("model.tokens") == [10]
-    assert read() == "Computed 1 letter"
+    assert read() == "Computed 1 byte"
 
 
 def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
@@ -431,8 +431,8 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
 
     assert real.evaluate("$('softmax-says').getBoundingClientRect().bottom < innerHeight")
     answer, screening, softmax, button = says()
-    assert "R=89, is the needle. The model answers “89”, the first letter" in answer
-    assert "accepts 1 of 197 letters: “8” at 57, relevance 0.8" in screening
+    assert "R=89, is the needle. The model answers “89”, the first character" in answer
+    assert "accepts 1 of 197 characters: “8” at 57, relevance 0.8" in screening
     assert weigh()[0] == "89"
     assert f"gives “89” a weight of {weigh()[1]:.3f}, and divides" in softmax
     assert button == "Delete the needle"
@@ -440,7 +440,7 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     answer, screening, softmax, button = says()
     assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "")
     assert "No line has it." in answer
-    assert "finds nothing and says so: all 192 letters have relevance 0, and" in screening
+    assert "finds nothing and says so: all 192 characters have relevance 0, and" in screening
     other, weight = weigh()
     assert (f"must still choose: it gives “{other}” a weight of {weight:.3f}, and "
             f"divides {1 - weight:.3f} among the rest") in softmax

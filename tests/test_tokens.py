@@ -232,7 +232,7 @@ def test_a_model_of_numbers_is_timed_but_not_asked_in_words(notes, tmp_path, cal
         with pytest.raises(UsageError, match="ckpt.pt needs a tokenizer of text, .* 65 only") as e:
             call(script, *flags, *more)
         assert "\n" not in str(e.value)
-    with pytest.raises(UsageError, match="of --tokenizer 65: the page runs a multiscreen of"):
+    with pytest.raises(UsageError, match="with --tokenizer 65: the page needs a multiscreen model"):
         playground.main([*map(str, flags), "--out", "page.html"])
     call(cpu, *flags[:2], "--psi", 2, "--models", "multiscreen", "--repeats", 1,
          "--what", "forward", "--lengths", 32)

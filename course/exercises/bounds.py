@@ -18,13 +18,13 @@ def wrong_bounds(i, last, end_of_block, w, T, S, i0):
             (first - 1, end),
         "the first key is that of the block's last query: its first query sees farther back":
             (last - math.ceil(w) + 1, end),
-        "the end is one past the last query's position: that query sees its own key":
+        "the last query's own key is missing: the end is one past that query's position":
             (first, min(last, S)),
         "the end is that of the block's first query: its last query sees later keys":
             (first, min(i + 1, S)),
         "the last query of the last block is T - 1": (first, min(end_of_block, S)),
-        "the end is past the last key: it is at most S": (first, last + 1),
-        "one key too many at the end: it is one more than the last query's own":
+        "the end is past the last key: it should be at most S": (first, last + 1),
+        "one key too many at the end: the end is one past the last query's position":
             (first, min(last + 2, S)),
         "keys are cut at T: there are S of them": (first, min(last + 1, T)),
         "i0 is ignored in bounds: query t is at position i0 + t":

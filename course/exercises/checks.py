@@ -27,8 +27,8 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
           f"{what} has the shape {tuple(found.shape)}; it should be{one}")
     cut = len(dtypes) == 2 and torch.promote_types(*dtypes) != dtypes[0]
     if near(found, right, max(tolerance, 1e-5)) and cut:
-        raise Wrong(f"{what} is {dtypes[0]}; it should be {dtypes[1]}: .float(), or a new tensor "
-                    "without dtype=, cuts it")
+        raise Wrong(f"{what} is {dtypes[0]}; it should be {dtypes[1]}: did .float(), or a new "
+                    "tensor without dtype=, reduce its precision?")
     if near(found, right, tolerance):
         return
     wrong = [(as_tensor(x), cause) for x, cause in mistakes]

@@ -80,8 +80,8 @@ def launch(kernel, covered, inputs, out, sizes, widths):
 
     result, _ = run(from_last, BI, BJ)
     again, loaded = run(drawn, BI, BJ)
-    check(torch.equal(result, again), "two orders of the programs give two results: a program must "
-          "not depend on another's work")
+    check(torch.equal(result, again), "the result depends on the order of the programs: a "
+          "program must not depend on another's work")
     if widths:                      # not for `bounds`, whose rows depend on the size of a block
         run(drawn, BJ, BI)
     return result, loaded
@@ -105,6 +105,6 @@ def check_result(out, memory):
         check(False, f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * "
               "BI, keys at program_id(1) * BJ? Is a block that sees no key stored?")
     check(memory.bare is None or not out.isnan().any(), f"{memory.bare} is loaded with a mask and "
-          "without other=0.0: where the mask is False there are other numbers, here NaN, and they "
-          "reached OUT")
-    check(not out.isnan().any(), "OUT has a NaN, and no input has one")
+          "without other=0.0: where the mask is False, this loads arbitrary numbers, here NaN, and "
+          "they reached OUT")
+    check(not out.isnan().any(), "OUT contains NaN, although no input does")

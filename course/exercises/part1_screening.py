@@ -11,7 +11,7 @@ import torch  # noqa: F401
 
 
 def window(s_w):
-    """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Returns the shape of s_w.
+    """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Same shape as s_w.
 
     s_w = +inf gives w = +inf, a window without an edge. The gradient there must be 0, not NaN.
     """
@@ -21,7 +21,7 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, the acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    Returns the shape of s_r. The floor is not in the paper. It is there because a similarity in
+    Same shape as s_r. The floor is not in the paper. It is there because a similarity in
     float32 is off by up to 5e-7, and its relevance by up to 2/r times as much.
     """
     raise NotImplementedError("Exercise 1.2: Eq. 4, the acceptance width")
@@ -59,7 +59,7 @@ def mipe(x, angle):
 def trim(s, r):
     """Eq. (9), Trim: alpha = max(1 - (1 - s)/r, 0)^2, the distance-unaware relevance.
 
-    s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns the shape of s.
+    s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Same shape as s.
     The relevance is exactly 0 where 1 - s >= r.
     """
     raise NotImplementedError("Exercise 1.6: Eq. 9, Trim")
@@ -97,7 +97,7 @@ def screen(q, k, v, w, r, i0=0):
 def tanh_norm(x, eps=1e-6):
     """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction and bounds the length by 1.
 
-    |x| is the length over the last dimension. Returns the shape of x. For |x| < eps it returns x,
-    which is the limit. The Jacobian at 0 is the identity.
+    |x| is the length over the last dimension. Same shape as x. For |x| < eps it returns x, which
+    is the limit. The Jacobian at 0 is the identity.
     """
     raise NotImplementedError("Exercise 1.10: Eq. 13, TanhNorm")

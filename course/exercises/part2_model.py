@@ -93,7 +93,9 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def initialize(self):
-        """The table in the appendix "Multiscreen Initialization". x in N(0, x) is the deviation.
+        """The table in the appendix "Multiscreen Initialization".
+
+        In N(0, x), x is the standard deviation:
 
         W_Q, W_K  N(0, 0.1/sqrt(d_K))    s_w  evenly spaced over the tiles, from 0 to log w_th
         W_V       N(0, 0.1/sqrt(d_V))    s_r  0

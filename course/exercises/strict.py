@@ -39,8 +39,8 @@ class Memory:
         name, rows, columns = self.places(ptrs.data, mask.data, "load")
         self.loaded[name, program()].update(rows.tolist())
         if name == "OUT":
-            check((self.stored[rows, columns] == program()).all(), "a program loads a number of "
-                  "OUT that it has not stored itself: others run at the same time")
+            check((self.stored[rows, columns] == program()).all(), "a program loads an element "
+                  "of OUT that it has not stored itself: other programs run at the same time")
         if (other is None or other.data.any()) and not mask.data.all():
             self.bare = name
             other = TensorHandle(np.full(mask.data.shape, np.nan, np.float32),
@@ -62,19 +62,19 @@ class Memory:
         return interpret(ptrs, value, mask, *options)
 
     def atomic(self, *inputs):
-        raise Wrong("no atomics: OUT does not begin at 0, and another order gives another sum. Add "
-                    "up in the program, and store once")
+        raise Wrong("no atomics: OUT does not begin at 0, and another order gives another sum. Sum "
+                    "inside the program, and store once")
 
     def dot(self, interpret, a, b, c, precision, *options):
-        check(a.data.dtype == b.data.dtype == np.float32, "tl.dot of less than float32: keep what "
-              "you loaded, bfloat16 has three digits and float16 four")
+        check(a.data.dtype == b.data.dtype == np.float32, "tl.dot of less than float32: keep the "
+              "dtype that you loaded, since bfloat16 has three digits and float16 four")
         check(precision.name != "TF32", "tl.dot needs input_precision=\"ieee\": without it a GPU "
-              "cuts float32 to tf32, with three digits")
+              "rounds float32 to tf32, which has three digits")
         return interpret(a, b, c, precision, *options)
 
     def integer(self, convert, x, *options):
         check(np.isfinite(x.data).all(), "inf became an integer: the result depends on the "
-              "machine. Cut w to 2^30 first")
+              "machine. Clamp w to 2^30 first")
         return convert(x, *options)
 
     def places(self, addresses, mask, verb):
@@ -104,7 +104,7 @@ class Memory:
               f"starts at {name} + n * {width}. In this block rows are {step} apart, and "
               f"columns {min(steps)}")
         beginning = rows.take([0], axis=steps.index(1))
-        check((rows == beginning)[mask].all(), f"a {verb} goes on past the end of a row of {name}, "
+        check((rows == beginning)[mask].all(), f"a {verb} runs past the end of a row of {name} "
               f"into the next one: mask the {verb}, columns < {width}")
 
     def width_of(self, name):

@@ -37,8 +37,8 @@ def test_window():
             ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
             (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
     far = torch.tensor([12.0, 40.0])
-    expect(mine.window(far) / far.exp(), [1, 1], "window([12, 40]), over its exponential,",
-           [((far.clamp(max=n) - far).exp(), f"s_w is clamped at {n}: only from 80 on")
+    expect(mine.window(far) / far.exp(), [1, 1], "window([12, 40]), divided by exp([12, 40]),",
+           [((far.clamp(max=n) - far).exp(), f"s_w is clamped at {n}: clamp at 80 or above")
             for n in (10, 20)])
     slope, = gradient(mine.window, s_w)
     check(not slope.isnan().any() and slope[4] == 0,
@@ -51,20 +51,20 @@ def test_window():
 def test_acceptance():
     s_r = torch.tensor([0.0, math.log(3), -math.log(3), INF])
     expect(mine.acceptance(s_r), [0.5, 0.75, 0.25, 1], "acceptance([0, log 3, -log 3, inf])",
-           [(s_r.exp() + 1, "r = exp(s) + 1 is an older version of the paper, which multiplies: "
-             "here r is the sigmoid of s_r"),
+           [(s_r.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
+             "multiplies by r: here r is the sigmoid of s_r"),
             (torch.sigmoid(-s_r).clamp_min(1e-3),
-             "the sign of s_r is the other way: a larger s_r accepts more"),
+             "the sign of s_r is wrong: a larger s_r accepts more"),
             (torch.sigmoid(s_r) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
             (torch.full((4,), 1e-3), "1e-3 is a lower limit: clamp(min=1e-3), not max"),
             (torch.tanh(s_r).clamp_min(1e-3), "r is the sigmoid of s_r, not its tanh"),
             (torch.sigmoid(2 * s_r), "sigmoid(s) is (tanh(s/2) + 1)/2"),
             (1 + (-s_r).exp(), "brackets: 1/(1 + e^-s_r)"),
             (torch.sigmoid(s_r.clamp(min=1e-3)), "1e-3 is the lower limit of r, not of s_r"),
-            (torch.nn.functional.hardsigmoid(s_r), "this sigmoid is made of straight lines")])
+            (torch.nn.functional.hardsigmoid(s_r), "this is a hard sigmoid, of straight lines")])
     expect(mine.acceptance(torch.tensor([-6.0, -9.0])) * 1e3, [2.47262, 1],
            "10^3 acceptance([-6, -9])",
-           [([2.47262, 0.123395], "r is not clipped, or too low: the limit is 1e-3"),
+           [([2.47262, 0.123395], "r is not clipped, or clipped too low: the limit is 1e-3"),
             ([10.0, 10.0], "clipped at 1e-2: the limit is 1e-3")], tolerance=1e-4)
     expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
     smallest = mine.acceptance(torch.tensor([-100.0]))
@@ -83,9 +83,9 @@ def test_unit():
             (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
              "squares, not of their mean"),
             (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
-             "not the sum of sizes"),
+             "not the sum of absolute values"),
             (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
-             "not the largest number"),
+             "not the largest absolute value"),
             (x / 1e-6, "eps is the smallest length, not the largest: clamp(min=eps), not max"),
             (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted first: "
              "divide by the length only")])
@@ -100,7 +100,7 @@ def test_unit():
     check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
     short = torch.tensor([[0.0, 1e-8], [0.0, 2e-6]])
     expect(mine.unit(short), [[0, 0.01], [0, 1]], "unit([[0, 1e-8], [0, 2e-6]])",
-           [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: hand eps on"),
+           [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: pass eps on"),
             (short / (short.square().sum(-1, True) + 1e-12).sqrt(), "eps^2 was added to the "
              "square: clip it from below instead"),
             ([[0, 0], [0, 1]], "a vector shorter than eps is divided by eps, not set to 0")])
@@ -109,8 +109,8 @@ def test_unit():
           "0 is infinite. Clip the square, before the root")
     x = torch.randn(2, 3, 5, 16, generator=random(0), dtype=torch.float64)
     expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)",
-           [(x / x.norm(dim=n, keepdim=True), f"the length is taken along axis {n}: it is the last "
-             "one's") for n in range(3)], tolerance=1e-9)
+           [(x / x.norm(dim=n, keepdim=True), f"the length is taken along axis {n}: take it along "
+             "the last") for n in range(3)], tolerance=1e-9)
     expect_gradients(mine.unit, ms.unit, [x], "x", [
         (lambda y: y / x.norm(dim=-1, keepdim=True), "the length is detached: it changes with x, "
          "too")])
@@ -129,20 +129,20 @@ def test_mipe_angle():
               (right * w[:, None], "the angle is not divided by w"),
               (with_gamma(1), "gamma is missing: the angle must fade out towards w_th"),
               (with_gamma(1), "gamma depends on w / w_th, not on w_th / w"),
-              (with_gamma(0), "nothing turns for w < w_th: a clamp of w is w.clamp(max=w_th)"),
+              (with_gamma(0), "nothing turns for w < w_th: clamp w with w.clamp(max=w_th)"),
               (with_gamma((torch.sin(math.pi * w / 256) + 1) / 2), "gamma has a cosine, not a "
                "sine"),
               (with_gamma(torch.cos(math.pi * w / 256 + 1) / 2), "brackets: the 1 of gamma is "
                "outside the cosine"),
-              (with_gamma(torch.cos(math.pi * w / 512)), "gamma is (cos(pi w / w_th) + 1)/2: a "
-               "cosine of half the angle lacks its square"),
+              (with_gamma(torch.cos(math.pi * w / 512)), "gamma is (cos(pi w / w_th) + 1)/2: the "
+               "cosine of half the angle must be squared"),
               (math.pi * (i // w[:, None]) * gamma[:, None], "i / w is a fraction: / and not //"),
               (i * gamma[:, None], "the angle lacks pi / w"),
               (right * w[:, None] / 256, "the angle is divided by w_th: it is divided by w"),
               (right + math.pi / 2 * i / w[:, None], "brackets: gamma is 0.5 * (cos(..) + 1)"),
-              (right * gamma[:, None], "gamma counts once"),
+              (right * gamma[:, None], "gamma is squared: multiply by it once"),
               (with_gamma((torch.cos(w / 256) + 1) / 2), "pi is missing in gamma"),
-              (torch.remainder(right, math.pi), "a whole turn is 2 pi: leave out nothing less"),
+              (torch.remainder(right, math.pi), "a whole turn is 2 pi: remove only whole turns"),
               (-right, "the sign: the angle grows with the position"),
               (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
                "add nothing to i"),
@@ -202,9 +202,9 @@ def test_mipe():
 
     others = torch.tensor([0.0, 1, -5, 0, -7, 0, 0, 0]).view(1, 1, 1, 8)
     expect(mine.mipe(x, quarter), [[[[0, 1, 0, 5, 0, 7, 0, 0]]]],
-           "(1, 0, 0, 5, 0, 7, 0, 0), turned by a quarter,",
-           [(rotated(0, 1, -1), "turned the wrong way: a quarter turns (1, 0) into (0, 1). Trained "
-             "weights expect this way"),
+           "(1, 0, 0, 5, 0, 7, 0, 0), after a quarter turn,",
+           [(rotated(0, 1, -1), "turned the wrong way: a quarter turn maps (1, 0) to (0, 1). The "
+             "trained weights expect this direction"),
             (others * torch.tensor([1.0, 1, 1, -1, 1, -1, 1, 1]),
              "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
             (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),

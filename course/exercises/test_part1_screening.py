@@ -28,13 +28,13 @@ def test_trim():
              "before the square"),
             (z.relu(), "the square is missing"),
             ((r - 1 + s).relu().square(), "s = 1 must give 1 whatever r is: divide by r"),
-            (1 - ((1 - s) / r).clamp(max=1).square(), "square the whole: (1 - ..)^2"),
+            (1 - ((1 - s) / r).clamp(max=1).square(), "square the whole expression: (1 - ..)^2"),
             (((s - r) / (1 - r)).relu().square(),
              "r was taken for the threshold: the threshold is 1 - r, the width is r"),
             *((torch.where(s > 1 - r, x, 0.0), "a similarity that passes is also rescaled: "
                "relevance is 0 at the threshold and 1 at s = 1") for x in (s, s.square(), 1.0)),
-            ((r - 1 + s).relu().square() / r, "the square is of the whole: divide by r first"),
-            (z.relu().square() * s, "Trim takes the place of s: nothing is multiplied by it"),
+            ((r - 1 + s).relu().square() / r, "square the whole expression: divide by r first"),
+            (z.relu().square() * s, "Trim takes the place of s: do not multiply by s"),
             ((1 - (1 - s).square() / r).relu().square(), "only the result is squared, not 1 - s"),
             (torch.maximum(z, r).square(), "the max is with 0"),
             (2 * z.relu(), "a square is z z, not 2 z"),
@@ -46,7 +46,7 @@ def test_trim():
             ((1 - s / r).relu().square(), "Trim compares 1 - s with r, not s"),
             ((-s / r).relu().square(), "brackets: it is 1 - (1 - s)/r"),
             ((-s / r).square(), "brackets, and a max with 0: max(1 - (1 - s)/r, 0)"),
-            (1 + 0 * s, "the max is of all numbers together: each is compared with 0"),
+            (1 + 0 * s, "the max is over all numbers together: compare each with 0"),
             (torch.nn.functional.softplus(z).square(), "softplus is never 0: take a max"),
             (z.relu() ** 3, "the power is 2"),
             (z.relu().sqrt(), "the power is 2, not 1/2"),
@@ -79,7 +79,7 @@ def test_softmask():
             (cos + 1, "softmask lacks its 1/2: at distance 0 it is 1"),
             (torch.tensor([1.0, 0, 0, 0]), "all keys but the query's own get 0: d = j - i is "
              "negative in the past"),
-            (0.5 * (torch.cos(d / w) + 1), "the cosine lacks pi: it must be 0 at distance w"),
+            (0.5 * (torch.cos(d / w) + 1), "the cosine lacks pi: the mask must be 0 at distance w"),
             (0.5 * (torch.cos(math.pi * d / (w + 1)) + 1),
              "a key at distance exactly w must get 0: the cosine is stretched over w + 1"),
             (right + 0.5, "brackets: 0.5 * (cos(..) + 1)"),
@@ -111,14 +111,14 @@ def test_softmask():
           "get exactly 0")
     infinite = mine.softmask(torch.tensor([-10**6, -1, 0, 1]), torch.tensor(INF))
     expect(infinite, [1, 1, 1, 0], "softmask(w = inf) at d = {}",
-           [([1, 1, 1, 1], "w = inf opens all the past: a later key, d > 0, still gets 0")],
+           [([1, 1, 1, 1], "w = inf opens the whole past: a later key, d > 0, still gets 0")],
            at=[-10**6, -1, 0, 1])
     d = torch.arange(-300, 100)
     for w in (1.0, 3.5, 7.0, 256.0, 1e9):
         w = torch.tensor(w)
         found = mine.softmask(d, w)
         outside = found[(d > 0) | (d <= -w)]
-        check((outside == 0).all(), f"outside the window w = {w.item():g} there is "
+        check((outside == 0).all(), f"outside the window, w = {w.item():g}, the mask is "
               f"{outside.abs().max().item():.2g}: it must be exactly 0")
         expect(found, ms.softmask(d, w), f"softmask(w = {w.item():g}) at d = {{}}",
                [(ms.softmask(d, turn(w)), "w is a real number: round nothing")
@@ -159,7 +159,7 @@ def wrong_relevances(q, k, w, r):
         *((q @ k.mT * (every > 0) * x, "a similarity that passes is also rescaled: alpha is Trim "
            "of s") for x in (m, m > 0)),
         (ms.trim(q @ k.mT * m, r[:, None, None]), "Trim takes s alone: Softmask multiplies alpha"),
-        (every * m.square(), "Softmask counts once"),
+        (every * m.square(), "Softmask is squared: multiply by it once"),
         (every.square() * m, "squared once too often: Trim has the square"),
         (relevance_with(q, k, w, r, d=lambda d: -d.abs()), "a later key must get 0: this sees the "
          "future"),
@@ -209,14 +209,15 @@ def test_relevance():
            [(ms.relevance(q, k, w, r), "i0 is not used: the first query stands at i0, not at 0"),
             (ms.relevance(q, k, w, r, 5), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
-            (ms.relevance(q, k, w, r, 3).tril(), "torch.tril does not know i0: Softmask cuts the "
-             "future"),
+            (ms.relevance(q, k, w, r, 3).tril(), "torch.tril does not know i0: let Softmask hide "
+             "the future"),
             (ms.relevance(q, k, w, r, -3), "i0 has the wrong sign")])
 
     q, k, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
     found = mine.relevance(q, k, torch.tensor([64.0]), one)
-    check((found.triu(1) == 0).all(), "positions in bfloat16 see the future: above 256 it has only "
-          "every second integer. Count positions in integers, whatever the dtype of q")
+    check((found.triu(1) == 0).all(), "positions in bfloat16 see the future: above 256 "
+          "bfloat16 has only every second integer. Count positions in integers, whatever the dtype "
+          "of q")
 
 
 def test_screen():
@@ -252,7 +253,7 @@ def test_screen():
     total = ms.relevance(q, k, w, r, 2).sum(-1, keepdim=True)
     expect(mine.screen(q, k, v, w, r, 2), exact, "h of 7 queries and 10 keys, i0 = 2,",
            [(ms.screen(q, k, v, w, r), "i0 is not passed on to `relevance`"),
-            (ms.screen(q, k, v, w, r, 4), "i0 counts once: pass it on as it is"),
+            (ms.screen(q, k, v, w, r, 4), "i0 is doubled: pass it on as it is"),
             (ms.screen(q, k, v, w, r, 3), "i0 is taken to be S - T: keys may come after the last "
              "query, too"),
             (ms.screen(q, k[:, :, :7], v[:, :, :7], w, r, 2), "keys from T on are left out: there "
@@ -273,7 +274,7 @@ def test_screen():
     exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
     off = (h - exact).abs().max() / exact.abs().max()
     check(off < 0.01, f"with bfloat16 inputs h is off by {off.item():.0%}: an error in s is "
-          "amplified 2/r times in alpha. Convert bfloat16 to float32 before the products")
+          "amplified by 2/r in alpha. Convert bfloat16 to float32 before the products")
 
     mixed = mine.screen(q.float(), k.float(), v, w, r)
     check(mixed.dtype == torch.bfloat16,
@@ -308,16 +309,16 @@ def test_tanh_norm():
               for wrong in (torch.tanh(x), torch.tanh(x) / length, torch.tanh(x / length))),
             (x * torch.tanh(x.norm(dim=-1, keepdim=True)), "not divided by the length |x|"),
             (x * length * torch.tanh(length), "multiplied by the length: divide by it"),
-            (x * torch.tanh(length) / length.clamp_min(1), "the length below the fraction is cut "
-             "at 1: short vectors have one, too"),
+            (x * torch.tanh(length) / length.clamp_min(1), "the length in the denominator is "
+             "clipped at 1: short vectors have one, too"),
             (x / x.norm(dim=-1, keepdim=True), "the length is always 1: tanh|x| is missing"),
             (x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its own"),
             (x * torch.tanh(x.norm(dim=-1)) / x.norm(dim=-1), "keepdim=True is missing: a row's "
              "length acts on a column"),
-            (x / length * torch.tanh(length) ** 2, "tanh counts once: nothing is squared"),
+            (x / length * torch.tanh(length) ** 2, "tanh is squared: multiply by it once"),
             (x / length**2 * torch.tanh(length), "divided by the squared length"),
             (x / length * torch.atan(length), "the length is tanh|x|, not the arc tangent"),
-            (x / length.clamp_min(1), "the length is cut at 1: it is tanh|x|, also for short x"),
+            (x / length.clamp_min(1), "the length is clipped at 1: it is tanh|x| for short x, too"),
             (x / length * torch.tanh(length**2), "tanh of the squared length: a root is missing"),
             (x / rms * torch.tanh(rms), "the length is the root of the sum of squares, not of "
              "their mean"),
@@ -340,11 +341,11 @@ def test_tanh_norm():
     check(not J.isnan().any(), "TanhNorm's Jacobian at 0 is NaN: the slope of the root of 0 is "
           "infinite, and torch.where does not stop it. Put a 1 in place of small squares first")
     check(J.abs().max() > 1e-3, "TanhNorm's Jacobian at 0 is 0, not the identity: where is the "
-          "clamp? It must be the same length above and below the fraction")
+          "clamp? The numerator and the denominator must use the same length")
     expect(J, torch.eye(4), "TanhNorm's Jacobian at 0")
     for size in (1e-30, 1e-8, 1e-6, 1e-3, 0.01, 1.0, 1e4):
         x = torch.randn(3, 16, generator=random(6)) * size
         expect(mine.tanh_norm(x) / min(size, 1), ms.tanh_norm(x) / min(size, 1),
-               f"tanh_norm of vectors of size {size:g}, over that size,")
+               f"tanh_norm of vectors of size {size:g}, divided by it,")
         slope, = gradient(mine.tanh_norm, x)
         check(slope.isfinite().all(), f"TanhNorm's gradient is not finite at |x| = {size:g}")

@@ -40,7 +40,7 @@ def test_project():
           "positions, (B, H, T, D)")
     expect(found, [[[[1.2], [0.3], [1]], [[20], [15], [10]]]], "x W of two tiles and 3 positions",
            [([[[[1.2], [20], [0.3]], [[15], [1], [10]]]], "tiles and positions are mixed up: the "
-             "product is (B, T, H, D). Transpose it, a reshape only renames the axes")])
+             "product is (B, T, H, D). Transpose it: a reshape only renames the axes")])
     x, W = draw_inputs(2, 5, 24), draw_inputs(24, 3, 7)
     expect(yours.project(x, W), torch.einsum("bte,ehd->bhtd", x, W), "x W",
            [((x @ W.flatten(1)).unflatten(-1, (7, 3)).permute(0, 3, 1, 2), "tiles and dimensions "
@@ -63,7 +63,7 @@ def test_gate():
             (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: take W_G"),
             (torch.tanh(F.silu(ms.unit(g))), "g must not be of unit length: Eq. 5 is for q, k and "
              "v"),
-            (1 + torch.tanh(F.silu(g)), "nothing is added: the gate may be negative, and 0"),
+            (1 + torch.tanh(F.silu(g)), "add nothing: the gate may be negative, and 0"),
             (F.silu(torch.tanh(F.silu(g))), "SiLU twice: tanh(SiLU(g))"),
             (torch.tanh(F.silu(torch.tanh(g))), "tanh twice: tanh(SiLU(g))")])
 
@@ -153,9 +153,9 @@ def test_forward():
             (update(theirs.screening(x, ms.screen) * theirs.gate(x) ** 2), "the gate acts twice"),
             (update(theirs.screening(x, ms.screen) + theirs.gate(x)), "u is multiplied by the "
              "gate, not added to it"),
-            (ms.unit(right), "nothing is normalised after the sum: Eq. 2 adds"),
-            (theirs(ms.unit(x), ms.screen), "x is not normalised: there is no norm before a layer"),
-            (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "x is not normalised: there is no "
+            (ms.unit(right), "do not normalise after the sum: Eq. 2 only adds"),
+            (theirs(ms.unit(x), ms.screen), "do not normalise x: there is no norm before a layer"),
+            (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "do not normalise x: there is no "
              "norm before a layer"),
             (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it")],
            tolerance=1e-4)
@@ -189,7 +189,8 @@ def test_initialize():
                  "paper's shape")
     rows = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
     for name, right in rows.items():
-        causes = [(math.sqrt(right), "N(0, x) in the table is the deviation x, not the variance"),
+        causes = [(math.sqrt(right), "x of N(0, x) in the table is the standard deviation, not "
+                   "the variance"),
                   (10 * right, "the scale 0.1 is missing")]
         causes += [(0.1 / n**0.5, dimension) for n in (16, 64, 100, 1000)]
         causes += [(0.1 / n, "divided by the dimension: divide by its root")
@@ -209,7 +210,7 @@ def test_initialize():
                 (torch.linspace(0, 100, 5), "s_w goes up to log w_th, not w_th"),
                 (torch.linspace(0, math.log(256), 5), "w_th is config.w_th, here 100, not 256"),
                 (torch.linspace(0, math.log(99), 5), "s_w goes up to log w_th: then w is 1 more"),
-                (0.8 * s_w, "the last tile has s_w = log w_th: N_H values are N_H - 1 steps"),
+                (0.8 * s_w, "the last tile has s_w = log w_th: N_H values make N_H - 1 steps"),
                 (s_w.flip(0), "the first tile has the narrowest window"),
                 (torch.linspace(1, 100, 5).log(), "s_w itself is evenly spaced, not the window")])
         expect(layer.s_r, torch.zeros(5), "s_r", [(0.5 * torch.ones(5), "r is 1/2, so s_r is 0")])
@@ -217,7 +218,7 @@ def test_initialize():
                [(-math.log(15) * torch.ones(5), "the root is missing: log(1 / sqrt(N_H N_L))"),
                 (-math.log(5) / 2 * torch.ones(5), "N_L is missing: all tiles of all layers count"),
                 (15**-0.5 * torch.ones(5), "the log is missing: log(1 / sqrt(N_H N_L))")])
-    expect(model.s_E, [0], "s_E", [([1], "the scale e^s_E starts at 1: s_E at 0")])
+    expect(model.s_E, [0], "s_E", [([1], "the scale e^s_E starts at 1, so s_E starts at 0")])
     expect(model.s_F, [math.log(10)], "s_F",
            [([10], "the log is missing: log sqrt(d_E)"), ([math.log(100)], "the root is missing"),
             ([0], "s_F starts at log sqrt(d_E): with 0 the logits are too small to learn from")])

@@ -67,11 +67,11 @@ def test_loss():
            [(F.cross_entropy(z[:, :-1].transpose(1, 2), targets[:, 1:]),
              "the targets are shifted twice: they are the next tokens already"),
             (F.cross_entropy(z.transpose(1, 2), inputs), "the inputs were taken for the targets"),
-            (nats.mean() / math.log(2), "these are bits: divide by nothing, to get nats"),
+            (nats.mean() / math.log(2), "these are bits: leave out the division to get nats"),
             (F.cross_entropy(z.softmax(-1).transpose(1, 2), targets), "softmax was taken twice: "
              "cross_entropy begins with one"),
             (nats.sum(), "the sum over all tokens: take the mean"),
-            (nats.sum(1).mean(), "the mean over sequences only: take it over tokens")])
+            (nats.sum(1).mean(), "the mean is over sequences only: take it over tokens, too")])
     targets[0, 3:] = -100
     seen = targets != -100
     expect(yours.loss(inputs, targets), nats[seen].mean(), "the loss with targets of -100",
@@ -187,7 +187,7 @@ def test_generate():
             (fresh[:, 6:], "the caches are empty at each step: make them once, before the first"),
             (shared[:, 6:], "the layers share one cache: each has keys of its own")])
     check(max(lengths[len(yours.layers) :]) == 1, "all tokens go through the layers again at each "
-          "step: pass on only the new one: the caches hold the others")
+          "step: pass on only the new one, as the caches hold the others")
 
 
 def test_model():
@@ -218,10 +218,10 @@ def test_training():
     yours.loss(text[None, :59], text[None, 1:60]).backward()
     for name, p in yours.named_parameters():
         check(p.grad is not None and p.grad.abs().max() > 0,
-              f"no gradient reaches {name}: what no longer depends on it?")
+              f"no gradient reaches {name}: does the loss not depend on it?")
         check(p.grad.isfinite().all(), f"the gradient of {name} is not finite")
     right = list(losses_on(theirs, text, steps=3))
     found = list(losses_on(yours, text, steps=100))
     expect(torch.tensor(found[:3]), right, "the loss of the first three steps", tolerance=1e-3)
-    check(found[-1] < 0.7 * found[0], f"after 100 steps the loss is {found[-1]:.2f}, and began at "
-          f"{found[0]:.2f}: the model hardly learns")
+    check(found[-1] < 0.7 * found[0], f"after 100 steps the loss is {found[-1]:.2f}, having begun "
+          f"at {found[0]:.2f}: the model hardly learns")

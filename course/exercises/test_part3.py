@@ -58,7 +58,7 @@ def test_pairs():
         expect(d, d_right, "d", [
             (i[:, None] - torch.arange(len(j)), "j is given: key n of the block is at j[n]"),
             (torch.arange(len(i))[:, None] - j, "i is given: query n of the block is at i[n]"),
-            (d_right.abs(), "d is negative for a later key: i - j as it is"),
+            (d_right.abs(), "d is negative for a later key: leave i - j as it is"),
             (-d_right, "d is i - j here, not j - i: positive in the past")])
         expect(z, z_right, f"z for w = {w:g}",
                [(c_right, "return z, c, d: z and c are swapped"),
@@ -101,7 +101,7 @@ def test_pairs():
                 (inside, "c falls from 1 to 0 as a cosine: cos(pi d/(2 w)) inside the window")],
                tolerance=1e-6)
         check((c[~inside] == 0).all(), "c must be exactly 0 at distance w and beyond, and for a "
-              "later key: test d: a cosine is only nearly 0")
+              "later key: test d, since a cosine is only nearly 0")
 
 
 def test_dv_block():
@@ -131,7 +131,7 @@ def test_dz_block():
            [(right / 2, "the 2 of the square's derivative is missing"),
             (-right, "the sign: alpha_d grows with z"),
             (2 * z * c.square() * (dh @ v.T).sum(1, keepdim=True), "a pair has its own dh_i . v_j: "
-             "nothing is summed over the keys"),
+             "sum nothing over the keys"),
             (right.abs(), "dh_i . v_j may be negative: take no |..|"),
             (2 * z * c.square() * dh.sum(1, keepdim=True) * v.sum(1), "dh_i . v_j is a sum of "
              "products, dh @ v.T, not a product of sums"),
@@ -140,7 +140,7 @@ def test_dz_block():
             (2 * z.square() * c * (dh @ v.T), "this is dL/dc: for dL/dz swap z and c"),
             (dh @ v.T, "this is dL/d(alpha_d): dL/dz = dL/d(alpha_d) times the slope of (z c)^2"),
             ((z * c).square() * (dh @ v.T), "this is alpha_d (dh . v): take the slope of (z c)^2"),
-            (2 * z * c.square().square() * (dh @ v.T), "c^2 counts once: dz = 2 z c^2 (dh . v)"),
+            (2 * z * c.square().square() * (dh @ v.T), "c^2 is squared: dz = 2 z c^2 (dh . v)"),
             (2 * z * (dh @ v.T), "both factors c are missing: alpha_d = (z c)^2"),
             (c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
             (2 * c.square() * (dh @ v.T), "z is missing: the slope of a square is twice its base"),
@@ -219,13 +219,13 @@ def test_dw_block():
             ((2 * alpha * c * c * dy * sine).sum(), "one factor c too many: dL/dc has z^2 c"),
             ((2 * z * c * dy * sine).sum(), "one factor z is missing: dL/dc has z^2 c"),
             ((2 * alpha * dy * sine).sum(), "the factor c is missing: dL/dc = 2 z^2 c (dh . v)"),
-            ((2 * z * c * c * dy * sine).sum(), "this has dL/dz: dL/dc = 2 z^2 c (dh . v)"),
+            ((2 * z * c * c * dy * sine).sum(), "this uses dL/dz: dL/dc = 2 z^2 c (dh . v)"),
             ((2 * alpha * c * dy * c * d * theta / w).sum(), "the slope of cos is -sin, not cos"),
             ((2 * alpha * c * dy * sine / d.clamp(min=1)).sum(), "the factor d is missing: the "
              "slope of cos(theta d) with theta is -sin(theta d) d"),
             (right / w, "dtheta/dw = -theta/w: a 1/w too many"),
             (right * theta * w, "dtheta/dw = -theta/w, not -theta^2"),
-            ((2 * alpha * c * dy * sine * d).sum(), "the factor d counts once: the slope of "
+            ((2 * alpha * c * dy * sine * d).sum(), "one factor d too many: the slope of "
              "cos(theta d) with theta is -sin(theta d) d"),
             ((2 * alpha * c * dy * torch.tan(theta * d) * d * theta / w).sum(), "the slope of cos "
              "is -sin, not tan: dL/dc = 2 z^2 c (dh . v) has its own c"),
@@ -312,7 +312,7 @@ def test_gradients():
         compare(found, right, inputs, (T, S, i0, w, size))
     narrow, wide, longer = watched(10.0, 128), watched(INF, 128), watched(10.0, 256)
     check(wide.largest < 128 * 64, f"a tensor of {wide.largest} numbers was made for 128 queries "
-          "and keys: go through the blocks, T x S must never exist")
+          "and keys: go block by block, a tensor of T x S must never exist")
     check(narrow.operations < 0.7 * wide.operations, f"a window of 10 takes {narrow.operations} "
           f"operations, an infinite one {wide.operations}: blocks outside the window are visited")
     check(longer.operations < 3 * narrow.operations, "blocks of later keys are visited: a window "
@@ -324,10 +324,10 @@ def compare(found, right, inputs, case):
     T, S, i0, w, size = case
     check(len(found) == 5, "return five gradients: dq, dk, dv, dw, dr")
     found = [torch.as_tensor(x) for x in found]
-    check(all(x.dtype == torch.float64 for x in found), "the inputs are float64, these gradients "
-          f"are {', '.join(str(x.dtype) for x in found)}")
-    check(len({x.data_ptr() for x in found}) == 5, "two of the gradients are one tensor: each "
-          "needs zeros of its own")
+    check(all(x.dtype == torch.float64 for x in found), "the inputs are float64, but these "
+          f"gradients are {', '.join(str(x.dtype) for x in found)}")
+    check(len({x.data_ptr() for x in found}) == 5, "two of the gradients are the same tensor: "
+          "each needs zeros of its own")
     right = dict(zip(GRADIENTS, right))
 
     def names(x):
@@ -353,10 +353,10 @@ def compare(found, right, inputs, case):
         causes = ["w and r were swapped: pairs takes q, k, w, r, i, j"]
     elif len(off) == 1:
         causes = [f"only {name} is off: is each block added to it, with += and to the right rows, "
-                  f"and are the inputs of {name}_block in their order?"]
+                  f"and are the inputs of {name}_block in the right order?"]
     elif "dv" not in off:
-        causes = ["dv is right, so z and c are: does a block take its own rows of v, those of its "
-                  "keys, and of dh, those of its queries?"]
+        causes = ["dv is right, so z and c are, too: does a block take the rows of v of its keys, "
+                  "and the rows of dh of its queries?"]
     else:
         causes = bounds_that_give(found, *inputs, i0, size) or [
             "if 3.1 to 3.7 pass: are i and j the positions of this block, is each pair visited once"

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="part 4 needs triton, which is made for Linux")
+pytest.importorskip("triton", reason="part 4 needs triton, which runs only on Linux")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("part 4 runs in Triton's interpreter: unset TRITON_INTERPRET",
                 allow_module_level=True)
@@ -45,8 +45,8 @@ def test_similarity_kernel():
         swapped = torch.zeros(T, S)
         swapped[:S, :T] = (k @ q.T)[:T, :S]
         expect(s, q @ k.T, f"s of {T} queries and {S} keys",
-               [((q @ k.T)[:BI].repeat(3, 1)[:T], "each block of queries is the first: use "
-                 "program_id(0) * BI"),
+               [((q @ k.T)[:BI].repeat(3, 1)[:T], "each program takes the first block of queries: "
+                 "use program_id(0) * BI"),
                 (q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of d_K"),
                 (swapped, "queries and keys were swapped: a row is a query")])
 
@@ -75,16 +75,16 @@ def wrong_masks(q, k, w, i0):
         (softmask(t - i0, j, w), "the sign of i0: query t is at position i0 + t"),
         (softmask(i0 + t % BI, j, w), "the positions of the queries lack t0 = program_id(0) * BI"),
         (softmask(i0 + t, j % BJ, w), "the positions of the keys lack j0, their block's first"),
-        (softmask(i0 + t - 1, j, w), "positions are one off: query t is at i0 + t, key j at j"),
-        (softmask(i0 + t + 1, j, w), "positions are one off: query t is at i0 + t, key j at j"),
+        (softmask(i0 + t - 1, j, w), "positions are off by one: query t is at i0 + t, key j at j"),
+        (softmask(i0 + t + 1, j, w), "positions are off by one: query t is at i0 + t, key j at j"),
         (wave * (d > -w), future), (wave * (d.abs() < w), future),
         (wave * (d < w) * (d >= 0), "the sign of d: it is j - i, negative in the past"),
-        (wave * (d <= 0), "beyond the window m is 0: the cosine comes back"),
+        (wave * (d <= 0), "beyond the window m must be 0: the cosine rises again"),
         (wave, "there is no mask: outside -w < d <= 0 m is 0"),
         (wave * inside * (d < 0), "a query sees its own key: d = 0 is in the window"),
-        ((wave * inside) ** 2, "Softmask counts once: alpha_d = z^2 m, and dz = 2 z m (dh . v)"),
+        ((wave * inside) ** 2, "Softmask is squared: alpha_d = z^2 m, and dz = 2 z m (dh . v)"),
         (0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
-         "the half is that of cos^2(pi d/(2 w))"),
+         "halve it only in cos^2(pi d/(2 w))"),
         (1.0 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
         (1.0 * (d <= 0), "the window is ignored: Softmask is missing"),
         (torch.ones_like(wave), "Softmask is missing: each key counts, later ones too"),
@@ -93,8 +93,8 @@ def wrong_masks(q, k, w, i0):
         (torch.cos(angle / 2) * inside, "Softmask is cos^2(pi d/(2 w)): one factor c is missing"),
         (0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
         (0.5 * (torch.cos(angle / math.pi * 3.14) + 1) * inside, "3.14 is cut short: take math.pi"),
-        (0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice too "
-         "large: cos(pi d/w), or cos^2(pi d/(2 w))"),
+        (0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice as "
+         "large as it should be: cos(pi d/w), or cos^2(pi d/(2 w))"),
         (softmask(i0 + t, j, w.trunc()), "w is a real number: it was rounded"),
         (softmask(i0 + t, j, w + 1), "the window is w, not w + 1")]
 
@@ -106,7 +106,7 @@ def wrong_relevances(q, k, w, r, i0):
     return [
         *((z**2 * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),
         (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
-         "or a 2 too many"),
+         "or there is a 2 too many"),
         (z * m, "the square of Trim is missing"),
         (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
         (z**3 * m, "one factor z too many: alpha_d = z^2 m"),
@@ -134,7 +134,7 @@ def test_relevance_kernel():
                wrong_relevances(q, k, w, r, i0))
         outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
         check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
-              "exactly 0: test d: a cosine is only nearly 0")
+              "exactly 0: test d, since a cosine is only nearly 0")
 
 
 # ------------------------------------------------------------------------ which blocks are visited
@@ -248,7 +248,7 @@ def test_forward_kernel():
                [*((alpha * seen @ v, cause)
                   for alpha, cause in wrong_relevances(q, k, w, r, i0)),
                 (alpha_d * last @ v, "only the last block counts: add up, h += .."),
-                (right + 1, "h begins at 0: add up from tl.zeros"),
+                (right + 1, "h must begin at 0: start from tl.zeros"),
                 (right / S, "the mean over the keys: Eq. 12 is their sum"),
                 ((1 - (1 - q[:BI].repeat(3, 1)[:T] @ k.T) / r).relu() ** 2 * m @ v,
                  "each block takes the rows of q of the first: t0 = program_id(0) * BI"),

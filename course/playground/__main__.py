@@ -1,4 +1,4 @@
-"""Write a page on which a model reads what you type, and screening is shown beside softmax.
+"""Write a web page where a model reads what you type and screening is shown next to softmax.
 
     python -m course.playground --ckpt out-abc/ckpt.pt
 
@@ -78,8 +78,9 @@ def main(argv=None):
         raise UsageError(f"--out {args.out}: name an .html file")
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
     if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']} of --tokenizer {tokenizer.name}: the "
-                         "page runs a multiscreen of --tokenizer bytes")
+        raise UsageError(f"{args.ckpt} is a {ckpt['model']} model with --tokenizer "
+                         f"{tokenizer.name}: the page needs a multiscreen model with --tokenizer "
+                         "bytes")
     data = page_data(model, text or default_text(ckpt, args.tokens))
     write_page(args.out, data | {"step": ckpt["step"]})
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "

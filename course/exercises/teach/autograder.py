@@ -87,8 +87,8 @@ def grade(folder, minutes):
         for test in tests:
             if test not in results:
                 results |= run_tests(folder, part, LONGEST["test"], test)
-        found |= {test: results.get(test, "this test did not finish: it takes more than "
-                            f"{LONGEST['test']} seconds, or your code ends the program")
+        found |= {test: results.get(test, "this test did not finish: it took more than "
+                            f"{LONGEST['test']} seconds, or your code exited the program")
                   for test in tests}
     return found
 
