@@ -27,7 +27,6 @@ right number likelier than every other number of the prompt, and by how much?
 
 The paper has no such experiment: it asks for the number directly, as abcdigits.py does.
 """
-import itertools
 import math
 import random
 import re
@@ -42,16 +41,15 @@ from abcdigits import abcdigits_prompts, possible_lengths
 from lab.common import add_tables, get_figure, pyplot, save_figure, steps_of
 from lab.perplexity import documents_in
 from lab.style import WIDTH, count_of, labels_of, legend_below, look, plot_with_band
-from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
 from support.data import read_text
 from support.evaluation import (
     add_flags,
+    add_settings,
     load_for_evaluation,
     model_hash,
     require_finite,
-    rope_factor,
-    scale_rope,
+    settings_of,
     stretch,
 )
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
@@ -116,22 +114,16 @@ def nats_of_ends(model, start, text, places, ends, cue):
 def measure(args):
     """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    if args.swe:
-        require_windows(model, args.ckpt, ckpt["model"])
-    for factor in args.rope_scale:
-        scale_rope(model, factor)
+    settings = settings_of(args, model, ckpt)
     distances = sorted(set(args.distances))
     if distances[0] < 2:
         raise UsageError(f"--distances {distances[0]}: at least 2, for the two line ends between")
     encode = tokenizer.encode_ordinary
     texts = get_texts(args.data, tokenizer, args.strings, distances[-1])
 
-    # SWE comes last: windows stay expanded.
     run = describe_run(ckpt) | {"data": " ".join(args.data or ["stdlib"]),
                                 "distances": " ".join(map(str, distances))}
-    settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
-    cells = [run | {"swe": swe, "factor": factor, "string": n}
-             for swe, factor in settings for n in range(args.strings)]
+    cells = [run | setting | {"string": n} for setting in settings for n in range(args.strings)]
     table = Table(beside(args.ckpt, "copying.tsv", args.table), KEYS, ["nats"],
                   model_hash(ckpt, __name__, "lab.perplexity"))
     missing = table.reuse(cells)
@@ -338,11 +330,7 @@ def main():
     p.add_argument("--distances", type=int, nargs="+", default=[2**n for n in range(7, 16)],
                    help="in tokens [128 256 512 .. 32768]")
     p.flag("--strings", 8, "how many strings, each with text of its own")
-    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: factors that divide the positions, as 4, or scale "
-                   "theta, as ntk4; at each distance the best one counts")
-    p.add_argument("--swe", action="store_true",
-                   help="measure also with windows beyond the training length made infinite")
+    add_settings(p)
     p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", type=int,
            shown="copy strings")
     add_flags(p, "--ckpt", "--device", "--table")

@@ -30,7 +30,6 @@ standard deviation. Each model has a panel of its own, which also shows the firs
 comparison. The paper shows its curves but prints no numbers.
 """
 import hashlib
-import itertools
 import math
 import sys
 from typing import NamedTuple
@@ -40,16 +39,15 @@ import torch
 
 from lab.common import add_tables, get_figure, group_rows, pyplot, save_figure
 from lab.style import WIDTH, count_of, legend_below, look, plain_axis, plot_with_band
-from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, at_most_3, cli
 from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
 from support.evaluation import (
     add_flags,
+    add_settings,
     load_for_evaluation,
     model_hash,
     require_finite,
-    rope_factor,
-    scale_rope,
+    settings_of,
     stretch,
 )
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
@@ -134,10 +132,7 @@ def measure(args):
     """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     T_train = ckpt["args"]["seq_len"]
-    if args.rope_scale:
-        scale_rope(model, args.rope_scale[0])          # refuses a model without RoPE
-    if args.swe:
-        require_windows(model, args.ckpt, ckpt["model"])
+    settings = settings_of(args, model, ckpt)
     L = args.length or 32 * T_train
     segments = get_segments(documents_in(args.data), tokenizer, L, args.documents)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
@@ -145,12 +140,9 @@ def measure(args):
               "on texts it has not seen")
     print(f"{len(segments)} documents of {L} + 1 tokens ({tokenizer.name})", flush=True)
 
-    # SWE comes last: windows stay expanded.
     run = describe_run(ckpt) | {"data": " ".join(args.data or ["stdlib"]), "window": args.window,
                                 "length": L}
-    settings = itertools.product([False, True][: 1 + args.swe], args.rope_scale or [None])
-    cells = [run | {"swe": swe, "factor": factor, "document": name}
-             for swe, factor in settings for name in segments]
+    cells = [run | setting | {"document": name} for setting in settings for name in segments]
     table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"],
                   model_hash(ckpt, __name__))
     missing = table.reuse(cells)
@@ -278,12 +270,7 @@ def main():
     p.flag("--documents", 16, "measure at most this many documents (paper: 5747)")
     p.flag("--window", 0.3, "average over the positions within this share of the reported one "
            "(paper: 0.1)", least=0)
-    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: draw a curve for each of these factors; 4 divides "
-                   "the positions by 4, ntk4 scales theta instead (paper: 1 2 4 .. 64)")
-    p.add_argument("--swe", action="store_true",
-                   help="draw one more curve, with screening-window expansion: windows longer than "
-                   "the training length become infinite")
+    add_settings(p)
     add_flags(p, "--ckpt", "--device", "--table")
     rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)

@@ -68,11 +68,31 @@ def scale_rope(model, factor):
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
-def stretch(model, cell, T_train):
-    """Expand the windows or scale the RoPE of a model, as a table's cell asks. Returns it in words.
+def add_settings(parser):
+    """Add the flags that `settings_of` reads."""
+    parser.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
+                        help="for models with RoPE: measure with each of these factors; 4 divides "
+                        "the positions by 4, ntk4 scales theta instead (paper: 1 2 4 .. 64)")
+    parser.add_argument("--swe", action="store_true",
+                        help="measure also with screening-window expansion: windows longer than "
+                        "the training length become infinite")
 
-    Windows stay expanded: cells with swe come last.
+
+def settings_of(args, model, ckpt):
+    """What `stretch` needs of a cell, {"swe": .., "factor": ..}, for each setting that is measured.
+
+    SWE comes last, as windows stay expanded. Raises UsageError for a model without windows or RoPE.
     """
+    if args.swe:
+        require_windows(model, args.ckpt, ckpt["model"])
+    for factor in args.rope_scale:
+        scale_rope(model, factor)
+    return [{"swe": swe, "factor": factor} for swe in [False, True][: 1 + args.swe]
+            for factor in args.rope_scale or [None]]
+
+
+def stretch(model, cell, T_train):
+    """Expand the windows or scale the RoPE of a model, as a cell asks. Returns it in words."""
     if cell["swe"]:
         model.expand_windows(T_train)
     if cell["factor"]:
