@@ -1,16 +1,12 @@
 """Tests of lab.compare: groups, changes and differences of anybody's runs."""
 import math
-import os
-import signal
-import subprocess
 
 import numpy as np
 import pytest
 
-import train
 from lab import common, compare, logs
 from support.cli import UsageError
-from tests.helpers import ROOT, needs_matplotlib, write_run
+from tests.helpers import needs_matplotlib, write_run
 
 NAN = math.nan
 SOURCE = "class Model:\n    def power(self):\n        return 2\n\n\ndef other():\n    return 3\n"
@@ -365,65 +361,3 @@ def test_figures(run, said, tmp_path, monkeypatch):
     assert ax.lines[0].get_xdata() == pytest.approx([0, -0.1, -0.2, -0.3])
     for name in ("compare", "rates"):
         assert (tmp_path / f"o/{name}.png").stat().st_size > 10_000
-
-
-def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
-    (tmp_path / "lab/runs").mkdir(parents=True)
-    (tmp_path / "lab/runs/idea.sh").write_text((ROOT / "lab/runs/idea.sh").read_text())
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$*" | tee -a "$CALLS"\n')
-    (tmp_path / "python").chmod(0o755)
-    calls = tmp_path / "calls"
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
-    words = ["bash", "lab/runs/idea.sh", "mine", "--lr", "0.5"]
-    short = subprocess.run(words, cwd=tmp_path, env=env | {"SEEDS": "3 4"}, capture_output=True,
-                           text=True)
-    assert short.returncode == 0 and "--resume" not in short.stdout
-    said = [line for line in short.stdout.splitlines() if " train.py " in line]
-    assert sorted(line[:8] for line in said) == ["seed 3: ", "seed 4: "]
-    assert all(f"--seed {line[5]} --out out/idea/mine-{line[5]}" in line for line in said)
-    calls.unlink()
-    out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
-                         text=True)
-    assert out.returncode == 0, out.stderr
-    command = "python -m lab.compare out/idea/original-* out/idea/mine-*"
-    assert f"To compare them: {command}\n" in out.stdout
-    assert "First train the code without your edit" in out.stdout
-    assert "No learning rate was tuned for mine" in out.stdout
-    lines = calls.read_text().splitlines()
-    trained = [line.split() for line in lines if line.startswith("train.py")]
-    assert {(line[-3], line[-1]) for line in trained} == {
-        (str(n), f"out/{folder}/mine-{n}") for n in range(3) for folder in ("idea", "needles")}
-    for line in trained:
-        assert train.get_parser().parse_args(line[1:]).lr == 0.5
-    assert len(lines) == 3 * 5
-    assert subprocess.run(words[:2], cwd=tmp_path, env=env, capture_output=True).returncode
-
-    # Nothing is trained under a name of which one seed is there already.
-    (tmp_path / "out/idea/mine-2").mkdir(parents=True)
-    (tmp_path / "out/idea/mine-2/ckpt.pt").touch()
-    calls.unlink()
-    again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert again.returncode == 1 and "mine-2 holds a run: add --resume" in again.stderr
-    assert not calls.exists()
-    assert subprocess.run([*words, "--resume"], cwd=tmp_path, env=env).returncode == 0
-
-
-def test_the_script_for_an_idea_waits_until_what_ctrl_c_stops_has_saved(tmp_path):
-    (tmp_path / "lab/runs").mkdir(parents=True)
-    (tmp_path / "lab/runs/idea.sh").write_text((ROOT / "lab/runs/idea.sh").read_text())
-    (tmp_path / "python").write_text(
-        '#!/bin/bash\ntrap "sleep 1; echo saved; exit 130" INT\necho began\n'
-        'while true; do sleep 0.1; done\n')
-    (tmp_path / "python").chmod(0o755)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = subprocess.Popen(
-        ["bash", "lab/runs/idea.sh", "mine"], cwd=tmp_path, env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    said = [script.stdout.readline() for _ in range(2)]
-    os.killpg(script.pid, signal.SIGINT)
-    said += script.communicate(timeout=30)[0].splitlines()
-    assert sorted(line.strip() for line in said[:4]) == [
-        "seed 0: began", "seed 0: saved", "seed 1: began", "seed 1: saved"]
-    assert said[4].startswith("not finished: ") and len(said) == 5
-    assert script.returncode == 1

@@ -54,13 +54,19 @@ run python draw.py
 """
 
 
-def environment(folder):
-    """An environment where `python` only notes its words, in folder/calls."""
+def environment(folder, python=NOTE):
+    """An environment with a stand-in for `python`, which may note its words in folder/calls."""
     (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(NOTE)
+    (folder / "bin/python").write_text(python)
     (folder / "bin/python").chmod(0o755)
     return os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OUT": f"{folder}/out",
                          "CALLS": f"{folder}/calls"}
+
+
+def copy_script(name, folder):
+    """Copy a script of lab/runs to where it runs in a folder without the rest of the repository."""
+    (folder / "lab/runs").mkdir(parents=True)
+    (folder / "lab/runs" / name).write_text((ROOT / "lab/runs" / name).read_text())
 
 
 def wait_for(path):
@@ -88,8 +94,7 @@ def commands(tmp_path_factory):
 @pytest.fixture
 def house(tmp_path):
     """(a folder for scripts beside lab/runs/lib.sh, an environment, a reader of the calls)"""
-    (tmp_path / "lab/runs").mkdir(parents=True)
-    (tmp_path / "lab/runs/lib.sh").write_text((ROOT / "lab/runs/lib.sh").read_text())
+    copy_script("lib.sh", tmp_path)
     (tmp_path / "lab/runs/first.sh").write_text(FIRST)
     (tmp_path / "lab/runs/second.sh").write_text(SECOND)
     calls = tmp_path / "calls"
@@ -179,8 +184,7 @@ awk -v lr="${BASH_REMATCH[1]}" -v needle=$needle 'BEGIN { x = log(lr) / log(2) +
 
 
 def test_a_mechanism_is_tuned_to_the_best_rate_when_all_its_runs_have_finished(tmp_path):
-    env = environment(tmp_path) | {"LANES": "4", "PYTHON": sys.executable}
-    (tmp_path / "bin/python").write_text(LOGGED)
+    env = environment(tmp_path, LOGGED) | {"LANES": "4", "PYTHON": sys.executable}
     words = ["bash", "lab/runs/mechanisms.sh", "tune"]
     done = subprocess.run(words, cwd=ROOT, env=env | {"FAIL": "yes"}, capture_output=True,
                           text=True)
@@ -268,3 +272,58 @@ def test_after_ctrl_c_nothing_more_starts_and_what_runs_is_waited_for(house):
     assert process.wait(timeout=300) == 130
     assert "failed" not in said.read_text()
     assert calls() == ["python measure.py c", "python measure.py slow", "saved"]
+
+
+def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
+    copy_script("idea.sh", tmp_path)
+    env = environment(tmp_path, '#!/bin/sh\necho "$*" | tee -a "$CALLS"\n')
+    calls = tmp_path / "calls"
+    words = ["bash", "lab/runs/idea.sh", "mine", "--lr", "0.5"]
+    short = subprocess.run(words, cwd=tmp_path, env=env | {"SEEDS": "3 4"}, capture_output=True,
+                           text=True)
+    assert short.returncode == 0 and "--resume" not in short.stdout
+    said = [line for line in short.stdout.splitlines() if " train.py " in line]
+    assert sorted(line[:8] for line in said) == ["seed 3: ", "seed 4: "]
+    assert all(f"--seed {line[5]} --out out/idea/mine-{line[5]}" in line for line in said)
+    calls.unlink()
+    out = subprocess.run(words, cwd=tmp_path, env=env | {"NEEDLES": "1"}, capture_output=True,
+                         text=True)
+    assert out.returncode == 0, out.stderr
+    command = "python -m lab.compare out/idea/original-* out/idea/mine-*"
+    assert f"To compare them: {command}\n" in out.stdout
+    assert "First train the code without your edit" in out.stdout
+    assert "No learning rate was tuned for mine" in out.stdout
+    lines = calls.read_text().splitlines()
+    trained = [line.split() for line in lines if line.startswith("train.py")]
+    assert {(line[-3], line[-1]) for line in trained} == {
+        (str(n), f"out/{folder}/mine-{n}") for n in range(3) for folder in ("idea", "needles")}
+    for line in trained:
+        assert args_of(line[1:]).lr == 0.5
+    assert len(lines) == 3 * 5
+    assert subprocess.run(words[:2], cwd=tmp_path, env=env, capture_output=True).returncode
+
+    # Nothing is trained under a name of which one seed is there already.
+    (tmp_path / "out/idea/mine-2").mkdir(parents=True)
+    (tmp_path / "out/idea/mine-2/ckpt.pt").touch()
+    calls.unlink()
+    again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert again.returncode == 1 and "mine-2 holds a run: add --resume" in again.stderr
+    assert not calls.exists()
+    assert subprocess.run([*words, "--resume"], cwd=tmp_path, env=env).returncode == 0
+
+
+def test_the_script_for_an_idea_waits_until_what_ctrl_c_stops_has_saved(tmp_path):
+    copy_script("idea.sh", tmp_path)
+    env = environment(tmp_path, '#!/bin/bash\ntrap "sleep 1; echo saved; exit 130" INT\n'
+                      'echo began\nwhile true; do sleep 0.1; done\n')
+    script = subprocess.Popen(
+        ["bash", "lab/runs/idea.sh", "mine"], cwd=tmp_path, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    said = [script.stdout.readline() for _ in range(2)]
+    os.killpg(script.pid, signal.SIGINT)
+    said += script.communicate(timeout=30)[0].splitlines()
+    assert sorted(line.strip() for line in said[:4]) == [
+        "seed 0: began", "seed 0: saved", "seed 1: began", "seed 1: saved"]
+    assert said[4].startswith("not finished: ") and len(said) == 5
+    assert script.returncode == 1
