@@ -78,20 +78,22 @@ def test_what_is_missing_or_failed_or_of_other_code_is_measured_again(tmp_path, 
     assert measured(["a"], ["c"], end=time.monotonic()) == []
     monkeypatch.setattr(timing, "machine_of", lambda device: "other")
     assert measured(["a"]) == [["a"]]
-    monkeypatch.setattr(timing, "code_hash", lambda: "other")
+    monkeypatch.setattr(timing, "hash_of_code", lambda: "other")
     assert measured(["a"]) == [["a"]]
     assert read_table(path)[-1]["hash"] == "other"
 
 
 def test_rows_are_tied_to_the_files_that_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "ROOT", tmp_path)
-    hashes = {timing.code_hash()}
+    hashes = {timing.hash_of_code()}
     for name in ("multiscreen.py", "screening_triton.py", "support/windowed.py",
                  "lab/baselines/mine.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("edited")
-        hashes |= {timing.code_hash(), timing.code_hash()}
+        (tmp_path / name).write_text(f"edited = {name!r}\n")
+        hashes |= {timing.hash_of_code(), timing.hash_of_code()}
     assert len(hashes) == 5
+    (tmp_path / name).write_text(f"# Words are no edit.\nedited = {name!r}\n")
+    assert timing.hash_of_code() in hashes
 
 
 # ---------------------------------------------------------------------------------- what is timed

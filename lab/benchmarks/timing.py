@@ -19,7 +19,6 @@ windows are our guess at trained ones: 70 % of the tiles have windows that are l
 2 .. 128, 25 % in 256 .. 4096, and 5 % in 4096 .. 65536. SWE changes only the last 5 %.
 """
 import gc
-import hashlib
 import math
 import re
 import statistics
@@ -41,7 +40,7 @@ from support.cli import UsageError, on_one_line, products_dtype
 from support.compiled import compile_model, try_to_record
 from support.evaluation import load_for_evaluation
 from support.models import build_model, count_parameters, has_windows, recipe
-from support.source import ROOT
+from support.source import ROOT, hash_of_texts
 from support.table import RUN, Table, as_text, describe_run
 
 KEYS = (*RUN, "what", "batch", "setting", "length")
@@ -108,7 +107,7 @@ def measure(path, keys, values, groups, function, device, ckpt=None, end=math.in
     groups = [[cell | machine for cell in cells] for cells in groups]
     wanted = [cell for cells in groups for cell in cells]
     weights = f"{weights_hash(read_checkpoint(ckpt))}-" if ckpt else ""
-    table = Table(path, (*keys, "machine"), values, weights + code_hash())
+    table = Table(path, (*keys, "machine"), values, weights + hash_of_code())
     missing = table.reuse(wanted)
     for cells in groups:
         cells = [cell for cell in cells if cell in missing]
@@ -144,10 +143,9 @@ def mean_ms(row):
     return statistics.mean(map(float, row["ms"].split()))
 
 
-def code_hash():
+def hash_of_code():
     """Twelve digits that change with the files that are timed."""
-    paths = [path for name in CODE for path in sorted(ROOT.glob(name))]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+    return hash_of_texts(path.read_text("utf-8") for name in CODE for path in ROOT.glob(name))
 
 
 def machine_of(device):
