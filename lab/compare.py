@@ -76,14 +76,14 @@ def common_step(runs):
     return max(counts, key=lambda step: (counts[step], step), default=None)
 
 
-def why_not(first, run):
-    """Why a loss does not compare with that of the first run, or ""."""
+def why_not(first, run, *more):
+    """Why a loss does not compare with the first run's, or "". more: flags that must agree, too."""
     a, b = first.flags, run.flags
     # The same files may have other names; streams have no files.
     if (a.get("corpus") or a["data"]) != (b.get("corpus") or b["data"]):
         return "other texts"
     return next((f"{name} {a.get(name)} | {b.get(name)}" for name in
-                 ("digits", "tokenizer", "seq_len") if a.get(name) != b.get(name)), "")
+                 ("digits", "tokenizer", "seq_len", *more) if a.get(name) != b.get(name)), "")
 
 
 def rows_of(groups, step, by=None):

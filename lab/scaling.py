@@ -29,14 +29,12 @@ import numpy as np
 import torch
 
 from lab.common import mean_and_std, percent, pyplot
-from lab.compare import differences_inside, draw_by
+from lab.compare import differences_inside, draw_by, why_not
 from lab.logs import keep_runs, read_runs
 from support.cli import Parser, UsageError, cli, own_folder
 from support.models import build_model
 from support.table import print_table
 
-# Losses are compared only between runs that agree in these.
-BUDGET = ("corpus", "tokenizer", "seq_len", "batch_tokens", "steps")
 FAMILIES = ("multiscreen", "transformer")
 COLUMNS = ["measured", "lr", "at_loss", "N_multiscreen", "N_transformer", "saving", "std",
            "non_emb", "non_emb_std"]
@@ -61,16 +59,11 @@ class Model:
 
 def get_models(runs):
     """{family: its Models by size}, each at the rate with the best mean over the seeds."""
-    for name in BUDGET:
-        values = {run.flags.get(name, "") for run in runs}
-        if name == "corpus":                           # a task has none, but a name
-            values = {run.flags.get(name) or run.flags["data"] for run in runs}
-        values = sorted(values)
-        if len(values) > 1:
-            raise UsageError(f"the runs differ in {name} ({', '.join(values)}): draw them "
-                             "separately")
     models = {}
     for run in runs:
+        if reason := why_not(runs[0], run, "batch_tokens", "steps"):
+            raise UsageError(f"{run.label} does not compare with {runs[0].label}: {reason}: draw "
+                             "them separately")
         if run.end not in ("", "diverged"):
             raise UsageError(f"{run.label} is {run.end}: rerun its command with --resume")
         key = run.flags["model"], float(run.flags["lr"]), int(run.flags["parameters"])

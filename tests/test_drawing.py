@@ -44,8 +44,9 @@ def test_what_does_not_compare_is_refused_in_one_line(run, call):
     one = run("one", 3.5)
     for words, message in (([run("half", 3.5, made=10)], "at step 10 of at most 20: rerun"),
                            ([one, run("long", 3.5, seed="1", steps="20", batch_tokens="10")],
-                            "differ in batch_tokens"),
-                           ([one, run("texts", 3.5, seed="1", corpus="c2")], "differ in corpus")):
+                            r"long does not compare with one: batch_tokens 512 \| 10: draw them"),
+                           ([one, run("texts", 3.5, seed="1", corpus="c2")],
+                            "texts does not compare with one: other texts: draw them separately")):
         with pytest.raises(UsageError, match=message) as e:
             call(scaling, *words)
         assert "\n" not in str(e.value)
@@ -70,7 +71,7 @@ def test_runs_of_one_point_that_differ_in_more_than_the_seed_are_told(run, call,
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index("multiscreen, 4626, lr 0.0625: seed 0 | seed 1") + 1] == (
         "  weight_decay - | 0.1")
-    with pytest.raises(UsageError, match="differ in corpus"):
+    with pytest.raises(UsageError, match="passkey .* with abcdigits: other texts"):
         models_of(*(run(name, 3.5, seed=name, data=name, corpus="")
                     for name in ("abcdigits", "passkey")))
 
