@@ -7,7 +7,6 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -93,21 +92,12 @@ def folder(tmp_path_factory):
     """A folder with a run and unusable files."""
     folder = tmp_path_factory.mktemp("bad")
     fit(folder / "out", "--steps", "2")
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, 5000
-    beyond = np.full(5000, 30, "<u2")
-    beyond[-1] = 300                                           # in the held-out part
-    files = {"empty.txt": b"", "latin.txt": b"caf\xe9 " * 100, "short.txt": b"short",
-             "empty.bin": b"", "odd.bin": b"123", "beyond.bin": beyond.tobytes(),
-             "truncated.bin": header.tobytes() + b"12" * 4000, "a.jsonl": b'{"text": "a"}\n',
+    files = {"empty.txt": b"", "short.txt": b"short", "empty.bin": b"", "odd.bin": b"123",
              "notes/log.tsv": b"my notes\n",
              "half/ckpt.pt": (folder / "out/ckpt.pt").read_bytes()[:9999]}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    (folder / "nothing").mkdir()
-    (folder / "binary").mkdir()
-    (folder / "binary/a.txt").write_bytes(b"caf\xe9 " * 100)
     return folder
 
 
@@ -126,14 +116,10 @@ MISTAKES = [
     ("--model transformer:1,2,7", "a multiple of 2 N_H"),
     ("--model transformer:8M --psi 3", "a Transformer's sizes are in its name"),
     ("--tokenizer words", "'words' is unknown"), ("--device nonsense", "'nonsense' cannot be used"),
-    # Data.
-    ("--data missing.txt", "missing.txt: missing"),
-    ("--data empty.txt", "empty.txt: empty"),
-    ("--data short.txt", "fewer than one sequence"),
-    ("--data latin.txt", "not UTF-8"), ("--data nothing", "nothing to train on"),
-    ("--data binary", "nothing to train on"), ("--data empty.bin", "fewer than one"),
-    ("--data odd.bin", "not a token file"), ("--data truncated.bin", "truncated"),
-    ("--data beyond.bin", "beyond the vocabulary"), ("--data a.jsonl", "support.prepare"),
+    # Data. Other files that cannot be used are in test_data.py and test_tokens.py.
+    ("--data missing.txt", "missing.txt: missing"), ("--data empty.txt", "empty.txt: empty"),
+    ("--data short.txt", "fewer than one sequence"), ("--data empty.bin", "fewer than one"),
+    ("--data odd.bin", "not a token file"),
     ("--data abcdigits --digits 1", "digits"), ("--data abcdigits --digits 19", "digits"),
     # Folders and checkpoints.
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
