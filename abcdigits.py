@@ -27,7 +27,7 @@ from support.evaluation import add_flags, load_for_evaluation, model_hash, rope_
 from support.table import RUN, Progress, Table, beside, describe_run, print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# A cell of the table. factor: of --rope-scale; swe: whether windows are expanded.
+# What identifies a cell. factor: that of --rope-scale; swe: whether windows are expanded.
 CELL = ("length", "depth", "factor", "swe", "trials")
 
 
@@ -37,10 +37,10 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
     """n_trials prompts whose lines have n_tokens or a few more, each ending with its answer.
 
     One random.Random(123) serves all trials. A trial draws 26 different numbers and gives the
-    letters the weights 0, 2^0, .., 2^24; 0 marks the needle. The context is every other letter
-    once, and letters by weight until count_tokens(line) sum to n_tokens, shuffled. The needle's
-    line goes in after the fraction `depth` of the lines, and once more at the end, where its last
-    n_digits characters are the answer.
+    letters the weights 0, 2^0, .., 2^24; the one with 0 is the needle. The context is a line of
+    each other letter, plus lines of letters drawn by weight until the count_tokens(line) add up to
+    n_tokens, shuffled. The needle's line goes in after a fraction `depth` of these, and again at
+    the end, where its last n_digits characters are the answer.
     """
     if not 0 <= depth <= 1:
         raise UsageError(f"depth is {depth:g}; expected 0 to 1")
@@ -76,9 +76,9 @@ def generate_by_line_count(n_lines, depth, n_digits=6, n_trials=1000):
 # ------------------------------------------------------------------------------- evaluation
 
 def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
-    """Which answers are right, a list of bools: the same number and no digit after it.
+    """Which answers are right, as a list of bools: the right number, and no digit after it.
 
-    Greedy decoding with a cache. Prompts of equal length go through the model together.
+    Decoding is greedy, with a cache. Prompts of equal length go through the model together.
     """
     device = next(model.parameters()).device
     right = [False] * len(prompts)
@@ -125,7 +125,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
 
     loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **task_flags)
     gives (prompts, answers), or raises UsageError for a length that is too short. task_flags: those
-    of this task alone, here digits; they are columns, too.
+    that only this task has, here digits; they become columns, too.
     """
     model, tokenizer, ckpt = loaded
     identity = model_hash(ckpt, __name__, get_prompts.__module__, f"support.tasks.{name}")
@@ -136,7 +136,7 @@ def measure(args, name, loaded, get_prompts, **task_flags):
         trials = 1000 if model.W_E.is_cuda else 10
     lengths = args.lengths or possible_lengths(T_train, get_prompts)
 
-    # Make one prompt for each depth: the impossible is refused before any work.
+    # Make one prompt per depth, so that impossible ones are refused before any work.
     for depth in args.depths:
         get_prompts(min(lengths), depth, min(trials, 1))
     for factor in args.rope_scale:
@@ -177,7 +177,7 @@ def possible_lengths(T_train, get_prompts):
         with suppress(UsageError):
             get_prompts(length, 0.5, 1)
             lengths.append(length)
-    return lengths or [length]                         # for which get_prompts says why not
+    return lengths or [length]                         # get_prompts says why not
 
 
 class Cell(NamedTuple):

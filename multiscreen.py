@@ -1,27 +1,27 @@
-"""Multiscreen, after K. M. Nakanishi, "Screening Is Enough": every equation of the paper, once.
+"""Multiscreen, from K. M. Nakanishi's "Screening Is Enough": each equation is written here once.
 
 Softmax attention divides a fixed budget of weight among all keys: keys compete, and none can be
 rejected. Screening compares unit queries with unit keys. It keeps a key only if the similarity
-passes a threshold (Trim) and the distance lies in a learned window (Softmask), and sums the kept
-values, each times its key's relevance: in [0, 1] (rounding: up to 1.001), exactly 0 for a rejected
-key, and independent of every other key. Many small gated screening tiles make a layer.
+passes a threshold (Trim) and the distance lies in a learned window (Softmask), and it sums the kept
+values, weighted by the relevance of their keys: in [0, 1] (1.001 with rounding), exactly 0 for a
+rejected key, and independent of all other keys. A layer has many small gated screening tiles.
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen
-W_E, s_E, s_F     embedding (shared with the head), log scales in and out    Multiscreen
-W_Q W_K W_V W_G   projections to query, key, value, gate of each tile        GatedScreeningTiles
-W_O, s_O          projection back to R^E and its log scale, of each tile     GatedScreeningTiles
+W_E, s_E, s_F     embedding (tied to the head), log scales of in- and output Multiscreen
+W_Q W_K W_V W_G   projections to each tile's query, key, value and gate       GatedScreeningTiles
+W_O, s_O          each tile's projection back to R^E, and its log scale       GatedScreeningTiles
 s_w -> w          screening window: keys at distance >= w are never seen     window
 s_r -> r          acceptance width: similarities <= 1 - r are rejected       acceptance
 q_bar k_bar v_bar query, key and value of unit length                        unit
 q_tilde, k_tilde  q_bar and k_bar with their positions encoded               mipe
-w_th              windows of w_th and more carry no position                 mipe_angle
+w_th              tiles with a window >= w_th get no positional encoding     mipe_angle
 s, alpha          similarity in [-1, 1]; distance-unaware relevance          relevance, trim
 m, alpha_d        softmask; distance-aware relevance alpha m                 softmask, relevance
-h, u, g_hat       screened sum of values; bounded; the gate                  screen, tanh_norm, gate
+h, u, g_hat       screened sum of values; the same, bounded; the gate        screen, tanh_norm, gate
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
-Relevances use float32; MiPE's angles float64, reduced mod 2 pi. Casts are written out.
+Relevances are computed in float32, MiPE's angles in float64 and mod 2 pi. All casts are explicit.
 """
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes. `psi` sets N_L = N_H = psi and d_E = psi^2, unless given. No maximum length."""
+    """Sizes. Unless given, N_L = N_H = psi and d_E = psi^2. There is no maximum length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -50,7 +50,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            # MiPE turns two dimensions, and acts on windows from 1 to w_th.
+            # MiPE rotates two dimensions, and only in tiles whose window is between 1 and w_th.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not value > lowest:
                 raise ValueError(f"{name} is {value}; expected more than {lowest}")
@@ -61,7 +61,7 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    Above s_w = 80, w stays at e^80, with gradient 0; s_w = +inf gives w = +inf, no edge.
+    Above s_w = 80, w stays at e^80, with gradient 0. If s_w = +inf, w = +inf, so no key is too far.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
@@ -70,9 +70,9 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    The paper has no floor. Float32 puts a similarity off by up to 5e-7, a relevance by 2/r as much.
-    Its first version, and most other code, multiplies by exp(s_r) + 1 instead of dividing by r,
-    which is the same under s_r -> -s_r.
+    The paper has no floor. In float32 a similarity is off by up to 5e-7, and a relevance by 2/r
+    times as much. The paper's first version, and most other code, multiply by exp(s_r) + 1 instead
+    of dividing by r, which is the same under s_r -> -s_r.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
@@ -95,7 +95,7 @@ def mipe_angle(i, w, w_th):
     Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by about
     0.01 rad at i = 2^17.
     """
-    # Wider windows count as w_th, where gamma and its slope are 0.
+    # Clamp wider windows to w_th, where gamma and its slope are 0.
     w_near = double(w).clamp(max=w_th)
     gamma = 0.5 * (torch.cos(math.pi * w_near / w_th) + 1)
     angle = torch.remainder(i.to(w_near.device) * (math.pi * gamma / w_near)[:, None], 2 * math.pi)
@@ -113,7 +113,7 @@ def trim(s, r):
     """Eq. (9), Trim: alpha = max(1 - (1 - s)/r, 0)^2, distance-unaware relevance.
 
     s: (..., T, S) similarities in [-1, 1]; r: broadcastable, in (0, 1]. Returns the shape of s.
-    Exactly 0 where 1 - s >= r; value and slope are continuous there.
+    Exactly 0 where 1 - s >= r, and both the value and the slope are continuous at that edge.
     """
     return (1 - (1 - s) / r).relu().square()
 
@@ -122,14 +122,14 @@ def softmask(d, w):
     """Eq. (10), Softmask: m = (cos(pi d / w) + 1)/2 where -w < d <= 0, else 0.
 
     d: (T, S) = j - i, key minus query position; w: broadcastable. Returns values in [0, 1].
-    Exactly 0 in the future (d > 0) and at distance w and beyond; for w = inf, 1 in all the past.
+    Exactly 0 in the future (d > 0) and at distance w or more. If w = inf, it is 1 wherever d <= 0.
     """
     inside = (-w < d) & (d <= 0)
     return torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
 
 
 def no_autocast(f):
-    """f without autocast, which would round its products to 16 bits."""
+    """f with autocast turned off, because it would round the products to 16 bits."""
     @wraps(f)
     def outside(q, *inputs, **options):
         if not torch.is_autocast_enabled(q.device.type):
@@ -156,10 +156,10 @@ def relevance(q, k, w, r, i0=0):
 
 @no_autocast
 def screen(q, k, v, w, r, i0=0):
-    """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j. The definition, T x S in memory.
+    """Eq. (12), screening: h_i = sum_j alpha_d_ij v_j. The definition: T x S memory.
 
-    q, k, w, r, i0: as in `relevance`; v: (B, H, S, V), unit vectors. Returns (B, H, T, V) in v's
-    dtype; computes in float32, or float64 if q is.
+    q, k, w, r, i0: as in `relevance`; v: (B, H, S, V), unit vectors. Computes in float32, or in
+    float64 if q is float64, and returns (B, H, T, V) in v's dtype.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     alpha_d = relevance(q.to(dtype), k.to(dtype), w.to(dtype), r.to(dtype), i0)
@@ -167,7 +167,7 @@ def screen(q, k, v, w, r, i0=0):
 
 
 def stays_in_window(screen):
-    """Whether a form of `screen` says of itself that it reads no key at distance w or beyond."""
+    """Whether a form of `screen` is marked as reading no key at distance w or beyond."""
     return getattr(screen, "stays_in_window", False)
 
 
@@ -186,11 +186,11 @@ def tanh_norm(x, eps=1e-6):
 # ------------------------------------------------------------------------------- the model
 
 def product(axes, x, W, dtype=None):
-    """torch.einsum(axes, x, W), multiplied in `dtype` (None: as it is), returned in x's dtype."""
+    """torch.einsum(axes, x, W), computed in `dtype` if it is given, and returned in x's dtype."""
     if dtype is not None:
         return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
     y = torch.einsum(axes, x, W)
-    return y if y.dtype == x.dtype else y.to(x.dtype)          # an autocast multiplies in 16 bits
+    return y if y.dtype == x.dtype else y.to(x.dtype)          # autocast multiplies in 16 bits
 
 
 class GatedScreeningTiles(nn.Module):
@@ -199,8 +199,8 @@ class GatedScreeningTiles(nn.Module):
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
     `screening`. If its `screening` ignores the `screen` it is given, there are no relevance maps.
-    s_w, s_r and s_O are (N_H,); a variant whose tiles share a number stores N_H copies.
-    dtype: of the matrix products; None: the parameters' own.
+    s_w, s_r and s_O are (N_H,); a variant whose tiles share one value stores N_H copies of it.
+    dtype: the dtype of the matrix products; None means that of the parameters.
     """
 
     def __init__(self, config, dtype=None):
@@ -209,9 +209,9 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Matrices are normal; the factor is the deviation.
+        """The paper's table of initial values. Matrices are normal; the factor is their std.
 
-        Windows w begin between 2 and w_th + 1, equally spaced in log(w - 1); r begins at 1/2.
+        Windows w start between 2 and w_th + 1, evenly spaced in log(w - 1), and r starts at 1/2.
         """
         c = self.config
         H, E, K, V = c.N_H, c.d_E, c.d_K, c.d_V
@@ -247,13 +247,13 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        start: the position of x's first token; first: that of the oldest key kept.
+        start: the position of x's first token; first: that of the oldest key in the cache.
         """
         w, r = self.reach(), self.acceptance()
         start = cache.end if cache else 0
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
-        # q and k share their positions: one call rotates both.
+        # q and k have the same positions, so one call encodes both.
         q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
@@ -278,9 +278,9 @@ class GatedScreeningTiles(nn.Module):
 
 
 class KeyCache:
-    """The keys and values of one layer that a later query may see: encoded, oldest first.
+    """The keys and values of a layer that later queries may still see, encoded, oldest first.
 
-    Gradients flow through it. For truncated backpropagation detach its k and v between two calls.
+    Gradients flow through it. For truncated backpropagation, detach its k and v between calls.
     """
 
     def __init__(self):
@@ -288,9 +288,9 @@ class KeyCache:
         self.first = self.end = 0                      # positions: the oldest key, the next token
 
     def append(self, k, v, w):
-        """Add (B, H, T, K) keys, (B, H, T, V) values. Returns all kept, and `first`."""
-        # n: how many keys there are. Room for 1,023 more tokens saves copies. With gradients there
-        # is no room: backward may need the tensors of earlier calls, so each call makes new ones.
+        """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept, and `first`."""
+        # n: how many keys there are. Spare room for 1,023 more saves copies. With gradients there
+        # is none, as backward may need the tensors of earlier calls, so each call makes new ones.
         T, n = k.shape[2], self.end - self.first
         room = 0 if torch.is_grad_enabled() else 1023
         if self.k is None:
@@ -308,30 +308,30 @@ class KeyCache:
 
 
 def checked(tokens):
-    """tokens, if they are (B, T) and there are some."""
+    """The tokens themselves, after checking that they are (B, T) and not empty."""
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
     return tokens
 
 
 class LanguageModel(nn.Module):
-    """Tokens (B, T) -> logits (B, T, N), with layers of any kind. The baselines share it.
+    """Tokens (B, T) -> logits (B, T, N), with any kind of layer. The baselines use it, too.
 
-    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. A layer, called as
-    layer(x, screen, cache), does three things. It projects x to queries, keys and values. It gives
-    keys and values to the cache, with the distance from which on no later query sees them. It mixes
-    the values of the keys that it gets back, in its own way or by `screen`.
+    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. A layer is called as
+    layer(x, screen, cache). It projects x to queries, keys and values, and adds the keys and values
+    to the cache, which it tells at which distance later queries stop seeing them. It then mixes the
+    values of all keys that the cache returns, in its own way or with `screen`.
     """
 
     @staticmethod
     def screen(q, k, v, w, r, i0=0):
-        """The function `screen` as it stands now. Assign another one in its place."""
+        """This file's current `screen`. To replace it, assign another function to model.screen."""
         return screen(q, k, v, w, r, i0)
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
 
-        All tokens go through a layer together: for long texts see `pieces`.
+        All tokens go through a layer at once; for long texts, see `pieces`.
         """
         x = self.embed(checked(tokens))
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
@@ -349,15 +349,15 @@ class LanguageModel(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 are ignored. More than 2^25 logits are computed in chunks, and again in
-        backward; torch.func cannot differentiate that.
+        Targets of -100 are ignored. If there are more than 2^25 logits, they are computed in chunks
+        and recomputed in backward, which torch.func cannot differentiate.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction is {reduction!r}; expected 'mean' or 'none'")
         if targets.shape != tokens.shape:
             raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
                              f"{tuple(tokens.shape)}")
-        # A chunk is a power of two of tokens. `checkpoint` keeps none of their logits for backward.
+        # The size of a chunk is a power of two. `checkpoint` keeps none of its logits for backward.
         x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
         most = max(2**25 // self.config.vocab_size, 1)
         chunk = 2 ** int(math.log2(most))
@@ -382,7 +382,7 @@ class LanguageModel(nn.Module):
         This saves memory. A piece has at most 2^12 tokens and, unless the screen stays in its
         windows, at most 2^26 query-key pairs over all tiles.
         """
-        pairs = tokens.numel() * self.config.N_H       # with one query a sequence
+        pairs = tokens.numel() * self.config.N_H       # for one query per sequence
         most = 2**12 if stays_in_window(self.screen) else 2**26 // pairs
         return tokens.split(min(2**12, max(most, 1)), 1)
 
@@ -390,7 +390,7 @@ class LanguageModel(nn.Module):
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
         """Yield the next n tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
 
-        Greedy at temperature 0, else drawn from softmax(logits / temperature) over top_k tokens.
+        Greedy at temperature 0, otherwise drawn from softmax(logits / temperature) over the top_k.
         """
         if not (temperature == 0 or temperature >= 1e-4):
             raise ValueError(f"temperature is {temperature}; expected 0, or at least 1e-4")
@@ -398,14 +398,14 @@ class LanguageModel(nn.Module):
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         caches, head = self.new_caches(), self.head()
         for _ in range(n):
-            # The prompt goes through in pieces, then one token a step: the caches have the rest.
+            # The prompt goes through in pieces, then one token per step: caches hold the rest.
             for piece in self.pieces(checked(tokens)):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
             if not z.isfinite().all():
                 raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
             if top_k is not None:
-                k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the last that stays
+                k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the smallest kept
                 z = z.masked_fill(z < k_th, -torch.inf)
             if temperature == 0:
                 tokens = z.argmax(-1, keepdim=True)
@@ -423,9 +423,9 @@ class LanguageModel(nn.Module):
     def relevance_maps(self, tokens):
         """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
 
-        Found by passing the identity matrix as values: one for each call of a screen.
+        They are found by passing the identity matrix as values, one map for each call of `screen`.
         """
-        # A faster screen has the definition's maps. Any other function has its own.
+        # The maps of a faster `screen` are the definition's. Any other function gives its own.
         maps, definition = [], screen if stays_in_window(self.screen) else self.screen
 
         def record(q, k, v, w, r, i0=0):
@@ -449,8 +449,8 @@ class LanguageModel(nn.Module):
 class Multiscreen(LanguageModel):
     """The language model of the paper: tokens (B, T) -> logits (B, T, N).
 
-    tiles: the class of a layer. dtype: of the matrix products (torch.bfloat16, say); None: the
-    parameters' own.
+    tiles: the class of a layer. dtype: the dtype of the matrix products, such as torch.bfloat16;
+    None means that of the parameters.
     """
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
@@ -474,6 +474,6 @@ class Multiscreen(LanguageModel):
         return self.s_F.exp() * unit(self.W_E)
 
     def logits(self, x, head=None):
-        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if known."""
+        """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if at hand."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)

@@ -3,18 +3,19 @@
 `screen` is the twin of `multiscreen.screen`. Read that first; here is what differs.
 
 1. No softmax machinery. In attention a weight depends on every key of its row, so FlashAttention
-   carries a running maximum and a running sum, and saves both for backward. A relevance depends on
-   one query and one key. A program takes a block of queries, visits the blocks of keys in their
-   windows in any order, and adds up alpha_d v. Backward computes alpha_d again from q and k.
+   carries a running maximum and a running sum, and saves their log-sum-exp for backward. A
+   relevance depends on just one query and one key. So a program takes a block of queries, visits
+   the blocks of keys in their windows in any order, and adds up alpha_d v. Backward recomputes
+   alpha_d from q and k.
 
 2. No cosine per pair. Softmask is a squared cosine, so alpha_d is a square:
 
        alpha_d = y^2,   y = z c,   z = max(1 - (1 - s) / r, 0),   c = cos(theta d),
        theta = pi / (2 w),   d = i - j
 
-   and cos(theta (i - j)) = cos(theta i) cos(theta j) + sin(theta i) sin(theta j): two multiply-adds
-   per pair. i and j are counted from a block's first key: then cos(theta j) and sin(theta j) are
-   the same for all blocks. An infinite window is theta = 0, not a special case.
+   and cos(theta (i - j)) = cos(theta i) cos(theta j) + sin(theta i) sin(theta j), two multiply-adds
+   per pair. i and j are counted from the block's first key, so cos(theta j) and sin(theta j) are
+   the same for all blocks. An infinite window is no special case: theta is 0.
 
 3. Gradients. Let dh = dL/dh. For each pair
 
@@ -22,30 +23,30 @@
        dq_i = sum_j dz k_j / r      dk_j = sum_i dz q_i / r      dv_j = sum_i y^2 dh_i
        dr   = sum dz (1 - z) / r    dw   = (theta / w) sum dy z d sin(theta d)
 
-   One kernel makes dq, dw and dr for a block of queries, the other dk and dv for a block of keys.
-   w also turns q and k (MiPE, Eq. 7): PyTorch's autograd makes that part of dL/dw from dq and dk.
+   One kernel computes dq, dw and dr for a block of queries, the other dk and dv for a block of
+   keys. w also sets MiPE's angles (Eqs. 6, 7); autograd computes that part of dL/dw from dq and dk.
 
-4. Precision. With float32 values all products are float32, each made of three tf32 products. With
-   16-bit values q and k still need more digits: an error in s is amplified 2/r times in alpha_d,
-   and r may be 1e-3. So float32 q and k are split into parts:
+4. Precision. With float32 values, all products are float32, each made of three tf32 products.
+   With 16-bit values, q and k still need more digits: an error in s is 2/r times as large in
+   alpha_d, and r may be as small as 1e-3. So float32 q and k are split into parts:
 
        float16, 22 bits:   q = q0 + q1         s = q0 k0 + (q0 k1 + q1 k0)
        bfloat16, 24 bits:  q = q0 + q1 + q2    s = q0 k0 + (q0 k1 + q1 k0)
                                                          + (q0 k2 + q1 k1 + q2 k0)
 
-   Forward takes parts of float16: unit vectors fit its range. Backward takes parts of v's dtype,
-   as dz needs the range of bfloat16.
+   The forward pass splits into float16 parts, because unit vectors fit its range. The backward pass
+   splits into parts of v's dtype, because dz needs the range of bfloat16.
 
    MiPE's part of dL/dw is a small difference of large sums. They cancel if both backward kernels
-   use the same dz: both round it to the same 16 bits, and multiply it by all parts of q and k. They
-   add s and c up in different orders, so in one of some ten thousand pairs the two dz differ by one
-   rounding. With the products of an Ampere dL/ds_w was off by up to 1e-2 (w = 3, T = 2,048).
+   use the same dz, so both round it to the same 16 bits, and multiply it by all parts of q and k.
+   They add up s and c in different orders, so in about one pair in ten thousand their dz differ by
+   one rounding. With an Ampere GPU's products, dL/ds_w was off by up to 1e-2 (w = 3, T = 2,048).
 
-5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them: two runs
-   give the same bits. Loop bounds are computed on the GPU from w; the widest tiles start first.
+5. No atomics. dw and dr leave the kernel as one number per query, and PyTorch adds them up, so
+   two runs give the same bits. The GPU computes loop bounds from w; the widest tiles start first.
 
-6. Decoding. For up to 16 queries, programs divide the keys among them, and PyTorch adds their sums.
-   The cache is neither copied nor split: q and k stay float32.
+6. Decoding. With up to 16 queries, several programs share a tile's keys, and PyTorch adds up
+   their sums. The cache is neither copied nor split into parts: q and k stay float32.
 
 Names
 B, H, T, S           as in multiscreen.py; D_K and D_V are K and V there
@@ -57,7 +58,7 @@ ORDER                the tiles, the widest window first
 k_b, k_h, k_t        strides of K: from one sequence to the next, from tile to tile, key to key
 
 In memory the parts of q and k are (B, H, T, part, D_K); h, dh and dv are (B, T, H, D_V), as the
-projections write and read them. v, and k in one part, may have any strides.
+projections write and read them. v may have any strides, and so may k if it is in one part.
 """
 import os
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ try:
     import triton.language as tl
     from triton.language.extra.cuda import libdevice
 
-    # One compiled kernel for all sizes: Triton would compile others for 1 and for multiples of 16.
+    # One compiled kernel for all sizes: by itself Triton specializes on 1 and on multiples of 16.
     jit = triton.jit(do_not_specialize=["i0", "B", "H", "T", "S"])
 except ImportError:
     # On macOS and Windows the file can still be imported; `available` says why it cannot run.
@@ -111,7 +112,7 @@ def unsupported_sizes(d_K, d_V):
 
 @jit
 def _dot(a, b, acc):
-    """acc + a b. Products of float32 are three of tf32."""
+    """acc + a b. A float32 product is made of three tf32 products."""
     # The interpreter stores bfloat16 as 16-bit integers, and would multiply those.
     if INTERPRET:
         return acc + tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -166,7 +167,7 @@ def _store(X, x, first, end, stride, N: tl.constexpr, D: tl.constexpr):
 
 @jit
 def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS: tl.constexpr):
-    """Write N rows of X as PARTS parts, each the rounding of what the earlier parts leave."""
+    """Write N rows of X as PARTS parts, each of which rounds what the earlier parts leave."""
     n_blocks = tl.cdiv(T, N)
     matrix = tl.program_id(0).to(tl.int64) // n_blocks                            # b H + tile
     t0 = tl.program_id(0) % n_blocks * N
@@ -182,11 +183,11 @@ def _split(X, OUT, x_b, x_h, x_t, H, T, D: tl.constexpr, N: tl.constexpr, PARTS:
 
 @jit
 def _cos_sin(x, w, REDUCE: tl.constexpr):
-    """cos and sin of theta x, for whole numbers x. theta is a quarter of a turn over w.
+    """cos and sin of theta x, for whole numbers x. theta is a quarter turn divided by w.
 
     REDUCE: remove whole turns first. If the window is smaller than a block there may be many.
     """
-    rate = 0.25 / w                                    # turns, for x = 1
+    rate = 0.25 / w                                    # turns per unit of x
     if REDUCE:
         # The rate is split: coarse has 8 bits, so x * coarse is exact, and what is left is small.
         coarse = rate.to(tl.bfloat16).to(tl.float32)
@@ -212,8 +213,8 @@ def _trim_root(held, visited, r_inv):
     BEGIN: tl.constexpr = -1.0 if held[0].dtype == tl.float32 else 0.0
     s_plus_begin = tl.full([held[0].shape[0], visited[0].shape[0]], BEGIN, tl.float32)
 
-    # The products (m, n) of parts, the smallest first. Of three parts these are (0, 2), (1, 1),
-    # (2, 0), then (0, 1), (1, 0), then (0, 0).
+    # Add up the products (m, n) of parts, the smallest first. With three parts these are (0, 2),
+    # (1, 1), (2, 0), then (0, 1), (1, 0), then (0, 0).
     for m_plus_n in tl.static_range(len(held) - 1, -1, -1):
         for m in tl.static_range(m_plus_n + 1):
             s_plus_begin = _dot(held[m], tl.trans(visited[m_plus_n - m]), s_plus_begin)
@@ -248,7 +249,7 @@ def _softmask_root(x, cos_n, sin_n, w, low, high, EDGE: tl.constexpr):
 @jit
 def _this_program(ORDER, W, R, n_blocks, B):
     """The block, tile and sequence b of this program, and the tile's w, 1/r and reach."""
-    # The program's number runs over sequences fastest, then blocks, then tiles, the widest first.
+    # Program numbers run through the sequences fastest, then blocks, then tiles, the widest first.
     pid = tl.program_id(0)
     tile = tl.load(ORDER + pid // (B * n_blocks)).to(tl.int64)
     b = (pid % B).to(tl.int64)
@@ -258,7 +259,7 @@ def _this_program(ORDER, W, R, n_blocks, B):
     w = tl.load(W + tile).to(tl.float32)
     reach = tl.minimum(tl.ceil(w), 1073741824.0).to(tl.int32) - 1
 
-    # 1/r is rounded up, by a factor 1 + 2^-23: then z is exactly 0 at the threshold, s - 1 = -r.
+    # 1/r is rounded up by a factor 1 + 2^-23, so z is exactly 0 at the threshold, s - 1 = -r.
     r = tl.load(R + tile).to(tl.float32)
     r_inv = tl.div_rn(1.0, r)
     r_inv = tl.where(r_inv * r - 1 < 0, r_inv * 1.00000012, r_inv)
@@ -312,15 +313,15 @@ def _forward(Q, K, V, W, R, ORDER, OUT, k_b, k_h, k_t, v_b, v_h, v_t, i0, B, H, 
     block, tile, b, w, r_inv, reach = _this_program(ORDER, W, R, n_blocks, B)
     t0 = (n_blocks - 1 - block) * BI
 
-    # Decoding divides the keys among programs: this one has share program_id(1), its index in OUT's
-    # first axis. It counts from the first key of its share: K, V, i0 and S move there. Otherwise
-    # there is one share, and `before` is 0.
+    # In decoding, the keys are divided among programs. This one has share number program_id(1),
+    # which is also its index in OUT's first axis. It counts from the first key of its share, so K,
+    # V, i0 and S are shifted. Otherwise there is only one share, and `before` is 0.
     keys_each = tl.cdiv(S, tl.num_programs(1) * BJ) * BJ
     before = tl.program_id(1) * keys_each
     i0 -= before
     S = tl.minimum(S - before, keys_each)
 
-    # From the tensors to this sequence and tile, and to the share.
+    # Move the pointers to this sequence and tile, and to the share.
     Q += (b * H + tile) * T * PARTS * D_K
     K += b * k_b + tile * k_h + before.to(tl.int64) * k_t
     V += b * v_b + tile * v_h + before.to(tl.int64) * v_t
@@ -377,7 +378,7 @@ def _backward_dq(Q, K, V, W, R, ORDER, DH, DQ, DW, DR, k_b, k_h, k_t, v_b, v_h, 
             v = _load(V, j0, S, v_t, BJ, D_V, EDGE)
             z = _trim_root(q, k, r_inv)
             c, d_sin = _softmask_root(i - j0, cos_n, sin_n, w, 0, reach, EDGE)
-            # The 2 in dy = 2 y (dh . v) waits until all sums are done.
+            # The factor 2 of dy = 2 y (dh . v) is applied after all sums are done.
             half_dy = _dot(dh, tl.trans(v), tl.zeros([BI, BJ], tl.float32)) * (z * c)
             half_dz = half_dy * c
             dw += tl.sum(half_dy * z * d_sin, 1)
@@ -425,7 +426,7 @@ def _backward_dkv(Q, K, V, W, R, ORDER, DH, DK, DV, k_b, k_h, k_t, v_b, v_h, v_t
             z = _trim_root(k, q, r_inv)
             c, _ = _softmask_root(j - (i0 + t0), cos_n, sin_n, w, -reach, 0, EDGE)
             y = z * c
-            # In this order: the other one spills in float32.
+            # dv first: in the other order the kernel spills registers in float32.
             dv = _dot(_cast(y * y, v.dtype), dh, dv)
             half_dy = _dot(v, tl.trans(dh), tl.zeros([BJ, BI], tl.float32)) * y
             for part in tl.static_range(PARTS):
@@ -441,9 +442,9 @@ KERNELS = {"forward": _forward, "decode": _forward, "dq": _backward_dq, "dkv": _
 KEYS_PER_PROGRAM = 1024                                # of "decode"
 
 # (BI, BJ, warps, stages) for compute capability 8, 9, and from 10 on, by kernel and by whether the
-# values are float32. The rows of a product (queries; keys in dkv) are at least 16 x warps, or warps
-# do the same work twice. With 4 warps and 64 rows a chip of 10.0 multiplies in its tensor memory:
-# one program takes all of it, and spills. Chosen by lab/benchmarks/kernel_compile.py.
+# values are float32. A product has at least 16 x warps rows (queries; keys in dkv), or several
+# warps would do the same work. With 4 warps and 64 rows a 10.0 GPU multiplies in its tensor memory,
+# which one program uses up, and spills. Chosen with lab/benchmarks/kernel_compile.py.
 BLOCK_SIZES = {
     ("forward", False): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 2, 2)),
     ("forward", True): ((32, 32, 2, 1), (64, 32, 4, 1), (32, 32, 2, 1)),
@@ -459,8 +460,8 @@ BLOCK_SIZES = {
 def block_sizes(kernel, float32, d_K, d_V, capability):
     """(BI, BJ, warps, stages). float32: whether the values are.
 
-    Keys and values of more dimensions than the paper's take small blocks: correct, but not tuned,
-    and some spill.
+    Keys and values with more dimensions than the paper's get small blocks: these are correct, but
+    not tuned, and some of them spill.
     """
     if d_K > 16 or d_V > 64:
         return 16, 16, 1, 1
@@ -501,7 +502,7 @@ def split_into_parts(x, dtype, parts):
 def kernel_inputs(kernel, q, k, v, w, r, order):
     """Q, K, V, W, R and ORDER, the first arguments of every kernel.
 
-    Kernels take k and v at any strides, q as one block.
+    The kernels take k and v with any strides, but q must be contiguous.
     """
     qk_dtype = q.dtype if q.dtype == k.dtype else torch.float32
     dtype, parts = choose_parts(kernel, qk_dtype, v.dtype)
@@ -511,9 +512,9 @@ def kernel_inputs(kernel, q, k, v, w, r, order):
 
 
 def launch(kernel, inputs, *others, i0, shares=1):
-    """Run one program for each block, and share of the keys, of each tile of each sequence.
+    """Run a program for each sequence, tile, block and share of the keys.
 
-    inputs: of `kernel_inputs`; others: the tensors that the kernel takes after ORDER.
+    inputs: from `kernel_inputs`; others: the tensors that the kernel takes after ORDER.
     """
     q, k, v = inputs[:3]
     B, H, T, parts, D_K = q.shape
@@ -522,7 +523,7 @@ def launch(kernel, inputs, *others, i0, shares=1):
     capability = torch.cuda.get_device_capability(v.device) if v.is_cuda else (9, 0)
     BI, BJ, warps, stages = block_sizes(kernel, v.dtype == torch.float32, D_K, D_V, capability)
     n_blocks = triton.cdiv(S, BJ) if kernel == "dkv" else triton.cdiv(T, BI)
-    if programs := B * H * n_blocks:                   # none, if a tensor is empty
+    if programs := B * H * n_blocks:                   # 0 if a tensor is empty
         with torch.cuda.device_of(v):
             KERNELS[kernel][programs, shares](
                 *inputs, *others, *k.stride()[:3], *v.stride()[:3], i0, B, H, T, S,
@@ -546,7 +547,7 @@ def _screen(q: Tensor, k: Tensor, v: Tensor, w: Tensor, r: Tensor, order: Tensor
 
 @_screen.register_fake
 def _empty_h(q, k, v, w, r, order, i0):
-    """For torch.compile: an empty tensor in the layout of `_screen`'s."""
+    """For torch.compile: an empty tensor with the layout of `_screen`'s result."""
     B, H, T, _ = q.shape
     return v.new_empty(B, T, H, v.shape[3]).transpose(1, 2)
 
@@ -587,7 +588,7 @@ def _refuse_second_derivatives(ctx, *gradients):
 
 
 def refuse_forward_mode(*tensors):
-    """PyTorch would silently drop their tangents: the derivative would be 0."""
+    """Refuse tangents, which PyTorch would silently drop, so that the derivative would be 0."""
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("screening_triton.screen is differentiable once, in reverse "
                                   "mode: for forward mode use multiscreen.screen")

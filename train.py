@@ -8,15 +8,15 @@
 Ctrl-C saves a checkpoint; add --resume to continue. With --resume, a run is started, continued or
 reported as finished. Without it, a folder that already holds a run is refused.
 
-The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, a linear
-warm-up to a constant learning rate of 2^-4; documents joined by end-of-text, cut into contiguous
-sequences, drawn at random without replacement. The default sizes suit a laptop.
+The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, and a linear
+warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
+sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
-A printed line: step, loss (nats per token), learning rate, gradient norm before clipping, the
-smallest, median and largest window, milliseconds per step, tokens per second, time left.
+A printed line has the step, loss (nats per token), learning rate, gradient norm before clipping,
+smallest, median and largest window, milliseconds per step, tokens per second, and time left.
 
-The run's folder, OUT, contains ckpt.pt, all that is needed to resume; log.tsv, a row for each line
-of numbers; source/, the code that ran; and what support/folder.py lists beside its rules.
+The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.tsv, with a row for
+each line of numbers; source/, the code that ran; and more, listed in support/folder.py.
 """
 import math
 import time
@@ -37,19 +37,19 @@ __all__ = ["load_checkpoint", "main", "train"]         # for your own code
 
 
 def train(out, args, ckpt=None, init=None):
-    """A run: `begin` makes or loads all that it needs, then the loop.
+    """Train a run: `begin` makes or loads all that it needs, then comes the loop.
 
-    ckpt: what OUT/ckpt.pt holds, if that run goes on; init: what --init names, for a new run. They
-    are dicts or None; `main`, at the end of this file, reads them.
+    ckpt: the contents of OUT/ckpt.pt if that run continues; init: those of --init's checkpoint for
+    a new run. Both are dicts or None; `main`, at the end of this file, reads them.
     """
     model, optimizer, tokenizer, data, val_data, state = begin(out, args, ckpt, init)
 
-    # Steps done, and sequences drawn from the data; `state` has those of the last save.
+    # Steps done, and sequences drawn from the data; `state` has the last saved ones.
     step, drawn = state["step"], state["drawn"]
     sequences_per_step = args.batch_tokens // args.seq_len
     began, first = time.perf_counter(), step
     last = stopping = False
-    with dist.stop_requests() as signals:              # those of Ctrl-C, SIGTERM, SIGHUP
+    with dist.stop_requests() as signals:              # Ctrl-C, SIGTERM, SIGHUP
         while not last and not stopping:
             start = time.perf_counter()
             lr = set_rate(optimizer, args, step)
@@ -75,7 +75,7 @@ def train(out, args, ckpt=None, init=None):
             if last or stopping or step % args.save_every == 0:
                 state |= {"step": step, "drawn": drawn}
                 save(out, args, state, model, optimizer, data)
-    if not last:                                       # `cli` prints this line, no traceback
+    if not last:                                       # `cli` prints it without a traceback
         raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
                                 f"to the command{', without --force,' * args.force} to go on")
     if dist.world() == 1:
@@ -90,8 +90,8 @@ def begin(out, args, ckpt, init):
 
     state: the run's checkpoint as a dict, to which `save` adds weights, moments, random state.
     """
-    # The model is built before a large corpus is read: if it cannot be, you hear so at once. A size
-    # that no flag sets, None, is the model's own.
+    # Build the model before reading a large corpus: if it cannot be built, you learn so at once. A
+    # size that no flag sets is None here and takes the model's default.
     tokenizer = get_tokenizer(args.tokenizer)
     device = cli.get_device(args.device)
     dtype = cli.products_dtype(device, args.dtype)
@@ -103,7 +103,7 @@ def begin(out, args, ckpt, init):
     print(f"{' '.join(args.data)}: {data} of {args.seq_len} tokens; {args.steps} steps of "
           f"{args.batch_tokens:,} tokens")
 
-    # Where the run stands; its weights: new, of --init, or its own. `pop` frees what is copied.
+    # Where the run stands, and its weights: new, --init's, or its own. `pop` frees the copied ones.
     state = folder.get_state(args, model, data, ckpt, init)
     if ckpt:
         load_weights(model, ckpt.pop("weights"), out / "ckpt.pt")
@@ -126,7 +126,7 @@ def begin(out, args, ckpt, init):
     # The rest of a checkpoint.
     if ckpt:
         load_moments(model, optimizer, ckpt.pop("optimizer"), out / "ckpt.pt")
-        if ckpt["args"]["data"] == args.data:          # other data begin at their beginning
+        if ckpt["args"]["data"] == args.data:          # other data start from the top
             data.state = ckpt["data_state"]
         torch.set_rng_state(ckpt["random_state"])      # if your layers draw random numbers
     if dist.rank() == 0:
@@ -141,7 +141,7 @@ def begin(out, args, ckpt, init):
 # ---------------------------------------------------------------------------------- in the loop
 
 def set_rate(optimizer, args, step):
-    """Set the learning rate of step 0, 1, ..: a linear warm-up, then constant. Returns it."""
+    """Set the learning rate of step 0, 1, ..: linear warm-up, then constant. Returns the rate."""
     lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -149,9 +149,9 @@ def set_rate(optimizer, args, step):
 
 
 def train_step(model, data, args, drawn):
-    """Forward and backward passes of a step: (loss, gradient norm before clipping).
+    """Run a step's passes forward and backward. Returns (loss, gradient norm before clipping).
 
-    drawn: how many sequences all processes have drawn before.
+    drawn: how many sequences all processes together have drawn before this step.
     """
     sequences_per_pass = args.batch_size * dist.world()
     n_passes = args.batch_tokens // (sequences_per_pass * args.seq_len)
@@ -186,11 +186,11 @@ def require_finite(out, state, step, **values):
 
 @torch.no_grad()
 def evaluate(model, data, val_data, args, tokenizer):
-    """A row of the log, in eval mode: nats per token, bits per byte, the share of alive pairs.
+    """Evaluate in eval mode. Returns a row of the log: nats per token, bits per byte, alive pairs.
 
-    Losses over up to 256 sequences, spread evenly over the validation data; alive pairs among the
-    first 512 tokens of one. A task adds columns of its own, over 64 documents. Several processes
-    compute the same.
+    The losses are over up to 256 sequences, spread evenly over the validation data, and the share
+    of alive pairs is over the first 512 tokens of one. A task adds columns of its own, over 64
+    documents. If there are several processes, each of them computes all of this.
     """
     model.eval()
     device = model.W_E.device
@@ -200,7 +200,7 @@ def evaluate(model, data, val_data, args, tokenizer):
         nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
         targets = x[:, 1:].flatten().tolist()
         n_tokens += len(targets)
-        if tokenizer.eot_token is not None:            # else numbers, which stand for no bytes
+        if tokenizer.eot_token is not None:            # numbers stand for no bytes
             text = [t for t in targets if t != tokenizer.eot_token]
             n_bytes += len(tokenizer.decode_bytes(text))
     row = {"val_loss": nats / n_tokens}
@@ -211,20 +211,20 @@ def evaluate(model, data, val_data, args, tokenizer):
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
     row |= alive_pairs(model, tokens)
 
-    # The task's state, such as how much help it still gives, is that of the training data.
+    # Called on the training data, whose state says how much help the task still gives.
     row |= data.extra_columns(model, batches(val_data, 64, args.batch_size))
     model.train()
     return row
 
 
 def log(out, args, state, step, row, left=""):
-    """Print a line, and add a row to the log: of a step, or of an evaluation.
+    """Print a line and append a row to the log, for a step or for an evaluation.
 
-    row: numbers by column; left: the time.
+    row: {column: number}; left: the time that is left, as text.
     """
     at = f"{step:>6}/{args.steps:<6}"
     if "loss" in row:
-        found = " " * 23                               # three columns, for a model without windows
+        found = " " * 23                               # blanks, if the model has no windows
         if "w_min" in row:
             found = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
         print(f"{at} {row['loss']:8.4f} {row['lr']:8.2g} {row['grad_norm']:8.4f} {found} "
@@ -246,7 +246,7 @@ def log(out, args, state, step, row, left=""):
 
 
 def save(out, args, state, model, optimizer, data):
-    """Write the checkpoint: what state holds, weights, moments, and where data and chance are."""
+    """Write the checkpoint: `state`, weights, moments, the place in the data, the random state."""
     weights, moments = dist.get_states(model, optimizer)
     state |= {"data_state": data.state, "learned": data.learned,
               "random_state": torch.get_rng_state()}
@@ -255,12 +255,12 @@ def save(out, args, state, model, optimizer, data):
             torch.save(state | {"weights": weights, "optimizer": moments}, file)
     # All wait until process 0 has written: if another one ended first, torchrun would end it.
     dist.wait()
-    end = ", the end: it has learned the task" if data.learned else ""
+    end = ", the last step: the model has learned the task" if data.learned else ""
     print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
 
 
 def sample(model, val_data, tokenizer):
-    """The first 32 tokens of the validation data, and how the model goes on, as text."""
+    """The first 32 tokens of the validation data and the model's continuation of them, as text."""
     device = model.W_E.device
     prompt = torch.from_numpy(val_data[0][:32])[None].to(device)
     generator = torch.Generator(device).manual_seed(0)
@@ -270,33 +270,33 @@ def sample(model, val_data, tokenizer):
 
 # ---------------------------------------------------------------------------------------- flags
 
-# The flags for the sizes of Config, and their names there.
+# The flags that set the sizes of Config, and the names of its fields.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
          "w_th": "w_th"}
 
 
 def get_parser():
-    # p.flag: of its default's type, and at least 1 or `least`. -h shows the default, or `shown`.
+    # p.flag: a flag of its default's type, at least 1 or `least`. -h shows its default, or `shown`.
     p = cli.Parser(__doc__)
-    p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT; an "
-           "unknown name lists all; a class of yours is a VARIANT, FILE.CLASS")
+    p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT, "
+           "which may be a class of yours, FILE.CLASS; an unknown name lists all names")
     p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
     p.flag("--layers", None, "number of layers", type=int, shown="the model's own")
     p.flag("--tiles", None, "tiles in a layer", type=int, shown="psi")
     p.flag("--d-E", None, "width of the model", type=int, shown="psi^2")
     p.flag("--d-K", None, "dimensions of a query and a key", type=int, shown="16")
     p.flag("--d-V", None, "dimensions of a value", type=int, shown="64")
-    p.flag("--w-th", 256.0, "initial windows are 2 to w_th + 1 tokens; MiPE acts below w_th")
+    p.flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
     p.flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin token "
            "files (paper: SlimPajama)", nargs="+", type=str, shown="stdlib")
-    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2); for .bin token files of your own "
-           "vocabulary, its size, such as 65: samples are then printed as numbers")
-    p.flag("--digits", 6, "digits of a number, for --data abcdigits (paper: 6, in evaluation only)")
+    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2); for .bin token files with a "
+           "vocabulary of your own, its size, such as 65: samples are then printed as numbers")
+    p.flag("--digits", 6, "digits per number, for --data abcdigits (paper: 6, in evaluation only)")
     p.flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
-    p.flag("--batch-size", 8, "sequences in a forward pass of one process")
-    p.flag("--batch-tokens", None, "tokens in a step, over all passes and processes (paper: 2^22)",
+    p.flag("--batch-size", 8, "sequences per forward pass, in each process")
+    p.flag("--batch-tokens", None, "tokens per step, over all passes and processes (paper: 2^22)",
            type=int, shown="those of one pass")
-    p.flag("--steps", 620, "optimizer steps; a limit, for abcdigits and passkey (paper: 2^16)")
+    p.flag("--steps", 620, "optimizer steps; abcdigits and passkey may end earlier (paper: 2^16)")
     p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
            least=0)
     p.flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
@@ -308,15 +308,15 @@ def get_parser():
     p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
     p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
            "(paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
-    p.flag("--kernel", "auto", "what screens: definition (multiscreen.screen), windowed, triton "
+    p.flag("--kernel", "auto", "how to screen: definition (multiscreen.screen), windowed, triton "
            "(the fused kernel), or auto: the fastest that runs here and agrees with the definition",
            choices=["auto", "definition", "windowed", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction,
                    help="torch.compile the model, and record a CUDA graph on a GPU; on a CPU it "
-                   "needs a C++ compiler [on a CUDA GPU with Triton]")
+                   "needs a C++ compiler [yes, on a CUDA GPU with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
-                   help="recompute a layer's activations in backward: less memory, more time")
-    p.flag("--shard", 1, "processes of torchrun that share one copy of weights, gradients, moments")
+                   help="recompute each layer's activations in backward: saves memory, costs time")
+    p.flag("--shard", 1, "torchrun processes that share a copy of the weights, gradients, moments")
     p.flag("--log-every", 10, "steps between printed lines")
     p.flag("--eval-every", 250, "steps between evaluations")
     p.flag("--save-every", None, "steps between checkpoints", type=int, shown="--eval-every")
@@ -332,12 +332,12 @@ def get_parser():
 
 
 def get_args(given, ckpt=None, init=None):
-    """All flags of a run, from those that were given and those that a checkpoint keeps.
+    """All flags of a run, from those on the command line and those that a checkpoint keeps.
 
-    ckpt: of the run that goes on; init: that of --init. Raises UsageError for impossible flags.
+    ckpt: that of a continued run; init: that of --init. Raises UsageError for impossible flags.
     """
     # Later ones win: defaults, the paper's recipe for the model, a checkpoint's, the command's. The
-    # recipe depends on the model's name, so that one comes first.
+    # recipe depends on the model, so the model's name is found first.
     defaults = vars(get_parser().parse_args([]))
     kept = folder.kept_flags(("model", *SIZES, "tokenizer"), given, ckpt, init)
     model = (defaults | kept | given)["model"]

@@ -1,29 +1,30 @@
-"""How far back does a model find what it has read? Copying of a random string, by distance.
+"""How far back can a model find what it has read? It copies a random string, by distance.
 
-The paper asks models of text for a number in the context ("Retrieval Ability"). A model too small
-to understand that question can still answer this one: 32 random letters and digits, then other
-text, then the first four of the characters again. Does it know how they go on? The answer is the
-negative log-likelihood of the other 28, in nats per token; guessing costs log 62 = 4.13 nats.
-Beside it stands what another random string costs there, one that the model has not read.
+The paper asks models of text for a number in the context (section "Retrieval Ability"). A model too
+small to understand that question can still do this: it reads 32 random letters and digits, then
+other text, then the first four of the characters again. Does it know how they go on? The measure is
+the negative log-likelihood of the other 28, in nats per token; guessing costs log 62 = 4.13 nats.
+For comparison, the table also has what another random string costs there, one that the model has
+not read.
 
     python -m lab.copying --ckpt out/ckpt.pt --swe
 
-The text between the two is that of the standard library's files that train.py holds out, or of
+The text in between is that of the standard library's files which train.py holds out, or that of
 --data. The distance is counted in tokens, from the end of the string to where it begins again. Each
-string has text of its own, and is a row of copying.tsv beside the checkpoint: nats at all
-distances, first of the string itself, then of the other one. Existing rows are reused; interrupted
-work resumes.
+string has text of its own and a row of copying.tsv, beside the checkpoint: the nats at all
+distances, first of the string itself, then of the other one. If you rerun the command, it measures
+only what is missing.
 
     python -m lab.copying out/copying.tsv out-t/copying.tsv --out out/figure.png
 
-prints and draws such tables. Of the factors of --rope-scale the best one at each distance counts.
-Where a table has several steps of one run, as checkpoints that were kept give them, the figure
-shows when copying begins.
+prints and draws such tables. If there are several factors of --rope-scale, the best one at each
+distance counts. If a table has several steps of one run, from checkpoints that were kept, the
+figure shows when copying begins.
 
     python -m lab.copying --ckpt out/ckpt.pt --digits 2
 
-asks for the numbers of ABCDigits instead, where exact match says 0 %: in how many prompts is the
-right number likelier than every other number of the prompt, and by how much?
+asks for the numbers of ABCDigits instead. Where exact match says 0 %, this still tells in how many
+prompts the right number is likelier than every other number of the prompt, and by how much.
 
 The paper has no such experiment: it asks for the number directly, as abcdigits.py does.
 """
@@ -325,10 +326,10 @@ def draw_by_step(plt, curves, path):
 def main():
     p = Parser(__doc__)
     add_tables(p, "*")
-    p.add_argument("--data", nargs="+", help="UTF-8 files or folders with the text between [the "
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders with the text in between [the "
                    "standard library's held-out files]")
     p.add_argument("--distances", type=int, nargs="+", default=[2**n for n in range(7, 16)],
-                   help="in tokens [128 256 512 .. 32768]")
+                   help="distances to measure, in tokens [128 256 512 .. 32768]")
     p.flag("--strings", 8, "how many strings, each with text of its own")
     add_settings(p)
     p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", type=int,

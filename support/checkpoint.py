@@ -1,4 +1,4 @@
-"""Checkpoints of train.py: build a model by name, read it back, load weights and moments."""
+"""Checkpoints of train.py: read one, build its model, and load its weights and moments."""
 import hashlib
 import sys
 import warnings
@@ -29,8 +29,8 @@ def require_windows(model, path, name):
 def read_checkpoint(path):
     """The dict that train.py wrote. Nothing in it is executed.
 
-    The file's checksums are compared first, by process 0 alone. Then it is mapped into memory:
-    weights and moments that nobody uses take none.
+    The file's checksums are verified first, by process 0 alone. Then it is mapped into memory, so
+    weights and moments that nobody uses take up none.
     """
     if not Path(path).exists():
         folder = Path(path).parent
@@ -42,13 +42,13 @@ def read_checkpoint(path):
     if Path(path).is_dir():
         raise UsageError(f"{path} is a folder: name the checkpoint in it, as {path}/ckpt.pt")
     try:
-        # Every file in a zip has a checksum, and torch ignores them: flipped bits would load.
+        # Every file in a zip has a checksum, but torch ignores it, so flipped bits would be loaded.
         if rank() == 0 and (bad := zipfile.ZipFile(path).testzip()):
             raise zipfile.BadZipFile(bad)
         with warnings.catch_warnings(action="ignore"):
             ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
         missing = KEYS - ckpt.keys()
-    except Exception as e:                             # there are many words for a damaged file
+    except Exception as e:                             # a damaged file has many kinds of errors
         if isinstance(e, OSError) or is_out_of_memory(e):
             raise
         raise UsageError(f"{path} is damaged, or not a checkpoint of train.py") from None
@@ -62,20 +62,20 @@ def load_weights(model, weights, path):
     try:
         model.load_state_dict(weights)
     except RuntimeError:
-        raise UsageError(f"{path}: its weights do not fit the model as built now") from None
+        raise UsageError(f"{path}: its weights do not fit the model that is built now") from None
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
     """(model, tokenizer, dict) from a checkpoint of train.py; the model is in eval mode.
 
-    dtype: for matrix products. The screen is chosen anew, unless trained with --kernel definition.
+    dtype: for matrix products. The screen is chosen anew unless the run had --kernel definition.
     Raises UsageError if the file is missing, truncated or something else.
     """
     ckpt = read_checkpoint(path)
     model = build_model(ckpt["model"], ckpt["config"], dtype)
     load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
-    # The models of this repository have answers that a test checks.
+    # No warning for this repository's own models, whose answers a test checks.
     bundled = Path(path).resolve().parent == ROOT / "models"
     if not bundled and (changed := other_code(model, ckpt)):
         print(f"{path} was trained with another {changed}", file=sys.stderr)
@@ -88,7 +88,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 def other_code(model, ckpt):
-    """The files of a model that have changed since a checkpoint was trained, in words, or ""."""
+    """The files of a model that have changed since its training, as a phrase; "" if none have."""
     now = files_of(modules_of(model.modules()))
     before = {path: text for path, text in ckpt["source"].items() if path in now}
     return " and ".join(edited_files(before, {path: now[path] for path in before}))
@@ -106,7 +106,7 @@ def load_moments(model, optimizer, moments, path):
 
 
 def weights_hash(ckpt):
-    """Twelve digits that change with the weights."""
+    """A hash of the weights: twelve hexadecimal digits."""
     found = hashlib.sha256()
     for name, W in sorted(ckpt["weights"].items()):
         found.update(name.encode())

@@ -1,4 +1,4 @@
-"""What makes a model fast here: above all the fastest screen that agrees with the definition."""
+"""Make a model fast, above all by the fastest `screen` that agrees with the definition."""
 import math
 import os
 import sys
@@ -17,24 +17,24 @@ from support.cli import UsageError, error_line
 from support.models import has_windows
 from support.windowed import screen_windowed
 
-# What is compared, as a model calls `screen`: (queries, keys, windows, acceptance widths).
+# What is compared: calls of `screen` like a model's, (queries, keys, windows, acceptance widths).
 NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4950.0, 5100.0, 7000.0, math.inf)
 WIDE = (1.0, 0.1, 0.5, 0.03, 0.2)
 CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE),
          (1, 2017, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,))]
-# Of the largest value: of pieces in float64, of the kernel in float32, with values of 16 bits.
+# Errors allowed over the largest value: pieces in float64, the kernel in float32, 16-bit values.
 LIMIT_64, LIMIT, LIMIT_16 = 1e-7, 5e-4, 1e-1
 
 
 class Choice(NamedTuple):
-    """What a model screens with."""
+    """The function that a model screens with, and why."""
     screen: Callable
     line: str                                          # why, in one line
     expected: bool                                     # whether it is as fast as it can be here
 
 
 def make_fast(model, args):
-    """Choose what screens, recompute or compile, and leave each process its part, all in place.
+    """Choose the screen, set up recomputing or compiling, and shard the model, all in place.
 
     args: train.py's flags. Prints what was chosen.
     """
@@ -44,13 +44,13 @@ def make_fast(model, args):
         print(choice.line)
         require_memory(model, args.batch_size, args.seq_len, args.recompute)
     if sees_later_tokens(model, args.seq_len):
-        print("warning: what the model says of a token depends on later ones, which it is asked to "
-              "predict, so its losses will be too low: has an edit lost a mask?", flush=True)
+        print("warning: the model's output at a token depends on later tokens, which it has to "
+              "predict, so its losses will be too low: has an edit dropped a mask?", flush=True)
     if args.recompute:
         dist.recompute(model)
     device, sizes = model.W_E.device, (args.batch_size, args.seq_len)
     if args.compile or args.compile is None and device.type == "cuda" and has_triton():
-        from support import compiled  # here, like the kernel: it takes a second
+        from support import compiled  # here, because it takes a second
 
         # A model that recomputes, or that waits for other processes, is not recorded.
         alone = dist.world() == 1 and not args.recompute
@@ -60,7 +60,7 @@ def make_fast(model, args):
 
 @torch.enable_grad()
 def get_screen(model, kernel="auto"):
-    """The Choice of what a model screens with; the model stays as it is. kernel: as --kernel.
+    """Choose what a model screens with; returns a Choice. kernel: a value of --kernel.
 
     `auto` takes the first of the fused kernel (on a GPU) and `screen_windowed` that agrees with the
     definition in value and in every gradient, else the definition: multiscreen.screen as it stands
@@ -86,8 +86,8 @@ def get_screen(model, kernel="auto"):
             continue
         f, label, _ = screen_of(kind, model)
         if kernel == "auto" and kind == "windowed" and device.type != "cpu":
-            # On a GPU one call is faster: a third of the launches. For backward all layers keep up
-            # to eight numbers per pair B H T T, 4 GiB in all.
+            # On a GPU one call is faster: it has a third of the launches. For backward the layers
+            # keep up to eight numbers for each of B H T T pairs, which makes 4 GiB in all.
             f = partial(f, at_once=2**27 // model.config.N_L)
             f.stays_in_window = not own
             label = f"{name} up to B H T T = {f.keywords['at_once']:.1e}, then {label}"
@@ -107,10 +107,10 @@ def definition_of(model):
 
 
 def require_memory(model, batch, T, recompute=False):
-    """Raise UsageError if relevances, T x T, exceed the memory of a CPU's machine in training.
+    """Raise UsageError if training on a CPU needs more memory than there is for T x T relevances.
 
-    Only a definition holds them: for backward each layer, or one with `recompute`, keeps about
-    seven tensors of their size. Four are counted, for an edited one may keep fewer.
+    Only a definition holds them. For backward each layer, or with `recompute` one layer at a time,
+    keeps about seven tensors of that size; four are counted, as an edited one may keep fewer.
     """
     definition, name = definition_of(model)
     if model.screen is not definition or model.W_E.device.type != "cpu" or sys.platform == "win32":
@@ -125,9 +125,9 @@ def require_memory(model, batch, T, recompute=False):
 
 @torch.no_grad()
 def asks_for_screen(model):
-    """Whether each layer calls the screen that it is given once, as relevance maps need.
+    """Whether each layer calls its `screen` argument exactly once, as relevance maps require.
 
-    Raises UsageError for windows or acceptance widths that are not a number for each tile.
+    Raises UsageError unless windows and acceptance widths have one number per tile.
     """
     calls, H = [], model.config.N_H
 
@@ -135,7 +135,7 @@ def asks_for_screen(model):
         for name, x in {"windows w": w, "acceptance widths r": r}.items():
             if x.shape != (H,):
                 raise UsageError(f"a layer's {name} have shape {tuple(x.shape)}; expected ({H},), "
-                                 "a number for each tile: repeat what tiles share")
+                                 "one number per tile: repeat a value that tiles share")
         calls.append(q)
         return torch.zeros_like(v)
 
@@ -147,11 +147,11 @@ def asks_for_screen(model):
 
 @torch.no_grad()
 def sees_later_tokens(model, T):
-    """Whether the second half of T tokens, or 128, changes the hidden states of the first half."""
+    """Whether the second half of min(T, 128) tokens changes the hidden states of the first half."""
     device, vocab_size, half = model.W_E.device, model.config.vocab_size, min(T, 128) // 2
     tokens = torch.arange(16 * half, device=device).view(8, 2 * half) % vocab_size
     others = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % vocab_size], 1)
-    # In copies, and twice: a layer may keep some of what it sees, or draw random numbers.
+    # On copies, and the first twice: a layer may keep state between calls or draw random numbers.
     with torch.random.fork_rng([]):
         x, again, y = (deepcopy(model).eval().hidden(some)[:, :half]
                        for some in (tokens, tokens, others))
@@ -180,8 +180,8 @@ def screen_of(kind, model):
 def objection(kind, model):
     """Why the function of that kind must not screen here, or None.
 
-    The definition is computed in float64. Pieces of it are, too: they equal it then, whatever an
-    edit makes of rounding.
+    The definition is computed in float64, and so are pieces of it, which then equal it however an
+    edit affects rounding.
     """
     (definition, name), (f, label, why) = definition_of(model), screen_of(kind, model)
     if why:
@@ -221,9 +221,9 @@ def objection(kind, model):
 def revealing_inputs(T, S, windows, widths, config, device):
     """q, k, v, w, r in float64 and i0, as a model calls `screen`, chosen so that mistakes show.
 
-    Queries and keys lie near one direction of their tile (others are nearly all rejected), and some
-    pairs have s = 1 or s = -1. A multiple of N_H tiles, at least 4. float32 holds all of them as
-    they are, and bfloat16 v: where few keys are seen, a gradient is all rounding of v.
+    In each tile, queries and keys lie near one direction (else nearly all pairs are rejected), and
+    some pairs have s = 1 or s = -1. There are a multiple of N_H tiles, at least 4. float32 holds
+    all numbers exactly, and bfloat16 those of v, or gradients of few keys would be just rounding.
     """
     H = config.N_H * -(-4 // config.N_H)
     g = torch.Generator().manual_seed(0)
@@ -239,7 +239,7 @@ def revealing_inputs(T, S, windows, widths, config, device):
 
 
 def with_gradients(screen, inputs, dtype=torch.float64, dtype_v=None):
-    """h and the gradients of q, k, v, w, r, in float64. inputs: of `revealing_inputs`.
+    """h and the gradients of q, k, v, w, r, in float64. inputs: from `revealing_inputs`.
 
     `screen` takes v in dtype_v, if that is given, and all others in dtype.
     """
@@ -252,7 +252,7 @@ def with_gradients(screen, inputs, dtype=torch.float64, dtype_v=None):
 
 
 def difference(found, exact):
-    """The largest error over the largest value: of a tile's own for h, dq, dk and dv."""
+    """The largest error relative to the largest value: for h, dq, dk and dv that of each tile."""
     worst = 0.0
     for a, b in zip(found, exact):
         axes = (0, 2, 3) if b.ndim == 4 else 0

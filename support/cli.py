@@ -1,4 +1,4 @@
-"""Shared by every script: flags, one-line errors, exit codes, devices, words, whole files."""
+"""What all scripts share: flags, one-line errors, exit codes, devices, text, and safe writes."""
 import argparse
 import ctypes
 import os
@@ -32,15 +32,15 @@ class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
 
     def __init__(self, description):
-        # As one types it: Python before 3.14 calls `python -m course.playground` __main__.py. In
-        # pdb, and in a notebook's second %run, __main__ has no spec.
+        # The command as you type it: Python before 3.14 shows `python -m course.playground` as
+        # __main__.py. In pdb, and in a notebook's second %run, __main__ has no spec.
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
         super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def flag(self, name, default, text, type=None, least=1, shown=None, **options):
-        """Add a flag of the default's type. least: of a number; shown: the default in words."""
+        """Add a flag of the default's type. least: for numbers; shown: the default, in words."""
         kind = type or default.__class__
         self.add_argument(name, default=default, help=f"{text} [{shown or default}]",
                           type=partial(number, kind, least) if kind in (int, float) else kind,
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind, least, text):
-    """The int or float of a flag's text, at least so much."""
+    """Parse a flag's text as an int or float that is `least` or more."""
     try:
         value = kind(text)
     except ValueError:
@@ -71,7 +71,7 @@ def number(kind, least, text):
 def cli(main):
     """Run `main()`. An error the user can fix prints one line and exits with 1, Ctrl-C with 130."""
     sys.stdout = sys.stdout or open(os.devnull, "w")   # a closed one is None
-    if hasattr(sys.stdout, "reconfigure"):             # a notebook's has no such thing
+    if hasattr(sys.stdout, "reconfigure"):             # but not in a notebook
         sys.stdout.reconfigure(errors="replace")
     try:
         main()
@@ -92,20 +92,20 @@ def cli(main):
         if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
             raise
         fail("another process has ended")
-    except KeyboardInterrupt as e:                     # train.py's has words of its own
+    except KeyboardInterrupt as e:                     # train.py's has its own message
         if not rank():
             print(*(e.args or ["stopped: rerun the command to go on"]), file=sys.stderr)
         sys.exit(130)
 
 
 def is_out_of_memory(e):
-    """Whether an error means out of memory. For a CPU's memory torch has only words."""
+    """Whether an error means out of memory. On a CPU only torch's message tells."""
     words = "not enough memory|can't allocate memory|size.* overflow"
     return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or bool(re.search(words, str(e)))
 
 
 def fail(message, code=1):
-    """Exit with one line on stderr. If all processes of torchrun fail, the first one says so."""
+    """Exit with one line on stderr. If all processes of torchrun fail, only number 0 prints it."""
     message = on_one_line(message)
     if rank():
         time.sleep(5)                                  # torchrun ends this process meanwhile
@@ -122,14 +122,14 @@ def rank():
 def get_device(name):
     """The torch.device of that name, after checking that it works. A GPU becomes the current one.
 
-    Each process of torchrun has a GPU of its own. Triton and FSDP2 run on the current one, wherever
-    the tensors are. On a CPU: keep_freed_memory.
+    Each process of torchrun has a GPU of its own. Triton and FSDP2 run on the current GPU, wherever
+    the tensors are. For a CPU this calls keep_freed_memory.
     """
     if name == "cuda" and dist.is_initialized():
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         x = torch.zeros(1, device=name)
-        (x if x.is_mps else x.double()).item()         # angles are float64, for mps on the CPU
+        (x if x.is_mps else x.double()).item()         # angles need float64; mps has none
         if x.is_cuda:
             torch.cuda.set_device(x.device)
         else:
@@ -160,12 +160,12 @@ def keep_freed_memory():
 
 
 def on_one_line(x):
-    """x as text without tabs and line ends, with ? for what is not UTF-8."""
+    """x as text on one line, without tabs, and with ? for whatever is not UTF-8."""
     return " ".join(str(x).encode(errors="replace").decode().split())
 
 
 def flag(name, *value):
-    """A flag as one types it."""
+    """A flag as you would type it."""
     return " ".join([f"--{name.replace('_', '-')}", *map(shown, value)])
 
 
@@ -175,8 +175,7 @@ def shown(value):
 
 
 def error_line(e):
-    """The kind of an exception and the first line of its message, or two if that ends with a colon.
-    """
+    """The type of an exception and the first line of its message; two, if that ends with ":"."""
     first, *rest = [line.strip() for line in str(e).splitlines() if line.strip()] or [""]
     if first.endswith(":") and rest:
         first += f" {rest[0]}"
@@ -184,7 +183,7 @@ def error_line(e):
 
 
 def printable(text):
-    """A text whose control characters, except line ends and tabs, are escaped: \\x07."""
+    """The text with its control characters escaped, as in \\x07, except newlines and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 

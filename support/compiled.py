@@ -1,7 +1,7 @@
-"""Compile a model in place: torch.compile fuses what layers, head and loss do to single elements.
+"""Compile a model in place: torch.compile fuses the elementwise work of layers, head and loss.
 
-On a GPU the passes of training of a small model are also recorded as a CUDA graph. No class, no
-other model and no setting of torch changes.
+On a GPU, the training pass of a small model is also recorded as a CUDA graph. No class, no other
+model and no setting of PyTorch is changed.
 """
 import gc
 import inspect
@@ -20,13 +20,13 @@ from support.cli import UsageError, error_line
 from support.models import count_parameters
 from support.windowed import screen_windowed
 
-# Inductor computes a value anew wherever it is used, as long as that takes at most 30 operations.
-# MiPE's and RoPE's angles take fewer: they would be computed, in float64, for every single number
-# that they turn. At 12 operations it computes each angle once, and keeps a table of cos and sin.
+# Inductor recomputes a value wherever it is used if that takes at most 30 operations. MiPE's and
+# RoPE's angles take fewer: they would be computed, in float64, for every number that they rotate.
+# With 12, each angle is computed once, and its cosine and sine are kept in a table.
 OPTIONS = {"realize_opcount_threshold": 12}
 
-# Parameters times tokens of a pass that takes a GPU some ten milliseconds: a larger one does not
-# wait for its launches, and a graph would only hold memory.
+# Parameters times tokens of a pass that takes a GPU about ten milliseconds. A larger pass does not
+# wait for kernel launches, so a graph would only take up memory.
 SMALL = 2**39
 
 
@@ -38,14 +38,14 @@ def try_to_compile(model, wanted, batch, T, record=False):
     """
     modules = [model, *model.layers]
     before = [vars(module).copy() for module in modules]
-    # On a CPU, constants for sizes make the graphs of Multiscreen 3 to 8 % slower than symbols do.
+    # On a CPU, constant sizes make Multiscreen's graphs 3 to 8 % slower than symbolic ones do.
     compile_model(model, dynamic=None if model.W_E.is_cuda else True)
     tokens = torch.zeros(batch, T + 1, dtype=torch.int64, device=model.W_E.device)
     try:
         model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
     except torch.OutOfMemoryError:
         raise
-    except Exception as e:                             # whatever it is, it is the compiler's
+    except Exception as e:                             # whatever it is, the compiler caused it
         if wanted:
             raise UsageError(f"--compile: torch.compile fails here ({error_line(e)})") from e
         for module, attributes in zip(modules, before):
@@ -62,18 +62,18 @@ def try_to_compile(model, wanted, batch, T, record=False):
 def compile_model(model, dynamic=None):
     """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
 
-    The first sizes are constants in a graph of their own, and all other sizes share one more; with
-    dynamic=False every size has its own, with dynamic=True no size is a constant, except 1. Passes
-    without gradients have their own graphs, too.
+    By default the first sizes become constants of a graph of their own, and all other sizes share
+    one more. With dynamic=False every size has its own graph; with dynamic=True no size is a
+    constant, except 1. Passes without gradients have their own graphs, too.
 
-    The embedding is left out: compiled, a lookup adds its gradient up with atomics, and two runs
-    differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph, and a layer
-    that --recompute asks to be one graph stays eager.
+    The embedding is left out, because a compiled lookup adds up its gradient with atomics, and two
+    runs would differ. So is `screen_windowed`, whose calls depend on w: it splits a layer's graph,
+    and with --recompute, which asks for one graph per layer, the layer stays eager.
     """
     # Before torch 2.12 all functions that share code also share one limit on recompiling.
     known = inspect.signature(torch.compile).parameters
     isolated = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
-    # PyTorch's limit counts for each layer: if no two are equal, each has graphs of its own.
+    # PyTorch's limit, for each layer: if no two layers are equal, each has graphs of its own.
     limit = len(model.layers) * torch._dynamo.config.recompile_limit
 
     @cache
@@ -111,10 +111,10 @@ def limited(compiled, limit):
 def try_to_record(model, batch, T):
     """Record a small model's pass, forward and backward, as a CUDA graph, in place. Returns a line.
 
-    A small model waits for the CPU to launch some 500 kernels one by one; a graph launches all of
-    them at once. It holds kernels only: Python code in a layer no longer runs. The first pass that
-    is played must give the numbers of the model, bit for bit. Every other pass is made as before:
-    without gradients, of another size, with another screen or other weights.
+    A small model waits for the CPU to launch some 500 kernels one by one; a graph launches them all
+    at once. It holds nothing but kernels, so Python code in a layer no longer runs. The first
+    replay must give the same numbers as the model, bit for bit. All other passes run as before:
+    those without gradients, of another size, or with another screen or other weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if count_parameters(model) * batch * T > SMALL:
@@ -129,7 +129,7 @@ def try_to_record(model, batch, T):
         return loss.detach(), torch.autograd.grad(loss, trained, allow_unused=True)
 
     try:
-        with warnings.catch_warnings(action="ignore"):   # about watching, and about the stream
+        with warnings.catch_warnings(action="ignore"):   # about syncs and streams
             # The first pass compiles, and the compiler itself may wait for the GPU. A weight
             # without a gradient, such as s_r where r is fixed, is left out from then on.
             _, gradients = one_pass(*inputs)
@@ -142,7 +142,7 @@ def try_to_record(model, batch, T):
             play = record(one_pass, inputs)
         played = Played.apply(play, *inputs, *trained)
         found = played.detach(), *torch.autograd.grad(played, trained)
-    except torch.AcceleratorError as e:                # while it was recorded
+    except torch.AcceleratorError as e:                # recording failed
         return (f"not recorded as a CUDA graph: {error_line(e)} (PyTorch may not recover from "
                 "that: if a later step fails, use --no-compile)")
     except Exception as e:
@@ -182,22 +182,22 @@ def require_no_wait():
 
 
 def random_states():
-    """Where the random numbers of the CPU stand."""
+    """The states of the random number generators on the CPU."""
     return random.getstate(), torch.get_rng_state().tolist()
 
 
 def record(one_pass, like):
     """Record a pass of inputs like these as a CUDA graph. Returns a function that plays it.
 
-    A graph reads its inputs, and writes its results, where it did so the first time.
+    A graph reads its inputs from, and writes its results to, the memory it was recorded with.
     """
     inputs = [torch.zeros_like(x) for x in like]
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     gc.collect()                       # a graph that is freed during a recording would break it
     stream.wait_stream(torch.cuda.current_stream())
-    # Also if recording fails, the stream is the one before.
+    # Even if recording fails, the former stream becomes the current one again.
     with torch.cuda.stream(stream):
-        one_pass(*inputs)              # what cuBLAS and Triton set up is set up before
+        one_pass(*inputs)              # so that cuBLAS and Triton are set up by now
         with torch.cuda.graph(graph, stream=stream):
             results = one_pass(*inputs)
 

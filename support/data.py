@@ -12,12 +12,12 @@ from support.cli import UsageError, at_most_3
 from support.tokens import encode_document, read_bin, require_text
 
 HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
-PIECE = 2**16                                          # bytes of a large file that are hashed
+PIECE = 2**16                                          # bytes of each piece of a large file to hash
 STREAMS = ("abcdigits", "passkey")                     # of support/tasks/: endless, without files
 
 
 def is_stream(names):
-    """Whether --data names a stream: beside other names it is a folder's."""
+    """Whether --data names a stream. Next to other names, the same word names a folder."""
     return len(names) == 1 and names[0] in STREAMS
 
 
@@ -33,10 +33,10 @@ def absolute(names):
 def files_of(names, out=None):
     """[(path, "train" or "val")] of the files that --data names, to be read or refused later.
 
-    stdlib names the files of Python's own standard library. What is named twice, or also by links,
-    is there once. Beside token files text is what they were made from, and left out. Held out are
-    the files that nanoGPT or llm.c would hold out, and those in a folder val below --data's, or in
-    --data's own. out: the folder of the run that asks, which is no data.
+    stdlib names the files of Python's own standard library. A file that is named twice, or also by
+    a link, is there once. If there are token files, text beside them is what they were made from,
+    and is left out. Held out are the files that nanoGPT or llm.c would hold out, and those in a
+    folder val, below a named folder or itself named. out: the folder of this run, which is no data.
     """
     if list(names) == ["stdlib"]:
         return [(path, "train") for path in standard_library()]
@@ -81,7 +81,7 @@ def is_run(folder):
 
 
 def is_table(path):
-    """Whether a file is a table of runs, or of what was measured of them."""
+    """Whether a file is a table of runs, or of measurements of them."""
     if path.suffix != ".tsv" or not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -111,8 +111,8 @@ def read_text(path):
 def fingerprint(files):
     """[path, size, short hash, use] of each pair (path, use).
 
-    A text is hashed whole. Token files and corpora may have many gigabytes: of those above 4 MiB
-    the hash is of 64 pieces, spread evenly from the beginning to the end.
+    A text is hashed as a whole. Token files and corpora may have many gigabytes, so of those above
+    4 MiB only 64 pieces are hashed, spread evenly from beginning to end.
     """
     found = []
     for path, use in files:
@@ -129,7 +129,7 @@ def fingerprint(files):
 
 
 def hash_of(fingerprints):
-    """Twelve digits that change with the files of a fingerprint, wherever they are; "" for none."""
+    """A hash of the files of a fingerprint, whatever folder they are in; "" if there are none."""
     found = repr([rest for path, *rest in fingerprints]).encode()
     return hashlib.sha256(found).hexdigest()[:12] if fingerprints else ""
 
@@ -191,18 +191,18 @@ class Sequences:
         return range(0, len(self), -(-len(self) // n))
 
     def draw(self, n, seed):
-        """The n-th sequence at random without replacement: a new order for each epoch.
+        """The n-th sequence in random order, without replacement, and a new order in each epoch.
 
-        Random access: a resumed run sees the same ones.
+        Any n can be drawn directly, so a resumed run sees the same sequences.
         """
         epoch, n = divmod(n, len(self))
         return self[permute(n, len(self), (seed, epoch))]
 
     def observe(self, loss, documents):
-        """Told of each step's loss."""
+        """Called with the loss of each step."""
 
     def extra_columns(self, model, batches):
-        """More columns of an evaluation. batches: of `batches`"""
+        """More columns of an evaluation. batches: from `batches`"""
         return {}
 
 
@@ -254,7 +254,7 @@ def read_files(args, tokenizer):
         try:
             if path.suffix != ".bin":
                 text = read_text(path)
-                # The standard library's empty files count, as in README's losses.
+                # The standard library's empty files are kept, as for README's losses.
                 if not text and args.data != ["stdlib"]:
                     raise UsageError(f"{path}: empty")
                 documents[path] = encode_document(text, tokenizer)
@@ -262,7 +262,7 @@ def read_files(args, tokenizer):
         except UsageError as e:
             if str(path) in args.data:
                 raise
-            skipped.append(f"{e}")                     # the error itself holds the bytes
+            skipped.append(f"{e}")                     # not e: it holds all the bytes
     if skipped:
         print(f"skipped {at_most_3(skipped)}")
     return files, documents
@@ -271,8 +271,8 @@ def read_files(args, tokenizer):
 def hold_out(files, documents):
     """(paths to train on, paths held out, how they were chosen, in words).
 
-    If no name says what to hold out, it is every twentieth of 20 or more texts, or (no paths) the
-    last twentieth of all text and of each token file, at least one sequence.
+    If no name says what to hold out, it is every twentieth of 20 or more texts, or else (with no
+    paths) the last twentieth of all text and of each token file, and at least one sequence.
     """
     train, val = ([path for path, use in files if use == wanted] for wanted in ("train", "val"))
     if val:

@@ -52,8 +52,8 @@ def wait():
 def stop_requests():
     """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
 
-    A second one ends the process at once, except under torchrun, which repeats each itself.
-    Afterwards the old handlers are restored. Only the main thread may have handlers.
+    A second one ends the process at once, except under torchrun, which repeats signals itself.
+    Afterwards the old handlers are restored. Only the main thread can set handlers.
     """
     stop, handlers = [], {}
 
@@ -75,7 +75,7 @@ def stop_requests():
 
 
 def distribute(model, shard, device):
-    """Leave each process its part of the model, in place. Raises UsageError for unequal groups.
+    """Shard the model over the processes, in place. Raises UsageError for unequal groups.
 
     All processes must hold the same model beforehand.
     """
@@ -96,7 +96,7 @@ def distribute(model, shard, device):
 
 
 def draw(data, first, args, device):
-    """This process's share of a batch of sequences, those of all processes from `first` on."""
+    """This process's sequences, of those that all processes draw from number `first` on."""
     mine = range(first + rank() * args.batch_size, first + (rank() + 1) * args.batch_size)
     x = torch.from_numpy(np.stack([data.draw(n, args.seed) for n in mine]))
     # From pinned memory a GPU copies while it computes.
@@ -144,7 +144,7 @@ def get_states(model, optimizer):
 
 
 def set_moments(model, optimizer, moments):
-    """Give an optimizer the moments that get_states returned. Rates and decays stay its own."""
+    """Give an optimizer the moments that get_states returned. It keeps its own rates and decays."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     if not moments.get("state"):

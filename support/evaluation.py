@@ -1,4 +1,4 @@
-"""A trained model to measure: loaded for it, stretched to longer texts, known by its hashes."""
+"""Load a trained model to measure it, stretch it to longer texts, and identify it by hashes."""
 import hashlib
 import re
 from pathlib import Path
@@ -101,16 +101,16 @@ def stretch(model, cell, T_train):
 
 
 def model_hash(ckpt, *modules):
-    """What a measurement is tied to: a hash of a checkpoint's weights, and one of code.
+    """What a measurement is tied to: a hash of a checkpoint's weights, and one of the code.
 
-    The code is that of its model, and that of the modules, by their names, that measure.
+    The code is that of the model and that of `modules`, the names of the modules that measure it.
     """
     code = equations(ckpt["model"]) + hash_of_texts(map(text_of, modules))
     return f"{weights_hash(ckpt)}-{hashlib.sha256(code.encode()).hexdigest()[:12]}"
 
 
 def equations(name):
-    """Twelve digits that change with the code of the model of that name; see `code_hash`."""
+    """A hash of the code of the model of that name; see `code_hash`."""
     with torch.random.fork_rng(devices=[]):
         model = build_model(name, {"N_L": 4, "N_H": 4, "d_E": 64, "vocab_size": 7})
     return code_hash(model)

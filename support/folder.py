@@ -1,12 +1,12 @@
 """A run's folder: whether a run may begin or go on there, and what it holds.
 
-One rule. A folder without a run gets one. A folder with a run is refused, unless --resume goes on
-with the run or --force overwrites it. Nothing is compared in order to decide: what differs is told,
-and noted.
+There is one rule. A folder without a run gets one. A folder with a run is refused, unless --resume
+continues the run or --force overwrites it. Nothing is compared to decide this; differences are only
+printed and noted.
 
     ckpt.pt       all that is needed to go on, even alone in another folder
     log.tsv       a row for each line of numbers
-    flags.txt     what the run is; a folder with this file is known as a run's
+    flags.txt     the run's flags and hashes; a folder with this file counts as a run's
     source/       the code that ran
     note.txt      what each --resume changed: flags, data, lines of code
     diverged.txt  why the run diverged
@@ -28,7 +28,7 @@ from support.data import hash_of, is_run
 from support.models import count_parameters
 from support.source import code_hash, differences, edited_files, files_of, source_of
 
-# Of the log. The last two are a task's.
+# The columns of the log. Only tasks have the last two.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
 # Flags that do not say what is trained, and those that only say how far and how often.
@@ -38,9 +38,9 @@ LENGTH = ("steps", "log_every", "eval_every", "save_every")
 
 @contextmanager
 def locked(name):
-    """`with locked(name) as out`: the folder, made if it is missing, in which no other run trains.
+    """`with locked(name) as out`: make the folder if it is missing, and keep other runs out of it.
 
-    If the command is refused before its run begins, nothing of it stays.
+    A command that is refused before its run begins leaves nothing behind.
     """
     out = own_folder(name)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
@@ -65,10 +65,10 @@ def locked(name):
 
 
 def run_in(out, given):
-    """The checkpoint of the run in a folder, to go on with; None if a new run begins.
+    """The checkpoint of the run in a folder, if it continues; None if a new run begins.
 
-    given: the flags of the command. A run that was killed before its first checkpoint begins anew.
-    One that diverged is a result, which has exit code 3. Raises UsageError for what is refused.
+    given: the flags of the command. A run that was killed before its first checkpoint begins again.
+    One that diverged is a result: it is refused with exit code 3. Raises UsageError to refuse.
     """
     resume, force, init = (given.get(name) for name in ("resume", "force", "init"))
     for name in ("log.tsv", "flags.txt", "source"):
@@ -84,7 +84,7 @@ def run_in(out, given):
     if not (out / "ckpt.pt").exists():
         return None
 
-    # A checkpoint alone is a run, too; a file of this name may also be another program's.
+    # A folder with nothing but a checkpoint is a run, too, unless another program wrote the file.
     ckpt = read_checkpoint(out / "ckpt.pt")
     if not resume and not force:
         raise UsageError(f"{out} holds a run: --resume continues it, --force overwrites it, "
@@ -93,9 +93,9 @@ def run_in(out, given):
 
 
 def kept_flags(fixed, given, ckpt, init):
-    """The flags that need not be given again: all of a run that goes on, `fixed` ones of --init.
+    """The flags you need not give again: all those of a continued run, or the `fixed` of --init.
 
-    Raises UsageError for a given one that would change one of `fixed`.
+    Raises UsageError if a flag that you do give would change a `fixed` one.
     """
     known = (ckpt or init or {"args": {}})["args"]
     for name in fixed:
@@ -106,7 +106,7 @@ def kept_flags(fixed, given, ckpt, init):
 
 
 def is_finished(out, args, ckpt):
-    """Whether the run that goes on has nothing left to do; then a line says so."""
+    """Whether the continued run has nothing left to do; if so, prints a line."""
     if not ckpt or not ckpt["learned"] and ckpt["step"] < args.steps:
         return False
     tell_changes(ckpt, ckpt | {"args": vars(args), "source": files_of(ckpt["source"])})
@@ -116,9 +116,9 @@ def is_finished(out, args, ckpt):
 
 
 def get_state(args, model, data, ckpt, init):
-    """What the checkpoints of a run hold, but for what train.py's `save` adds.
+    """What the checkpoints of a run hold, except for what train.py's `save` adds.
 
-    ckpt: of the run that goes on; init: whose weights a new one begins with. Either may be None.
+    ckpt: of a continued run; init: the one whose weights a new run starts from; None for neither.
     """
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": data.files, "equations": code_hash(model),
@@ -136,15 +136,15 @@ def get_state(args, model, data, ckpt, init):
 def tell_changes(old, new):
     """Print how a resumed run differs from its checkpoint: flags, data, lines of code.
 
-    Returns what was printed, for the note, and a list of one line, for tables and figures, with the
-    names of files only; nothing if only how far and how often has changed.
+    Returns what was printed, for the note, and a list of one line for tables and figures, which
+    names files without their lines. Both are empty if only the flags in LENGTH have changed.
     """
     flags = {name: f"{flag(name, old['args'].get(name))} | {shown(x)}"
              for name, x in new["args"].items()
              if name not in FREE and old["args"].get(name) != x}
     before, now = hash_of(old["files"]), hash_of(new["files"])
     if before == now != "" and new["files"] is not old["files"]:
-        flags.pop("data", None)                        # it was read: the same texts, moved
+        flags.pop("data", None)                        # the same files, moved
     files = edited_files(old["source"], new["source"])
     others = ["other data"] * (before != now)
     if not files and new["equations"] != old["equations"]:
@@ -160,7 +160,7 @@ def tell_changes(old, new):
 
 
 def write(out, state):
-    """Write all but the checkpoint. A new run deletes what an old one has left."""
+    """Write all files but the checkpoint. A new run deletes what an old one left behind."""
     about = {name: x for name, x in state["args"].items() if name not in FREE}
     about |= {"corpus": hash_of(state["files"])}
     about |= {name: state[name] for name in ("equations", "parameters", "init_weights")}

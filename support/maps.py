@@ -15,7 +15,7 @@ def inside(T, w):
 def count_alive(alpha_d, w):
     """(alive, inside) of each tile: pairs that get a weight, pairs inside its window.
 
-    alpha_d: (B, H, T, T), relevance maps of a layer; w: (H,) tokens. Two tensors (H,)
+    alpha_d: (B, H, T, T), relevance maps of a layer; w: (H,) tokens. Returns two tensors (H,).
     """
     pairs = inside(alpha_d.shape[-1], w)
     alive = ((alpha_d != 0) & pairs).sum((0, 2, 3))

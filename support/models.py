@@ -16,7 +16,7 @@ from support.cli import UsageError, error_line
 
 
 def build_model(name, config, dtype=None):
-    """The model of that name, freshly initialised. config: a dict of its sizes; None is a default.
+    """The model of that name, freshly initialised. config: its sizes; None means the default.
 
     Raises UsageError for an unknown name or an impossible size.
     """
@@ -53,7 +53,7 @@ def class_of(word, room, base):
     """
     file, _, name = word.rpartition(".")
     there = vars(module_of(file)) if file else variants(room)
-    # By its name, for a notebook may have reloaded the file of `base`.
+    # Compare names, because a notebook may have reloaded the file of `base`.
     known = [key for key, x in there.items()
              if base.__name__ in [c.__name__ for c in getattr(x, "__mro__", ())]]
     if name not in known:
@@ -90,7 +90,7 @@ def recipe(name):
 
 
 def count_parameters(model):
-    """The number of a model's parameters, the embedding W_E with them."""
+    """The number of a model's parameters, including the embedding W_E."""
     return sum(p.numel() for p in model.parameters())
 
 

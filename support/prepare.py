@@ -3,15 +3,17 @@
     python -m support.prepare --out tokens/ DATA
     python train.py --data tokens/ --tokenizer gpt2
 
-DATA are files or folders of one kind: .jsonl (also .gz, .zst) or .parquet with one document per
-row, .txt with one per file. Or name a data set on the Hugging Face hub: it is streamed, not stored.
+DATA names files or folders, all of one kind: .jsonl (also .gz, .zst) or .parquet with one document
+per row, or .txt with one per file. It can also be the name of a data set on the Hugging Face hub,
+which is streamed, not stored.
 
     python -m support.prepare --out slimpajama/ cerebras/SlimPajama-627B
     python -m support.prepare --out pg19/ --books 131072 raw-pg19/
 
-Documents stay in order, an end-of-text after each. 10^8 tokens fill a shard in llm.c's format,
-data_train_000000.bin, .. Documents whose hash is divisible by 1000 are held out: they go to
-data_val_000000.bin beside it. Rerun the command to continue after the last shard.
+Documents keep their order, with an end-of-text after each. Shards of 10^8 tokens, in llm.c's
+format, are called data_train_000000.bin and so on. Documents whose hash is divisible by 1000 are
+held out: they go to data_val_000000.bin beside it. Rerun the command to continue after the last
+shard.
 """
 import hashlib
 import json
@@ -84,7 +86,7 @@ def write_bin(path, tokens, vocab_size=0):
 
 
 def write_books(args, first, documents):
-    """Write each document of more than --books tokens to a file with its number in the corpus."""
+    """Write each document of more than --books tokens to a file named by its number."""
     for number, (content, tokens) in enumerate(documents, first):
         if len(tokens) - 1 > args.books:
             path = args.out / f"book_{number:06}.txt"
@@ -138,10 +140,10 @@ def main(argv=None):
     p.add_argument("data", nargs="+", metavar="DATA", help="files, folders, or a name on the hub")
     p.add_argument("--out", type=own_folder, required=True,
                    help="folder to write to: new, or one to continue")
-    p.flag("--tokenizer", "gpt2", "gpt2, bytes")
-    p.flag("--field", "text", "field or column of the text")
-    p.flag("--subset", None, "of a data set on the hub", type=str, shown="its default")
-    p.flag("--split", "train", "of a data set on the hub")
+    p.flag("--tokenizer", "gpt2", "gpt2 or bytes")
+    p.flag("--field", "text", "field or column that has the text")
+    p.flag("--subset", None, "subset of a data set on the hub", type=str, shown="its default")
+    p.flag("--split", "train", "split of a data set on the hub")
     p.flag("--shard-tokens", 10**8, "tokens in a shard, below 2^30", shown="10^8")
     p.flag("--held-out", 1000, "hold out one document in N; 0: none", least=0)
     p.flag("--books", None, "write texts of more than N tokens, one per file", type=int,

@@ -1,9 +1,9 @@
-"""What ran: the files that a run keeps, their hash for tables, and how two such sets differ.
+"""The code of a run: the files that a run keeps, their hash for tables, and how two sets differ.
 
-The unit is the file. A model is known by a hash of the files of its classes and of what these
-import of yours. A run keeps these, train.py, those of its data, and what they import of yours.
-Libraries, and how a model runs rather than what it computes, are no part of it; comments and
-docstrings are no edit.
+The unit is the file. A model is identified by a hash of the files with its classes and of whatever
+these import from your own files. A run keeps these, train.py, the files of its data, and whatever
+they import from your own. Libraries are left out, and so is the code that decides how a model runs
+rather than what it computes. A change in comments and docstrings is not an edit.
 """
 import ast
 import difflib
@@ -18,7 +18,7 @@ import multiscreen
 
 ROOT = Path(multiscreen.__file__).parent
 OURS = {"abcdigits", "lab", "multiscreen", "train"}
-PLUMBING = {"screening_triton", "support"}             # kept only where the data's class is there
+PLUMBING = {"screening_triton", "support"}             # kept only if the data's class is in it
 texts = {}                                             # {module: (its spec, its text)}
 
 
@@ -46,14 +46,14 @@ def text_of(module):
     return text
 
 
-# What has been imported is read now: a later edit is not of this run.
+# Read what has been imported now: a later edit does not belong to this run.
 for module in ("train", *sys.modules):
     if module.partition(".")[0] in OURS | PLUMBING:
         text_of(module)
 
 
 def files_of(modules):
-    """{path: text} of modules, and of what they import of yours at any depth; texts of `text_of`.
+    """{path: text} of modules and of all code of yours that they import, as `text_of` returns it.
 
     modules: their names, or the paths under which a run has kept them.
     """
@@ -89,23 +89,23 @@ def modules_of(objects):
 
 
 def source_of(model, data):
-    """{path: text} of what a run is made of."""
+    """{path: text} of the code that makes up a run."""
     return files_of({"train", "support.tokens", *modules_of([*model.modules(), data])})
 
 
 # ------------------------------------------------------------------------ what a model is known by
 
 def code_hash(model):
-    """Twelve digits that change with the files of a model.
+    """A hash of the files of a model: twelve hexadecimal digits.
 
-    If they are not known, as of a class in no file, nothing else has the same. A line says so.
+    If the files are not known, as for a class in no file, the hash is unique, and a line says so.
     """
     modules = modules_of(model.modules())
     unknown = [f"{name} has no file" for name in modules if text_of(name) is None]
-    # A notebook or a script may have put a function in the place of one of a file's, or a class's.
+    # A notebook or a script may have replaced a function of a file, or a method of a class.
     loaded = [sys.modules[name] for name in modules - {"__main__"} if name in sys.modules]
     classes = [x for module in loaded for x in vars(module).values() if isinstance(x, type)]
-    unknown += [f"{owner.__name__}.{name} is not that of its file"
+    unknown += [f"{owner.__name__}.{name} is not the one in its file"
                 for owner in loaded + classes for name, x in vars(owner).items()
                 if getattr(x, "__module__", None) == "__main__"]
     if unknown:
@@ -114,7 +114,7 @@ def code_hash(model):
 
 
 def hash_of_texts(texts):
-    """Twelve digits that change with the lines of some files; new ones each time if one is None."""
+    """A hash of the lines of some files; a new one each time if one of the texts is None."""
     texts = {*texts}
     if None in texts:
         return uuid.uuid4().hex[:12]
@@ -142,21 +142,21 @@ def edited_files(old, new):
 
 
 def differences(old, new, most=20):
-    """Lines that say in which lines two {path: text} differ, below the name of their function.
+    """The lines in which two {path: text} differ, each below the name of its function.
 
-    At most so many of each file. A file that only one of the two has is not an edit: if it is long,
-    one line names it.
+    At most `most` lines per file. A file that only one of the two has is not an edit: if it is
+    long, one line names it.
     """
     lines = []
     for path in edited_files(old, new):
         diff = difflib.unified_diff(bare(old.get(path, "")), bare(new.get(path, "")), n=10**6,
                                     lineterm="")
-        # Of the lines that are the same, those that begin the function of a change.
+        # Of the unchanged lines, keep those that begin the function or class of a change.
         shown = [x for x in [*diff][3:] if x[0] != " " or x.split()[0] in ("def", "class")]
         changed = [x for x, y in zip(shown, [*shown[1:], " "]) if x[0] != " " or y[0] != " "]
         if len(changed) > most and not (path in old and path in new):
             side = "second" if path in new else "first"
-            lines.append(f"  {path}: only the {side} has this file, of {len(changed)} lines")
+            lines.append(f"  {path}: only the {side} has this file ({len(changed)} lines)")
             continue
         lines += [f"  {path}", *(f"    {line}" for line in changed[:most])]
         lines += [f"    and {len(changed) - most} more lines"] * (len(changed) > most)

@@ -1,4 +1,4 @@
-"""A table of measurements: one TSV beside a checkpoint, a row a cell, appended when measured.
+"""A table of measurements: a TSV beside a checkpoint, with a row per cell, appended when measured.
 
 A row names the run and the cell, and has the values and a hash of the weights and the code that
 were measured. Rows are only ever appended, so none is lost, and a row is reused only for its own
@@ -66,7 +66,7 @@ class Table:
         self.rows[self.key_of(row)] = row
 
     def append(self, row):
-        """Write a row on a line of its own, even behind half a row of a killed process."""
+        """Write a row on a line of its own, even after half a row that a killed process left."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with naming(self.path), open(self.path, "ab+") as file:
             before = as_line(self.columns)
@@ -83,9 +83,9 @@ class Table:
 
 
 def beside(ckpt_path, name, given=None):
-    """The path of a checkpoint's table: `given` by --table, or beside it, m_NAME for m.pt.
+    """The path of a checkpoint's table: `given` by --table, or beside it, as m_NAME for m.pt.
 
-    That of a bundled model, or of one in a folder that cannot be written, is in out/; a line says
+    If the model is bundled, or its folder cannot be written to, the table is in out/; a line says
     so. Raises UsageError if it cannot be written there either.
     """
     ckpt_path = Path(ckpt_path)
@@ -110,7 +110,7 @@ def can_write(path):
 
 
 def describe_run(ckpt):
-    """What a checkpoint's run is, by RUN."""
+    """What identifies a checkpoint's run: a dict with the columns RUN."""
     parameters = sum(W.numel() for W in ckpt["weights"].values())
     return {"model": ckpt["model"], "parameters": parameters, "seed": ckpt["args"]["seed"],
             "seq_len": ckpt["args"]["seq_len"], "init_weights": ckpt["init_weights"],
@@ -130,7 +130,7 @@ def read_rows(path):
 
 
 def run_of(row):
-    """What names the run of a row: its columns of RUN."""
+    """What identifies the run of a row: its columns RUN."""
     return tuple(row.get(name, "") for name in RUN)
 
 
@@ -218,7 +218,7 @@ def read_tables(paths, value):
 
 
 def name_of_model(row, label):
-    """The name of a row's model, which says so if it has a label or did not simply train."""
+    """The name of a row's model, with its label, and with --init or changes if it had any."""
     family, variant = re.match("([^:=]*)[:=]?(.*)", row["model"]).groups()
     words = ["--init"] * bool(row["init_weights"])
     words += [re.sub(r"from step \d+: ", "", row["changes"])] * bool(row["changes"])
@@ -256,7 +256,7 @@ def as_line(cells):
 
 
 def as_text(x):
-    """A cell: empty if it does not apply, with blanks for the tabs of a file's name."""
+    """A value as text: "" if it does not apply, and with blanks for tabs, as in a file's name."""
     if x is None or x is False:
         return ""
     if isinstance(x, float):
@@ -283,7 +283,7 @@ def cell_text(x):
 
 
 class Progress:
-    """One line for each unit of work, with the time left by its share of the whole."""
+    """Print a line for each unit of work, with the time left, from the share that is done."""
 
     def __init__(self, total):
         self.total, self.done, self.began = total, 0, time.perf_counter()

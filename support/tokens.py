@@ -1,4 +1,4 @@
-"""Tokens: of a text, and of files in the formats of nanoGPT and llm.c."""
+"""The tokens of texts, and of files in the formats of nanoGPT and llm.c."""
 import re
 
 import numpy as np
@@ -8,7 +8,7 @@ from support.cli import UsageError
 
 EDGE = 4096                                            # bytes at each end of a file: one page
 LLM_C = 20240520                                       # llm.c's token files begin with it
-HEADERS = {LLM_C: (1, 2), 20240801: (7, 4)}            # version, bytes; those of Llama 3's tokens
+HEADERS = {LLM_C: (1, 2), 20240801: (7, 4)}            # version, bytes; then Llama 3's
 
 
 def get_tokenizer(name):
@@ -64,7 +64,7 @@ def require_text(tokenizer, what):
 
 
 def encode_document(text, tokenizer):
-    """The tokens of a text and an end-of-text, uint16. What looks like a special token is text."""
+    """Tokens of a text, then end-of-text, uint16. What looks like a special token is just text."""
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(text.encode(), dtype=np.uint8)
     else:
@@ -99,12 +99,12 @@ class TokenFile:
 
 
 def read_bin(path, vocab_size, numbers=False):
-    """A token file: raw uint16 (nanoGPT), or behind a header (llm.c).
+    """Read a token file: raw uint16 (nanoGPT), or tokens after a header (llm.c).
 
-    llm.c's header: 256 int32, of which the first three are 20240520, version 1, number of tokens.
-    The fourth is the vocabulary of support.prepare's tokenizer, or 0 if unknown. Tokens are uint32
-    behind the header of Llama 3's, 20240801, version 7, and in raw files if the vocabulary is above
-    65,536. numbers: whether the tokenizer is `Numbers`.
+    llm.c's header is 256 int32. The first three are 20240520, version 1, and the number of tokens;
+    the fourth is the vocabulary of support.prepare's tokenizer, or 0 if unknown. Tokens are uint32
+    after Llama 3's header, which begins with 20240801 and version 7, and in raw files if the
+    vocabulary is above 65,536. numbers: whether the tokenizer is `Numbers`.
     """
     size = path.stat().st_size
     magic, version, count, vocabulary = np.resize(np.fromfile(path, "<i4", 4), 4).tolist()

@@ -1,11 +1,11 @@
 """Screening (Eq. 12) cut into pieces: the same numbers in O(T w) time and O(T) memory.
 
 h is a plain sum over the keys, so it may be cut anywhere. Each piece is a call of the definition.
-That assumes what support/choose.py checks: no query sees beyond its window. Where keys compete, the
-denominator is an extra value column.
+This assumes that no query sees beyond its window, which support/choose.py checks. If keys compete,
+the denominator is computed as an extra column of the values.
 
-A tile's reach is the distance of the farthest key that a query may see: the last integer below w,
-or S - 1 where that is less.
+A tile's reach is the distance of the farthest key that its queries may see: the largest integer
+below w, or S - 1 if that is less.
 """
 import math
 from functools import partial
@@ -23,11 +23,11 @@ PAIRS = 2**20                       # query-key pairs in one call; beyond, backw
 def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     """`screen` (Eq. 12), or an ablation's own, for each query with the keys in its window.
 
-    It is called once for up to 128 keys, for up to `at_once` pairs B H T S, where a GPU is fastest,
-    and for shapes that no model asks for (S != i0 + T).
+    It is called just once for up to 128 keys, for up to `at_once` pairs B H T S, which a GPU does
+    fastest in one call, and for shapes that no model asks for (S != i0 + T).
 
-    The pieces follow from the numbers in w. A trace (torch.jit.trace, make_fx) would keep those of
-    its example, whatever w it is given: trace `screen` instead.
+    The pieces depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
+    example for any other w: trace `screen` instead.
     """
     T, S = q.shape[2], k.shape[2]
     pairs = q.shape[0] * q.shape[1] * T * S
@@ -37,7 +37,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     if T <= 16:
         return few_queries(q, k, v, w, r, i0, screen, reaches)
 
-    # Narrow tiles may reach 16, 32 or 64 keys back: neighbours with the same reach share calls.
+    # Let narrow tiles reach 16, 32 or 64 keys back, so that neighbours can share calls.
     reaches = [next((n for n in (16, 32, 64) if reach <= n), reach) for reach in reaches]
     groups = [(reach, len([*tiles])) for reach, tiles in groupby(reaches)]
     sizes = [n for _, n in groups]
@@ -76,7 +76,7 @@ def few_queries(q, k, v, w, r, i0, screen, reaches):
 def in_blocks(q, k, v, w, r, i0, screen, reach):
     """Many queries, of tiles with one reach: N blocks of C = min(reach, 64) queries. (B, T, H, V)
 
-    Keys are cut into blocks like queries, and zeros fill the blocks: a value of zeros adds nothing.
+    Keys are cut into blocks like queries, and zeros fill up the blocks: zero values add nothing.
     """
     B, _, T, _ = q.shape
     C = min(reach, 64)
@@ -91,7 +91,7 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
 def narrow(f, q, k, v, i0, reach):
     """h of blocks q (B, N, H, C, K) that reach C keys back: into the block before their own.
 
-    The two blocks of keys lie side by side, 2 C keys, so that a query needs one call.
+    The two blocks of keys are laid side by side, as 2 C keys, so that a query needs only one call.
     """
     _, N, _, C, _ = q.shape
     k, v = (torch.cat([cut(x, C, N, front) for front in (C - i0, -i0)], 3) for x in (k, v))
@@ -139,7 +139,7 @@ def cut(x, C, N, front=0):
 def in_calls(f, i0, q, k, v):
     """Yield f(i0, q, k, v) of as many blocks at a time as have PAIRS pairs, in order.
 
-    In equal shares: what one call frees, the next can reuse.
+    The shares are equal, so that each call can reuse the memory which the last one freed.
     """
     B, N, H, C, _ = q.shape
     n_calls = -(-B * N * H * C * k.shape[3] // PAIRS)
@@ -154,6 +154,6 @@ def screen_blocks(screen, w, r, i0, q, k, v):
 
 
 def concatenate(parts):
-    """Parts (B, n, H, C, V) one after the other. A single one is not copied."""
+    """Concatenate parts (B, n, H, C, V). A single part is not copied."""
     parts = [*parts]
     return torch.cat(parts, 1) if len(parts) > 1 else parts[0]

@@ -401,7 +401,7 @@ def test_an_edit_that_loses_the_mask_of_the_future_is_told(monkeypatch, capsys, 
     model = of_sizes()
     flags = {"kernel": "definition", "recompute": False, "compile": False, "shard": 1}
     choose.make_fast(model, SimpleNamespace(batch_size=2, seq_len=16, **flags))
-    assert ("depends on later ones" in capsys.readouterr().out) == warned
+    assert ("depends on later tokens" in capsys.readouterr().out) == warned
     assert model.training
 
 

@@ -63,9 +63,9 @@ def test_differences_name_the_file_the_function_and_the_lines():
     # A file of one of them: a short one is shown, a longer one is named.
     assert source.differences({}, longer) == ["  c.py", "    +C = 1", "    +D = 2"]
     assert source.differences(longer, {}, most=1) == [
-        "  c.py: only the first has this file, of 2 lines"]
+        "  c.py: only the first has this file (2 lines)"]
     assert source.differences({}, longer, most=1) == [
-        "  c.py: only the second has this file, of 2 lines"]
+        "  c.py: only the second has this file (2 lines)"]
 
 
 @pytest.mark.parametrize("old, new", EDITS)
@@ -210,8 +210,8 @@ def test_what_a_notebook_puts_in_place_is_told_and_never_equal():
     *unknown, a, b = done.stdout.split()
     assert a == b == equations("multiscreen")
     assert len({*unknown, a}) == 7
-    said = ("multiscreen.trim is not that of its file",
-            "GatedScreeningTiles.encode is not that of its file", "__main__ has no file")
+    said = ("multiscreen.trim is not the one in its file",
+            "GatedScreeningTiles.encode is not the one in its file", "__main__ has no file")
     assert done.stderr.splitlines()[::2] == [
         f"{what}: nothing measured with it is reused" for what in said]
 

@@ -298,7 +298,7 @@ def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypat
     run = ("--steps", "9", "--eval-every", "9", "--log-every", "9")
     assert fit(tmp_path / "out", *run, data="abcdigits")["step"] == 3
     assert "3/9      saved" in (printed := capsys.readouterr().out)
-    assert "ckpt.pt, the end: it has learned" in printed
+    assert "ckpt.pt, the last step: the model has learned" in printed
     assert read_table(tmp_path / "out/log.tsv")[-1]["needle"]
     fit(tmp_path / "out", "--resume", *run, data="abcdigits")
     assert "already finished, at step 3: it has learned" in capsys.readouterr().out

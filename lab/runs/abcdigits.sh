@@ -1,11 +1,11 @@
-# ABCDigits: train on it, then find answers at up to 128 times the training length; then the same by
-# two models whose keys compete for weight. The recipe was tuned on seeds 0 to 23. tiny.sh sets
-# SEEDS, PSI, SIZE, TRAIN and MEASURE.
+# Train on ABCDigits, then find answers at up to 128 times the training length; then the same for
+# two models whose keys compete for weight, at up to 32 times. The recipe was tuned on seeds 0 to
+# 23. tiny.sh sets SEEDS, PSI, SIZE, TRAIN and MEASURE.
 SEEDS=${SEEDS:-24 25 26 27 28 29 30 31}
 . "$(dirname "$0")/lib.sh"
 
-# The Transformers are the two strongest, each at its rate: lab/runs/tune_transformers.sh tunes them
-# on other seeds.
+# These are the two strongest Transformers, each at its best rate, as tuned on other seeds by
+# lab/runs/tune_transformers.sh.
 lanes <<END
 python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --lr 0.015625 \
     --layers 4 --psi ${PSI:-8} --seed SEED $TRAIN --out $OUT/needles_original-SEED

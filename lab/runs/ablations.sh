@@ -1,4 +1,4 @@
-# What each part of the model adds: losses, and perplexity at 32 times the training length.
+# What each part of the model adds to the loss, and to perplexity at 32 times the training length.
 . "$(dirname "$0")/lib.sh"
 recipe="--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
 

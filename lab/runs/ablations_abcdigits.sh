@@ -1,4 +1,4 @@
-# What each part of the model adds to retrieval. After abcdigits.sh.
+# What does each part of the model add to retrieval? Run this after abcdigits.sh.
 SEEDS=${SEEDS:-24 25 26}
 . "$(dirname "$0")/lib.sh"
 task="python train.py --resume --data abcdigits --digits 2 --steps 4800 --w-th 16 --seed SEED"

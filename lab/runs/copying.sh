@@ -1,7 +1,7 @@
 # How far back does a model of text find what it has read, and when does that begin? docs/copying.md
 # has the protocol. Each run trains in pieces of 1,000 steps and keeps the checkpoint of each piece.
-# With a larger STEPS the runs go on; first move $OUT/report/copying.tsv away, which has the last
-# checkpoints until then. TRAIN and MEASURE have more flags of train.py and of the measures.
+# With a larger STEPS the runs continue, but first move $OUT/report/copying.tsv away, as it has the
+# old last checkpoints. TRAIN and MEASURE may hold more flags, for train.py and for measuring.
 OUT=${OUT:-out/copying} SEEDS=${SEEDS:-32 33 34}
 . "$(dirname "$0")/lib.sh"
 export STEPS=${STEPS:-20000}
@@ -47,13 +47,13 @@ for seed in $SEEDS; do
 done | lanes
 
 MEASURE="--strings 10 --data $OUT/text/val $MEASURE"
-# The last checkpoints by distance.
+# Measure the last checkpoints at all distances.
 lanes <<END
 python -m lab.copying --swe $MEASURE --ckpt $OUT/copying_multiscreen-SEED/ckpt.pt
 python -m lab.copying $MEASURE --ckpt $OUT/copying_softmax-SEED/ckpt.pt
 python -m lab.copying $MEASURE --ckpt $OUT/copying_local-SEED/ckpt.pt
 END
-# All that were kept at two distances.
+# Measure all checkpoints that were kept, at two distances.
 for ckpt in $OUT/copying_*-*/at_*.pt; do
     case $ckpt in *multiscreen-*) swe=--swe ;; *) swe= ;; esac
     echo python -m lab.copying $swe --distances 128 1024 $MEASURE --ckpt $ckpt

@@ -1,5 +1,5 @@
-# The loss at six learning rates, and the curves of the loss at three of them. Then 16 layers, with
-# one seed: are they stable at the rates 2^-4 and 2^-3?
+# The loss at six learning rates, and its curves at three of them. Then, with one seed: are models
+# of 16 layers stable at the rates 2^-4 and 2^-3?
 . "$(dirname "$0")/lib.sh"
 recipe="--seq-len 128 --batch-size 8"
 short="$recipe --seed SEED --steps 1000 --warmup 62 --log-every 2"

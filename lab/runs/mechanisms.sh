@@ -1,14 +1,14 @@
 # Twelve ways to attend on one backbone, and Multiscreen of the same size: docs/mechanisms.md.
 #
-#     bash lab/runs/mechanisms.sh tune     rates and what a mechanism needs of its own, on seed 20
-#     bash lab/runs/mechanisms.sh          the report's seeds, at the rates in the table below
+#     bash lab/runs/mechanisms.sh tune     tunes rates and each mechanism's own settings, on seed 20
+#     bash lab/runs/mechanisms.sh          trains the report's seeds, at the rates in WON below
 #
-# LANES=2 trains two at a time; TRAIN and MEASURE have more flags of train.py and of the measures.
+# LANES=2 trains two at a time. TRAIN and MEASURE may hold more flags for training and measuring.
 OUT=${OUT:-out/mechanisms} SEEDS=${SEEDS:-32 33 34}
 . "$(dirname "$0")/lib.sh"
 set -a    # what follows is known in each lane
 
-# Task, mechanism, log2 of the rate: what won on seed 20. "nope" never looked anything up.
+# What won on seed 20: task, mechanism, log2 of the rate. No rate taught "nope" to look things up.
 WON="text softmax -8, text nope -10, text local -8, text alibi-steep -10, text ssmax-rope -8,
 text off-by-one -8, text sigmoid-fixed -10, text entmax -10, text stick-breaking -10,
 text forgetting -10, text selective -10, text screening-wide -8, text multiscreen-16 -6,
@@ -16,7 +16,7 @@ task screening -10, task local -11, task forgetting-late -12, task softmax -11,
 task stick-breaking -11, task selective -11, task alibi -11, task multiscreen-16 -8,
 task ssmax-rope -11, task off-by-one -11, task sigmoid -11, task entmax -11, task nope -10"
 
-# The command that trains NAME on a task, without rate, seed and folder.
+# The command that trains NAME on a task, without the rate, the seed and the folder.
 recipe() {
     local flags
     case $2 in
@@ -32,7 +32,7 @@ recipe() {
     echo python train.py --resume $flags
 }
 
-# A run of the report, and its measures, also with what an inference-time step gives.
+# Train a run of the report and measure it, also with what can be changed at inference time.
 one() {
     local task=$1 name=$2 rate out=$OUT/$1_$2-$4 length= measure step steps=("")
     case $task in

@@ -1,4 +1,4 @@
-# Passkey: train on it until it is learned, then find keys at up to 16 times the training length.
+# Train on passkey until it is learned, then find keys at up to 16 times the training length.
 . "$(dirname "$0")/lib.sh"
 task="python train.py --resume --data passkey --seq-len 512 --batch-size 4 --steps 6000 --seed SEED"
 measure="python -m lab.passkey --lengths 512 1024 2048 4096 8192"

@@ -1,5 +1,5 @@
-# Loss against size, four Multiscreens and four Transformers. The second rate is the paper's. Then a
-# check: is the Transformer held back by weight decay or by clipping?
+# The loss by size, for four Multiscreens and four Transformers. The second rate of each is the
+# paper's. Then a check: is the Transformer held back by weight decay or by clipping?
 . "$(dirname "$0")/lib.sh"
 recipe="--seed SEED --seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
 

@@ -1,5 +1,6 @@
-# Perplexity at 32 times the training length, and what the tiles have learned; then the perplexity
-# with shorter windows, and the losses of all. tiny.sh sets SEEDS, PSI, SIZE, TRAIN and MEASURE.
+# Perplexity at up to 32 times the training length, and what the tiles have learned. Then the
+# perplexity with shorter initial windows, and the losses of all models. tiny.sh sets SEEDS, PSI,
+# SIZE, TRAIN and MEASURE.
 . "$(dirname "$0")/lib.sh"
 
 lanes <<END

@@ -1,5 +1,6 @@
-# Which small Transformer finds most at length, and at which rate? On seeds 20 and 21, which no
-# report uses: LANES=2 bash lab/runs/tune_transformers.sh takes half a day of two cores.
+# Which small Transformer finds the most in long contexts, and at which rate? It trains seeds 20 and
+# 21, which no report uses. LANES=2 bash lab/runs/tune_transformers.sh takes half a day on two
+# cores.
 OUT=${OUT:-out/tuning} SEEDS="20 21"
 . "$(dirname "$0")/lib.sh"
 

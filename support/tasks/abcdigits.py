@@ -1,14 +1,15 @@
 """The documents that a model learns ABCDigits from: a stream that becomes the task step by step.
 
-The curriculum. A line's letter is drawn with the weights b^0 .. b^25, whose order is new in each
-document. At first b is 2, so a few letters fill a document, and half of the documents help: there
-each letter has its own number, the same in all of them. In one half of these, nine of ten numbers
-are own; in the other, nine of ten digits, each drawn separately. To predict them a model must bring
-the letter to each of its digits: just what lookup needs, and all other numbers require lookup.
+The curriculum. The letter of a line is drawn with weights b^0 .. b^25, whose order is new in each
+document. At first b is 2, so a few letters fill a document, and half of the documents help. There
+each letter has a number of its own, the same in all documents. In one half of these, nine of ten
+numbers are such own numbers; in the other half nine of ten digits are, each drawn separately. To
+predict them a model must bring the letter to each of its digits, which is just what lookup needs.
+All other numbers require lookup.
 
-When the loss shows lookup, help soon ends, and b slowly falls to 1.1: in the end a quarter of the
-lines ask, as the benchmark does, about a letter seen once before. Validation is like the end.
-Training ends 12,000 documents after the loss shows lookup.
+Once the loss shows lookup, the help soon ends, and b slowly falls to 1.1. In the end a quarter of
+the lines ask, as the benchmark does, about a letter that was seen just once before. The validation
+documents are like those at the end. Training ends 12,000 documents after the loss shows lookup.
 """
 import math
 import re
@@ -19,7 +20,7 @@ from support.cli import UsageError
 from support.tasks.stream import Stream
 
 HELPED = 0.5                                           # share of documents with help at first
-OWN = 0.9                                              # share of own numbers, or digits, in those
+OWN = 0.9                                              # share of own numbers or digits in these
 
 # Documents from the step whose loss shows lookup ..
 OWN_UNTIL = 1_500                                      # .. until none helps

@@ -1,12 +1,13 @@
 """Passkey: the prompts of lab/passkey.py, and the documents that teach a model the task.
 
-The curriculum. A prompt has one number to look up, and few bytes around it are new, so for a long
-time a model would copy nothing. Three of four training documents help. They are ends of prompts,
-one after another, each with its answer: the key of the end before or, one time in four, a new key.
-Half of the new keys come after their needle. An end has the last 5 characters of its prompt or
-more, and at first at most 19, which any window holds. When the loss shows that keys are copied, it
-grows to 0.8 T, and the model learns to copy them from afar. Then help ends: every key to look up is
-far, and windows grow. Training ends 16,000 documents after the loss shows lookup.
+The curriculum. A prompt has only one number to look up, and few bytes around it are new, so for a
+long time a model would copy nothing. Three of four training documents help. Such a document has the
+ends of prompts, one after another, each with its answer: the key of the previous end or, one time
+in four, a new key. Half of the new keys follow a needle that tells them. An end has at least the
+last 5 characters of its prompt, and at first at most 19, which fit into any window. Once the loss
+shows that keys are copied, this limit grows to 0.8 T, and the model learns to copy them from far
+away. Then the help ends: every key to look up is far away, and windows grow. Training ends 16,000
+documents after the loss shows lookup.
 """
 import math
 import re
@@ -25,7 +26,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
 HELPED = 0.75                                          # share of training documents that help
 NEW = 0.25                                             # share of new keys in those
-NEAR, FAR = 19, 0.8                                    # longest end, characters; at last, times T
+NEAR, FAR = 19, 0.8                                    # longest end: in characters; at last, in T
 
 # Documents from the step whose loss shows lookup ..
 GROWN_AFTER = 4_000                                    # .. until ends are longest
@@ -41,7 +42,7 @@ def prompt_sizes(tokenizer):
 
 
 class PasskeyStream(Stream):
-    """A prompt with as many fillers as fit, and its answer; the next one fills the document up.
+    """A prompt with as many fillers as fit, and its answer; the next prompt fills up the document.
 
     The key may stand between any two sentences of the fillers, so its distance from the question
     says little. Validation has no help, and all keys that are multiples of 7; training has the
