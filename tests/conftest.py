@@ -1,4 +1,5 @@
 """Fixtures that several test files use."""
+import signal
 import sys
 
 import pytest
@@ -8,6 +9,12 @@ import train
 from support import choose
 from support.checkpoint import KEYS, build_model
 from support.evaluation import equations
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hear_ctrl_c():
+    """A shell's background job ignores Ctrl-C, and so would all processes that tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

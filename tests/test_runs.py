@@ -318,8 +318,7 @@ def test_the_script_for_an_idea_waits_until_what_ctrl_c_stops_has_saved(tmp_path
                       'echo began\nwhile true; do sleep 0.1; done\n')
     script = subprocess.Popen(
         ["bash", "lab/runs/idea.sh", "mine"], cwd=tmp_path, env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     said = [script.stdout.readline() for _ in range(2)]
     os.killpg(script.pid, signal.SIGINT)
     said += script.communicate(timeout=30)[0].splitlines()
