@@ -129,6 +129,9 @@ def test_a_call_of_the_repositorys_function_is_no_solution():
     for f in (indirect, lambda s, r: indirect(s, r=r)):
         with pytest.raises(Wrong, match="trim calls multiscreen.py's trim"):
             own("trim", f)(s, s)
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(Wrong, match="screen calls multiscreen.py's relevance"):    # decorated
+        own("screen", lambda q: multiscreen.relevance(q, q, s, s) @ q)(q)
     assert own("trim", lambda s, r: s * r)(s, r=s) == s * s
 
 

@@ -7,6 +7,7 @@ change FILES accordingly.
 """
 import functools
 import importlib
+import inspect
 import os
 import sys
 import types
@@ -37,7 +38,7 @@ SOLUTIONS = {
 
 REPOSITORY = {"multiscreen", "screening_triton", *SOLUTIONS.values()}
 # Functions are told apart by the identity of their code, because a copied function has equal code.
-EQUATIONS = {id(f.__code__) for f in vars(multiscreen).values()
+EQUATIONS = {id(inspect.unwrap(f).__code__) for f in vars(multiscreen).values()
              if isinstance(f, types.FunctionType) and f.__module__ == "multiscreen"}
 SEVERAL = ("pairs", "gradients")                       # functions that return several tensors
 IN_PLACE = ("{} changes its input in place, but the caller still needs it: write x = x + 1, not "
