@@ -182,6 +182,8 @@ MISTAKES = {
         "the cosine rises again": lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0),
         "round nothing": lambda d, w: ms.softmask(d, w.ceil()),
         "no if and no float(w)": lambda d, w: (d <= 0).float() if w == INF else ms.softmask(d, w),
+        "is something in float32": lambda d, w: torch.where(
+            (-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0),
         "no gradient comes back": lambda d, w: ms.softmask(d, w.detach()),
     },
     "relevance": {
@@ -196,6 +198,8 @@ MISTAKES = {
         "squared once too often":
             lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v,
         "cuts it": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r, i0).float(),
+        "is something in float32": lambda q, k, v, w, r, i0=0:
+            ms.screen(*(x.float() for x in (q, k, v, w, r)), i0).to(v.dtype),
         "i0 is not passed on": lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r),
         "no gradient comes back":
             lambda q, k, v, w, r, i0=0: ms.screen(*(x.detach() for x in (q, k, v, w, r)), i0),
@@ -230,7 +234,7 @@ CORRECT = {
     "mipe_angle": [angle_by_a_double_where],
     "mipe": [mipe_as_complex_numbers],
     "trim": [lambda s, r: torch.clamp(1 - (1 - s) / r, min=0) ** 2],
-    "softmask": [lambda d, w: 0.5 * (torch.cos(math.pi * d / w) + 1) * ((d <= 0) & (d > -w)),
+    "softmask": [lambda d, w: 0.5 * (torch.cos(math.pi * (d / w)) + 1) * ((d <= 0) & (d > -w)),
                  lambda d, w: torch.cos(math.pi / 2 * (d / w)).square() * ((d <= 0) & (d > -w))],
     "relevance": [relevance_by_einsum],
     "screen": [screen_one_query_at_a_time],

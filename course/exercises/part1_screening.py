@@ -68,9 +68,9 @@ def trim(s, r):
 def softmask(d, w):
     """Eq. (10), Softmask: m = (cos(pi d / w) + 1)/2 where -w < d <= 0, else 0.
 
-    d: (T, S) = j - i, key minus query position; w: broadcastable. Returns values in [0, 1].
-    The mask is exactly 0 for keys in the future (d > 0) and at a distance of w or more. For
-    w = inf it is 1 for the query's own position and all earlier ones.
+    d: (T, S) = j - i, integers, key minus query position; w: broadcastable. Returns values in
+    [0, 1], computed in w's dtype. The mask is exactly 0 for keys in the future (d > 0) and at a
+    distance of w or more. For w = inf it is 1 for the query's own position and all earlier ones.
     """
     raise NotImplementedError("Exercise 1.7: Eq. 10, Softmask")
 

@@ -125,7 +125,8 @@ def test_softmask():
                 for turn in (torch.ceil, torch.floor, torch.round)], at=d)
     w = torch.tensor([[[7.5]], [[INF]]]).double()
     try:
-        expect(mine.softmask(d[None], w), ms.softmask(d[None], w), "softmask of w = 7.5 and inf")
+        expect(mine.softmask(d[None], w), ms.softmask(d[None], w),
+               "softmask of w = 7.5 and inf, in float64,", tolerance=1e-9)
     except (RuntimeError, ValueError) as e:
         raise Wrong(f"w may be a tensor, (H, 1, 1), so no if and no float(w): {e}") from e
     expect_gradients(lambda w: mine.softmask(d, w), lambda w: ms.softmask(d, w),
