@@ -273,6 +273,19 @@ def screening_by_the_equations(self, x, screen, cache=None):
     return ms.tanh_norm(screen(q, k, ms.unit(self.project(x, self.W_V)), w, r, 0))
 
 
+def screening_of_any_length(self, x, screen, cache=None):
+    w, r = ms.window(self.s_w), ms.acceptance(self.s_r)
+    phi = ms.mipe_angle(torch.arange(x.shape[1]), w, self.config.w_th)
+    q, k = (ms.mipe(self.project(x, W), phi) for W in (self.W_Q, self.W_K))
+    return ms.tanh_norm(screen(q, k, self.project(x, self.W_V), w, r, 0))
+
+
+def tile_after_tile(self, x, screen, cache=None):
+    for h, W in enumerate(self.s_O.exp()[:, None, None] * self.W_O):
+        x = x + (self.screening(x, screen) * self.gate(x))[:, h] @ W
+    return x
+
+
 def gate_by_hand(self, x):
     g = self.project(x, self.W_G)
     return (g / (1 + torch.exp(-g))).tanh()
@@ -335,11 +348,13 @@ MISTAKES |= {
     },
     "screening": {
         "TanhNorm, is missing": layer(bound=lambda self, h: h),
+        "nothing is of unit length": layer(screening=screening_of_any_length),
         "the argument `screen` is ignored":
             layer_with(lambda end, screen, inputs: ms.screen(*inputs)),
     },
     "forward": {
         "the gate acts twice": layer(gate=lambda self, x: Tiles.gate(self, x) ** 2),
+        "all tiles read the same x": layer(forward=tile_after_tile),
     },
     "cache": {
         "append moves it on": WithoutEnd,

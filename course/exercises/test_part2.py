@@ -94,6 +94,9 @@ def test_screening():
              "the queries are not of unit length: Eq. 5 is for q, k and v"),
             (ms.tanh_norm(ms.screen(q_tilde, ms.mipe(k_long, angle), v_bar, w, r)),
              "the keys are not of unit length: Eq. 5 is for q, k and v"),
+            *((ms.tanh_norm(ms.screen(ms.mipe(q_long, angle), ms.mipe(k_long, angle), *x)),
+               "nothing is of unit length, or only the values are: Eq. 5 is for q, k and v")
+              for x in ((v, w, r), (v_bar, w, r))),
             (ms.tanh_norm(ms.screen(ms.mipe(q, of_256), ms.mipe(k, of_256), v_bar, w, r)),
              "w_th is self.w_th, here 100, not 256"),
             (torch.tanh(h), "tanh of each number changes the direction: TanhNorm scales the "
@@ -143,6 +146,10 @@ def test_forward():
     def update(y):
         return x + torch.einsum("bhtv,hve->bte", y, scale[..., None] * theirs.W_O)
 
+    one_by_one = x
+    for h, W in enumerate(scale[..., None] * theirs.W_O):
+        y = theirs.screening(one_by_one, ms.screen) * theirs.gate(one_by_one)
+        one_by_one = one_by_one + y[:, h] @ W
     expect(yours(x, ms.screen), right, "x^(1)",
            [(right - x, "the residual is missing: Eq. 2 adds the updates to x"),
             (x + updates.sum(2), "the scale e^s_O is missing"),
@@ -157,7 +164,8 @@ def test_forward():
             (theirs(ms.unit(x), ms.screen), "do not normalise x: there is no norm before a layer"),
             (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "do not normalise x: there is no "
              "norm before a layer"),
-            (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it")],
+            (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it"),
+            (one_by_one, "all tiles read the same x: add up their updates first, and then to x")],
            tolerance=1e-4)
 
 
