@@ -16,6 +16,7 @@ from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
 from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError
+from support.table import beside
 from tests.helpers import ROOT, args_of, full_disk, run
 
 TEACH = ROOT / "course/exercises/teach"
@@ -195,6 +196,13 @@ def test_the_variants_of_part_5_are_models():
     flags, = re.findall(r"^\| .* \| `(.*--model transformer:.*)` in place", COURSE, re.M)
     # They follow the flags of idea.sh.
     assert args_of(["--psi", "6", *flags.split()]).lr == 2**-7
+
+
+def test_the_pages_name_the_files_of_a_bundled_model_where_they_are_written():
+    table = beside(ROOT / "models/text.pt", "tiles.tsv")
+    assert f"`{table}`" in COURSE
+    lecture = (TEACH / "lecture4.md").read_text()
+    assert f"`{table.with_name(f'{table.stem}_windows.png')}`" in lecture
 
 
 def test_the_sigmoid_of_the_guide_rejects_no_key_in_the_window():
