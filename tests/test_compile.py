@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 import multiscreen as ms
 from support import choose, compiled
@@ -57,28 +59,51 @@ def graphs(monkeypatch):
     return made
 
 
-def write_in_place(model, one_pass, like):
-    """Stands in for `compiled.record`, on a CPU: results are written to the same memory each time.
+class Graph(TorchDispatchMode):
+    """Stands in for a CUDA graph, on a CPU: operators, which read and write where they first did.
 
-    Inputs, too, are read where they were.
+    No Python code of a pass runs again, and no tensor that has since taken another's place is seen.
     """
-    # What is left of an earlier pass would break a recording.
-    assert not any("passed" in get_gradient_edge(p).node.metadata
-                   for p in model.parameters() if p.requires_grad)
-    inputs = [torch.zeros_like(x) for x in like]
-    loss, gradients = one_pass(*inputs)
-    results = [loss, *gradients]
+    calls = ()
 
-    def play(*new):
-        for x, y in zip(inputs, new):
-            x.copy_(y)
-        with torch.enable_grad():
-            loss, gradients = one_pass(*inputs)
-        for x, y in zip(results, (loss, *gradients)):
-            x.copy_(y)
-        return results[0], results[1:]
+    def __enter__(self):
+        self.calls = []
+        return super().__enter__()
 
-    return play
+    def __torch_dispatch__(self, operator, types, inputs=(), options=None):
+        options = options or {}
+        results = operator(*inputs, **options)
+
+        # The memory of what is there now, whatever becomes of its tensor.
+        def keep(x):
+            return x.detach() if torch.is_tensor(x) else x
+
+        self.calls.append((operator, *(tree_map(keep, x) for x in (inputs, options, results))))
+        return results
+
+    @torch.no_grad()
+    def replay(self):
+        for operator, inputs, options, results in self.calls:
+            new = operator(*inputs, **options)
+            for x, y in zip(tree_leaves(results), tree_leaves(new)):
+                if torch.is_tensor(x) and x.data_ptr() != y.data_ptr():      # no view, not in place
+                    x.copy_(y)
+
+
+def record_on_a_cpu(model, monkeypatch):
+    """Let `compiled.record` make a Graph."""
+    def graph(new, stream):
+        # What is left of an earlier pass would break a recording on a GPU.
+        assert not any("passed" in get_gradient_edge(p).node.metadata
+                       for p in model.parameters() if p.requires_grad)
+        return new
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(compiled, "require_no_wait", nullcontext)
+    for name, stand_in in [("CUDAGraph", Graph), ("Stream", lambda: stream), ("graph", graph),
+                           ("current_stream", lambda: stream),
+                           ("stream", lambda _: nullcontext())]:
+        monkeypatch.setattr(torch.cuda, name, stand_in)
 
 
 @pytest.fixture
@@ -98,8 +123,7 @@ def recorded(monkeypatch):
             return found
 
         monkeypatch.setattr(ms.Multiscreen, "loss", mark)
-        monkeypatch.setattr(compiled, "require_no_wait", nullcontext)
-        record = partial(write_in_place, model)
+        record_on_a_cpu(model, monkeypatch)
 
     def record_and_count(*inputs):
         play = record(*inputs)
@@ -367,8 +391,8 @@ def test_the_compiler_is_done_before_the_pass_is_watched(model, graphs, monkeypa
         yield
         assert len(graphs) == made > 0
 
+    record_on_a_cpu(model, monkeypatch)
     monkeypatch.setattr(compiled, "require_no_wait", require_no_compiler)
-    monkeypatch.setattr(compiled, "record", partial(write_in_place, model))
     compile_model(model)
     assert try_to_record(model, 2, 30).startswith("training passes are recorded")
 
