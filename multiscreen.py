@@ -3,8 +3,8 @@
 Softmax attention divides a fixed budget of weight among all keys: keys compete, and none can be
 rejected. Screening compares unit queries with unit keys. It keeps a key only if the similarity
 passes a threshold (Trim) and the distance lies in a learned window (Softmask), and it sums the kept
-values, weighted by the relevance of their keys: in [0, 1] (1.001 with rounding), exactly 0 for a
-rejected key, and independent of all other keys. A layer has many small gated screening tiles.
+values, weighted by the relevance of their keys: in [0, 1] (up to 1.001 with rounding), exactly 0
+for a rejected key, and independent of all other keys. A layer has many small gated screening tiles.
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen

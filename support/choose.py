@@ -22,7 +22,7 @@ NEARBY, FAR = (1.5, 17.0, 300.0, math.inf), (4950.0, 5100.0, 7000.0, math.inf)
 WIDE = (1.0, 0.1, 0.5, 0.03, 0.2)
 CASES = [(331, 331, NEARBY, WIDE), (17, 401, NEARBY, WIDE), (17, 5017, FAR, WIDE),
          (1, 2017, NEARBY, WIDE), (131, 131, NEARBY, (1e-3,))]
-# Errors allowed over the largest value: pieces in float64, the kernel in float32, 16-bit values.
+# Errors allowed, divided by the largest value: pieces in float64, kernel in float32, 16-bit values.
 LIMIT_64, LIMIT, LIMIT_16 = 1e-7, 5e-4, 1e-1
 
 
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 def make_fast(model, args):
-    """Choose the screen, set up recomputing or compiling, and shard the model, all in place.
+    """Choose the screen, set up recomputing and compiling, and distribute the model, in place.
 
     args: train.py's flags. Prints what was chosen.
     """
@@ -223,7 +223,7 @@ def revealing_inputs(T, S, windows, widths, config, device):
 
     In each tile, queries and keys lie near one direction (else nearly all pairs are rejected), and
     some pairs have s = 1 or s = -1. There are a multiple of N_H tiles, at least 4. float32 holds
-    all numbers exactly, and bfloat16 those of v, or gradients of few keys would be just rounding.
+    all numbers exactly, and bfloat16 holds v: rounding it would swamp the gradients of few keys.
     """
     H = config.N_H * -(-4 // config.N_H)
     g = torch.Generator().manual_seed(0)

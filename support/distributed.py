@@ -75,9 +75,9 @@ def stop_requests():
 
 
 def distribute(model, shard, device):
-    """Shard the model over the processes, in place. Raises UsageError for unequal groups.
+    """Give each group of `shard` processes a copy of the model to share, in place.
 
-    All processes must hold the same model beforehand.
+    All processes must hold the same model beforehand. Raises UsageError for unequal groups.
     """
     if world() % shard:
         raise UsageError(f"--shard {shard}: it must divide the number of processes, {world()}")

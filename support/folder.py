@@ -118,7 +118,7 @@ def is_finished(out, args, ckpt):
 def get_state(args, model, data, ckpt, init):
     """What the checkpoints of a run hold, except for what train.py's `save` adds.
 
-    ckpt: of a continued run; init: the one whose weights a new run starts from; None for neither.
+    ckpt: of a continued run; init: the one whose weights a new run starts from. Either may be None.
     """
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "files": data.files, "equations": code_hash(model),

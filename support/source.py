@@ -1,7 +1,7 @@
 """The code of a run: the files that a run keeps, their hash for tables, and how two sets differ.
 
 The unit is the file. A model is identified by a hash of the files with its classes and of whatever
-these import from your own files. A run keeps these, train.py, the files of its data, and whatever
+these import from your own files. A run keeps these, train.py, the code of its data, and whatever
 they import from your own. Libraries are left out, and so is the code that decides how a model runs
 rather than what it computes. A change in comments and docstrings is not an edit.
 """
@@ -46,7 +46,7 @@ def text_of(module):
     return text
 
 
-# Read what has been imported now: a later edit does not belong to this run.
+# Read now what has been imported: a later edit does not belong to this run.
 for module in ("train", *sys.modules):
     if module.partition(".")[0] in OURS | PLUMBING:
         text_of(module)

@@ -35,7 +35,7 @@ def expect(found, right, what, mistakes=(), tolerance=1e-5, at=None):
     causes = [cause for x, cause in wrong if x.shape == found.shape and near(found, x, tolerance)]
     if not causes and tolerance < 1e-6 and near(found, right, 1e-5):
         causes = ["nearly right: is something in float32 on the way? .float() makes it so, and "
-                  "math.pi * d for integers d, while math.pi * (d / w) has the dtype of w"]
+                  "so does math.pi * d for integers d; math.pi * (d / w) has the dtype of w"]
     difference = describe_difference(found, right, what, at)
     raise Wrong("\n  or: ".join(list(dict.fromkeys(causes))[:3]) + "\n" * bool(causes) + difference)
 

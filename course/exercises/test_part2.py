@@ -165,7 +165,7 @@ def test_forward():
             (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "do not normalise x: there is no "
              "norm before a layer"),
             (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it"),
-            (one_by_one, "all tiles read the same x: add up their updates first, and then to x")],
+            (one_by_one, "all tiles read the same x: add up their updates, then add the sum to x")],
            tolerance=1e-4)
 
 

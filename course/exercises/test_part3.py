@@ -312,7 +312,7 @@ def test_gradients():
         compare(found, right, inputs, (T, S, i0, w, size))
     narrow, wide, longer = watched(10.0, 128), watched(INF, 128), watched(10.0, 256)
     check(wide.largest < 128 * 64, f"a tensor of {wide.largest} numbers was made for 128 queries "
-          "and keys: go block by block, a tensor of T x S must never exist")
+          "and keys: go block by block, since a tensor of T x S must never exist")
     check(narrow.operations < 0.7 * wide.operations, f"a window of 10 takes {narrow.operations} "
           f"operations, an infinite one {wide.operations}: blocks outside the window are visited")
     check(longer.operations < 3 * narrow.operations, "blocks of later keys are visited: a window "

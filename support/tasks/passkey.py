@@ -26,7 +26,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 MOST = 50_000                                          # the largest key; the smallest is 1
 HELPED = 0.75                                          # share of training documents that help
 NEW = 0.25                                             # share of new keys in those
-NEAR, FAR = 19, 0.8                                    # longest end: in characters; at last, in T
+NEAR, FAR = 19, 0.8                                    # longest end: characters; at last, times T
 
 # Documents from the step whose loss shows lookup ..
 GROWN_AFTER = 4_000                                    # .. until ends are longest
