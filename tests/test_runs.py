@@ -303,13 +303,22 @@ def test_the_script_for_an_idea_gives_flags_that_train_takes(tmp_path):
     assert subprocess.run(words[:2], cwd=tmp_path, env=env, capture_output=True).returncode
 
     # Nothing is trained under a name of which one seed is there already.
-    (tmp_path / "out/idea/mine-2").mkdir(parents=True)
+    (tmp_path / "out/idea/mine-2/source").mkdir(parents=True)
     (tmp_path / "out/idea/mine-2/ckpt.pt").touch()
     calls.unlink()
     again = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert again.returncode == 1 and "mine-2 holds a run: add --resume" in again.stderr
     assert not calls.exists()
     assert subprocess.run([*words, "--resume"], cwd=tmp_path, env=env).returncode == 0
+
+    # Nor is a run continued with other code.
+    for path, text in (("out/idea/mine-2/source/multiscreen.py", "1"), ("multiscreen.py", "2")):
+        (tmp_path / path).write_text(text)
+    calls.unlink()
+    again = subprocess.run([*words, "--resume"], cwd=tmp_path, env=env, capture_output=True,
+                           text=True)
+    assert again.returncode == 1 and not calls.exists()
+    assert "mine-2 was trained with other code: take multiscreen.py from out/idea/" in again.stderr
 
 
 def test_the_script_for_an_idea_waits_until_what_ctrl_c_stops_has_saved(tmp_path):

@@ -3,30 +3,40 @@
 #   bash lab/runs/idea.sh original
 #   bash lab/runs/idea.sh mine                             after an edit, in a copy or in place
 #   bash lab/runs/idea.sh mine --model multiscreen:mine.Tiles    with any flags of train.py
-#   NEEDLES=1 bash lab/runs/idea.sh mine --resume          and retrieval, half an hour more per seed
+#   NEEDLES=1 bash lab/runs/idea.sh mine                   and retrieval, half an hour more per seed
 # Each seed is trained on text, in the folder out/idea/NAME-SEED, and then its perplexity is measured
-# up to 16 times the training length. If you press Ctrl-C, go on with the same command and --resume.
-# Do not edit anything until the script ends, because each seed reads the code when it starts. After
-# an edit choose another name, because a name whose seeds have been trained is refused.
+# up to 16 times the training length. With NEEDLES=1, a second model of the same code and flags is
+# trained on retrieval, in out/needles/NAME-SEED. If you press Ctrl-C, go on with the same command
+# and --resume. Do not edit anything until the script ends, because each seed reads the code when it
+# starts. After an edit choose another name: a name is one code, so a name that has runs is refused
+# without --resume, and with it unless the code is that of its runs.
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
 case $name in
-    ""|-*)
-        echo "error: name your idea: bash lab/runs/idea.sh NAME [flags of train.py]" >&2
+    ""|-*|*[!A-Za-z0-9._-]*)
+        echo "error: name your idea in one word: bash lab/runs/idea.sh NAME [flags of train.py]" >&2
         exit 1 ;;
 esac
 shift
-# Refuse all seeds if one has been trained, because the others may get code that was edited since.
-case " $* " in *" --resume "*|*" --force "*) ;; *)
-    for seed in ${SEEDS:-0 1 2}; do
-        if [ -e "out/idea/$name-$seed/ckpt.pt" ]; then
-            echo "error: out/idea/$name-$seed holds a run: add --resume to continue it, or" \
-                "choose another name" >&2
-            exit 1
-        fi
-    done
-esac
+# Refuse all seeds if one has a run of other code, or may get one.
+refuse() {
+    echo "error: $*" >&2
+    exit 1
+}
+for seed in ${SEEDS:-0 1 2}; do
+    out=out/idea/$name-$seed
+    [ -e "$out/ckpt.pt" ] || continue
+    case " $* " in
+        *" --force "*) ;;
+        *" --resume "*)
+            files=$(LC_ALL=C diff -rq "$out/source" . | sed -n "s/^Files .* and .\/\(.*\) differ/\1/p")
+            [ -z "$files" ] || refuse "$out was trained with other code: take" $files \
+                "from $out/source, or choose another name" ;;
+        *) refuse "$out holds a run: add --resume to continue it, --force to overwrite it, or" \
+            "choose another name" ;;
+    esac
+done
 
 one_seed() {
     local seed=$1 out=out/idea/$name-$1 needles=out/needles/$name-$1
@@ -52,11 +62,14 @@ trap : INT
 printf '%s\n' ${SEEDS:-0 1 2} |
     xargs -P "${LANES:-2}" -I SEED bash -c 'labelled "$@"' idea SEED "$@" |
     (trap '' INT TERM HUP; cat) || {
-    echo "not finished: correct the error above, if there is one, and add --resume to go on;" \
-        "after an edit choose another name" >&2
+    echo "not finished: correct the error above, if there is one, and repeat the command with" \
+        "--resume to go on; after an edit choose another name" >&2
     exit 1
 }
-[ "$name" = original ] && exit
+if [ "$name" = original ]; then
+    echo "Now edit an equation, and run this script again under another name."
+    exit
+fi
 ls -d out/idea/original-* >/dev/null 2>&1 ||
     echo "First train the code without your edit in the same way: bash lab/runs/idea.sh original"
 echo "To compare them: python -m lab.compare out/idea/original-* out/idea/$name-*"
