@@ -124,7 +124,7 @@ def verdict(changes):
     if abs(change) > 2 * std:
         word = "lower" if change < 0 else "higher"
         return f"has a {word} loss: the change is more than twice its deviation"
-    return "changes the loss no more than seeds do: not more than twice the deviation"
+    return "changes the loss by at most twice the deviation, as another seed may, too"
 
 
 def row_of(label, runs, changes, step):

@@ -62,9 +62,12 @@ def read_run(path, label="", window=10):
     """The Run in a folder of train.py."""
     folder = Path(path)
     if not (folder / "log.tsv").exists() or not (folder / "flags.txt").exists():
-        if glob.glob(f"{folder}-[0-9]*"):
-            raise UsageError(f"{folder} holds no run: do you mean '{folder}-*'?")
-        raise UsageError(f"{folder} holds no run: train one, python train.py --out {folder}")
+        for meant, runs in ((f"{folder}-*", f"{folder}-[0-9]*"),
+                            (f"{folder}/*", f"{folder}/*/log.tsv")):
+            if glob.glob(runs):
+                raise UsageError(f"{folder} holds no run: do you mean '{meant}'?")
+        raise UsageError(f"{folder} holds no run: check its name, or train one, python train.py "
+                         f"--out {folder}")
     lines = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     flags = dict(line.partition("\t")[::2] for line in lines)
     rows = [{name: float(x) for name, x in row.items() if x}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from support.choose import get_screen
-from support.cli import UsageError, is_out_of_memory, rank
+from support.cli import UsageError, at_most_3, is_out_of_memory, rank
 from support.distributed import set_moments
 from support.models import build_model, has_windows
 from support.source import ROOT, edited_files, files_of, modules_of
@@ -32,15 +32,18 @@ def read_checkpoint(path):
     The file's checksums are verified first, by process 0 alone. Then it is mapped into memory, so
     weights and moments that nobody uses take up none.
     """
-    if not Path(path).exists():
-        folder = Path(path).parent
+    if Path(path).is_dir() or not Path(path).exists():
+        is_folder = Path(path).is_dir()
+        folder = Path(path) if is_folder else Path(path).parent
+        said = f"{path} is a folder" if is_folder else f"{path} does not exist"
         if (folder / "diverged.txt").exists():
-            said = (folder / "diverged.txt").read_text("utf-8").strip()
-            raise UsageError(f"{path} does not exist: {said}")
-        command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
-        raise UsageError(f"{path} does not exist: train a model first ({command})")
-    if Path(path).is_dir():
-        raise UsageError(f"{path} is a folder: name the checkpoint in it, as {path}/ckpt.pt")
+            why = (folder / "diverged.txt").read_text("utf-8").strip()
+        elif others := sorted(map(str, folder.glob("*.pt"))):
+            why = f"name a checkpoint, such as {at_most_3(others)}"
+        else:
+            command = "python train.py" + (f" --out {folder}" if folder != Path() else "")
+            why = f"train a model first ({command})"
+        raise UsageError(f"{said}: {why}")
     try:
         # Every file in a zip has a checksum, but torch ignores it, so flipped bits would be loaded.
         if rank() == 0 and (bad := zipfile.ZipFile(path).testzip()):

@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         return {name: x for name, x in vars(self.parse_args(argv, none)).items() if x is not None}
 
     def error(self, message):
-        raise UsageError(f"{message}; {self.prog} -h lists the flags")
+        raise UsageError(f"{message}; -h lists the flags")
 
 
 def number(kind, least, text):

@@ -72,7 +72,11 @@ def module_of(file):
     try:
         return import_module(file)
     except (ImportError, SyntaxError) as e:
-        raise UsageError(f"{file} cannot be imported ({error_line(e)})") from None
+        where = ""
+        if getattr(e, "name", None) == file:
+            path = file.replace(".", "/") + ".py"
+            where = f": {path} is neither beside train.py nor in the current folder"
+        raise UsageError(f"{file} cannot be imported ({error_line(e)}){where}") from None
 
 
 def variants(room):

@@ -98,7 +98,7 @@ def beside(ckpt_path, name, given=None):
     if not can_write(path):
         raise UsageError(f"{path} cannot be written: choose a table with --table PATH")
     if moves:
-        print(f"nothing is written to {ckpt_path.parent}: the table is {path}", file=sys.stderr)
+        print(f"the table is {path}: nothing is written to {ckpt_path.parent}", file=sys.stderr)
     return path
 
 

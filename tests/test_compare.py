@@ -71,8 +71,8 @@ def test_runs_are_compared_by_seed(run, said):
 
 
 @pytest.mark.parametrize("losses, words", [
-    ((3.4, 3.6, 3.9), "changes the loss no more than seeds do: not more than twice the deviation"),
-    ((3.5, 3.7, 3.9), "changes the loss no more than seeds do: not more than twice the deviation"),
+    ((3.4, 3.6, 3.9), "changes the loss by at most twice the deviation, as another seed may, too"),
+    ((3.5, 3.7, 3.9), "changes the loss by at most twice the deviation, as another seed may, too"),
     ((3.3, 3.4, 3.6), "has a lower loss: the change is more than twice its deviation"),
     ((3.7, 3.8, 4.0), "has a higher loss: the change is more than twice its deviation"),
     ((3.3, 3.4), None), ((3.3, 3.4, None), None)])

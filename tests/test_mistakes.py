@@ -124,7 +124,8 @@ MISTAKES = [
     # Folders and checkpoints.
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
     ("--out short.txt/x", "short.txt/x: Not a directory"),
-    ("--init out", "out is a folder: name the checkpoint in it, as out/ckpt.pt"),
+    ("--init out", "out is a folder: name a checkpoint, such as out/ckpt.pt"),
+    ("--init out/ckpt", "out/ckpt does not exist: name a checkpoint, such as out/ckpt.pt"),
     ("--out notes", "notes/log.tsv belongs to no run: name another --out"),
     ("--out half --resume", "half/ckpt.pt is damaged, or not a checkpoint of train.py"),
     ("--out out --resume --psi 3", "was trained with --psi 2, not 3: leave --psi out"),
@@ -132,7 +133,7 @@ MISTAKES = [
     ("--resume --force", "not allowed with"),
     ("--init missing.pt", "missing.pt does not exist"), ("--init text.txt", "not a checkpoint"),
     ("--out out", "out holds a run: --resume continues it, --force overwrites it, another"),
-    ("--model multiscreen:mine.Tiles", "mine cannot be imported (ModuleNotFoundError"),
+    ("--model multiscreen:mine.Tiles", "named 'mine'): mine.py is neither beside train.py nor in"),
     ("--model multiscreen:multiscreen.Tiles", "multiscreen.Tiles is unknown: multiscreen has "
      "GatedScreeningTiles; a class of yours is FILE.CLASS, and a subclass of multiscreen.Gated"),
     ("--model multiscreen:torch.nn.Linear", "Linear cannot be a layer of this model: torch.nn has"),

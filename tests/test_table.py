@@ -256,7 +256,7 @@ def test_the_table_is_beside_the_checkpoint_or_where_one_can_write(tmp_path, mon
     models = ROOT / "models"
     assert beside(models / "retrieval.pt", "windows.tsv") == Path("out/retrieval_windows.tsv")
     assert capsys.readouterr().err == (
-        f"nothing is written to {models}: the table is out/retrieval_windows.tsv\n")
+        f"the table is out/retrieval_windows.tsv: nothing is written to {models}\n")
     # A folder that cannot be written. Root writes everywhere, so the answer is made up.
     full = tmp_path / "theirs/run-3"
     full.mkdir(parents=True)
