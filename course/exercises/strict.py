@@ -67,7 +67,7 @@ class Memory:
 
     def dot(self, interpret, a, b, c, precision, *options):
         check(a.data.dtype == b.data.dtype == np.float32, "tl.dot of less than float32: keep the "
-              "dtype that you loaded, since bfloat16 has three digits and float16 four")
+              "dtype that you loaded, since bfloat16 has two digits and float16 three")
         check(precision.name != "TF32", "tl.dot needs input_precision=\"ieee\": without it a GPU "
               "rounds float32 to tf32, which has three digits")
         return interpret(a, b, c, precision, *options)
