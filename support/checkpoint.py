@@ -32,8 +32,8 @@ def read_checkpoint(path):
     The file's checksums are verified first, by process 0 alone. Then it is mapped into memory, so
     weights and moments that nobody uses take up none.
     """
-    if Path(path).is_dir() or not Path(path).exists():
-        is_folder = Path(path).is_dir()
+    is_folder = Path(path).is_dir()
+    if is_folder or not Path(path).exists():
         folder = Path(path) if is_folder else Path(path).parent
         said = f"{path} is a folder" if is_folder else f"{path} does not exist"
         if (folder / "diverged.txt").exists():

@@ -64,11 +64,9 @@ class Graph(TorchDispatchMode):
 
     No Python code of a pass runs again, and no tensor that has since taken another's place is seen.
     """
-    calls = ()
-
-    def __enter__(self):
+    def __init__(self):
+        super().__init__()
         self.calls = []
-        return super().__enter__()
 
     def __torch_dispatch__(self, operator, types, inputs=(), options=None):
         options = options or {}

@@ -79,8 +79,7 @@ def test_what_is_skipped_in_a_folder_is_named_with_the_reason(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"skipped {tmp_path}/b.pyc: not UTF-8, {tmp_path}/c.py: empty, {tmp_path}/d.jsonl: python "
         "-m support.prepare turns it into token files and 1 more",
-        f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth, at "
-        "least one sequence"]
+        f"{tmp_path}: 2 files, 598 bytes; held out: the last twentieth, at least one sequence"]
     assert [path for path, *_ in training.files] == [f"{tmp_path}/a.py", f"{tmp_path}/deep/e.txt"]
 
 

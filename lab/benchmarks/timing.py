@@ -144,7 +144,7 @@ def mean_ms(row):
 
 
 def hash_of_code():
-    """Twelve digits that change with the files that are timed."""
+    """A hash of the files that are timed."""
     return hash_of_texts(path.read_text("utf-8") for name in CODE for path in ROOT.glob(name))
 
 

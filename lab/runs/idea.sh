@@ -13,24 +13,25 @@
 cd "$(dirname "$0")/../.." || exit 1
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 export name=$1
-case $name in
-    ""|-*|*[!A-Za-z0-9._-]*)
-        echo "error: name your idea in one word: bash lab/runs/idea.sh NAME [flags of train.py]" >&2
-        exit 1 ;;
-esac
-shift
-# Refuse all seeds if one has a run of other code, or may get one.
+
 refuse() {
     echo "error: $*" >&2
     exit 1
 }
+case $name in
+    ""|-*|*[!A-Za-z0-9._-]*)
+        refuse "name your idea in one word: bash lab/runs/idea.sh NAME [flags of train.py]" ;;
+esac
+shift
+# Refuse all seeds if one has a run of other code, or may get one.
 for seed in ${SEEDS:-0 1 2}; do
     out=out/idea/$name-$seed
     [ -e "$out/ckpt.pt" ] || continue
     case " $* " in
         *" --force "*) ;;
         *" --resume "*)
-            files=$(LC_ALL=C diff -rq "$out/source" . | sed -n "s/^Files .* and .\/\(.*\) differ/\1/p")
+            files=$(LC_ALL=C diff -rq "$out/source" . |
+                sed -n "s/^Files .* and .\/\(.*\) differ/\1/p")
             [ -z "$files" ] || refuse "$out was trained with other code: take" $files \
                 "from $out/source, or choose another name" ;;
         *) refuse "$out holds a run: add --resume to continue it, --force to overwrite it, or" \
