@@ -335,7 +335,7 @@ def test_where_another_triton_spills_the_error_says_which_was_meant(monkeypatch,
     monkeypatch.setattr(sys, "argv", ["kernel_compile"])
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("TRITON_CACHE_DIR", "")         # restored afterwards
-    with pytest.raises(UsageError, match=f"^4 configurations spill .* of shared memory{said}"):
+    with pytest.raises(UsageError, match=f"^4 configurations spill .* tensor memory{said}"):
         kernel_compile.main()
 
 

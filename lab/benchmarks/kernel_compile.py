@@ -5,8 +5,10 @@
 Every configuration that we ship is compiled, with d_K = 16 and d_V = 64, for sm_80 (A100), sm_86
 (RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090). This takes
 two minutes on a CPU. A spill is a value that does not fit into the registers, so that every
-query-key pair costs a trip to memory. The script fails if there is a spill, or if a program needs
-more shared memory than one of these GPUs has. We chose the configurations with Triton 3.7.1; other
+query-key pair costs a trip to memory. The script fails if there is a spill, if a program needs more
+shared memory than one of these GPUs has, or if it multiplies in the tensor memory of a B200, where
+Triton 3.6 to 3.8 can compile two products that add to one accumulator in a loop wrongly
+(github.com/triton-lang/triton, issue 10821). We chose the configurations with Triton 3.7.1; other
 versions allocate registers differently.
 
 The columns of the table that is printed:
@@ -35,6 +37,7 @@ NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 TARGETS = (80, 86, 89, 90, 100, 120)
 CHOSEN_WITH = "3.7.1"                   # the version of Triton
 SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
+TENSOR_MEMORY = "tcgen05"               # how the instructions of a B200's tensor memory begin
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
            "shared")
 
@@ -93,12 +96,14 @@ def main():
             shared = binary.metadata.shared
             print(kernel, NAMES[qk], NAMES[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
                   registers, spills, shared, sep="\t", flush=True)
-            bad += spills > 0 or shared > SHARED
+            if spills > 0 or shared > SHARED or TENSOR_MEMORY in binary.asm["ptx"]:
+                bad += 1
     if bad:
-        other = "" if triton.__version__ == CHOSEN_WITH else (
-            f": they were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}")
-        raise UsageError(f"{bad} configurations spill registers or need more than {SHARED} bytes "
-                         f"of shared memory{other}")
+        other = ""
+        if triton.__version__ != CHOSEN_WITH:
+            other = f": they were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}"
+        raise UsageError(f"{bad} configurations spill registers, need more than {SHARED} bytes of "
+                         f"shared memory, or use tensor memory{other}")
 
 
 if __name__ == "__main__":
