@@ -52,7 +52,7 @@ def compile_kernel(kernel, qk, v, target, blocks):
     constants = {"BI": BI, "BJ": BJ, "D_K": 16, "D_V": 64, "PARTS": n}
     pointers = dict.fromkeys(("V", "OUT", "DH", "DV"), v)
     pointers |= dict.fromkeys(("Q", "K"), of_parts) | dict.fromkeys(("DQ", "DK"), qk)
-    pointers |= dict.fromkeys(("W", "R", "DW", "DR"), torch.float32)
+    pointers |= dict.fromkeys(("W", "R", "BOUND", "DW", "DR"), torch.float32)
     types = {name: f"*{NAMES[dtype]}" for name, dtype in pointers.items()} | {"ORDER": "*i64"}
 
     # Pointers and strides are multiples of 16, as they are at run time: loads are vectorised.
