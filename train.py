@@ -164,7 +164,10 @@ def train_step(model, data, args, drawn):
         loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
         loss.backward()
         losses.append(loss.detach())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip or math.inf)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if args.clip:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), args.clip, norm)
 
     # One transfer for all numbers, since each makes the CPU wait for the GPU.
     *losses, norm = torch.stack([*losses, dist.full(norm)]).tolist()
