@@ -2,6 +2,7 @@
 
 First the equations of one screening unit, then the model, then the fused kernel against the
 definition. Read it in two sittings, the second for the kernel. The reference is tests/reference.py.
+`pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 examples of each property.
 
 Many tests share these, from tests/helpers.py: correlated(seed, B, H, T, S) draws unit q, k and v
 that often pass Trim; widths and acceptances draw w in [1, inf] and r; small(seed) is a small model;
@@ -20,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 import multiscreen as ms
@@ -34,6 +35,7 @@ from tests.helpers import (
     acceptances,
     correlated,
     draw_tokens,
+    draws,
     needs_kernel,
     random,
     seeds,
@@ -258,7 +260,7 @@ def test_every_relevance_is_in_0_1_and_that_of_an_exact_match_is_1(seed, s_r, w,
 
 
 @guards("Eqs. (8) to (12), screening")
-@settings(max_examples=15)
+@draws(15)
 @given(seed=seeds, T=st.integers(1, 12), S=st.integers(1, 12), i0=st.integers(-3, 12), w=widths,
        r=acceptances)
 def test_screen_against_a_loop_over_pairs(seed, T, S, i0, w, r):
@@ -321,7 +323,7 @@ def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
     torch.testing.assert_close(h.double(), exact, rtol=0.01, atol=1e-3)
 
 
-@settings(max_examples=20)
+@draws(20)
 @given(seed=seeds, T=st.integers(2, 40) | st.integers(MANY, MANY + 40), w=widths,
        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
        screen=st.sampled_from([ms.screen, screen_windowed]), data=st.data())
@@ -457,7 +459,7 @@ def test_the_definition_screens_unless_told_otherwise(monkeypatch):
     assert vars(model)["screen"] is screen_windowed            # no property, no second name
 
 
-@settings(max_examples=10)
+@draws(10)
 @given(seed=seeds, T=st.integers(2, 90), dtype=st.sampled_from([None, torch.bfloat16]),
        data=st.data())
 def test_the_model_is_causal_bitwise(seed, T, dtype, data):
@@ -494,7 +496,7 @@ def test_products_of_16_bits_are_near_those_of_32_and_geometry_is_float32(dtype)
     assert 0 < (logits - exact).norm() / exact.norm() < 0.1
 
 
-@settings(max_examples=15)
+@draws(15)
 @given(seed=seeds, pieces=st.lists(st.integers(1, 60), min_size=1, max_size=5),
        infinite=st.booleans())
 def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
@@ -652,7 +654,7 @@ def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
 
 
 @needs_kernel
-@settings(max_examples=4, phases=QUICKLY)
+@draws(4, phases=QUICKLY)
 @given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 40), S=st.integers(1, 40),
        i0=st.one_of(st.just(0), st.integers(-40, 40)), blocks=some_blocks,
        tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=2),
@@ -678,7 +680,7 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
 
 
 @needs_kernel
-@settings(max_examples=2, phases=QUICKLY)
+@draws(2, phases=QUICKLY)
 @given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 60),
        before=st.integers(-20, 20), keys=st.sampled_from([16, 48, 1024]),
        blocks=st.sampled_from([None, (16, 32), (32, 64)]),
@@ -761,7 +763,7 @@ def test_kernel_drops_a_key_exactly_on_the_threshold(s):
 
 
 @needs_kernel
-@settings(max_examples=2, phases=QUICKLY)
+@draws(2, phases=QUICKLY)
 @given(seed=seeds, T=st.integers(2, 40), j=st.integers(0, 39), w=widths, blocks=some_blocks,
        dtypes=st.sampled_from([(FP32, FP32), (FP32, BF16)]))
 @example(seed=0, T=40, j=20, w=16.0, blocks=(16, 16), dtypes=(FP32, FP32))

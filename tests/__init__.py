@@ -3,7 +3,6 @@ import os
 import tempfile
 
 import torch
-from hypothesis import settings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")
@@ -11,7 +10,3 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")
 # The tests' own cache: torch's cannot tell two layouts of one operator apart.
 INDUCTOR = tempfile.TemporaryDirectory()
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = INDUCTOR.name
-
-settings.register_profile("repo", deadline=None, max_examples=40,
-                          derandomize=bool(os.environ.get("CI")))
-settings.load_profile("repo")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import train
@@ -40,6 +41,14 @@ seeds = st.integers(0, 2**31 - 1)
 widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9),
                    st.just(INF))
 acceptances = st.floats(0.02, 1.0)
+
+
+def draws(n, **options):
+    """Settings of a slow property: n examples, but in the nightly profile as many as it has."""
+    nightly = settings.get_profile("nightly").max_examples
+    if settings().max_examples == nightly:
+        n = nightly
+    return settings(max_examples=n, **options)
 
 
 def draw_tokens(*shape, seed=0, n=50):

@@ -1,0 +1,11 @@
+"""How many examples Hypothesis draws: `pytest` a few, `pytest --hypothesis-profile=nightly` 200.
+
+Each run draws other examples. A failure prints what draws it again.
+"""
+from hypothesis import settings
+
+# derandomize is given because Hypothesis turns it on by itself where the variable CI is set.
+FRESH = settings(deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("quick", FRESH, max_examples=40)
+settings.register_profile("nightly", FRESH, max_examples=200)
+settings.load_profile("quick")
