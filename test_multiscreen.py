@@ -56,8 +56,8 @@ def guards(equation):
                 test(*args, **kwargs)
             except AssertionError as e:
                 e.add_note(f"This test guards {equation} of the paper. If you changed it on "
-                           "purpose, the failure is right: the change acts. Undo it with git "
-                           "checkout multiscreen.py, which drops every edit of that file.")
+                           "purpose, the failure is right: your change acts. `git diff "
+                           "multiscreen.py` shows how your file differs from the paper's.")
                 raise
         return wrapper
     return decorate
@@ -449,7 +449,7 @@ def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
         model.loss(x, y.flatten())
 
 
-def test_the_definition_screens_unless_told_otherwise(monkeypatch):
+def test_the_definition_screens_until_another_screen_is_assigned(monkeypatch):
     """As it stands when it is called: so an edit in a notebook acts on a model that exists."""
     model, inputs = Multiscreen(Config(2, vocab_size=7)), object()
     monkeypatch.setattr(ms, "screen", lambda *given: given)
