@@ -92,7 +92,8 @@ def test_window_and_acceptance_by_hand():
     assert w[2] == 1
     assert w[3] == INF
     torch.testing.assert_close(w[1].item(), 257.0, rtol=1e-5, atol=0)
-    w[:4].sum().backward()
+    torch.testing.assert_close(w[4].item(), math.exp(80), rtol=1e-5, atol=0)
+    w.sum().backward()
     torch.testing.assert_close(s_w.grad, torch.tensor([1.0, 256.0, 0.0, 0.0, 0.0]))
     assert ms.acceptance(torch.tensor(0.0)) == 0.5
     assert ms.acceptance(torch.tensor(-INF)) == torch.tensor(1e-3)
@@ -114,6 +115,12 @@ def test_unit_of_zero_is_zero_with_a_finite_gradient():
     y.sum().backward()
     assert (y == 0).all()
     assert x.grad.isfinite().all()
+
+
+@guards("Eq. (5), unit length")
+def test_unit_divides_by_the_length_but_by_no_less_than_1e_6():
+    found = ms.unit(torch.tensor([[3.0, 4.0], [6e-6, 8e-6], [3e-8, 4e-8]]))
+    torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.03, 0.04]]))
 
 
 @guards("Eqs. (6) and (7), MiPE's angle")
@@ -139,6 +146,12 @@ def test_mipe_angle_is_right_far_out(i, w):
     # They may differ by whole turns.
     angle = ms.mipe_angle(torch.tensor([i]), torch.tensor([w]), 256.0).item()
     assert abs(np.remainder(angle - exact + pi, 2 * pi) - pi) < 2e-6
+
+
+@guards("Eqs. (6) and (7), MiPE")
+def test_a_quarter_turn_takes_the_first_axis_to_the_second_and_leaves_the_others():
+    found = ms.mipe(torch.tensor([[[[1.0, 2.0, 3.0, 4.0]]]]), torch.tensor([[math.pi / 2]]))
+    torch.testing.assert_close(found, torch.tensor([[[[-2.0, 1.0, 3.0, 4.0]]]]))
 
 
 @guards("Eqs. (6) and (7), MiPE")
