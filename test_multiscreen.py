@@ -207,7 +207,7 @@ def test_trim_is_bounded_and_exactly_zero_at_its_threshold(s, r):
 @pytest.mark.parametrize("d, w, m", [
     (0, 4, 1), (-1, 4, 0.5 + 0.25 * math.sqrt(2)), (-2, 4, 0.5),
     (-3, 4, 0.5 - 0.25 * math.sqrt(2)), (-4, 4, 0), (1, 4, 0), (-5, 4, 0), (-9, INF, 1),
-    (1, INF, 0), (0, 1, 1), (-1, 1, 0)])
+    (1, INF, 0), (0, 1, 1), (-1, 1, 0), (-100_000, 150_000, 0.25), (-100_000, INF, 1)])
 def test_softmask_by_hand(d, w, m):
     found = ms.softmask(torch.tensor(d), torch.tensor(float(w)))
     torch.testing.assert_close(found.item(), float(m))
@@ -299,6 +299,27 @@ def assert_a_key_on_the_threshold_contributes_nothing(screen, s):
 @pytest.mark.parametrize("s", [717 / 1024, 461 / 1024, 256 / 1024])
 def test_a_key_exactly_on_the_threshold_contributes_nothing_at_all(screen, s):
     assert_a_key_on_the_threshold_contributes_nothing(screen, s)
+
+
+def assert_far_keys_count(screen, T):
+    """The last of T queries finds three of 70,100 keys; the windows are 70,000 and infinite."""
+    S = 70_100
+    distance = torch.tensor([17_500, 66_000, 69_999])
+    q, k, v = torch.zeros(1, 2, T, 16), torch.zeros(1, 2, S, 16), torch.zeros(1, 2, S, 16)
+    q[..., 0] = 1
+    k[:, :, S - 1 - distance, 0] = 1
+    v[:, :, S - 1 - distance, :3] = torch.eye(3)
+    h = screen(q, k, v, torch.tensor([70_000.0, INF]), torch.ones(2), S - T)
+    m = 0.5 * (1 + torch.cos(math.pi * distance / 70_000))
+    torch.testing.assert_close(h[0, :, -1, :3].cpu(), torch.stack((m, torch.ones(3))), rtol=1e-5,
+                               atol=1e-6)
+    assert (h[..., 3:] == 0).all()
+
+
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("T", [1, 17])
+def test_keys_count_however_far_a_window_reaches(T, screen):
+    assert_far_keys_count(screen, T)
 
 
 @guards("Eq. (13), TanhNorm")
