@@ -377,13 +377,17 @@ def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
 
 # --------------------------------------------------------- the model: equations 1 to 3, 15 to 18
 
+# A size of the paper's that is written into an equation shows with the others.
+SIZES = {"the paper's": {}, "others": {"w_th": 16.0, "d_K": 9, "d_V": 25, "N_H": 4}}
+
+
 @functools.cache
-def reference_run(seed, moved):
+def reference_run(seed, moved, sizes):
     """(tokens, parameters, logits) of a small model, from tests/reference.py, in float64.
 
     The parameters carry the gradients of the loss.
     """
-    model = small(seed, moved)
+    model = small(seed, moved, **SIZES[sizes])
     tokens = draw_tokens(1, MANY + 1, seed=seed)
     p = {name: x.detach().double().requires_grad_() for name, x in model.named_parameters()}
     logits = reference.reference_logits(p, model.config, tokens[0, :-1])
@@ -392,12 +396,14 @@ def reference_run(seed, moved):
 
 
 @guards("Eqs. (1) to (18), the model")
-@pytest.mark.parametrize("seed, moved", [(0, False), (0, True), (1, True), (2, True)])
+@pytest.mark.parametrize("seed, moved, sizes", [
+    (0, False, "the paper's"), (0, True, "the paper's"), (1, True, "the paper's"),
+    (2, True, "others")])
 @pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
-def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, moved, screen):
-    tokens, parameters, exact = reference_run(seed, moved)
+def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, moved, sizes, screen):
+    tokens, parameters, exact = reference_run(seed, moved, sizes)
     x, y = tokens[:, :-1], tokens[:, 1:]
-    model = small(seed, moved)
+    model = small(seed, moved, **SIZES[sizes])
     model.screen = screen
     if moved:
         alive = torch.stack(model.relevance_maps(x)).gt(0).double().mean()
@@ -424,24 +430,40 @@ def test_parameter_counts_are_the_papers(psi, total, non_embedding):
     assert count - model.W_E.numel() == non_embedding
 
 
-def test_initial_values_are_the_papers():
+@pytest.mark.parametrize("config", [
+    Config(8, vocab_size=5000, N_L=5, d_E=144),
+    Config(4, vocab_size=5000, N_L=3, N_H=9, d_E=225, d_K=36, d_V=100, w_th=16.0)])
+def test_initial_values_are_the_papers(config):
     torch.manual_seed(0)
-    model = Multiscreen(Config(8, vocab_size=5000, N_L=5, d_E=144))        # all sizes differ
-    # The square roots: 4 of d_K, 8 of d_V, 12 of d_E.
-    stds = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 12}
+    model = Multiscreen(config)
+    H, E, K, V = config.N_H, config.d_E, config.d_K, config.d_V
+    stds = {"W_Q": 0.1 / K**0.5, "W_K": 0.1 / K**0.5, "W_V": 0.1 / V**0.5, "W_G": 0.1,
+            "W_O": 0.1 / E**0.5}
+    assert len(model.layers) == config.N_L
     for tile in model.layers:
         for name, std in stds.items():
             W = getattr(tile, name).detach() / std
             assert abs(W.std() - 1) < 0.05
             assert abs(W.mean()) < 0.05
             assert abs(W.pow(4).mean() / 3 - 1) < 0.2      # 3: the fourth moment of a normal
-        torch.testing.assert_close(tile.s_w.detach(), torch.arange(8) * math.log(256) / 7)
+        s_w = torch.arange(H) * math.log(config.w_th) / (H - 1)
+        torch.testing.assert_close(tile.s_w.detach(), s_w)
         assert (tile.s_r == 0).all()
-        s_O = torch.full((8,), math.log(1 / math.sqrt(8 * 5)))
+        s_O = torch.full((H,), -0.5 * math.log(H * config.N_L))
         torch.testing.assert_close(tile.s_O.detach(), s_O)
-    assert abs(model.W_E.std().item() / (0.1 / 12) - 1) < 0.02
+    assert abs(model.W_E.std().item() / (0.1 / E**0.5) - 1) < 0.02
     assert model.s_E == 0
-    assert abs(model.s_F.item() - math.log(12)) < 1e-6
+    assert abs(model.s_F.item() - 0.5 * math.log(E)) < 1e-6
+
+
+def test_sizes_follow_psi_unless_they_are_given():
+    assert vars(Config()) == dict(psi=8, vocab_size=50257, N_L=8, N_H=8, d_E=64, d_K=16, d_V=64,
+                                  w_th=256.0)
+    given = dict(psi=4, vocab_size=7, N_L=2, N_H=3, d_E=5, d_K=6, d_V=9, w_th=10.0)
+    assert vars(Config(**given)) == given
+    for name in given:
+        part = {n: x for n, x in given.items() if n in ("psi", name)}
+        assert vars(Config(**part)) == vars(Config(4)) | part
 
 
 def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
