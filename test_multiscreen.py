@@ -467,19 +467,20 @@ def test_sizes_follow_psi_unless_they_are_given():
 
 
 def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
-    model = small(1, moved=True)
-    tokens = draw_tokens(2, 41)
-    x, y = tokens[:, :-1], tokens[:, 1:]
+    model = small(1, moved=True).double()
+    tokens = draw_tokens(2, 42)
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[0, 3:30] = -100
     torch.testing.assert_close(model(x)[1:], model(x[1:]))                 # each sequence alone
     exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    each = torch.nn.functional.cross_entropy(model(x).mT, y, reduction="none")
     wanted = torch.autograd.grad(exact, list(model.parameters()))
-    torch.testing.assert_close(model.loss(x, y), exact)
-    monkeypatch.setattr(model.config, "vocab_size", 2**25 // 7)            # chunks of 4 tokens
-    chunked = model.loss(x, y)
-    torch.testing.assert_close(chunked, exact)
-    torch.testing.assert_close(model.loss(x, y, "none").mean(), exact)
-    gradients = torch.autograd.grad(chunked, list(model.parameters()))
-    torch.testing.assert_close(gradients, wanted, rtol=1e-3, atol=1e-5)
+    for vocab_size in (50, 2**25 // 7):                # one chunk; chunks of 7 tokens, or fewer
+        monkeypatch.setattr(model.config, "vocab_size", vocab_size)
+        found = model.loss(x, y)
+        torch.testing.assert_close(found, exact)
+        torch.testing.assert_close(torch.autograd.grad(found, list(model.parameters())), wanted)
+        torch.testing.assert_close(model.loss(x, y, "none"), each)
 
 
 def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
@@ -491,18 +492,28 @@ def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
     assert all((p.grad == 0).all() for p in model.parameters())
 
 
-def test_ignored_targets_do_not_count_and_other_reductions_are_refused():
-    model = small(1, moved=True)
-    tokens = draw_tokens(2, 41)
-    x, y = tokens[:, :-1], tokens[:, 1:].clone()
-    y[0, 3:30] = -100
-    exact = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-    torch.testing.assert_close(model.loss(x, y), exact)
-    assert (model.loss(x, y, "none")[0, 3:30] == 0).all()
-    with pytest.raises(ValueError, match="'sum'"):
-        model.loss(x, y, "sum")
+def test_what_the_model_does_not_take_is_refused():
+    model, x = small(1), draw_tokens(2, 8)
+    for sizes in ({"psi": 0}, {"N_L": 0}, {"vocab_size": 0}, {"d_K": 1}, {"w_th": 1.0}):
+        with pytest.raises(ValueError, match="expected more than"):
+            Config(**sizes)
+    for wrong in (x[0], x[:, :0], x[:, :, None]):
+        with pytest.raises(ValueError, match="tokens has shape"):
+            model(wrong)
+        with pytest.raises(ValueError, match="tokens has shape"):
+            model.generate(wrong, 1)
     with pytest.raises(ValueError, match="targets has shape"):
-        model.loss(x, y.flatten())
+        model.loss(x, x.flatten())
+    with pytest.raises(ValueError, match="'sum'"):
+        model.loss(x, x, "sum")
+    for options in ({"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            model.generate(x, 1, **options)
+    with pytest.raises(TypeError, match="keep them in float32"):
+        small(1).half()(x)
+    model.s_F.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.generate(x, 1)
 
 
 def test_the_definition_screens_until_another_screen_is_assigned(monkeypatch):
