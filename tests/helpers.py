@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import train
 from course.exercises import checks
 from course.exercises.checks import random
-from multiscreen import Config, Multiscreen
+from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from screening_triton import available
 from support.checkpoint import build_model, read_checkpoint
 from support.data import get_data
@@ -62,13 +62,14 @@ correlated = partial(checks.correlated, V=64, rho=0.8)
 
 # ----------------------------------------------------------------------------------- models
 
-def small(seed=0, moved=False, vocab_size=50, **sizes):
+def small(seed=0, moved=False, vocab_size=50, dtype=None, tiles=GatedScreeningTiles, **sizes):
     """A small model; moved=True takes its parameters far from their initial values.
 
     Then windows range from 1.1 to inf and r from 0.05 to 0.95, and many pairs pass Trim.
     """
     torch.manual_seed(seed)
-    model = Multiscreen(Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes)))
+    config = Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes))
+    model = Multiscreen(config, dtype, tiles)
     if moved:
         move_away(model, random(seed))
     return model
