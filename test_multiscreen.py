@@ -593,18 +593,73 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
     torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-4)
 
 
-def test_greedy_generation_equals_recomputation():
-    model = small(2, moved=True)
+def with_small_windows(model):
+    """The model with windows of 2.6, 21.1 and 8.4 in each layer, screening in pieces."""
     for tile in model.layers:
-        tile.s_w.data.clamp_(max=3.0)                                      # windows up to 21
+        tile.s_w.data = torch.tensor([0.5, 3.0, 2.0]).to(tile.s_w)
+    model.screen = screen_windowed
+    return model
+
+
+@torch.no_grad()
+def test_a_cache_drops_keys_that_no_later_query_sees_and_no_others():
+    model = with_small_windows(small(2, moved=True))
+    tokens, caches = draw_tokens(2, 4120), model.new_caches()
+    pieces = tokens.split([1500, 1, 10, 1200, 1, 1, 1407], 1)
+    parts = torch.cat([model(piece, caches) for piece in pieces], 1)
+    torch.testing.assert_close(parts, model(tokens), rtol=1e-3, atol=1e-4)
+    # The last piece, a window, and spare room.
+    assert all(cache.k.shape[2] < 1407 + 22 + 1024 for cache in caches)
+
+
+def test_gradients_flow_through_caches_that_drop_keys():
+    model = with_small_windows(small(2, moved=True).double())
+    tokens = draw_tokens(2, 151)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    wanted = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
+    caches = model.new_caches()
+    logits = torch.cat([model(piece, caches) for piece in x.split([70, 1, 5, 74], 1)], 1)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), wanted)
+
+
+@torch.no_grad()
+def test_a_cache_keeps_all_keys_of_an_infinite_window():
+    model, seen = small(1, N_L=1), []
+    model.layers[0].s_w[1] = INF
+
+    def screen(q, k, v, w, r, i0=0):
+        seen.append((i0, k.shape[2]))
+        return v[:, :, -q.shape[2]:]
+
+    screen.stays_in_window = True
+    model.screen, caches = screen, model.new_caches()
+    for n in (35_000, 35_000, 1):
+        model(draw_tokens(1, n), caches)
+    assert seen == [(0, 35_000), (35_000, 70_000), (70_000, 70_001)]
+
+
+def test_greedy_generation_equals_recomputation():
+    model = with_small_windows(small(2, moved=True))
     tokens = draw_tokens(2, 33)
     seen = tokens
     for _ in range(40):
         seen = torch.cat((seen, model(seen)[:, -1].argmax(-1, keepdim=True)), 1)
     assert torch.equal(model.generate(tokens, 40), seen[:, 33:])
+    assert model.generate(tokens, 0).shape == (2, 0)
 
 
-def test_sampling_respects_temperature_top_k_and_the_generator():
+@torch.no_grad()
+def test_the_whole_of_a_long_prompt_is_read():
+    model = small(1, moved=True, psi=1, N_L=2)
+    for tile in model.layers:
+        tile.s_w.fill_(math.log(7000.0))
+    model.screen = screen_windowed
+    tokens = draw_tokens(1, 9000)
+    assert torch.equal(model.generate(tokens, 1)[:, 0], model(tokens)[:, -1].argmax(-1))
+
+
+def test_sampling_respects_the_temperature_and_the_generator():
     model = small(2, moved=True)
     tokens = draw_tokens(1, 9)
 
