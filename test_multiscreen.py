@@ -672,10 +672,23 @@ def test_sampling_respects_the_temperature_and_the_generator():
     first, again, other = (sample(seed, temperature=2.0, top_k=20) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    best = model(tokens)[0, -1].topk(3).indices.tolist()
-    drawn = [model.generate(tokens, 1, temperature=5.0, top_k=3, generator=random(seed)).item()
-             for seed in range(60)]
-    assert set(drawn) == set(best)
+
+
+@pytest.mark.parametrize("temperature, top_k", [(1.0, None), (2.5, 50), (2.5, 99), (2.5, 30),
+                                                (2.5, 5), (0.5, 3)])
+def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits_over_the_temperature(temperature,
+                                                                                   top_k):
+    model, generator = small(2, moved=True, psi=1, d_K=2, d_V=2), random(0)
+    tokens = draw_tokens(2, 9)
+    with torch.no_grad():
+        z = model(tokens)[:, -1]
+    kept = z.topk(min(top_k or 50, 50)).indices
+    p = torch.zeros(2, 50).scatter(1, kept, (z.gather(1, kept) / temperature).softmax(1))
+
+    drawn = model.generate(tokens.repeat(3000, 1), 1, temperature=temperature, top_k=top_k,
+                           generator=generator).view(3000, 2)
+    share = torch.stack([drawn[:, n].bincount(minlength=50) for n in (0, 1)]) / 3000
+    assert ((share - p).abs() <= 5 * (p / 3000).sqrt()).all()
 
 
 def test_windows_beyond_the_training_length_are_expanded_and_no_others():
