@@ -698,6 +698,10 @@ def test_windows_beyond_the_training_length_are_expanded_and_no_others():
     model.expand_windows(100.0005)
     for tile in model.layers:
         assert ms.window(tile.s_w).isinf().tolist() == [False, False, True]
+        tile.s_w.data[1] = 0                                               # w = 2, exactly
+    model.expand_windows(2)
+    for tile in model.layers:
+        assert ms.window(tile.s_w).isinf().tolist() == [True, False, True]
     tokens = draw_tokens(2, 120)
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
@@ -717,6 +721,23 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
         assert (alpha_d[:, 0][:, distance >= 10] == 0).all()
         assert alpha_d.diagonal(dim1=-2, dim2=-1).amax() > 0
     assert any((alpha_d[:, 2][:, distance >= 101] > 0).any() for alpha_d in maps)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_relevance_maps_are_the_weights_that_the_models_own_screen_gives(factor):
+    model, tokens, given = small(1, moved=True), draw_tokens(2, 140), []
+
+    def screen(q, k, v, w, r, i0=0):
+        given.append((q, k, w, r))
+        return factor * ms.screen(q, k, v, w, r, i0)
+
+    model.screen = screen
+    model(tokens)
+    wanted = [factor * ms.relevance(*inputs) for inputs in given]
+    if factor == 1:
+        model.screen = screen_windowed                 # the same weights
+    for alpha_d, right in zip(model.relevance_maps(tokens), wanted, strict=True):
+        torch.testing.assert_close(alpha_d, right, rtol=1e-3, atol=1e-5)
 
 
 # --------------------------------------- the fused kernel: native on a GPU, interpreted elsewhere
