@@ -833,7 +833,7 @@ def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
        dtypes=st.sampled_from([(FP32, FP32), (FP16, FP16), (BF16, BF16), (FP32, FP16),
                                (FP32, BF16), (BF16, FP16)]))
 # One pair; a window over several blocks; a chunk after a cache, and a tiny r; a huge window and a
-# small one; windows smaller than the shipped blocks.
+# small one; windows smaller than the shipped blocks; queries that come long after the last key.
 @example(seed=0, B=1, T=1, S=1, i0=0, blocks=(16, 16), tiles=[(1.0, 0.5), (INF, 1.0)], rho=0.9,
          dtypes=(FP32, BF16))
 @example(seed=1, B=2, T=50, S=50, i0=0, blocks=(16, 32), tiles=[(40.0, 0.3), (INF, 1.0)], rho=0.6,
@@ -844,6 +844,8 @@ def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
          dtypes=(BF16, BF16))
 @example(seed=4, B=1, T=90, S=90, i0=0, blocks=None, tiles=[(1.5, 0.9), (2.0, 0.7)], rho=0.8,
          dtypes=(FP32, FP16))
+@example(seed=5, B=2, T=35, S=21, i0=5, blocks=(16, 32), tiles=[(30.0, 0.9), (INF, 0.7)], rho=0.8,
+         dtypes=(FP32, BF16))
 def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i0, blocks, tiles,
                                                                 rho, dtypes):
     q, k, v, dh = draw_inputs(seed, B, T, S, dtypes, rho, len(tiles))
@@ -1025,6 +1027,60 @@ def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
     found = through_kernel(every_second[..., ::2], k, v_apart, w, r, 0, dh)
     assert all(map(torch.equal, found, wanted))
     path.unlink(missing_ok=True)
+
+
+@needs_kernel
+@pytest.mark.parametrize("T", [1, 20])
+def test_kernel_takes_transposed_float32_and_q_and_k_of_two_dtypes(T):
+    q, k, v, dh = draw_inputs(16, 2, T, 20, (FP32, FP32))
+    w, r = torch.tensor([9.0, INF]), torch.tensor([0.4, 0.9])
+    wanted = through_kernel(q, k, v, w, r, 20 - T, dh)
+    turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    found = through_kernel(*turned, w, r, 20 - T, dh)
+    assert all(map(torch.equal, found, wanted))
+    v, dh = v.to(BF16), dh.to(BF16)
+    assert_as_good_as_torch(q.to(BF16), k, v, w, r, 20 - T, dh)
+
+
+@needs_kernel
+@pytest.mark.parametrize("T", [1, 17])
+def test_kernel_counts_keys_however_far_a_window_reaches(T):
+    def screen(*inputs):
+        *tensors, i0 = inputs
+        return fused.screen(*(x.to(DEVICE) for x in tensors), i0)
+
+    if DEVICE == "cuda":
+        assert_far_keys_count(screen, T)
+        return
+    # Large blocks, of which there are fewer to interpret.
+    with use_blocks((32, 8192)), mock.patch.object(fused, "KEYS_PER_PROGRAM", 8192):
+        assert_far_keys_count(screen, T)
+
+
+@needs_kernel
+@pytest.mark.parametrize("v_dtype", [BF16, FP32])
+def test_kernel_scales_its_gradients_with_dh_however_small_or_large(v_dtype):
+    """Here dh . v is the largest that the numbers of dh and v allow."""
+    q, k, _, _ = draw_inputs(17, 1, 20, 20, (FP32, FP32), H=1)
+    v, dh = torch.full((2, 1, 1, 20, 64), 0.125, dtype=v_dtype)
+    w, r = torch.tensor([9.0]), torch.tensor([0.5])
+    _, *wanted = through_kernel(q, k, v, w, r, 0, dh)
+    assert all(x.isfinite().all() and x.any() for x in wanted)
+    for factor in (0.0, 2.0**-60, 2.0**60):
+        _, *found = through_kernel(q, k, v, w, r, 0, dh * factor)
+        for x, right in zip(found, wanted):
+            torch.testing.assert_close(x, right * factor, rtol=1e-6, atol=0)
+
+
+@needs_kernel
+def test_kernel_takes_empty_inputs():
+    for B, H, T, S in ((0, 2, 5, 5), (1, 0, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0), (1, 2, 20, 0)):
+        q, k, v, dh = draw_inputs(18, B, T, S, (FP32, FP32), H=H)
+        inputs = q, k, v, torch.full((H,), 3.0), torch.ones(H)
+        h, *gradients = through_kernel(*inputs, 0, dh)
+        for x, same in zip([h, *gradients], [dh, *inputs]):
+            assert x.shape == same.shape
+            assert not x.any()
 
 
 @needs_kernel
