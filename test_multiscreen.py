@@ -333,7 +333,7 @@ def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
 
 @guards("Eq. (13), TanhNorm")
 @pytest.mark.parametrize("length", [0.0, 1e-30, 1e-8, 1e-6, 1e-3, 1e4])
-def test_tanh_norm_has_no_bad_point(length):
+def test_tanh_norm_has_a_finite_jacobian_everywhere(length):
     x = torch.zeros(16, dtype=torch.float64)
     x[0] = length
     J = torch.autograd.functional.jacobian(ms.tanh_norm, x)
@@ -632,7 +632,6 @@ def test_a_cache_keeps_all_keys_of_an_infinite_window():
         seen.append((i0, k.shape[2]))
         return v[:, :, -q.shape[2]:]
 
-    screen.stays_in_window = True
     model.screen, caches = screen, model.new_caches()
     for n in (70_000, 1, 2_000):
         model(draw_tokens(1, n), caches)
@@ -877,7 +876,7 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
 
 
 @needs_kernel
-def test_kernel_reads_a_cache_where_it_lies():
+def test_kernel_reads_a_cache_in_place():
     """Decoding copies no slice of a buffer: float32 keys, 16-bit values."""
     q, k, v, _ = draw_inputs(3, 2, 1, 90, (FP32, BF16))
     q, k, v = (x.to(DEVICE) for x in (q, k, v))
@@ -892,7 +891,7 @@ def test_kernel_reads_a_cache_where_it_lies():
 
 @needs_kernel
 @pytest.mark.parametrize("i0", [0, 1, 7, 14])
-def test_kernel_draws_its_bounds_right_wherever_blocks_begin(i0):
+def test_kernel_sees_exactly_the_window_wherever_blocks_begin(i0):
     """The window's edge at several offsets from blocks of 16: a pair too many would show.
 
     At 0, 1 and 14 the bounds of w = 31.1 or 30.1 lie on the edge of a block, or one beside it.
@@ -1007,7 +1006,7 @@ def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
 
 
 @needs_kernel
-def test_kernel_takes_any_strides_and_past_two_billion_elements(tmp_path):
+def test_kernel_takes_any_strides_and_more_than_two_billion_elements(tmp_path):
     q, k, v, dh = draw_inputs(8, 2, 34, 34, (FP32, FP16))
     k = k[:1].expand(k.shape)
     w, r = torch.tensor([[9.0, 1.0, INF, 1.0], [0.4, 1.0, 0.9, 1.0]])[:, ::2]
@@ -1084,7 +1083,7 @@ def test_kernel_takes_empty_inputs():
 
 
 @needs_kernel
-def test_kernel_keeps_nan_where_it_is_seen():
+def test_kernel_passes_nan_on_to_the_queries_that_see_it():
     """A diverged model must not look like one that finds nothing."""
     q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, FP32))
     q[0, 0, 20], k[0, 1, 5] = math.nan, math.nan
@@ -1164,7 +1163,7 @@ def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")                  # inside torch
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param(
     "inductor", marks=pytest.mark.skipif(DEVICE == "cpu", reason="slow, for a GPU"))])
-def test_kernel_is_a_proper_operator_and_compiles_into_a_graph(backend):
+def test_kernel_is_an_operator_that_torch_compiles_into_a_graph(backend):
     q, k, v, dh = draw_inputs(11, 1, 20, 20, (FP32, FP32))
     w, r = torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9])
     inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, w, r)]
@@ -1205,7 +1204,7 @@ def test_kernel_refuses_second_derivatives_on_every_path(name):
             path()
 
 
-def test_kernel_names_what_it_does_not_take():
+def test_kernel_refuses_inputs_that_it_does_not_support():
     q, k, v, w, r = *(x.float() for x in correlated(0, 1, 2, 4, 4)), torch.ones(2), torch.ones(2)
     with pytest.raises(TypeError, match="float64"):
         fused.screen(q.double(), k, v, w, r)
