@@ -902,6 +902,18 @@ def test_kernel_sees_exactly_the_window_wherever_blocks_begin(i0):
 
 
 @needs_kernel
+def test_kernel_has_the_right_softmask_where_a_block_holds_many_windows():
+    """All keys match and value j is the unit vector j, so that h_ij is m_ij."""
+    q, v = torch.zeros(1, 6, 64, 16), torch.eye(64).expand(1, 6, 64, 64)
+    q[..., 0] = 1
+    inputs = q, q, v, torch.linspace(1.1, 12.1, 6), torch.ones(6)
+    exact = ms.screen(*(x.double() for x in inputs))
+    with use_blocks((64, 64)):
+        m = fused.screen(*(x.to(DEVICE) for x in inputs)).cpu()
+    assert (m - exact).abs().max() < (1e-6 if DEVICE == "cpu" else 2**-18)
+
+
+@needs_kernel
 @pytest.mark.parametrize("case", ["same", "opposite", "zero", "threshold", "wide"])
 def test_kernel_at_special_points(case):
     q, k, v, dh = draw_inputs(4, 1, 30, 30, (FP32, FP32), 0.9 if case == "opposite" else 0.6)
