@@ -560,6 +560,7 @@ def test_products_run_in_16_bits_and_geometry_in_float32(dtype):
     tokens = draw_tokens(2, 60)
     exact = small(1, moved=True)(tokens)
     model = small(1, moved=True, dtype=dtype, tiles=Watched)
+    assert all(type(tile) is Watched for tile in model.layers)
     model.screen = screen
     logits = model(tokens)
     assert logits.dtype == torch.float32
@@ -638,24 +639,39 @@ def test_a_cache_keeps_all_keys_of_an_infinite_window():
     assert seen == [(0, 70_000), (70_000, 70_001), (70_001, 72_001)]
 
 
-def test_greedy_generation_equals_recomputation():
-    model = with_small_windows(small(2, moved=True))
-    tokens = draw_tokens(2, 33)
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_generation_equals_recomputation_of_the_whole_text(temperature):
+    model = with_small_windows(small(2, moved=True).double())
+    tokens, generator = draw_tokens(4, 33), random(3)
     seen = tokens
-    for _ in range(40):
-        seen = torch.cat((seen, model(seen)[:, -1].argmax(-1, keepdim=True)), 1)
-    assert torch.equal(model.generate(tokens, 40), seen[:, 33:])
-    assert model.generate(tokens, 0).shape == (2, 0)
+    for _ in range(30):
+        z = model(seen)[:, -1]
+        if temperature == 0:
+            new = z.argmax(-1, keepdim=True)
+        else:
+            new = torch.multinomial((z / temperature).softmax(-1), 1, generator=generator)
+        seen = torch.cat((seen, new), 1)
+    found = model.generate(tokens, 30, temperature=temperature, generator=random(3))
+    assert torch.equal(found, seen[:, 33:])
+    assert model.generate(tokens, 0).shape == (4, 0)
 
 
 @torch.no_grad()
 def test_the_whole_of_a_long_prompt_is_read():
-    model = small(1, moved=True, psi=1, N_L=2)
-    for tile in model.layers:
-        tile.s_w.fill_(math.log(7000.0))
-    model.screen = screen_windowed
-    tokens = draw_tokens(1, 9000)
-    assert torch.equal(model.generate(tokens, 1)[:, 0], model(tokens)[:, -1].argmax(-1))
+    model, n_read = small(1, N_L=1), 0
+    model.layers[0].s_w.fill_(INF)
+
+    def screen(q, k, v, w, r, i0=0):
+        nonlocal n_read
+        assert i0 == n_read
+        n_read += q.shape[2]
+        assert k.shape[2] == n_read
+        return v[:, :, -q.shape[2]:]
+
+    model.screen = screen
+    model.generate(draw_tokens(1, 9000), 2)
+    assert n_read == 9001                              # the first new token, too
 
 
 def test_sampling_respects_the_temperature_and_the_generator():
@@ -684,8 +700,11 @@ def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits_over_the_temperat
     kept = z.topk(min(top_k or 50, 50)).indices
     p = torch.zeros(2, 50).scatter(1, kept, (z.gather(1, kept) / temperature).softmax(1))
 
-    drawn = model.generate(tokens.repeat(3000, 1), 1, temperature=temperature, top_k=top_k,
-                           generator=generator).view(3000, 2)
+    options = {"temperature": temperature}
+    if top_k is not None:
+        options["top_k"] = top_k
+    drawn = model.generate(tokens.repeat(3000, 1), 1, generator=generator, **options)
+    drawn = drawn.view(3000, 2)
     share = torch.stack([drawn[:, n].bincount(minlength=50) for n in (0, 1)]) / 3000
     assert ((share - p).abs() <= 5 * (p / 3000).sqrt()).all()
 
