@@ -1145,9 +1145,9 @@ def test_kernel_finds_exact_matches_with_the_smallest_r(v_dtype):
 def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
     """d(s_w) through the rotations and the softmask, with 16-bit values: off by at most 2.5e-3.
 
-    At T = 2048 MiPE's part is a small difference of large sums. Without the third part of k the
-    error is 5e-3, without q's 7e-3, without both 1e-2. With an Ampere's products it may be 1e-2:
-    only a Hopper rounds s alike in both backward kernels.
+    At T = 2048 MiPE's part is a small difference of large sums. If the backward pass used one part
+    of q and k the error would be 1, and 1e-2 with two parts in bfloat16. With an Ampere's products
+    it may be 1e-2: only a Hopper rounds s alike in both backward kernels.
     """
     hopper = DEVICE == "cpu" or torch.cuda.get_device_capability()[0] == 9
     T, w = 2048, 3.0
