@@ -1,5 +1,6 @@
-"""ABCDigits, the paper's retrieval benchmark: prompts, exact match, accuracy by depth and length.
+"""ABCDigits, the paper's retrieval benchmark: prompts, exact match, and documents to learn it from.
 
+    python train.py --data abcdigits --digits 2 --layers 4 --lr 0.015625 --w-th 16 --steps 4800
     python abcdigits.py --ckpt out/ckpt.pt
 
 This measures whether a model can look up a number that it read once, anywhere in a long context. A
@@ -12,23 +13,40 @@ is ours.
 Accuracy is measured for each combination of a context length and a depth of the needle. Each of
 them becomes a row of abcdigits.tsv, beside the checkpoint, so if you rerun the command, it measures
 only what is missing. `python -m lab.retrieval` draws such tables.
+
+The curriculum. The letter of a line is drawn with weights b^0 .. b^25, whose order is new in each
+document. At first b is 2, so a few letters fill a document, and half of the documents help. There
+each letter has a number of its own, the same in all documents. In one half of these, nine of ten
+numbers are such own numbers; in the other half nine of ten digits are, each drawn separately. To
+predict them a model must bring the letter to each of its digits, which is just what lookup needs.
+All other numbers require lookup.
+
+Once the loss shows lookup, the help soon ends, and b slowly falls to 1.1. In the end a quarter of
+the lines ask, as the benchmark does, about a letter that was seen just once before. The validation
+documents are like those at the end. Training ends 12,000 documents after the loss shows lookup.
 """
+import math
 import random
 import re
 import statistics
-from contextlib import suppress
-from functools import partial
-from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from support.cli import Parser, UsageError, cli
-from support.evaluation import add_flags, load_for_evaluation, model_hash, rope_factor, scale_rope
-from support.table import RUN, Progress, Table, beside, describe_run, print_table
+from support.measure import (
+    add_flags,
+    beside,
+    describe_run,
+    fill,
+    load_for_evaluation,
+    print_table,
+    rope_factor,
+    scale_rope,
+)
+from support.run import identity
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# What identifies a cell. factor: that of --rope-scale; swe: whether windows are expanded.
-CELL = ("length", "depth", "factor", "swe", "trials")
 
 
 # --------------------------------------------------------------------------------- prompts
@@ -97,125 +115,84 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     return right
 
 
-# ---------------------------------------------------------------------------- depth by length
-
 def get_parser(doc):
     """The flags of a retrieval benchmark."""
     p = Parser(doc)
-    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
-                   ".. 2^17) [1, 2, 4 .. 32 times the training length]")
-    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
-                   help="where the needle is: at 0 it comes first, at 1 last [.1 .3 .5 .7 .9]")
-    p.add_argument("--trials", type=int,
-                   help="prompts for each length and depth (paper: 1000) [10 on a CPU, 1000 on a "
-                   "GPU]")
+    p.flag("--lengths", None, "context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 "
+           "times the training length]", int, nargs="+")
+    p.flag("--depths", [0.1, 0.3, 0.5, 0.7, 0.9], "where the needle is: at 0 it comes first, at 1 "
+           "last", float, nargs="+")
+    p.flag("--trials", None, "prompts for each length and depth (paper: 1000) [10 on a CPU, 1000 "
+           "on a GPU]", int)
     p.add_argument("--swe", action="store_true",
                    help="use screening-window expansion: windows longer than the training length "
                    "become infinite")
-    p.add_argument("--rope-scale", type=rope_factor, nargs="+", default=[],
-                   help="for models with RoPE: try each of these factors, of which the best counts "
-                   "for each length and depth; 4 divides the positions by 4, ntk4 scales theta "
-                   "instead (paper: 1 2 4 .. 64)")
-    add_flags(p, "--ckpt", "--device", "--table")
+    p.flag("--rope-scale", [None], "for models with RoPE: try each of these factors, of which the "
+           "best counts for each length and depth; 4 divides the positions by 4, ntk4 scales theta "
+           "instead (paper: 1 2 4 .. 64)", rope_factor, nargs="+")
+    add_flags(p)
     return p
 
 
 def measure(args, name, loaded, get_prompts, **task_flags):
-    """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the cells.
+    """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the accuracies.
 
     loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **task_flags)
     gives (prompts, answers), or raises UsageError for a length that is too short. task_flags: those
     that only this task has, here digits; they become columns, too.
     """
     model, tokenizer, ckpt = loaded
-    identity = model_hash(ckpt, __name__, get_prompts.__module__, f"support.tasks.{name}")
-    get_prompts = partial(get_prompts, tokenizer, **task_flags)
-    T_train = ckpt["args"]["seq_len"]
-    trials = args.trials
+    T_train, trials = ckpt["args"]["seq_len"], args.trials
     if trials is None:
         trials = 1000 if model.W_E.is_cuda else 10
-    lengths = args.lengths or possible_lengths(T_train, get_prompts)
+    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
 
     # Make one prompt per depth, so that impossible ones are refused before any work.
     for depth in args.depths:
-        get_prompts(min(lengths), depth, min(trials, 1))
-    for factor in args.rope_scale:
-        scale_rope(model, factor)
+        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **task_flags)
 
-    # Each cell that the table lacks becomes a row. None: no --rope-scale.
-    run = describe_run(ckpt) | task_flags | {"swe": args.swe, "trials": trials}
-    cells = [run | {"length": length, "depth": depth, "factor": factor} for length in lengths
-             for depth in args.depths for factor in args.rope_scale or [None]]
-    table = Table(beside(args.ckpt, f"{name}.tsv", args.table), (*RUN, *task_flags, *CELL),
-                  ["accuracy"], identity)
-    missing = table.reuse(cells)
-    progress = Progress(sum(cell["length"] for cell in missing))
-    for cell in missing:
-        length, depth, factor = cell["length"], cell["depth"], cell["factor"]
-        if factor:
-            scale_rope(model, factor)
-        prompts, answers = get_prompts(length, depth, trials)
-        accuracy = statistics.mean(exact_matches(model, tokenizer, prompts, answers))
-        table.add(cell, accuracy=accuracy)
-        scaled = f" x{factor}" if factor else ""
-        progress.add(length, f"length {length:>7} depth {depth:g}{scaled}: {accuracy:6.1%}")
+    def accuracy(cell):
+        if cell["factor"]:
+            scale_rope(model, cell["factor"])
+        prompts, answers = get_prompts(tokenizer, cell["length"], cell["depth"], trials,
+                                       **task_flags)
+        return statistics.mean(exact_matches(model, tokenizer, prompts, answers))
 
-    what = [name, *(f"{value} {flag}" for flag, value in task_flags.items())]
-    if args.swe:
-        what.append("expanded windows")
-    title = (f"{', '.join(what)}, trials per cell: {trials}; accuracy by depth and length, in "
-             f"tokens ([{T_train}]: the training length)")
-    if args.rope_scale:
-        title += ", x the best RoPE scaling, ntk: of theta"
-    print_grid(table.rows_of(cells), T_train, f"{title}; {table.path}")
+    run = describe_run(ckpt) | task_flags
+    cells = [run | {"length": length, "depth": depth, "factor": factor, "swe": args.swe,
+                    "trials": trials}
+             for length in lengths for depth in args.depths for factor in args.rope_scale]
+    table = beside(args.ckpt, f"{name}.tsv", args.table)
+    rows = fill(table, cells, "accuracy", identity(ckpt), accuracy)
+
+    # Of the RoPE factors, the one with the best accuracy counts.
+    best = {}
+    for row in rows:
+        place = row["length"], row["depth"]
+        best[place] = max(best.get(place, 0.0), float(row["accuracy"]))
+    columns = [f"[{n}]" if n == T_train else str(n) for n in lengths]
+    lines = [[depth, *(f"{best[str(n), f'{depth:.12g}']:.1%}" for n in lengths)]
+             for depth in args.depths]
+    means = [statistics.mean(best[str(n), f"{depth:.12g}"] for depth in args.depths)
+             for n in lengths]
+    windows = ", expanded windows" if args.swe else ""
+    print_table(["depth", *columns], [*lines, ["mean", *(f"{x:.1%}" for x in means)]],
+                f"{name}{windows}, trials per cell: {trials}; accuracy by depth and length, in "
+                f"tokens ([{T_train}]: the training length); {table}")
 
 
-def possible_lengths(T_train, get_prompts):
+def possible_lengths(T_train, tokenizer, get_prompts, task_flags):
     """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
     lengths = []
     for length in (T_train * 2**n for n in range(6)):
-        with suppress(UsageError):
-            get_prompts(length, 0.5, 1)
+        try:
+            get_prompts(tokenizer, length, 0.5, 1, **task_flags)
             lengths.append(length)
-    return lengths or [length]                         # get_prompts says why not
-
-
-class Cell(NamedTuple):
-    """{seed: share of right answers} at a length and a depth, and the RoPE factor, or ""."""
-    shares: dict
-    factor: str
-
-    @property
-    def mean(self):
-        return statistics.mean(self.shares.values())
-
-
-def get_cells(rows):
-    """{(length, depth): Cell} of the rows of one model, dicts of text.
-
-    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
-    the best mean over the seeds counts; of equal ones, the first.
-    """
-    found = {}
-    for row in sorted(rows, key=lambda row: int(row["trials"])):
-        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
-        cell = by_factor.setdefault(row["factor"], Cell({}, row["factor"]))
-        cell.shares[row["seed"]] = float(row["accuracy"])
-    return {place: max(by_factor.values(), key=lambda cell: (len(cell.shares), cell.mean))
-            for place, by_factor in sorted(found.items())}
-
-
-def print_grid(rows, T_train, title):
-    """Accuracy by depth and length, and its mean over the depths. rows: a table's, of one run."""
-    def shown(cell):
-        return f"{cell.mean:.1%} x{cell.factor}" if cell.factor else f"{cell.mean:.1%}"
-
-    cells = get_cells(rows)
-    lengths, depths = (sorted(set(x)) for x in zip(*cells))
-    columns = ["depth", *(f"[{n}]" if n == T_train else str(n) for n in lengths)]
-    lines = [[depth, *(shown(cells[n, depth]) for n in lengths)] for depth in depths]
-    means = [statistics.mean(cells[n, depth].mean for depth in depths) for n in lengths]
-    print_table(columns, [*lines, ["mean", *(f"{x:.1%}" for x in means)]], title)
+        except UsageError:
+            pass
+    if not lengths:
+        raise UsageError(f"no prompt fits into {length} tokens: name longer --lengths")
+    return lengths
 
 
 def abcdigits_prompts(tokenizer, length, depth, trials, digits):
@@ -227,10 +204,172 @@ def abcdigits_prompts(tokenizer, length, depth, trials, digits):
     return [text[:-digits] for text in texts], [text[-digits:] for text in texts]
 
 
+# ------------------------------------------------------------------- documents to learn it from
+
+class Stream:
+    """Endless documents of T + 1 tokens, by number, of a task that needs lookup.
+
+    It has the attributes of Sequences in support/data.py.
+
+    part: 0 training, 1 validation. Training documents change as a model learns the task.
+    needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
+    losses() -> bounds on the loss with and without lookup, in nats per token.
+    """
+    corpus = "documents of a task"                     # they are made, not read
+
+    def __init__(self, tokenizer, T, seed, part, done_after):
+        self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
+        self.done_after = done_after                   # looked_up at the end of training
+        self.looked_up = 0                             # documents since the loss shows lookup
+        self.level = 1.0                               # of the loss: 0 the least, 1 without lookup
+
+    def __str__(self):
+        return "an endless stream"
+
+    def spread(self, n):
+        """The numbers of n documents."""
+        return range(n)
+
+    def draw(self, n, seed):
+        """The n-th document."""
+        return self[n]
+
+    def observe(self, loss, n):
+        """Count a step's n documents, if the last 20 or so losses (nats per token) show lookup.
+
+        Returns whether the model has learned the task, and seen enough documents since.
+        """
+        least, without = self.losses()
+        self.level += ((float(loss) - least) / (without - least) - self.level) / 20
+        if self.level < 0.6:                           # lookup is below 0.5, a plateau was at 0.8
+            self.looked_up += n
+        return self.looked_up >= self.done_after
+
+    @property
+    def state(self):
+        """What a checkpoint keeps besides the number of drawn documents."""
+        return self.looked_up, self.level
+
+    @state.setter
+    def state(self, state):
+        self.looked_up, self.level = state
+
+    @torch.no_grad()
+    def extra_columns(self, model, batches):
+        """The share of right guesses among the needles of documents; NaN where they have none.
+
+        batches: tensors of documents (B, T + 1)
+        """
+        right = asked = 0
+        for x in batches:
+            mask = torch.from_numpy(np.stack([self.needles(document) for document in x.numpy()]))
+            guesses = model(x[:, :-1].to(model.W_E.device)).argmax(-1).cpu()
+            right += (guesses == x[:, 1:])[mask].sum().item()
+            asked += mask.sum().item()
+        return {"needle": right / asked if asked else math.nan}
+
+
+HELPED = 0.5                                           # share of documents with help at first
+OWN = 0.9                                              # share of own numbers or digits in these
+
+# Documents from the step whose loss shows lookup ..
+OWN_UNTIL = 1_500                                      # .. until none helps
+FLAT_AFTER = 8_000                                     # .. until b is 1.1
+DONE_AFTER = 12_000                                    # .. until training ends
+
+
+class ABCDigitsStream(Stream):
+    """Lines LETTER=NUMBER; each letter has one random number per document."""
+    next_command = "abcdigits.py"
+
+    def __init__(self, tokenizer, T, digits, seed, part):
+        if not 2 <= digits <= 18:
+            raise UsageError(f"--digits {digits}: use 2 to 18")
+        super().__init__(tokenizer, T, seed, part, DONE_AFTER)
+        self.digits = digits
+        line = "A=" + "1" * digits + "\n"
+        self.lines = T / len(tokenizer.encode_ordinary(line))      # of a document, on average
+        self.low, self.high = 10 ** (digits - 1), 10**digits       # numbers, high excluded
+        own = np.random.default_rng([seed, 2]).integers(self.low, self.high, 26)
+        self.own = digits_of(own)
+
+    @property
+    def base(self):
+        """b, the ratio of the weights of two letters adjacent in rank."""
+        return 1.1 if self.part else max(2 - 0.9 * self.looked_up / FLAT_AFTER, 1.1)
+
+    @property
+    def helped(self):
+        """The share of documents where letters have their own numbers."""
+        return 0.0 if self.part else HELPED * max(1 - self.looked_up / OWN_UNTIL, 0.0)
+
+    def losses(self):
+        """Bounds on the loss with and without lookup, in nats per token.
+
+        Each letter costs its entropy in both. With lookup only a new letter's number costs; without
+        it every number does.
+        """
+        p = self.base ** np.arange(26) / np.sum(self.base ** np.arange(26))
+        letters = -self.lines * np.sum(p * np.log(p)).item()
+        new = np.sum(1 - (1 - p) ** self.lines).item()
+        number = self.helped * self.nats(OWN) + (1 - self.helped) * self.nats(0)
+        return (letters + new * number) / self.T, (letters + self.lines * number) / self.T
+
+    def nats(self, share):
+        """The entropy of a number that is own with this probability, in nats."""
+        def entropy(n):
+            other = (1 - share) / n                    # or one of n, each as probable
+            own = share + other
+            return -own * math.log(own) - (n - 1) * other * math.log(other)
+
+        digits = entropy(9) + (self.digits - 1) * entropy(10)
+        return (entropy(self.high - self.low) + digits) / 2
+
+    def __getitem__(self, n):
+        rng = np.random.default_rng([self.seed, self.part, n])
+        numbers = digits_of(self.low + rng.choice(self.high - self.low, 26, replace=False))
+        share = OWN if rng.random() < self.helped else 0.0
+        draws = 1 if rng.random() >= 0.5 else self.digits              # per number
+        numbers = np.where(rng.random((26, draws)) < share, self.own, numbers)
+        values = ["".join(digits) for digits in numbers]
+        p = rng.permutation(self.base ** np.arange(26))
+        tokens = []
+        while len(tokens) <= self.T:
+            letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
+            lines = "".join(f"{chr(65 + c)}={values[c]}\n" for c in letters)
+            tokens += self.tokenizer.encode_ordinary(lines)
+        return np.array(tokens[: self.T + 1])
+
+    def needles(self, document):
+        """True where the target is a digit of a letter with one earlier line. (T + 1,) -> (T,)"""
+        text, starts = self.tokenizer.decode_with_offsets(document.tolist())
+        starts, mask, seen = np.array(starts), np.zeros(len(document), dtype=bool), []
+        for line in re.finditer(r"([A-Z])=(\d*)", text):
+            if seen.count(line[1]) == 1:
+                mask |= (starts >= line.start(2)) & (starts < line.end(2))
+            seen.append(line[1])
+        return mask[1:]
+
+    def extra_columns(self, model, batches):
+        """The share of right digits among the needles, and the base."""
+        return super().extra_columns(model, batches) | {"base": self.base}
+
+
+def digits_of(numbers):
+    """The digits of numbers of equal length, as characters. (n,) -> (n, digits)"""
+    return np.array([list(str(n)) for n in numbers])
+
+
+def get_data(args, tokenizer):
+    """(training, validation) documents of train.py's flags."""
+    return [ABCDigitsStream(tokenizer, args.seq_len, args.digits, args.seed, part)
+            for part in (0, 1)]
+
+
 def main():
     p = get_parser(__doc__)
-    p.add_argument("--digits", type=int,
-                   help="digits in each number (paper: 6) [as many as in the training run]")
+    p.flag("--digits", None, "digits in each number (paper: 6) [as many as in the training run]",
+           int)
     args = p.parse_args()
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
     if ckpt["args"]["data"] != ["abcdigits"]:

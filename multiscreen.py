@@ -166,11 +166,6 @@ def screen(q, k, v, w, r, i0=0):
     return (alpha_d @ v.to(dtype)).to(v.dtype)
 
 
-def stays_in_window(screen):
-    """Whether a form of `screen` is marked as reading no key at distance w or beyond."""
-    return getattr(screen, "stays_in_window", False)
-
-
 def tanh_norm(x, eps=1e-6):
     """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction, bounds the length by 1. Shape of x.
 
@@ -224,17 +219,17 @@ class GatedScreeningTiles(nn.Module):
         self.s_r = nn.Parameter(torch.zeros(H))
         self.s_O = nn.Parameter(torch.full((H,), math.log(1 / math.sqrt(H * c.N_L))))
 
-    def encode(self, x_bar, i, w):
-        """MiPE (Eqs. 6, 7). x_bar: (2B, H, T, K), B unit queries, then B unit keys; i: (T,)."""
-        return mipe(x_bar, mipe_angle(i, w, self.config.w_th))
+    def window(self):
+        """The windows w of these tiles, (H,): the function `window` of s_w."""
+        return window(self.s_w)
 
     def acceptance(self):
         """The acceptance widths r of these tiles, (H,): the function `acceptance` of s_r."""
         return acceptance(self.s_r)
 
-    def reach(self):
-        """The windows w of these tiles, (H,): no query sees a key at this distance or beyond."""
-        return window(self.s_w)
+    def encode(self, x_bar, i, w):
+        """MiPE (Eqs. 6, 7). x_bar: (2B, H, T, K), B unit queries, then B unit keys; i: (T,)."""
+        return mipe(x_bar, mipe_angle(i, w, self.config.w_th))
 
     def bound(self, h):
         """Eq. (14): u = TanhNorm(h). (B, H, T, V) -> (B, H, T, V)"""
@@ -249,17 +244,16 @@ class GatedScreeningTiles(nn.Module):
 
         start: the position of x's first token; first: that of the oldest key in the cache.
         """
-        w, r = self.reach(), self.acceptance()
-        start = cache.end if cache else 0
+        w, r = self.window(), self.acceptance()
+        start = 0 if cache is None else cache.end
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
         # q and k have the same positions, so one call encodes both.
         q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
-        if cache:
-            farthest = w if stays_in_window(screen) else torch.full_like(w, torch.inf)
-            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, farthest)
+        if cache is not None:
+            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w)
         h = screen(q_tilde, k_tilde, v_bar, w, r, start - first)
         return self.bound(h.to(x.dtype))
 
@@ -277,181 +271,13 @@ class GatedScreeningTiles(nn.Module):
         return x + product("bhtv,hve->bte", y, W_O, self.dtype)
 
 
-class KeyCache:
-    """The keys and values of a layer that later queries may still see, encoded, oldest first.
-
-    Gradients flow through it. For truncated backpropagation, detach its k and v between calls.
-    """
-
-    def __init__(self):
-        self.k = self.v = None
-        self.first = self.end = 0                      # positions: the oldest key, the next token
-
-    def append(self, k, v, w):
-        """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept, and `first`."""
-        # n: how many keys there are. Spare room for 1,023 more saves copies. With gradients there
-        # is none, as backward may need the tensors of earlier calls, so each call makes new ones.
-        T, n = k.shape[2], self.end - self.first
-        room = 0 if torch.is_grad_enabled() else 1023
-        if self.k is None:
-            self.k, self.v = k[:, :, :0], v[:, :, :0]
-        if n + T > self.k.shape[2] or not room:
-            kept = math.ceil(min(w.max().item(), n))
-            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
-            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
-            self.first = self.end - kept
-            n = kept
-        self.k[:, :, n : n + T] = k
-        self.v[:, :, n : n + T] = v
-        self.end += T
-        return self.k[:, :, : n + T], self.v[:, :, : n + T], self.first
-
-
-def checked(tokens):
-    """The tokens themselves, after checking that they are (B, T) and not empty."""
-    if tokens.ndim != 2 or not tokens.numel():
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
-    return tokens
-
-
-class LanguageModel(nn.Module):
-    """Tokens (B, T) -> logits (B, T, N), with any kind of layer. The baselines use it, too.
-
-    A subclass has `config`, `W_E`, `layers`, `embed`, `head` and `logits`. A layer is called as
-    layer(x, screen, cache). It projects x to queries, keys and values, and adds the keys and values
-    to the cache, which it tells at which distance later queries stop seeing them. It then mixes the
-    values of all keys that the cache returns, in its own way or with `screen`.
-    """
-
-    @staticmethod
-    def screen(q, k, v, w, r, i0=0):
-        """This file's current `screen`. To replace it, assign another function to model.screen."""
-        return screen(q, k, v, w, r, i0)
-
-    def hidden(self, tokens, caches=None, screen=None):
-        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
-
-        All tokens go through a layer at once; for long texts, see `pieces`.
-        """
-        x = self.embed(checked(tokens))
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x = layer(x, screen or self.screen, cache)
-        return x
-
-    def forward(self, tokens, caches=None):
-        """tokens: (B, T) integers -> logits (B, T, N)."""
-        return self.logits(self.hidden(tokens, caches))
-
-    def nats(self, x, targets, head):
-        """The cross-entropy of each target. (n, E), (n,) -> (n,)"""
-        return F.cross_entropy(self.logits(x, head), targets, reduction="none")
-
-    def loss(self, tokens, targets, reduction="mean"):
-        """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
-
-        Targets of -100 are ignored. If there are more than 2^25 logits, they are computed in chunks
-        and recomputed in backward, which torch.func cannot differentiate.
-        """
-        if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction is {reduction!r}; expected 'mean' or 'none'")
-        if targets.shape != tokens.shape:
-            raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
-                             f"{tuple(tokens.shape)}")
-        # The size of a chunk is a power of two. `checkpoint` keeps none of its logits for backward.
-        x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
-        most = max(2**25 // self.config.vocab_size, 1)
-        chunk = 2 ** int(math.log2(most))
-        if len(t) <= most:
-            nats = self.nats(x, t, head)
-        else:
-            # `nats` draws no random numbers.
-            nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False,
-                                         preserve_rng_state=False)
-                              for x_part, t_part in zip(x.split(chunk), t.split(chunk))])
-        if reduction == "none":
-            return nats.view(targets.shape)
-        return nats.sum() / (t != -100).sum().clamp_min(1)
-
-    def new_caches(self):
-        """An empty KeyCache for each layer."""
-        return [KeyCache() for _ in self.layers]
-
-    def pieces(self, tokens):
-        """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
-
-        This saves memory. A piece has at most 2^12 tokens and, unless the screen stays in its
-        windows, at most 2^26 query-key pairs over all tiles.
-        """
-        pairs = tokens.numel() * self.config.N_H       # for one query per sequence
-        most = 2**12 if stays_in_window(self.screen) else 2**26 // pairs
-        return tokens.split(min(2**12, max(most, 1)), 1)
-
-    @torch.no_grad()
-    def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
-        """Yield the next n tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
-
-        Greedy at temperature 0, otherwise drawn from softmax(logits / temperature) over the top_k.
-        """
-        if not (temperature == 0 or temperature >= 1e-4):
-            raise ValueError(f"temperature is {temperature}; expected 0, or at least 1e-4")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k is {top_k}; expected at least 1")
-        caches, head = self.new_caches(), self.head()
-        for _ in range(n):
-            # The prompt goes through in pieces, then one token per step: caches hold the rest.
-            for piece in self.pieces(checked(tokens)):
-                x = self.hidden(piece, caches)
-            z = self.logits(x[:, -1], head)
-            if not z.isfinite().all():
-                raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
-            if top_k is not None:
-                k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the smallest kept
-                z = z.masked_fill(z < k_th, -torch.inf)
-            if temperature == 0:
-                tokens = z.argmax(-1, keepdim=True)
-            else:
-                p = (z / temperature).softmax(-1)
-                tokens = torch.multinomial(p, 1, generator=generator)
-            yield tokens[:, 0]
-
-    def generate(self, tokens, n, **options):
-        """The n tokens that `stream` yields, (B, n)."""
-        new = list(self.stream(tokens, n, **options))
-        return torch.stack(new, 1) if new else tokens[:, :0]
-
-    @torch.no_grad()
-    def relevance_maps(self, tokens):
-        """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
-
-        They are found by passing the identity matrix as values, one map for each call of `screen`.
-        """
-        # The maps of a faster `screen` are the definition's. Any other function gives its own.
-        maps, definition = [], screen if stays_in_window(self.screen) else self.screen
-
-        def record(q, k, v, w, r, i0=0):
-            e = torch.eye(k.shape[2], dtype=q.dtype, device=q.device)
-            maps.append(definition(q, k, e.expand(*k.shape[:2], -1, -1), w, r, i0))
-            return self.screen(q, k, v, w, r, i0)
-
-        self.hidden(tokens, None, record)
-        return maps
-
-    @torch.no_grad()
-    def expand_windows(self, T_train):
-        """Screening-window expansion: windows beyond T_train become infinite, in place.
-
-        Start new caches: an old one may have dropped keys outside the old windows.
-        """
-        for layer in self.layers:
-            layer.s_w.masked_fill_(layer.reach() > T_train, torch.inf)
-
-
-class Multiscreen(LanguageModel):
+class Multiscreen(nn.Module):
     """The language model of the paper: tokens (B, T) -> logits (B, T, N).
 
     tiles: the class of a layer. dtype: the dtype of the matrix products, such as torch.bfloat16;
     None means that of the parameters.
     """
+    logits_at_once = 2**25                             # `loss` keeps no more of them in memory
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
         super().__init__()
@@ -469,6 +295,24 @@ class Multiscreen(LanguageModel):
                             "dtype=torch.bfloat16 to the model for its products")
         return self.s_E.exp() * unit(F.embedding(tokens, self.W_E))
 
+    @staticmethod
+    def screen(q, k, v, w, r, i0=0):
+        """Eq. 12, `screen` above. To use a faster twin or your own, assign it to model.screen."""
+        return screen(q, k, v, w, r, i0)
+
+    def hidden(self, tokens, caches=None, screen=None):
+        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
+
+        All tokens go through a layer at once; for long texts, see `pieces`.
+        """
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more "
+                             "each")
+        x = self.embed(tokens)
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+            x = layer(x, screen or self.screen, cache)
+        return x
+
     def head(self):
         """The matrix of Eq. 3, e^s_F W_E_bar, (N, E)."""
         return self.s_F.exp() * unit(self.W_E)
@@ -477,3 +321,163 @@ class Multiscreen(LanguageModel):
         """Eq. (3): z = x (e^s_F W_E_bar)^T. (..., E) -> (..., N). head: `head()`, if at hand."""
         head = self.head() if head is None else head
         return product("...e,ne->...n", x, head, self.dtype)
+
+    def forward(self, tokens, caches=None):
+        """tokens: (B, T) integers -> logits (B, T, N)."""
+        return self.logits(self.hidden(tokens, caches))
+
+    def nats(self, x, targets, head):
+        """The cross-entropy of each target. (n, E), (n,) -> (n,)"""
+        return F.cross_entropy(self.logits(x, head), targets, reduction="none")
+
+    def loss(self, tokens, targets, reduction="mean"):
+        """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
+
+        Targets of -100 are ignored. If there are more than `logits_at_once`, logits are computed in
+        chunks and recomputed in backward, which torch.func cannot differentiate.
+        """
+        if reduction not in ("mean", "none"):
+            raise ValueError(f"reduction is {reduction!r}; expected 'mean' or 'none'")
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets has shape {tuple(targets.shape)}; expected that of tokens, "
+                             f"{tuple(tokens.shape)}")
+        x, t, head = self.hidden(tokens).flatten(0, 1), targets.flatten(), self.head()
+        chunk = max(self.logits_at_once // self.config.vocab_size, 1)
+        if len(t) <= chunk:
+            nats = self.nats(x, t, head)
+        else:
+            # `nats` draws no random numbers.
+            nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False,
+                                         preserve_rng_state=False)
+                              for x_part, t_part in zip(x.split(chunk), t.split(chunk))])
+        if reduction == "none":
+            return nats.view(targets.shape)
+        return nats.sum() / (t != -100).sum().clamp_min(1)
+
+    # ------------------------------------------------------------------ using a trained model
+
+    # A `screen` that is known to read no key at distance w or more, and to need O(T) memory. Only
+    # while it screens may a cache forget keys; support/fast.py, which chooses it, says so here.
+    windowed_screen = None
+    tokens_at_once, pairs_at_once = 2**12, 2**26       # of a long text, in `pieces`
+
+    def may_forget(self):
+        """Whether a cache may forget the keys that no window reaches."""
+        return self.screen is self.windowed_screen
+
+    def new_caches(self):
+        """An empty KeyCache for each layer."""
+        return [KeyCache(self.may_forget()) for _ in self.layers]
+
+    def pieces(self, tokens):
+        """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
+
+        This saves memory. A piece has at most `tokens_at_once` and, unless the screen needs only
+        O(T) memory, at most `pairs_at_once` of queries and keys over all tiles.
+        """
+        most = self.tokens_at_once
+        if self.screen is not self.windowed_screen:
+            pairs = tokens.numel() * self.config.N_H   # for one query per sequence
+            most = min(most, max(self.pairs_at_once // pairs, 1))
+        return tokens.split(most, 1)
+
+    @torch.no_grad()
+    def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
+        """Yield the next n tokens, (B,) each, decoding with a cache. tokens: (B, T), T >= 1.
+
+        Greedy at temperature 0, otherwise drawn from softmax(logits / temperature) over the top_k.
+        """
+        if not (temperature == 0 or temperature >= 1e-4):
+            raise ValueError(f"temperature is {temperature}; expected 0, or at least 1e-4")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k is {top_k}; expected at least 1")
+        caches, head, finite = self.new_caches(), self.head(), True
+        for step in range(n):
+            # The prompt goes through in pieces, then one token per step: caches hold the rest.
+            for piece in self.pieces(tokens):
+                x = self.hidden(piece, caches)
+            z = self.logits(x[:, -1], head)
+
+            # To read `finite`, the CPU has to wait for the GPU: not after each token.
+            finite = z.isfinite().all() & finite
+            if step in (0, n - 1) and not finite:
+                raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
+            if top_k is not None:
+                k_th = z.topk(min(top_k, z.shape[-1])).values[:, -1:]      # the smallest kept
+                z = z.masked_fill(z < k_th, -torch.inf)
+            if temperature == 0:
+                tokens = z.argmax(-1, keepdim=True)
+            else:
+                # NaN would end the process of a GPU before the error above is raised.
+                p = (z / temperature).softmax(-1).nan_to_num(1.0)
+                tokens = torch.multinomial(p, 1, generator=generator)
+            yield tokens[:, 0]
+
+    def generate(self, tokens, n, **options):
+        """The n tokens that `stream` yields, (B, n)."""
+        new = list(self.stream(tokens, n, **options))
+        return torch.stack(new, 1) if new else tokens[:, :0]
+
+    @torch.no_grad()
+    def relevance_maps(self, tokens):
+        """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
+
+        They are what the model's own `screen` returns if the values are the identity matrix, one
+        map for each call. It is given in pieces of d_V columns, the width of a model's values.
+        """
+        maps = []
+
+        def record(q, k, v, w, r, i0=0):
+            B, H, S, V = v.shape
+            identity = F.pad(torch.eye(S, dtype=q.dtype, device=q.device), (0, -S % V))
+            columns = [self.screen(q, k, e.expand(B, H, S, V), w, r, i0)
+                       for e in identity.split(V, 1)]
+            maps.append(torch.cat(columns, -1)[..., :S])
+            return self.screen(q, k, v, w, r, i0)
+
+        self.hidden(tokens, None, record)
+        return maps
+
+    @torch.no_grad()
+    def expand_windows(self, T_train):
+        """Screening-window expansion: windows beyond T_train become infinite, in place.
+
+        Start new caches: an old one may have forgotten keys outside the old windows.
+        """
+        for layer in self.layers:
+            layer.s_w.masked_fill_(layer.window() > T_train, torch.inf)
+
+
+class KeyCache:
+    """The encoded keys and the values of a layer's tokens, oldest first.
+
+    forgets: drop those that no later query can see, at distance w or more; see `may_forget`.
+    Gradients flow through it. For truncated backpropagation, detach its k and v between calls.
+    """
+    spare = 1023                                       # tokens it has room for, to save copies
+
+    def __init__(self, forgets=False):
+        self.forgets, self.k, self.v = forgets, None, None
+        self.first = self.end = 0                      # positions: the oldest key, the next token
+
+    def append(self, k, v, w):
+        """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept, and `first`.
+
+        w: the windows of the layer, (H,).
+        """
+        # n: how many keys there are. With gradients there is no spare room, as backward may need
+        # the tensors of earlier calls, so each call makes new ones.
+        T, n = k.shape[2], self.end - self.first
+        room = 0 if torch.is_grad_enabled() else self.spare
+        if self.k is None:
+            self.k, self.v = k[:, :, :0], v[:, :, :0]
+        if n + T > self.k.shape[2] or room == 0:
+            kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
+            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
+            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
+            self.first = self.end - kept
+            n = kept
+        self.k[:, :, n : n + T] = k
+        self.v[:, :, n : n + T] = v
+        self.end += T
+        return self.k[:, :, : n + T], self.v[:, :, : n + T], self.first

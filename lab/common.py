@@ -6,8 +6,16 @@ import sys
 from pathlib import Path
 
 from lab.style import SETTINGS, labels_of
-from support.cli import UsageError, replacing
-from support.table import RUN, keep_rows, named_paths, read_tables
+from support.cli import UsageError
+from support.measure import (
+    RUN,
+    named_paths,
+    read_rows,
+    read_tables,
+    require_windows,
+    rope_factor,
+    scale_rope,
+)
 
 
 def mean_and_std(losses):
@@ -23,6 +31,30 @@ def percent(share, digits=1):
         return share
     units = 10**digits                                 # in a percent
     return f"{math.floor(100 * units * share + 0.5 + 1e-9) / units:.{digits}f}%"
+
+
+def write_rows(path, rows):
+    """Write a whole table, dicts of text."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    Path(path).write_text("".join("\t".join(line) + "\n" for line in lines), "utf-8")
+
+
+def keep_rows(path, rows, measured=()):
+    """Write the rows of a figure beside it. Raises UsageError if existing rows would be lost.
+
+    measured: columns in which a row may have new values.
+    """
+    def known(row):
+        return frozenset((name, x) for name, x in row.items() if name not in measured)
+
+    new = {known(row) for row in rows}
+    found = read_rows(path) if Path(path).exists() else []
+    lost = [row for row in found if known(row) not in new]
+    if lost:
+        raise UsageError(f"{path} already holds {len(lost)} other rows: add this table to the "
+                         "inputs, or choose another --out")
+    write_rows(path, rows)
 
 
 # --------------------------------------------------------------------------------- figures
@@ -46,10 +78,41 @@ def pyplot():
 def save_figure(fig, path):
     """Write a figure as PNG, 150 dots per inch, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        fig.savefig(file, format="png", dpi=150, bbox_inches="tight")
+    fig.savefig(path, format="png", dpi=150, bbox_inches="tight")
     pyplot().close(fig)
     print(f"wrote {path}")
+
+
+# ----------------------------------------------------------------- longer than in training
+
+def add_settings(parser):
+    """Add the flags that `settings_of` reads."""
+    parser.flag("--rope-scale", [None], "for models with RoPE: measure with each of these factors; "
+                "4 divides the positions by 4, ntk4 scales theta instead (paper: 1 2 4 .. 64)",
+                rope_factor, nargs="+")
+    parser.add_argument("--swe", action="store_true",
+                        help="measure also with screening-window expansion: windows longer than "
+                        "the training length become infinite")
+
+
+def settings_of(args, model):
+    """What `stretch` needs of a cell, {"swe": .., "factor": ..}, for each setting that is measured.
+
+    SWE comes last, as windows stay expanded.
+    """
+    settings = [{"swe": False, "factor": factor} for factor in args.rope_scale]
+    if args.swe:
+        require_windows(model, args.ckpt)
+        settings += [{"swe": True, "factor": factor} for factor in args.rope_scale]
+    return settings
+
+
+def stretch(model, cell, T_train):
+    """Expand the windows or scale the RoPE of a model, as a cell asks."""
+    if cell["swe"]:
+        model.expand_windows(T_train)
+    if cell["factor"]:
+        scale_rope(model, cell["factor"])
 
 
 # ------------------------------------------------------------- figures of tables of measurements
@@ -118,6 +181,6 @@ def group_rows(rows, texts):
         shown = [text.format(row[name]) for name, text in texts.items() if row.get(name)
                  and (name in differ or name in ("swe", "factor"))]
         shown += [f", step {row['step']}"] * (len(steps[at_any_step(row)]) > 1)
-        key = labels[row["model"], row["parameters"]], "".join(shown)
+        key = labels[row["model"]], "".join(shown)
         groups.setdefault(key, []).append(row)
     return groups

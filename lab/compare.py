@@ -34,6 +34,7 @@ norms by step, as means over the seeds with bands of one standard deviation. Wit
 loss by the value of the flag. For tables, which have no curves, it shows the changes. --name also
 writes the runs to a table, which you can pass as a RUN later.
 """
+import difflib
 import math
 from collections import Counter
 from pathlib import Path
@@ -43,14 +44,13 @@ import numpy as np
 from lab.common import mean_and_std, pyplot, save_figure
 from lab.logs import FACTS, keep_runs, read_runs
 from lab.style import WIDTH, count_of, legend_below, look, millions_axis, plot_with_band
-from support.cli import Parser, UsageError, cli, own_folder
-from support.source import differences
-from support.table import cell_text, print_table
+from support.cli import Parser, UsageError, cli
+from support.measure import cell_text, print_table
 
 # Lines of a run's flags.txt, or of an old table, that are no difference between groups, or are
 # shown otherwise.
 NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
-             "corpus", "named_by")
+             "corpus", "named_by", "out", "device", "torch", "resume", "force")
 COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS)
 
 
@@ -178,17 +178,32 @@ def differences_inside(groups, by=None):
 def what_differs(one, other, by=None):
     """Lines: the flags, but for `by`, and the source in which two runs differ."""
     a, b = ({name: x or "-" for name, x in run.flags.items()} for run in (one, other))
-    # The same text may be at another path, and another text at the same.
-    corpora = [flags.get("corpus", "-") for flags in (a, b)]
-    same_text = corpora[0] == corpora[1] != "-"
-    hidden = (*NOT_SHOWN, by, *["data"] * same_text)
+    hidden = [*NOT_SHOWN, by]
+    if "corpus" in a and a["corpus"] == b.get("corpus"):
+        hidden.append("data")                          # the same texts at another path
     lines = [f"  {name} {a.get(name, '-')} | {b.get(name, '-')}" for name in {**a, **b}
              if a.get(name, "-") != b.get(name, "-") and name not in hidden]
-    lines += ["  other texts"] * (not same_text and "-" not in corpora)
-    changed = differences(one.source, other.source) if one.source and other.source else []
-    if not changed and a["model"] == b["model"] and a.get("equations") != b.get("equations"):
-        lines.append("  other equations")
-    return lines + changed
+    if "corpus" in a and "corpus" in b and a["corpus"] != b["corpus"]:
+        lines.append("  other texts")
+    if one.source and other.source:
+        lines += differences(one.source, other.source)
+    elif a["model"] == b["model"] and a.get("equations") != b.get("equations"):
+        lines.append("  other equations")              # of an old table
+    return lines
+
+
+def differences(old, new, most=20):
+    """The lines in which two {path: text} differ, at most `most` of each file."""
+    lines = []
+    for path in sorted(old.keys() & new.keys()):
+        diff = difflib.unified_diff(old[path].splitlines(), new[path].splitlines(), n=0,
+                                    lineterm="")
+        changed = [line for line in diff if line[:3] not in ("---", "+++")]
+        if changed:
+            lines += [f"  {path}", *(f"    {line}" for line in changed[:most])]
+        if len(changed) > most:
+            lines.append(f"    and {len(changed) - most} more lines")
+    return lines
 
 
 # ------------------------------------------------------------------------------------- figures
@@ -285,8 +300,8 @@ def main():
                    help="folders that train.py has written, label=folder, or tables of runs")
     p.add_argument("--by", metavar="FLAG",
                    help="compare the runs by the value of this flag of train.py, such as lr")
-    p.flag("--window", 10, "how many rows of the log to average for spikes and curves", least=2)
-    p.add_argument("--out", type=own_folder, default=Path("out"),
+    p.flag("--window", 10, "how many rows of the log to average for spikes and curves")
+    p.add_argument("--out", type=Path, default=Path("out"),
                    help="the folder to write the figure and the table to [out]")
     p.add_argument("--name", help="write NAME.png, and a table NAME.tsv with a row for each run "
                    "[compare.png, and no table]")
@@ -314,9 +329,6 @@ def main():
             print(f"\n{reference} | {label}", *lines, sep="\n")
     for line in differences_inside(groups, by):
         print(line)
-    for run in (run for group in groups.values() for run in group):
-        if run.note:
-            print(f"\n{run.label}, seed {run.seed}: what --resume changed\n{run.note}", end="")
 
     if args.name:
         keep_runs(args.out / f"{args.name}.tsv", runs, step)

@@ -32,28 +32,37 @@ import math
 import random
 import re
 import string
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from abcdigits import abcdigits_prompts, possible_lengths
-from lab.common import add_tables, get_figure, pyplot, save_figure, steps_of
+from lab.common import (
+    add_settings,
+    add_tables,
+    get_figure,
+    pyplot,
+    save_figure,
+    settings_of,
+    steps_of,
+    stretch,
+)
 from lab.perplexity import documents_in
 from lab.style import WIDTH, count_of, labels_of, legend_below, look, plot_with_band
 from support.cli import Parser, UsageError, cli
 from support.data import read_text
-from support.evaluation import (
+from support.measure import (
+    RUN,
     add_flags,
-    add_settings,
+    beside,
+    describe_run,
+    fill,
     load_for_evaluation,
-    model_hash,
+    print_table,
     require_finite,
-    settings_of,
-    stretch,
 )
-from support.table import RUN, Progress, Table, beside, describe_run, print_table
+from support.run import identity
 
 KEYS = (*RUN, "data", "distances", "swe", "factor", "string")
 LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
@@ -115,7 +124,7 @@ def nats_of_ends(model, start, text, places, ends, cue):
 def measure(args):
     """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    settings = settings_of(args, model, ckpt)
+    settings = settings_of(args, model)
     distances = sorted(set(args.distances))
     if distances[0] < 2:
         raise UsageError(f"--distances {distances[0]}: at least 2, for the two line ends between")
@@ -125,21 +134,18 @@ def measure(args):
     run = describe_run(ckpt) | {"data": " ".join(args.data or ["stdlib"]),
                                 "distances": " ".join(map(str, distances))}
     cells = [run | setting | {"string": n} for setting in settings for n in range(args.strings)]
-    table = Table(beside(args.ckpt, "copying.tsv", args.table), KEYS, ["nats"],
-                  model_hash(ckpt, __name__, "lab.perplexity"))
-    missing = table.reuse(cells)
-    progress = Progress(len(missing))
     line_end = encode("\n")
     places = [distance - 2 * len(line_end) for distance in distances]
-    for cell in missing:
-        setting = stretch(model, cell, ckpt["args"]["seq_len"])
+
+    def costs(cell):
+        stretch(model, cell, ckpt["args"]["seq_len"])
         first, other = map(encode, random_strings(cell["string"]))
         found = nats_of_ends(model, first + line_end, texts[cell["string"]], places,
                              [line_end + first, line_end + other], len(line_end) + CUE)
-        table.add(cell, nats=" ".join(f"{x:.6g}" for x in found.flat))
-        progress.add(1, f"string {cell['string']}{setting}: " + " ".join(
-            f"{x:.2f}" for x in found[0]))
-    return table.rows_of(cells), table.path.with_suffix(".png")
+        return " ".join(f"{x:.6g}" for x in found.flat)
+
+    path = beside(args.ckpt, "copying.tsv", args.table)
+    return fill(path, cells, "nats", identity(ckpt), costs), path.with_suffix(".png")
 
 
 def rank_numbers(model, tokenizer, length, digits, n):
@@ -161,9 +167,8 @@ def rank_numbers(model, tokenizer, length, digits, n):
 def print_ranks(args):
     """Print `rank_numbers` at 1, 2, 4 .. 32 times the training length."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
-    get_prompts = partial(abcdigits_prompts, tokenizer, digits=args.digits)
-    rows = []
-    for length in possible_lengths(ckpt["args"]["seq_len"], get_prompts):
+    rows, digits = [], {"digits": args.digits}
+    for length in possible_lengths(ckpt["args"]["seq_len"], tokenizer, abcdigits_prompts, digits):
         nats = rank_numbers(model, tokenizer, length, args.digits, args.strings)
         rows.append([length, f"{(nats[:, 0] < nats[:, 1]).mean():.0%}", *nats.mean(0)])
     print_table(["length", "right is likeliest", "nats of the right one", "of the likeliest other"],
@@ -203,7 +208,7 @@ def get_curves(rows):
     x = [int(distance) for distance in rows[0]["distances"].split()]
     labels, groups, kept = labels_of(rows), {}, are_kept(rows)
     for row in rows:
-        label = labels[row["model"], row["parameters"]] + " + SWE" * (row["swe"] == "yes")
+        label = labels[row["model"]] + " + SWE" * (row["swe"] == "yes")
         factor = row["factor"] or "1"
         # The unscaled model has a curve of its own, and is also one of the choices.
         names = [label] * (factor == "1") + [f"{label} + best RoPE scaling"] * bool(row["factor"])
@@ -332,9 +337,8 @@ def main():
                    help="distances to measure, in tokens [128 256 512 .. 32768]")
     p.flag("--strings", 8, "how many strings, each with text of its own")
     add_settings(p)
-    p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", type=int,
-           shown="copy strings")
-    add_flags(p, "--ckpt", "--device", "--table")
+    p.flag("--digits", None, "ask for ABCDigits' numbers of this many digits instead", int)
+    add_flags(p)
     args = p.parse_args()
     if args.digits:
         for name in ("tables", "data", "distances", "rope_scale", "table", "out"):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.common import keep_rows
 from support.cli import UsageError
-from support.table import keep_rows, named_paths, read_rows
+from support.measure import named_paths, read_rows
 
 BEST = ("best", "best_step")                           # the lowest validation loss, and when
 FACTS = ("tokens_per_s", "alive", "w_max", "spikes", "grad")
@@ -23,8 +24,7 @@ class Run:
     """flags: text by name; losses: {step: validation loss}; facts: {name of BEST, FACTS: x}.
 
     end: "", "diverged", or where a run is that has not made all its steps. curves: {column of the
-    log: (steps, values)}, or None; source: {path: text}; note: what --resume changed. A row of a
-    table has none of these.
+    log: (steps, values)}, or None; source: {path: text}. A row of a table has none of these.
     """
     label: str
     flags: dict
@@ -33,7 +33,6 @@ class Run:
     end: str
     curves: dict = None
     source: dict = None
-    note: str = ""
 
     @property
     def seed(self):
@@ -91,11 +90,10 @@ def read_run(path, label="", window=10):
              "spikes": count_spikes(curves["loss"][1], window),
              "grad": median(norms[steps > at / 2])}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
-    root, note = folder / "source", folder / "note.txt"
+    root = folder / "source"
     source = {path.relative_to(root).as_posix(): path.read_text("utf-8")
               for path in sorted(root.rglob("*.py"))}
-    return Run(label, flags, losses, facts, end, curves, source,
-               note.read_text("utf-8") if note.exists() else "")
+    return Run(label, flags, losses, facts, end, curves, source)
 
 
 def median(x):

@@ -26,25 +26,16 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from abcdigits import CELL, get_cells
-from lab.common import figure_path, pyplot, save_figure
+from lab.common import figure_path, keep_rows, pyplot, save_figure
 from lab.compare import differences_inside, notes_on_run, why_not
 from lab.logs import median, read_run
 from lab.perplexity import KEYS, get_curves, hash_in, with_one_path
-from lab.retrieval import mean_by_length
+from lab.retrieval import CELL, get_cells, mean_by_length
 from lab.style import COLORS, WIDTH, labels_of, legend_below, plain_axis
 from lab.weights import TITLES, show_weights
 from support.cli import Parser, UsageError, cli
 from support.data import STREAMS
-from support.table import (
-    RUN,
-    current,
-    keep_rows,
-    name_of_model,
-    named_paths,
-    print_table,
-    read_rows,
-)
+from support.measure import RUN, named_paths, print_table, read_rows, run_of
 
 # "length" is that of "perplexity" and "needles"; "setting" is of SETTINGS.
 COLUMNS = ("model", "parameters", "seed", "task", "lr", "step", "what", "length", "setting",
@@ -79,6 +70,17 @@ def rows_of(run, folder, label, only):
     return [cells | row | {"value": f"{row['value']:.6g}"} for row in rows]
 
 
+def name_of_model(flags, label):
+    """The name of a run's model, with its label."""
+    return f"{flags['model'].partition(':')[0]}={label}" if label else flags["model"]
+
+
+def current(rows):
+    """The rows of each run that were measured with its last hash."""
+    last = {run_of(row): row["hash"] for row in rows}
+    return [row for row in rows if row["hash"] == last[run_of(row)]]
+
+
 def last_step(run):
     """The step of a run's last evaluation, as text."""
     steps = [*run.curves["val_loss"][0], *run.curves["needle"][0]]
@@ -92,7 +94,7 @@ def measured(run, path, what, only):
     if the run was measured on several texts, or with several numbers of digits.
     """
     summary, constant, unit = MEASURED[what]
-    rows = current(read_rows(path), path) if path.exists() else []
+    rows = current(read_rows(path)) if path.exists() else []
     if not path.with_name("ckpt.pt").exists():
         known = run.flags | {"step": last_step(run)}
         rows = [row for row in rows if all(row[name] == known[name] for name in OF_RUN)]

@@ -37,20 +37,30 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lab.common import add_tables, get_figure, group_rows, pyplot, save_figure
-from lab.style import WIDTH, count_of, legend_below, look, plain_axis, plot_with_band
-from support.cli import Parser, UsageError, at_most_3, cli
-from support.data import HELD_OUT, absolute, files_of, read_text, standard_library
-from support.evaluation import (
-    add_flags,
+from lab.common import (
     add_settings,
-    load_for_evaluation,
-    model_hash,
-    require_finite,
+    add_tables,
+    get_figure,
+    group_rows,
+    pyplot,
+    save_figure,
     settings_of,
     stretch,
 )
-from support.table import RUN, Progress, Table, beside, describe_run, print_table
+from lab.style import WIDTH, count_of, legend_below, look, plain_axis, plot_with_band
+from support.cli import Parser, UsageError, cli
+from support.data import absolute, files_of, read_text, standard_library
+from support.measure import (
+    RUN,
+    add_flags,
+    beside,
+    describe_run,
+    fill,
+    load_for_evaluation,
+    print_table,
+    require_finite,
+)
+from support.run import identity
 
 KEYS = (*RUN, "data", "window", "length", "swe", "factor", "document")
 # What a curve's name says of them, where they differ.
@@ -84,8 +94,8 @@ def documents_in(data):
     None is what train.py holds out of the standard library, without its tables of code pages.
     """
     if data:
-        return [path for path, _ in files_of(data)]
-    return [path for path in standard_library()[HELD_OUT] if path.parent.name != "encodings"]
+        return files_of(data)
+    return [path for path in standard_library()[19::20] if path.parent.name != "encodings"]
 
 
 def get_segments(files, tokenizer, L, limit):
@@ -108,7 +118,7 @@ def get_segments(files, tokenizer, L, limit):
         if len(segments) == limit:
             break
     if skipped:
-        print(f"skipped {at_most_3(skipped)}")
+        print(f"skipped {len(skipped)} files, such as {skipped[0]}")
     if not segments:
         raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")
@@ -132,7 +142,7 @@ def measure(args):
     """Measure what is missing. Returns (the rows that args ask for, path of their figure)."""
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
     T_train = ckpt["args"]["seq_len"]
-    settings = settings_of(args, model, ckpt)
+    settings = settings_of(args, model)
     L = args.length or 32 * T_train
     segments = get_segments(documents_in(args.data), tokenizer, L, args.documents)
     if args.data and absolute(args.data) == ckpt["args"]["data"]:
@@ -143,16 +153,14 @@ def measure(args):
     run = describe_run(ckpt) | {"data": " ".join(args.data or ["stdlib"]), "window": args.window,
                                 "length": L}
     cells = [run | setting | {"document": name} for setting in settings for name in segments]
-    table = Table(beside(args.ckpt, "perplexity.tsv", args.table), KEYS, ["nats"],
-                  model_hash(ckpt, __name__))
-    missing = table.reuse(cells)
-    progress = Progress(len(missing))
-    for cell in missing:
-        setting = stretch(model, cell, T_train)
-        means = window_means(nats(model, segments[cell["document"]]), L, args.window)
-        table.add(cell, nats=" ".join(f"{x:.6g}" for x in means))
-        progress.add(1, f"{cell['document']}{setting}")
-    return table.rows_of(cells), table.path.with_suffix(".png")
+
+    def means(cell):
+        stretch(model, cell, T_train)
+        found = window_means(nats(model, segments[cell["document"]]), L, args.window)
+        return " ".join(f"{x:.6g}" for x in found)
+
+    path = beside(args.ckpt, "perplexity.tsv", args.table)
+    return fill(path, cells, "nats", identity(ckpt), means), path.with_suffix(".png")
 
 
 # ------------------------------------------------------------------------------------ curves
@@ -265,13 +273,13 @@ def main():
     add_tables(p, "*")
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders; each file is a document "
                    "[the standard library's held-out files]")
-    p.flag("--length", None, "the longest context L, in tokens (paper: 2^17)", type=int,
-           shown="32 times the training length")
+    p.flag("--length", None, "the longest context L, in tokens (paper: 2^17) [32 times the "
+           "training length]", int)
     p.flag("--documents", 16, "measure at most this many documents (paper: 5747)")
     p.flag("--window", 0.3, "average over the positions within this share of the reported one "
-           "(paper: 0.1)", least=0)
+           "(paper: 0.1)")
     add_settings(p)
-    add_flags(p, "--ckpt", "--device", "--table")
+    add_flags(p)
     rows, out = get_figure(p, "nats", measure)
     curves = get_curves(rows)
     print_curves(curves)

@@ -24,7 +24,6 @@ import math
 import statistics
 from typing import NamedTuple
 
-from abcdigits import get_cells
 from lab.common import (
     add_tables,
     get_figure,
@@ -36,11 +35,38 @@ from lab.common import (
 )
 from lab.style import COLORS, WIDTH, count_of, legend_below, look, plot_with_band
 from support.cli import Parser, cli
-from support.table import print_table
+from support.measure import print_table
+
+CELL = ("length", "depth", "factor", "swe", "trials")
+
+
+class Cell(NamedTuple):
+    """{seed: share of right answers} at a length and a depth, and the RoPE factor, or ""."""
+    shares: dict
+    factor: str
+
+    @property
+    def mean(self):
+        return statistics.mean(self.shares.values())
+
+
+def get_cells(rows):
+    """{(length, depth): Cell} of the rows of one model, dicts of text.
+
+    For each seed the measurement with the most prompts counts. Of the RoPE factors, the one with
+    the best mean over the seeds counts; of equal ones, the first.
+    """
+    found = {}
+    for row in sorted(rows, key=lambda row: int(row["trials"])):
+        by_factor = found.setdefault((int(row["length"]), float(row["depth"])), {})
+        cell = by_factor.setdefault(row["factor"], Cell({}, row["factor"]))
+        cell.shares[row["seed"]] = float(row["accuracy"])
+    return {place: max(by_factor.values(), key=lambda cell: (len(cell.shares), cell.mean))
+            for place, by_factor in sorted(found.items())}
 
 
 class Panel(NamedTuple):
-    """A model in a figure. cells: those of abcdigits.get_cells"""
+    """A model in a figure. cells: those of get_cells"""
     name: str
     T_train: int
     cells: dict

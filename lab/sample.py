@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from support.cli import Parser, UsageError, cli, printable
-from support.evaluation import add_flags, load_for_evaluation
+from support.cli import DEVICE, Parser, UsageError, cli, printable
+from support.measure import load_for_evaluation
 
 
 def decode_stream(tokens, tokenizer):
@@ -34,12 +34,13 @@ def decode_stream(tokens, tokenizer):
 
 def main():
     p = Parser(__doc__)
-    p.flag("--prompt", "", "the text to continue", shown="none: start a new document")
+    p.flag("--prompt", "", "the text to continue [none: start a new document]")
     p.flag("--tokens", 500, "generate at most this many new tokens")
-    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token", least=0)
-    p.flag("--top-k", None, "sample only from the k likeliest tokens", type=int, shown="all")
-    p.flag("--seed", 0, "seed of the random number generator", least=0)
-    add_flags(p, "--ckpt", "--device")
+    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token")
+    p.flag("--top-k", None, "sample only from the k likeliest tokens [all]", int)
+    p.flag("--seed", 0, "seed of the random number generator")
+    p.flag("--ckpt", "out/ckpt.pt", "checkpoint of train.py")
+    p.flag("--device", DEVICE, "cpu, cuda or mps")
     args = p.parse_args()
     if 0 < args.temperature < 1e-4:
         raise UsageError("--temperature must be 0, or at least 1e-4")

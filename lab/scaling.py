@@ -31,9 +31,9 @@ import torch
 from lab.common import mean_and_std, percent, pyplot
 from lab.compare import differences_inside, draw_by, why_not
 from lab.logs import keep_runs, read_runs
-from support.cli import Parser, UsageError, cli, own_folder
+from support.cli import Parser, UsageError, cli
+from support.measure import print_table
 from support.models import build_model
-from support.table import print_table
 
 FAMILIES = ("multiscreen", "transformer")
 COLUMNS = ["measured", "lr", "at_loss", "N_multiscreen", "N_transformer", "saving", "std",
@@ -131,7 +131,7 @@ def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN",
                    help="folders that train.py has written, label=folder, or tables of runs")
-    p.add_argument("--out", type=own_folder, default=Path("out"),
+    p.add_argument("--out", type=Path, default=Path("out"),
                    help="the folder to write the figure and the table to [out]")
     args = p.parse_args()
     runs = read_runs(args.runs)

@@ -71,18 +71,8 @@ def paper_name(model):
 
 
 def labels_of(rows):
-    """{(model, parameters): label} of the rows of tables.
-
-    The size is added where models differ in it by more than a fifth, and to those of one name.
-    """
-    names = {(row["model"], row["parameters"]): paper_name(row["model"]) for row in rows}
-    sizes = [int(n) for _, n in names]
-    differ = max(sizes, default=0) > 1.2 * min(sizes, default=0)
-    labels = {}
-    for (model, n), name in names.items():
-        twice = [*names.values()].count(name) > 1
-        labels[model, n] = f"{name}, {short_number(int(n))}" if differ or twice else name
-    return labels
+    """{model: label} of the rows of tables."""
+    return {row["model"]: paper_name(row["model"]) for row in rows}
 
 
 def short_number(n):

@@ -38,13 +38,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lab.common import pyplot, save_figure
+from lab.common import pyplot, save_figure, write_rows
 from lab.style import COLORS, WIDTH, legend_below
-from support.checkpoint import require_windows
 from support.cli import Parser, UsageError, cli
-from support.evaluation import add_flags, load_for_evaluation, require_finite
 from support.maps import count_alive, inside, maps_of
-from support.table import beside, cell_text, print_table, write_rows
+from support.measure import (
+    add_flags,
+    beside,
+    cell_text,
+    load_for_evaluation,
+    print_table,
+    require_finite,
+    require_windows,
+)
 
 TEXT = (
     "Softmax attention hands out a fixed amount of weight, so a key can only win what another key "
@@ -79,7 +85,7 @@ def measure(model, tokens):
     maps = maps_of(model, tokens)
     tiles = []
     for n, layer in enumerate(model.layers):
-        w, r = layer.reach(), layer.acceptance()
+        w, r = layer.window(), layer.acceptance()
         alive = torch.full_like(w, math.nan)
         if maps:
             require_finite(maps[n], "relevances")
@@ -185,12 +191,12 @@ def main():
     p = Parser(__doc__)
     p.add_argument("--text", default=TEXT, help=f"draw the maps of the first {TOKENS} tokens of "
                    "this text [four sentences about screening]")
-    add_flags(p, "--ckpt", "--device", "--table")
+    add_flags(p)
     args = p.parse_args()
     if not args.text:
         raise UsageError("--text must not be empty")
     model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device)
-    require_windows(model, args.ckpt, ckpt["model"])
+    require_windows(model, args.ckpt)
     path = beside(args.ckpt, "tiles.tsv", args.table)
 
     # The table.

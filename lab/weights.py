@@ -21,8 +21,8 @@ from lab.baselines.transformer import Block, TransformerConfig
 from lab.common import pyplot, save_figure
 from lab.style import COLORS, WIDTH, legend_below
 from multiscreen import screen
+from support.measure import print_table
 from support.models import class_of
-from support.table import print_table
 
 # The rows of the table in lab/baselines/attention.py, and what a figure calls them.
 TITLES = {

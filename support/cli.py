@@ -1,17 +1,15 @@
-"""What all scripts share: flags, one-line errors, exit codes, devices, text, and safe writes."""
+"""What all commands share: flags, errors of one line, the device, text that can be printed."""
 import argparse
 import ctypes
+import math
 import os
 import platform
-import re
 import sys
-import time
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class UsageError(Exception):
@@ -25,92 +23,69 @@ class UsageError(Exception):
         self.code = code
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
 class Parser(argparse.ArgumentParser):
     """Shows a script's docstring as it is, and raises UsageError for a wrong flag."""
 
     def __init__(self, description):
-        # The command as you type it: Python before 3.14 shows `python -m course.playground` as
-        # __main__.py. In pdb, and in a notebook's second %run, __main__ has no spec.
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
-        super().__init__(prog, description=description, allow_abbrev=False,
+        super().__init__(description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def flag(self, name, default, text, type=None, least=1, shown=None, **options):
-        """Add a flag of the default's type. least: for numbers; shown: the default, in words."""
-        kind = type or default.__class__
-        self.add_argument(name, default=default, help=f"{text} [{shown or default}]",
-                          type=partial(number, kind, least) if kind in (int, float) else kind,
-                          **options)
-
-    def given(self, argv=None):
-        """{name: value} of the flags that argv gives, without the defaults of the others."""
-        none = argparse.Namespace(**dict.fromkeys(vars(self.parse_args([]))))
-        return {name: x for name, x in vars(self.parse_args(argv, none)).items() if x is not None}
+    def flag(self, name, default, text, type=None, **options):
+        """Add a flag whose help ends with its default. type: that of the default, if not given."""
+        shown = "" if default is None else f" [{default}]"
+        self.add_argument(name, default=default, type=type or default.__class__,
+                          help=text + shown, **options)
 
     def error(self, message):
         raise UsageError(f"{message}; -h lists the flags")
 
 
-def number(kind, least, text):
-    """Parse a flag's text as an int or float that is `least` or more."""
-    try:
-        value = kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number"
-                                         ) from None
-    if not least <= value < 2**63:
-        rule = "is too large" if value > least else f"must be at least {least}"
-        raise argparse.ArgumentTypeError(f"{text} {rule}")
-    return value
+def at_least(least, kind=int):
+    """The type of a flag that is a number, `least` or more. kind: int or float."""
+    def number(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < 2**63:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number of type {kind.__name__}, "
+                                             f"at least {least}")
+        return value
+
+    return number
 
 
 def cli(main):
-    """Run `main()`. An error the user can fix prints one line and exits with 1, Ctrl-C with 130."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")   # a closed one is None
-    if hasattr(sys.stdout, "reconfigure"):             # but not in a notebook
-        sys.stdout.reconfigure(errors="replace")
+    """Run `main()`. A mistake the user can fix prints a line and exits with 1, Ctrl-C with 130."""
     try:
         main()
-        sys.stdout.flush()
-        if dist.is_initialized():
-            # FSDP2 never releases its groups, and their threads may abort a process as it ends.
-            os._exit(0)
-    except BrokenPipeError:                            # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except (UsageError, FloatingPointError) as e:
-        fail(e, getattr(e, "code", 1))
-    except OSError as e:
-        fail(f"{e.filename}: {e.strerror}" if e.filename else e)
-    except (MemoryError, RuntimeError) as e:
-        if is_out_of_memory(e):
-            fail("out of memory: use a smaller model, --batch-size or --seq-len")
-        if not dist.is_initialized() or not re.search("Connection|peer|NCCL", str(e)):
-            raise
-        fail("another process has ended")
-    except KeyboardInterrupt as e:                     # train.py's has its own message
-        if not rank():
+    except KeyboardInterrupt as e:                     # train.py's says where it stopped
+        if rank() == 0:
             print(*(e.args or ["stopped: rerun the command to go on"]), file=sys.stderr)
         sys.exit(130)
+    except UsageError as e:
+        fail(e, e.code)
+    except OSError as e:
+        fail(f"{e.filename}: {e.strerror}" if e.filename else e)
+    except FloatingPointError as e:
+        fail(e)
+    except (MemoryError, RuntimeError) as e:
+        if not is_out_of_memory(e):
+            raise
+        fail("out of memory: use a smaller model, --batch-size or --seq-len")
 
 
 def is_out_of_memory(e):
     """Whether an error means out of memory. On a CPU only torch's message tells."""
-    words = "not enough memory|can't allocate memory|size.* overflow"
-    return isinstance(e, (MemoryError, torch.OutOfMemoryError)) or bool(re.search(words, str(e)))
+    if isinstance(e, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return "not enough memory" in str(e) or "can't allocate memory" in str(e)
 
 
 def fail(message, code=1):
-    """Exit with one line on stderr. If all processes of torchrun fail, only number 0 prints it."""
-    message = on_one_line(message)
-    if rank():
-        time.sleep(5)                                  # torchrun ends this process meanwhile
-        message = f"process {rank()}: {message}"
-    print(f"error: {message}", file=sys.stderr)
+    """Exit with one line on stderr, which number 0 of several processes prints."""
+    if rank() == 0:
+        print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -129,22 +104,16 @@ def get_device(name):
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         x = torch.zeros(1, device=name)
-        (x if x.is_mps else x.double()).item()         # angles need float64; mps has none
-        if x.is_cuda:
-            torch.cuda.set_device(x.device)
-        else:
-            keep_freed_memory()
-        return x.device
-    except Exception as e:
-        reason = (str(e) or type(e).__name__).splitlines()[0][:80]
-        raise UsageError(f"the device {name!r} cannot be used ({reason}): use cpu, or cuda or "
-                         "mps if this machine has such a GPU") from None
-
-
-def products_dtype(device, name="auto"):
-    """The dtype of matrix products by the name of --dtype: torch.bfloat16, or None for float32."""
-    can = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if name == "bfloat16" or name == "auto" and can else None
+        x.item()
+    except Exception as e:                             # each kind of device has its own errors
+        reason = (str(e) or type(e).__name__).splitlines()[0]
+        raise UsageError(f"the device {name!r} cannot be used ({reason}): use cpu, or cuda or mps "
+                         "if this machine has such a GPU") from None
+    if x.is_cuda:
+        torch.cuda.set_device(x.device)
+    else:
+        keep_freed_memory()
+    return x.device
 
 
 def keep_freed_memory():
@@ -159,80 +128,23 @@ def keep_freed_memory():
         mallopt(-3, 2**25)                             # M_MMAP_THRESHOLD, bytes: the largest
 
 
-def on_one_line(x):
-    """x as text on one line, without tabs, and with ? for whatever is not UTF-8."""
-    return " ".join(str(x).encode(errors="replace").decode().split())
-
-
-def flag(name, *value):
-    """A flag as you would type it."""
-    return " ".join([f"--{name.replace('_', '-')}", *map(shown, value)])
-
-
-def shown(value):
-    """A flag's value on one line."""
-    return on_one_line(" ".join(value) if isinstance(value, list) else value)
+def products_dtype(device, name="auto"):
+    """The dtype of matrix products by the name of --dtype: torch.bfloat16, or None for float32."""
+    if name == "auto" and device.type == "cuda":
+        can = torch.cuda.is_bf16_supported(including_emulation=False)
+        name = "bfloat16" if can else "float32"
+    return torch.bfloat16 if name == "bfloat16" else None
 
 
 def error_line(e):
     """The type of an exception and the first line of its message; two, if that ends with ":"."""
-    first, *rest = [line.strip() for line in str(e).splitlines() if line.strip()] or [""]
-    if first.endswith(":") and rest:
-        first += f" {rest[0]}"
-    return f"{type(e).__name__}: {first}"
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    said = " ".join(lines[:1])
+    if said.endswith(":"):
+        said = " ".join(lines[:2])
+    return f"{type(e).__name__}: {said}"
 
 
 def printable(text):
     """The text with its control characters escaped, as in \\x07, except newlines and tabs."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
-
-
-def own_folder(name):
-    """The Path of --out. Raises UsageError if it is not a folder, or is the current one."""
-    path = Path(name)
-    if path == Path() or path.exists() and not path.is_dir():
-        raise UsageError(f"--out {name!r}: name a folder, a new one or that of an earlier run")
-    return path
-
-
-def at_most_3(names):
-    """The first three of some names, and how many more there are."""
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(map(str, names[:3])) + more
-
-
-def clock(seconds):
-    """Seconds as h:mm:ss."""
-    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
-
-
-@contextmanager
-def naming(path):
-    """Inside `with naming(path)` the error of a full disk, which names no file, names this one."""
-    try:
-        yield
-    except Exception as e:
-        for error in (e, e.__context__):               # torch hides it behind another one
-            if isinstance(error, OSError):
-                error.filename = str(path)
-                raise error from None
-        raise
-
-
-@contextmanager
-def replacing(path):
-    """`with replacing(path) as file`: the file at `path` is always complete, the old or the new.
-
-    It is written under another name, flushed to the disk (a power cut must not leave an empty
-    file), then renamed. An error leaves the old one as it was.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path):
-            with open(temporary, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

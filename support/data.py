@@ -1,91 +1,145 @@
-"""From the files that --data names to the tokens of a training step."""
+"""The text to train on: from the files that --data names to sequences in random order.
+
+--data names UTF-8 files, folders of them, or files of tokens: .bin, which holds nothing but tokens,
+uint16 or, if the vocabulary has more than 65,536, uint32; or numpy's .npy. `stdlib` is the source
+of Python's own library. Held out are the files that --val names; else those that are named val,
+valid or validation, or are in a folder of that name; else every twentieth of 20 or more texts; else
+the last twentieth of the tokens.
+"""
 import hashlib
+import math
 import os
+import re
 import sysconfig
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 import torch
 
-from support.cli import UsageError, at_most_3
-from support.tokens import encode_document, read_bin, require_text
+from support.cli import UsageError
 
-HELD_OUT = slice(19, None, 20)                         # every twentieth of 20 or more texts
-PIECE = 2**16                                          # bytes of each piece of a large file to hash
-STREAMS = ("abcdigits", "passkey")                     # of support/tasks/: endless, without files
-
-
-def is_stream(names):
-    """Whether --data names a stream. Next to other names, the same word names a folder."""
-    return len(names) == 1 and names[0] in STREAMS
+# Endless documents of a task, made by get_data of these modules.
+STREAMS = {"abcdigits": "abcdigits", "passkey": "lab.passkey"}
+TOKEN_FILES = (".bin", ".npy")
+HELD_OUT = ("val", "valid", "validation")              # names of files and folders
+JOINED = 2**20                                         # token files up to this size are joined
 
 
-def absolute(names):
-    """What --data names, valid from any folder."""
-    if is_stream(names) or names == ["stdlib"]:
-        return names
-    return [os.path.abspath(name) for name in names]
+# ------------------------------------------------------------------------------------- tokens
+
+def get_tokenizer(name):
+    """`bytes`: 256 bytes and end-of-text. `gpt2`: GPT-2's BPE (the paper's), downloaded once.
+
+    A number such as `65` is the size of a vocabulary of your own; see `Numbers`.
+    """
+    if name == "bytes":
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 256})
+    if re.fullmatch(r"[1-9]\d{0,8}", name, re.ASCII):
+        return Numbers(name)
+    if name != "gpt2":
+        raise UsageError(f"tokenizer {name!r} is unknown: use bytes or gpt2, or, for token files "
+                         "of another vocabulary, its size, such as 65")
+    try:
+        return tiktoken.get_encoding("gpt2")
+    except Exception as e:                             # there are many ways to be offline
+        raise UsageError(f"GPT-2's BPE could not be downloaded ({type(e).__name__}): connect once, "
+                         "or set TIKTOKEN_CACHE_DIR to a folder that has it") from None
+
+
+class Numbers:
+    """The tokens 0 .. N - 1 of a vocabulary that only you know, such as notes or moves in chess.
+
+    They are shown as numbers, and there is no end-of-text among them.
+    """
+    eot_token = None
+
+    def __init__(self, name):
+        self.name, self.n_vocab = name, int(name)
+
+    def encode_ordinary(self, text):
+        for word in text.split():
+            if not re.fullmatch(r"\d{1,9}", word, re.ASCII) or int(word) >= self.n_vocab:
+                raise UsageError(f"{word!r} is not in the vocabulary of --tokenizer {self.name}: "
+                                 f"use numbers from 0 to {self.n_vocab - 1}, with spaces between")
+        return [int(word) for word in text.split()]
+
+    def decode(self, tokens):
+        return "".join(f"{token} " for token in tokens)
+
+    def decode_single_token_bytes(self, token):
+        return f"{token} ".encode()
+
+
+def require_text(tokenizer, what):
+    """Raise UsageError if `what`, which is about text, meets a vocabulary of numbers."""
+    if tokenizer.eot_token is None:
+        raise UsageError(f"{what} needs a tokenizer of text, bytes or gpt2: --tokenizer "
+                         f"{tokenizer.name} only knows the numbers in token files")
+
+
+def encode_document(text, tokenizer):
+    """Tokens of a text, then end-of-text, uint16. What looks like a special token is just text."""
+    if tokenizer.name == "bytes":
+        tokens = np.frombuffer(text.encode(), dtype=np.uint8)
+    else:
+        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
+    return np.append(tokens.astype(np.uint16), np.uint16(tokenizer.eot_token))
 
 
 # ------------------------------------------------------------------------------------- files
 
-def files_of(names, out=None):
-    """[(path, "train" or "val")] of the files that --data names, to be read or refused later.
+def files_of(names):
+    """The files that --data names, each once: folders in order, without hidden files.
 
-    stdlib names the files of Python's own standard library. A file that is named twice, or also by
-    a link, is there once. If there are token files, text beside them is what they were made from,
-    and is left out. Held out are the files that nanoGPT or llm.c would hold out, and those in a
-    folder val, below a named folder or itself named. out: the folder of this run, which is no data.
+    Where a folder has token files, texts beside them are what these were made from, and are left
+    out. So are folders of runs, so that you can train where your texts are.
     """
     if list(names) == ["stdlib"]:
-        return [(path, "train") for path in standard_library()]
-    found = {}
+        return standard_library()
+    found = []
     for root in map(Path, names):
-        folder = root if root.is_dir() else root.parent
-        paths = visible_files(root, out)
-        bins = [path for path in paths if path.suffix == ".bin"]
-        for path in bins or paths:
-            in_val = "val" in (folder.resolve().name, *path.relative_to(folder).parts)
-            named_val = bins and "val" in path.stem.split("_")
-            use = "val" if in_val or named_val else "train"
-            found.setdefault(os.path.realpath(path), (path, use))
-    return list(found.values())
+        if not root.exists():
+            raise UsageError(f"{root} does not exist")
+        paths = files_in(root) if root.is_dir() else [root]
+        tokens = [path for path in paths if path.suffix in TOKEN_FILES]
+        if tokens and len(tokens) < len(paths):
+            print(f"left out {len(paths) - len(tokens):,} files beside the token files in {root}")
+            paths = tokens
+        found += paths
+    return list(dict.fromkeys(found))
 
 
-def visible_files(root, out=None):
-    """A file itself, or the files below a folder, in order, without hidden ones and those of runs.
-
-    Tables of runs are left out, too. Links to folders are followed, into each real folder once.
-    out: the folder of a new run.
-    """
-    if not root.is_dir():
-        return [root]
-    found, seen = [], {out and os.path.realpath(out)}
-    for here, folders, files in os.walk(root, followlinks=True):
-        here, real = Path(here), os.path.realpath(here)
-        if real in seen or is_run(here):
+def files_in(folder):
+    """The files of a folder and of those in it, without hidden ones and without runs."""
+    found = []
+    for here, folders, files in os.walk(folder):
+        if is_run(Path(here)):
             folders.clear()
-        else:
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            paths = [here / name for name in files if not name.startswith(".")]
-            found += [path for path in paths if not is_table(path)]
-        seen.add(real)
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name) for name in files if not name.startswith(".")]
     return sorted(found)
 
 
 def is_run(folder):
-    """Whether a folder holds a run of train.py."""
-    flags = folder / "flags.txt"
-    return flags.is_file() and b"\nequations\t" in flags.read_bytes()
+    """Whether a folder holds a run of train.py: its flags.txt begins with the model."""
+    file = folder / "flags.txt"
+    return file.is_file() and file.read_bytes().startswith(b"model\t")
 
 
-def is_table(path):
-    """Whether a file is a table of runs, or of measurements of them."""
-    if path.suffix != ".tsv" or not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return {b"parameters", b"seed"} <= {*file.readline(9999).split()}
+def is_held_out(path, names):
+    """Whether the name of a file, or of its folder below those that --data names, says so."""
+    words = [path.stem]
+    if path.suffix in TOKEN_FILES:
+        words = path.stem.split("_")                   # such as llm.c's data_val_000000.bin
+    for root in map(Path, names):
+        if root in path.parents:
+            words += [root.name, *path.relative_to(root).parent.parts]
+    return bool(set(words) & set(HELD_OUT))
 
 
 def standard_library():
@@ -98,97 +152,86 @@ def standard_library():
 
 def read_text(path):
     """The text of a UTF-8 file, without a byte order mark. Raises UsageError for anything else."""
-    if not path.is_file():
-        raise UsageError(f"{path}: missing, or not a file")
     if ".jsonl" in path.suffixes or path.suffix == ".parquet":
         raise UsageError(f"{path}: python -m support.prepare turns it into token files")
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not UTF-8") from None
 
 
-def fingerprint(files):
-    """[path, size, short hash, use] of each pair (path, use).
+def read_tokens(path, tokenizer):
+    """The tokens of a .bin or .npy file, which stay on the disk until they are used."""
+    if path.suffix == ".npy":
+        try:
+            tokens = np.load(path, mmap_mode="r")
+        except ValueError:
+            raise UsageError(f"{path} is damaged, or no array of numpy.save") from None
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise UsageError(f"{path} has the shape {tokens.shape} and the type {tokens.dtype}; "
+                             "expected a list of whole numbers")
+    else:
+        width = 2 if tokenizer.n_vocab <= 2**16 else 4
+        if path.stat().st_size == 0 or path.stat().st_size % width != 0:
+            raise UsageError(f"{path} is empty, or not a whole number of tokens of {width} bytes, "
+                             f"those of a vocabulary of {tokenizer.n_vocab}")
+        tokens = np.memmap(path, f"<u{width}", "r")
+        # Numbers of twice the width have their upper half in every second place: zeros.
+        some = tokens[:4096]
+        if len(some) > 64 and some.any() and not some[1::2].any():
+            raise UsageError(f"{path} has tokens of {2 * width} bytes or more each, expected "
+                             f"{width} for a vocabulary of {tokenizer.n_vocab}: write them as "
+                             f"uint{8 * width}, or with numpy.save as .npy")
+    require_known(tokens[:4096], path, tokenizer.n_vocab)
+    require_known(tokens[-4096:], path, tokenizer.n_vocab)
+    return tokens
 
-    A text is hashed as a whole. Token files and corpora may have many gigabytes, so of those above
-    4 MiB only 64 pieces are hashed, spread evenly from beginning to end.
-    """
-    found = []
-    for path, use in files:
-        content, size = hashlib.sha256(), os.path.getsize(path)
-        with open(path, "rb") as file:
-            if size > 64 * PIECE and {".bin", ".jsonl", ".parquet"} & {*Path(path).suffixes}:
-                for n in range(64):
-                    file.seek(n * (size - PIECE) // 63)
-                    content.update(file.read(PIECE))
-            else:
-                content = hashlib.file_digest(file, "sha256")
-        found.append([str(path), size, content.hexdigest()[:16], use])
-    return found
 
-
-def hash_of(fingerprints):
-    """A hash of the files of a fingerprint, whatever folder they are in; "" if there are none."""
-    found = repr([rest for path, *rest in fingerprints]).encode()
-    return hashlib.sha256(found).hexdigest()[:12] if fingerprints else ""
+def require_known(tokens, path, n_vocab):
+    """Raise UsageError if some tokens are not in the vocabulary."""
+    if len(tokens) > 0 and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
+        raise UsageError(f"{path} has tokens from {tokens.min()} to {tokens.max()}; expected 0 to "
+                         f"{n_vocab - 1}: use the --tokenizer that made it; a .bin file must have "
+                         "nothing else in it, such as a header")
 
 
 # --------------------------------------------------------------------------------- sequences
 
-def permute(i, n, key):
-    """The image of i under a pseudo-random permutation of 0 .. n - 1. key: a tuple of integers.
-
-    A Feistel network of four rounds on an even number of bits, repeated until it lands below n. It
-    needs no memory, whatever n is.
-    """
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    keys = [int(x) for x in np.random.SeedSequence(key).generate_state(4, np.uint64)]
-    while True:
-        left, right = i >> half, i % 2**half
-        for k in keys:
-            mixed = (right ^ k) * 0x9E3779B97F4A7C15 % 2**64
-            mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 % 2**64
-            left, right = right, left ^ (mixed >> 32) % 2**half
-        i = left << half | right
-        if i < n:
-            return i
-
-
 class Sequences:
-    """What training on text draws from: contiguous sequences of T + 1 tokens, T inputs, T targets.
+    """Contiguous sequences of T + 1 tokens, T inputs and T targets, cut from arrays of tokens.
 
-    parts: what they are cut from, each the tokens of an array or TokenFile from start to stop.
-    A stream of support/tasks/ has the same attributes, and gets harder as it is learned.
+    A task's endless documents, `Stream` in abcdigits.py, have the same attributes.
     """
-    files = ()                                         # the `fingerprint` of what was read
-    next_command = "-m lab.sample"             # to try the model
-    learned = False                                    # whether training may end early
     state = ()                                         # what a checkpoint keeps, besides `drawn`
+    corpus = ""                                        # what was read, in words, with a hash
+    reads_losses = False                               # `observe` does not need the loss
+    next_command = "-m lab.sample"                     # to try the model
 
-    def __init__(self, parts, T, what):
-        self.parts, self.T = parts, T
-        sizes = [stop - start for _, start, stop in parts]
-        self.ends = np.cumsum([max(size - 1, 0) // T for size in sizes])
-        if not len(self):
-            raise UsageError(f"{what}: {sum(sizes)} tokens are fewer than one sequence of {T} + 1: "
-                             "use more text or a smaller --seq-len")
+    def __init__(self, arrays, T, n_vocab, what):
+        self.arrays, self.T, self.n_vocab = arrays, T, n_vocab
+        self.order = self.order_of = None
+        self.ends = np.cumsum([max(len(tokens) - 1, 0) // T for tokens in arrays])
+        if len(arrays) == 0 or len(self) == 0:
+            raise UsageError(f"{what}: {sum(map(len, arrays))} tokens are fewer than one sequence "
+                             f"of {T} + 1: use more text or a smaller --seq-len")
 
     def __len__(self):
         return int(self.ends[-1])
 
     def __getitem__(self, n):
-        p = int(np.searchsorted(self.ends, n, side="right"))
-        tokens, start, _ = self.parts[p]
-        start += (n - (int(self.ends[p - 1]) if p else 0)) * self.T
-        return tokens[start : start + self.T + 1].astype(np.int64)
+        a = int(np.searchsorted(self.ends, n, side="right"))       # the array that has it
+        if a > 0:
+            n -= int(self.ends[a - 1])
+        tokens = self.arrays[a][n * self.T : (n + 1) * self.T + 1].astype(np.int64)
+        require_known(tokens, getattr(self.arrays[a], "filename", "a file"), self.n_vocab)
+        return tokens
 
     def __str__(self):
-        return f"{len(self):,} sequence{'s' * (len(self) > 1)}"
+        return f"{len(self):,} sequences"
 
     def spread(self, n):
         """The numbers of at most n sequences, evenly spread."""
-        return range(0, len(self), -(-len(self) // n))
+        return range(0, len(self), math.ceil(len(self) / n))
 
     def draw(self, n, seed):
         """The n-th sequence in random order, without replacement, and a new order in each epoch.
@@ -196,10 +239,14 @@ class Sequences:
         Any n can be drawn directly, so a resumed run sees the same sequences.
         """
         epoch, n = divmod(n, len(self))
-        return self[permute(n, len(self), (seed, epoch))]
+        if self.order_of != (seed, epoch):
+            self.order_of = seed, epoch
+            self.order = np.random.default_rng([seed, epoch]).permutation(len(self))
+        return self[self.order[n]]
 
-    def observe(self, loss, documents):
-        """Called with the loss of each step."""
+    def observe(self, loss, n):
+        """Called with the loss of each step of n sequences. Returns whether training may end."""
+        return False
 
     def extra_columns(self, model, batches):
         """More columns of an evaluation. batches: from `batches`"""
@@ -213,80 +260,93 @@ def batches(data, n, batch_size):
         yield torch.from_numpy(np.stack([data[i] for i in numbers[first : first + batch_size]]))
 
 
+def is_stream(names):
+    """Whether --data names a task. Beside other names, the same word names a folder."""
+    return len(names) == 1 and names[0] in STREAMS
+
+
+def absolute(names):
+    """What --data or --val names, valid from any folder."""
+    if is_stream(names) or names == ["stdlib"]:
+        return names
+    return [os.path.abspath(name) for name in names]
+
+
 def get_data(args, tokenizer):
     """(training data, validation data) of train.py's flags: text, or the documents of a task."""
     if is_stream(args.data):
+        if args.val:
+            raise UsageError(f"--val is for text: --data {args.data[0]} makes its own documents")
         require_text(tokenizer, f"--data {args.data[0]}")
-        return import_module(f"support.tasks.{args.data[0]}").get_data(args, tokenizer)
-    T, name = args.seq_len, at_most_3(args.data)
-    files, documents = read_files(args, tokenizer)
-    train, val, how = hold_out(files, documents)
-    if not train:
-        raise UsageError(f"{name}: nothing to train on: no UTF-8 text and no .bin file, except "
-                         "val.bin, *_val_*.bin, files in a folder val, and those of runs")
-    kind = "file" if documents else "token file"
-    print(f"{name}: {len(files):,} {kind}{'s' * (len(files) > 1)}, "
-          f"{sum(path.stat().st_size for path, _ in files):,} bytes; held out: {how}")
+        return import_module(STREAMS[args.data[0]]).get_data(args, tokenizer)
+    T, files = args.seq_len, read_files(args.data, tokenizer)
+    val_files = {}
+    if args.val:
+        val_files = read_files(args.val, tokenizer)
+        how = " ".join(args.val)
+    elif args.data != ["stdlib"]:
+        val_files = {path: x for path, x in files.items() if is_held_out(path, args.data)}
+        how = f"{len(val_files):,} files, by their names"
+    texts = [path for path in files if path.suffix not in TOKEN_FILES]
+    if not val_files and len(texts) >= 20 and len(texts) == len(files):
+        val_files = {path: files[path] for path in texts[19::20]}
+        how = "every twentieth file"
+    train = join([tokens for path, tokens in files.items() if path not in val_files])
+    val = join(list(val_files.values()))
+    if not val_files:
+        how = "the last twentieth of the tokens, at least one sequence"
+        cuts = [len(x) - max(len(x) // 20, min(T + 1, len(x) // 2)) for x in train]
+        val = [x[cut:] for x, cut in zip(train, cuts)]
+        train = [x[:cut] for x, cut in zip(train, cuts)]
 
-    train, val = ([(x, 0, len(x)) for x in tokens_of(paths, documents, tokenizer)]
-                  for paths in (train, val))
-    if not val:
-        cuts = [n - max(n // 20, min(T + 1, n // 2)) for _, _, n in train]
-        val = [(x, cut, n) for (x, _, n), cut in zip(train, cuts)]
-        train = [(x, 0, cut) for (x, _, _), cut in zip(train, cuts)]
-    data = Sequences(train, T, f"{name}, without its held-out part")
-    data.files = fingerprint(files)
-    if tokenizer.eot_token is None:                    # nothing else to begin with
+    n_bytes = sum(path.stat().st_size for path in files)
+    what = f"{len(files):,} files, {n_bytes:,} bytes"
+    print(f"{what}; held out: {how}")
+    data = Sequences(train, T, tokenizer.n_vocab, f"{what}, without what is held out")
+    data.corpus = f"{what}, {hash_of(train + val)}"
+    if tokenizer.eot_token is None:                    # there is no beginning of a document
         data.next_command += " --prompt 0"
-    return data, Sequences(val, T, f"the held-out part of {name}")
+    return data, Sequences(val, T, tokenizer.n_vocab, f"what is held out of {what}")
 
 
-def read_files(args, tokenizer):
-    """([(path, "train" or "val")], {path: tokens of a text}) of --data. Token files stay on disk.
+def read_files(names, tokenizer):
+    """{path: tokens} of the files that --data names.
 
-    A file that cannot be used is an error if --data names it. Inside a folder it is skipped, and a
+    A file that cannot be used is an error if it is named. Inside a folder it is left out, and a
     line says so.
     """
-    files, documents, skipped = [], {}, []
-    for path, use in files_of(args.data, args.out):
-        if path.suffix != ".bin":
-            require_text(tokenizer, path)
+    found, left_out = {}, []
+    for path in files_of(names):
         try:
-            if path.suffix != ".bin":
-                text = read_text(path)
-                # The standard library's empty files are kept, as for README's losses.
-                if not text and args.data != ["stdlib"]:
-                    raise UsageError(f"{path}: empty")
-                documents[path] = encode_document(text, tokenizer)
-            files.append((path, use))
+            if path.suffix in TOKEN_FILES:
+                found[path] = read_tokens(path, tokenizer)
+            else:
+                require_text(tokenizer, path)
+                found[path] = encode_document(read_text(path), tokenizer)
         except UsageError as e:
-            if str(path) in args.data:
+            if str(path) in names:
                 raise
-            skipped.append(f"{e}")                     # not e: it holds all the bytes
-    if skipped:
-        print(f"skipped {at_most_3(skipped)}")
-    return files, documents
+            left_out.append(str(e))
+    if left_out:
+        print(f"left out {len(left_out):,} files: {left_out[0]}")
+    if not found:
+        raise UsageError(f"{' '.join(names)}: no UTF-8 text, no .bin file, no .npy file")
+    return found
 
 
-def hold_out(files, documents):
-    """(paths to train on, paths held out, how they were chosen, in words).
+def join(arrays):
+    """One array of all texts and small token files, then each large one, which stays on the disk.
 
-    If no name says what to hold out, it is every twentieth of 20 or more texts, or else (with no
-    paths) the last twentieth of all text and of each token file, and at least one sequence.
+    Otherwise up to T tokens of each file would be left over.
     """
-    train, val = ([path for path, use in files if use == wanted] for wanted in ("train", "val"))
-    if val:
-        return train, val, at_most_3([path.name for path in val])
-    if len(train) >= 20 and len(train) == len(documents):
-        val = train[HELD_OUT]
-        del train[HELD_OUT]
-        return train, val, "every 20th file"
-    return train, [], "the last twentieth, at least one sequence"
+    small = [x for x in arrays if not isinstance(x, np.memmap) or len(x) <= JOINED]
+    large = [x for x in arrays if isinstance(x, np.memmap) and len(x) > JOINED]
+    return [np.concatenate(small), *large] if small else large
 
 
-def tokens_of(paths, documents, tokenizer):
-    """One array of all texts, then each token file."""
-    texts = [documents[path] for path in paths if path in documents]
-    numbers = tokenizer.eot_token is None
-    files = [read_bin(path, tokenizer.n_vocab, numbers) for path in paths if path not in documents]
-    return [np.concatenate(texts), *files] if texts else files
+def hash_of(arrays):
+    """A hash of arrays of tokens: of the sizes, and of up to 2^24 tokens at the start of each."""
+    found = hashlib.sha256(repr([len(x) for x in arrays]).encode())
+    for x in arrays:
+        found.update(np.ascontiguousarray(x[: 2**24]))
+    return found.hexdigest()[:12]

@@ -11,12 +11,10 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from types import MethodType
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 from support.cli import UsageError, rank
 
@@ -43,9 +41,28 @@ def total(value):
     return x.item()
 
 
+def mean(x):
+    """The mean of a tensor over all processes, on its device."""
+    if world() > 1:
+        dist.all_reduce(x)
+        x /= world()
+    return x
+
+
 def wait():
     """Wait until all processes are here."""
     total(0)
+
+
+def leave():
+    """End this process together with the others, if there are any.
+
+    FSDP2 never releases its groups, and their threads may abort a process that ends by itself.
+    """
+    wait()
+    if dist.is_initialized():
+        sys.stdout.flush()
+        os._exit(0)
 
 
 @contextmanager
@@ -90,9 +107,8 @@ def distribute(model, shard, device):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        for name in ("loss", "relevance_maps"):        # a Transformer has no maps
-            if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
+        for name in ("loss", "relevance_maps"):
+            register_fsdp_forward_method(model, name)
 
 
 def draw(data, first, args, device):
@@ -109,15 +125,6 @@ def average_in_next_backward(model, now):
     """Let the next backward pass average the gradients over the processes, or only add them up."""
     if world() > 1:
         model.set_requires_gradient_sync(now)
-
-
-def recompute(model):
-    """Keep only the layers' inputs, and recompute their activations in backward. In place."""
-    def forward(self, *inputs):
-        return checkpoint(type(self).forward, self, *inputs, use_reentrant=False)
-
-    for layer in model.layers:
-        layer.forward = MethodType(forward, layer)     # a copy of the layer has its own
 
 
 def full(x):

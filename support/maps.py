@@ -1,4 +1,6 @@
 """What relevance maps say: which pairs of a query and a key are inside the window, and alive."""
+import statistics
+
 import torch
 
 from multiscreen import softmask
@@ -24,7 +26,8 @@ def count_alive(alpha_d, w):
 
 def maps_of(model, tokens):
     """A model's relevance maps; none unless each layer calls the `screen` it is given once."""
-    maps = model.relevance_maps(tokens)
+    with torch.compiler.set_stance("force_eager"):     # compiling would take longer
+        maps = model.relevance_maps(tokens)
     return maps if len(maps) == len(model.layers) else []
 
 
@@ -36,7 +39,7 @@ def alive_pairs(model, tokens):
     maps = maps_of(model, tokens) if has_windows(model) else []
     if not maps:
         return {}
-    counts = [torch.stack(count_alive(alpha_d, dist.full(tile.reach())))
+    counts = [torch.stack(count_alive(alpha_d, dist.full(tile.window())))
               for alpha_d, tile in zip(maps, model.layers)]
     alive, pairs = torch.stack(counts).sum((0, 2)).tolist()
     return {"alive": alive / pairs}
@@ -47,5 +50,5 @@ def windows(model):
     """Columns of the log: the smallest, median and largest window, of a model that has some."""
     if not has_windows(model):
         return {}
-    w = torch.cat([dist.full(layer.reach()) for layer in model.layers])
-    return {"w_min": w.min().item(), "w_median": w.median().item(), "w_max": w.max().item()}
+    w = torch.cat([dist.full(layer.window()) for layer in model.layers]).tolist()
+    return {"w_min": min(w), "w_median": statistics.median(w), "w_max": max(w)}

@@ -8,8 +8,12 @@
     transformer:4,4,72:my_file.Block   a class of yours
 """
 import os
+import random
 import sys
 from importlib import import_module
+
+import numpy as np
+import torch
 
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from support.cli import UsageError, error_line
@@ -101,3 +105,26 @@ def count_parameters(model):
 def has_windows(model):
     """Whether a model screens: it has windows, relevances, and a function `screen`."""
     return all(hasattr(layer, "s_w") for layer in model.layers)
+
+
+# ------------------------------------------------- random numbers, which layers of yours may draw
+
+def set_seeds(seed):
+    """Seed the generators of torch, Python and numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)                       # numpy takes no larger seeds
+
+
+def random_states():
+    """The states of these generators on the CPU, of plain numbers: a checkpoint keeps them."""
+    name, numbers, *rest = np.random.get_state()
+    return {"torch": torch.get_rng_state().tolist(), "python": random.getstate(),
+            "numpy": (name, numbers.tolist(), *rest)}
+
+
+def set_random_states(states):
+    """Go on drawing from where `random_states` was called."""
+    torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])

@@ -1,11 +1,13 @@
 """Screening (Eq. 12) cut into pieces: the same numbers in O(T w) time and O(T) memory.
 
 h is a plain sum over the keys, so it may be cut anywhere. Each piece is a call of the definition.
-This assumes that no query sees beyond its window, which support/choose.py checks. If keys compete,
-the denominator is computed as an extra column of the values.
+This assumes that no query sees beyond its window, so it is used only while EQUATIONS have the text
+that they had when this was written; see support/fast.py. Trim is not among them: it looks at just
+one query and one key, and all pieces call the current one. If keys compete, the denominator is
+computed as an extra column of the values.
 
-A tile's reach is the distance of the farthest key that its queries may see: the largest integer
-below w, or S - 1 if that is less.
+A tile's reach is the distance of the farthest key that its queries may see: ceil(w) - 1, as in the
+kernel, or S - 1 if that is less.
 """
 import math
 from functools import partial
@@ -15,23 +17,26 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from multiscreen import screen
+import multiscreen
 
+EQUATIONS, TEXT = ("softmask", "relevance", "screen"), "9083c1d64fce"
 PAIRS = 2**20                       # query-key pairs in one call; beyond, backward recomputes
+PAIRS_ON_GPU = 2**24                # .. up to which a GPU is fastest with just one call of all
 
 
-def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
+def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     """`screen` (Eq. 12), or an ablation's own, for each query with the keys in its window.
 
-    It is called just once for up to 128 keys, for up to `at_once` pairs B H T S, which a GPU does
-    fastest in one call, and for shapes that no model asks for (S != i0 + T).
+    It is called just once for up to 128 keys, for few pairs on a GPU, and for shapes that no model
+    asks for (S != i0 + T).
 
     The pieces depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
     example for any other w: trace `screen` instead.
     """
-    T, S = q.shape[2], k.shape[2]
-    pairs = q.shape[0] * q.shape[1] * T * S
-    if S <= 128 or pairs <= at_once or S != i0 + T:
+    screen = screen or multiscreen.screen
+    (B, H, T, _), S = q.shape, k.shape[2]
+    is_fastest_at_once = q.is_cuda and B * H * T * S <= PAIRS_ON_GPU
+    if S <= 128 or S != i0 + T or is_fastest_at_once:
         return screen(q, k, v, w, r, i0)
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= 16:
@@ -45,9 +50,6 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=screen, at_once=0):
     tensors = *(x.to(dtype).split(sizes, 1) for x in (q, k, v)), w.split(sizes), r.split(sizes)
     h = [in_blocks(*tiles, i0, screen, reach) for (reach, _), *tiles in zip(groups, *tensors)]
     return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
-
-
-screen_windowed.stays_in_window = True                 # caches drop the keys outside
 
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):

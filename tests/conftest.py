@@ -6,9 +6,7 @@ import pytest
 import torch
 
 import train
-from support import choose
-from support.checkpoint import KEYS, build_model
-from support.evaluation import equations
+from support.models import build_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,12 +27,6 @@ def short_samples():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(train, "build_model", build)
         yield
-
-
-@pytest.fixture
-def quick_choice(monkeypatch):
-    """Compare screens on one case instead of six, in tests of what comes after the choice."""
-    monkeypatch.setattr(choose, "CASES", [(17, 140, choose.NEARBY, choose.WIDE)])
 
 
 @pytest.fixture
@@ -64,9 +56,6 @@ def checkpoints(tmp_path):
             "kernel": "definition", "seed": 0}
         paths[name] = tmp_path / "checkpoints" / name.replace(":", "_") / "ckpt.pt"
         paths[name].parent.mkdir(parents=True)
-        empty = {name: [] for name in ("files", "changes")} | {"source": {}}
-        torch.save(dict.fromkeys(KEYS, 0) | empty | {
-            "model": name, "config": vars(model.config), "weights": model.state_dict(),
-            "tokenizer": "bytes", "args": args, "equations": equations(name),
-            "init_weights": ""}, paths[name])
+        torch.save({"model": name, "config": vars(model.config), "weights": model.state_dict(),
+                    "tokenizer": "bytes", "args": args, "source": {}, "step": 0}, paths[name])
     return paths

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 import train
 from course.exercises import checks
 from course.exercises.checks import random
+from lab.common import write_rows
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from screening_triton import available
-from support.checkpoint import build_model, read_checkpoint
-from support.data import get_data
-from support.table import write_rows
-from support.tokens import get_tokenizer
+from support.data import get_data, get_tokenizer
+from support.models import build_model
+from support.run import read_checkpoint
 from tests import DEVICE
 
 ROOT = Path(__file__).parent.parent
@@ -156,7 +156,7 @@ def fit(out, *flags, data=None):
 
 def args_of(flags):
     """The flags of a new run, as train.py has them."""
-    return train.get_args(train.get_parser().given(flags))
+    return train.get_args(flags)
 
 
 def assert_same_weights(a, b):
@@ -199,7 +199,7 @@ def cells_of(capsys):
 
 def data_of(*paths, T):
     """(training data, validation data) of `--data PATHS --seq-len T`."""
-    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T, out=None)
+    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T, out="out")
     return get_data(args, get_tokenizer("bytes"))
 
 
@@ -210,7 +210,7 @@ def texts_of(stream, n):
 
 def arrays_of(data):
     """The tokens of each part of Sequences, as arrays."""
-    return [tokens[start:stop] for tokens, start, stop in data.parts]
+    return data.arrays
 
 
 @contextmanager

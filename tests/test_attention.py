@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from lab.baselines import attention
-from support.choose import get_screen
+from support.fast import choose_screen
 from support.maps import alive_pairs
 from support.windowed import screen_windowed
 from tests.helpers import ROOT, draw_tokens, moved_model, random, run
 from tests.reference import MECHANISMS, entmax, reference_transformer
-
-pytestmark = pytest.mark.usefixtures("quick_choice")
 
 
 def name_of(variant, size="2,3,24"):
@@ -141,19 +139,18 @@ def test_forgetting_is_as_exact_far_away():
 def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     model, x = moved_model(name_of("screening")), draw_tokens(1, 300)
     exact = model(x)
-    model.screen, line, _ = get_screen(model)
+    choose_screen(model)
     assert model.screen is screen_windowed
-    assert model.screen.stays_in_window
     torch.testing.assert_close(model(x), exact, atol=1e-4, rtol=1e-4)
     maps = model.relevance_maps(x)
     assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 300, 300)] * 2
     assert 0 < alive_pairs(model, x)["alive"] < 1
 
-    assert model.layers[0].reach()[0] < 100
+    assert model.layers[0].window()[0] < 100
     with torch.no_grad():
         model.layers[0].s_w[2] = math.log(200) / 8
     model.expand_windows(150)
-    w = torch.stack([layer.reach() for layer in model.layers])
+    w = torch.stack([layer.window() for layer in model.layers])
     assert w[0, 2] == math.inf
     assert w[0, 0] < 100
 

@@ -1,6 +1,7 @@
 """Tests of lab/baselines/: the Transformer and the ablations against float64 references."""
 import math
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,9 @@ import multiscreen
 import train
 from lab import tiles
 from lab.baselines import ablations, attention
-from support.choose import get_screen
 from support.cli import UsageError
-from support.evaluation import rope_factor, scale_rope
 from support.maps import maps_of
+from support.measure import rope_factor, scale_rope
 from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
 from tests.helpers import (
@@ -25,7 +25,6 @@ from tests.helpers import (
 )
 from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
-pytestmark = pytest.mark.usefixtures("quick_choice")
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}
 
 
@@ -128,12 +127,9 @@ def test_softmax_is_cut_into_pieces_and_finite_where_all_similarities_are_low(r)
         found = torch.autograd.grad(model.loss(x, x), [layer.W_V, layer.W_Q, layer.s_w])
         return torch.cat([g.flatten().double() for g in found])
 
-    model.screen, line, _ = get_screen(model)
-    assert line == "screening by screen_windowed, which agrees with exponential"
-    assert model.screen.func is screen_windowed
+    model.screen = partial(screen_windowed, screen=ablations.exponential)
     cut = gradients()
-    model.double().screen, *_ = get_screen(model, "definition")
-    assert model.screen is ablations.exponential
+    model.double().screen = ablations.exponential
     assert (cut - gradients()).norm() < 1e-4 * cut.norm()
 
 

@@ -226,23 +226,6 @@ def test_the_first_run_is_the_reference_and_none_counts_twice(run, said):
         said("mine")
 
 
-def test_the_note_of_a_run_that_went_on_otherwise_is_shown(run, said):
-    folder = run("mine-1", {20: 3.0}, seed=1)
-    note = "until step 10 | now:\n  --lr 0.0625 | 0.5\n"
-    (folder / "note.txt").write_text(note)
-    lines = "\n".join(said(run("original-0", {20: 3.0}), folder))
-    assert f"mine, seed 1: what --resume changed\n{note}".strip() in lines
-    assert "original, seed 0: what" not in lines
-
-
-def test_what_is_refused_leaves_nothing_behind(run, said, tmp_path):
-    for words in (["nowhere"], [run("a", {20: 3.0}), "--by", "nothing"], ["a", "--window", "1"]):
-        with pytest.raises(UsageError) as e:
-            said(*words, "--out", "o", "--name", "x")
-        assert "\n" not in str(e.value)
-    assert not (tmp_path / "o").exists()
-
-
 def test_a_long_curve_is_a_mean_of_neighbours(run):
     """The loss of row n is 6 - n / 10."""
     found = [logs.read_run(run("a", {12: 3.0}))]

@@ -7,10 +7,9 @@ import torch
 
 from abcdigits import generate_by_token_count
 from lab import copying
-from lab.common import pyplot
-from support.checkpoint import load_checkpoint
+from lab.common import pyplot, write_rows
 from support.cli import UsageError
-from support.table import write_rows
+from support.run import load_checkpoint
 from tests.helpers import ROOT, cells_of, draw_tokens, needs_matplotlib, read_table, small
 
 BUNDLED = ROOT / "models" / "retrieval.pt"

@@ -51,7 +51,7 @@ def test_what_is_read_and_run_first_needs_neither_the_lab_nor_the_course():
     for name, path in files.items():
         rooms = {module.partition(".")[0] for module in imports_of(path)}
         assert not rooms & {"lab", "course"}, name
-    assert FIRST | {"support.models", "support.tasks.stream"} <= files.keys()
+    assert FIRST | {"support.models", "support.measure"} <= files.keys()
 
 
 def test_an_installation_leaves_your_modules_alone(tmp_path):

@@ -8,13 +8,11 @@ import torch
 import multiscreen
 import train
 from lab import passkey, perplexity, retrieval, sample, tiles
-from lab.common import pyplot
-from support.checkpoint import load_checkpoint
+from lab.common import pyplot, write_rows
 from support.cli import UsageError
-from support.data import Sequences, get_data
+from support.data import Sequences, get_data, get_tokenizer
 from support.maps import alive_pairs
-from support.table import write_rows
-from support.tokens import get_tokenizer
+from support.run import load_checkpoint
 from tests.helpers import (
     INF,
     arrays_of,
@@ -220,7 +218,7 @@ def test_tiles_of_screening_in_a_transformer_have_their_own_windows(call, monkey
     call(tiles, "--ckpt", "a/ckpt.pt", "--text", "screening", "--device", "cpu")
     model, _, _ = load_checkpoint(tmp_path / "a/ckpt.pt")
     w = [float(row["w"]) for row in read_table(tmp_path / "a/tiles.tsv")]
-    assert w == pytest.approx(model.layers[0].reach().tolist(), rel=1e-4)
+    assert w == pytest.approx(model.layers[0].window().tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("script, flags, what", [

@@ -6,7 +6,7 @@ import torch
 
 import multiscreen as ms
 from multiscreen import Config, Multiscreen
-from support.choose import get_screen
+from support.fast import choose_screen
 from support.maps import maps_of
 from support.models import build_model
 from support.windowed import screen_windowed
@@ -29,7 +29,7 @@ def test_impossible_sizes_are_refused(sizes):
 
 def test_logits_are_never_kept_for_backward():
     model = small(1)
-    model.config.vocab_size = 2**25 // 7                                   # chunks of 4 tokens
+    model.config.vocab_size = 2**25 // 7                                   # chunks of 7 tokens
     tokens = draw_tokens(1, 71)
     kept = []
 
@@ -40,12 +40,12 @@ def test_logits_are_never_kept_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         model.loss(tokens[:, :-1], tokens[:, 1:])
     assert kept
-    assert not {(4, 50), (70, 50)} & set(kept)
+    assert not {(7, 50), (70, 50)} & set(kept)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens, chunks", [(7, [7]), (8, [4, 4]), (9, [4, 4, 1])])
-def test_logits_beyond_2_to_the_25th_come_in_powers_of_two_of_tokens(tokens, chunks):
+@pytest.mark.parametrize("tokens, chunks", [(7, [7]), (8, [7, 1]), (15, [7, 7, 1])])
+def test_logits_beyond_2_to_the_25th_come_in_chunks(tokens, chunks):
     """Up to there they are computed at once."""
     model, sizes = small(1), []
     model.config.vocab_size = 2**25 // 7
@@ -115,27 +115,24 @@ def test_tokens_of_another_shape_are_refused(shape):
 
 @torch.no_grad()
 def test_a_long_prompt_goes_through_in_pieces():
-    """At most 2^26 pairs B H T S if each query sees every key; else 4,096 tokens."""
+    """256 tokens with the definition, 4,096 with a fast screen."""
     model, sizes = small(1, moved=True), []
-    tokens = draw_tokens(1, 9000)
-    B, T, H = 1, 9000, model.config.N_H
-    pieces = model.pieces(tokens)
-    assert torch.equal(torch.cat(pieces, 1), tokens)
-    assert max(piece.shape[1] for piece in pieces) == 2**26 // (B * H * T)
-    model.screen, _, _ = get_screen(model)
-    assert [piece.shape[1] for piece in model.pieces(tokens)] == [4096, 4096, 808]
+    tokens = draw_tokens(1, 100)
+    assert model.piece == 256
+    choose_screen(model)
+    assert model.piece == 4096
 
     def screen(q, k, *others):
         sizes.append(q.shape[2])
         return ms.screen(q, k, *others)
 
     model.screen = screen
-    whole = model.hidden(tokens[:, :100])
-    caches, model.pieces = model.new_caches(), lambda tokens: tokens.split(40, 1)
-    parts = [model.hidden(piece, caches) for piece in model.pieces(tokens[:, :100])]
+    whole = model.hidden(tokens)
+    caches, model.piece = model.new_caches(), 40
+    parts = [model.hidden(piece, caches) for piece in tokens.split(40, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
     sizes.clear()
-    model.generate(tokens[:, :100], 2)
+    model.generate(tokens, 2)
     assert sizes[:: model.config.N_L] == [40, 40, 20, 1]
 
 
@@ -151,7 +148,7 @@ def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
 
 
 class Nearby(torch.nn.Module):
-    """What LanguageModel says that a layer needs, and no more: the mean of three tokens' values."""
+    """What a layer needs, and no more: the mean of three tokens' values."""
 
     def __init__(self):
         super().__init__()
@@ -161,11 +158,11 @@ class Nearby(torch.nn.Module):
         return torch.tensor(3.0)
 
     def forward(self, x, screen, cache):
-        start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
-        i = torch.arange(start, start + x.shape[1])
+        i0, v = cache.length if cache else 0, (x @ self.W_V)[:, None]
+        i = torch.arange(i0, i0 + x.shape[1])
         if cache:
-            _, v, first = cache.append(v[..., :1], v, self.reach())
-        d = i[:, None] - torch.arange(first, first + v.shape[2])
+            _, v = cache.append(v[..., :1], v)
+        d = i[:, None] - torch.arange(v.shape[2])
         p = ((d >= 0) & (d < 3)).to(x)
         return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
 
@@ -178,9 +175,7 @@ def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
     whole = model(tokens)
     parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
-    assert caches[0].first > 0
     assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
-    assert get_screen(model).line.startswith("screening by the layers' own code")
     assert maps_of(model, tokens[:, :9]) == []
 
 
@@ -228,20 +223,6 @@ def test_gradients_flow_through_caches(build, forgets):
         model(x[:, 73:], caches)
     sum(losses).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
-@torch.no_grad()
-def test_a_full_cache_drops_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
-    model = small(2, moved=True, N_L=2)
-    for tile in model.layers:
-        tile.s_w.fill_(math.log(8.0))                                      # windows of 9
-    model.screen, _, _ = get_screen(model, kernel)
-    caches, tokens = model.new_caches(), draw_tokens(1, 2130)
-    parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
-    assert [cache.end - cache.first for cache in caches] == [kept] * 2
-    whole = model(tokens)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
 
 
 def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):

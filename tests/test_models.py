@@ -3,11 +3,9 @@ import hashlib
 import re
 import shutil
 
-import pytest
-
 from abcdigits import exact_matches, generate_by_token_count
 from lab import copying
-from support.checkpoint import load_checkpoint
+from support.run import load_checkpoint
 from tests.helpers import ROOT
 
 
@@ -17,7 +15,6 @@ def test_the_files_are_those_that_are_described():
     assert said == [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
 
 
-@pytest.mark.usefixtures("quick_choice")
 def test_only_a_checkpoint_of_yours_is_told_of_other_code(tmp_path, capsys):
     """The answers of a model in models/ are tested below."""
     load_checkpoint(ROOT / "models/retrieval.pt")
@@ -28,7 +25,6 @@ def test_only_a_checkpoint_of_yours_is_told_of_other_code(tmp_path, capsys):
         f"{tmp_path / 'retrieval.pt'} was trained with another multiscreen.py\n")
 
 
-@pytest.mark.usefixtures("quick_choice")
 def test_it_retrieves_beyond_its_training_length():
     model, tokenizer, _ = load_checkpoint(ROOT / "models/retrieval.pt")
 
@@ -41,7 +37,6 @@ def test_it_retrieves_beyond_its_training_length():
         assert all(exact_matches(model, tokenizer, prompts, answers))
 
 
-@pytest.mark.usefixtures("quick_choice")
 def test_a_model_of_text_finds_what_it_read():
     """Four training lengths before, once its longest windows are infinite; guessing costs 4.13."""
     model, tokenizer, _ = load_checkpoint(ROOT / "models/text.pt")

@@ -10,12 +10,10 @@ import multiscreen
 from course.playground import __main__ as playground
 from course.playground.data import page_data
 from multiscreen import relevance, screen, softmask
-from support.checkpoint import load_checkpoint
 from support.cli import UsageError
+from support.run import load_checkpoint
 from tests.browser import CHROMIUM, Browser
 from tests.helpers import INF, ROOT, small
-
-pytestmark = pytest.mark.usefixtures("quick_choice")
 
 
 @pytest.fixture(scope="module")

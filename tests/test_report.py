@@ -9,7 +9,7 @@ import train
 from lab import mechanisms, perplexity, retrieval, scaling
 from lab.common import percent
 from lab.logs import read_runs
-from support.table import read_rows, read_tables
+from support.measure import read_rows, read_tables
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "lab/report"

@@ -1,12 +1,13 @@
 """Tests of lab.retrieval and lab.passkey."""
 import pytest
 
-from abcdigits import CELL, get_cells
 from lab import passkey, retrieval
+from lab.common import write_rows
+from lab.passkey import FILLER, NEEDLE, QUESTION, TASK
+from lab.retrieval import CELL, get_cells
 from support.cli import UsageError
-from support.table import RUN, write_rows
-from support.tasks.passkey import FILLER, NEEDLE, QUESTION, TASK
-from support.tokens import get_tokenizer
+from support.data import get_tokenizer
+from support.measure import RUN
 from tests.helpers import cells_of, needs_matplotlib, read_table
 
 BYTES = get_tokenizer("bytes")

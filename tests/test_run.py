@@ -1,17 +1,13 @@
 """Tests of a run's folder and of support/checkpoint.py: files stay whole, and are checked."""
-import io
 import multiprocessing
-import os
-import sys
 
 import pytest
 import torch
 
 import train
-from lab.logs import read_run
-from support import folder as folders
-from support.checkpoint import read_checkpoint
-from support.cli import UsageError, on_one_line
+from support import run as folders
+from support.cli import UsageError
+from support.run import read_checkpoint
 from tests.helpers import SMALL, TEXT, fit, read_table
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
@@ -62,26 +58,6 @@ def test_a_folder_in_use_is_refused(run):
 
 # --------------------------------------------------------------------- damaged checkpoints
 
-def edited(ckpt, edit):
-    file = io.BytesIO()
-    torch.save(ckpt, file)
-    file.seek(0)
-    copy = torch.load(file, weights_only=True)
-    edit(copy)
-    return copy
-
-EDITS = {
-    "do not fit the model": lambda c: c["weights"].update(s_E=torch.zeros(7)),
-    "state does not fit model and optimizer": lambda c: c["optimizer"]["state"].pop("layers.0.W_Q"),
-}
-
-@pytest.mark.parametrize("message", EDITS)
-def test_what_a_checkpoint_holds_is_checked_before_it_is_used(run, message):
-    out, ckpt = run
-    torch.save(edited(ckpt, EDITS[message]), out / "ckpt.pt")
-    with pytest.raises(UsageError, match=message) as e:
-        resume(out, "--steps", "5")
-    assert "\n" not in str(e.value)
 
 # ------------------------------------------------------------------------------ fine-tuning
 
@@ -92,7 +68,7 @@ def test_init_takes_the_model_and_starts_anew(run, tmp_path):
     assert other["step"] == 1
     for name, p in ckpt["weights"].items():
         torch.testing.assert_close(other["weights"][name], p)
-    with pytest.raises(UsageError, match="trained with --psi 2, not 3: leave --psi out"):
+    with pytest.raises(UsageError, match="trained with --psi 2: leave --psi out"):
         fit(tmp_path / "tuned3", *flags, "--init", str(out / "ckpt.pt"), "--psi", "3")
 
 def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
@@ -109,16 +85,3 @@ def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     train.main(["--resume", "--out", "../relative", "--steps", "2"])
     assert read_checkpoint("../relative/ckpt.pt")["step"] == 2
-
-@pytest.mark.parametrize("name", ["a\tb\nc.txt", b"caf\xe9.txt"])
-@pytest.mark.skipif(sys.platform == "win32", reason="such names are refused there")
-def test_any_name_of_a_file_can_be_trained_on(tmp_path, name):
-    path = os.fsencode(tmp_path) + b"/" + os.fsencode(name)
-    with open(path, "w") as file:
-        file.write(TEXT)
-    name = os.fsdecode(path)
-    fit(tmp_path / "out", "--steps", "1", data=name)
-    resume(tmp_path / "out", "--steps", "2")
-    found = read_run(tmp_path / "out")
-    assert found.flags["data"] == on_one_line(name)
-    assert found.flags["seq_len"] == "32"

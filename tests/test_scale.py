@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from multiscreen import GatedScreeningTiles
-from support.checkpoint import read_checkpoint
 from support.cli import get_device
+from support.run import read_checkpoint
 from tests.helpers import ROOT, SMALL, TEXT, fit, read_table, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")

@@ -4,8 +4,8 @@ import re
 import numpy as np
 import pytest
 
-from support.tasks.abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
-from support.tokens import get_tokenizer
+from abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
+from support.data import get_tokenizer
 from tests.helpers import texts_of
 
 # ------------------------------------------------------------------- the stream of ABCDigits

@@ -14,9 +14,10 @@ from course.exercises import handout
 from course.exercises.checks import correlated
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
-from support.checkpoint import build_model, load_checkpoint
 from support.cli import UsageError
-from support.table import beside
+from support.measure import beside
+from support.models import build_model
+from support.run import load_checkpoint
 from tests.helpers import ROOT, args_of, full_disk, run
 
 TEACH = ROOT / "course/exercises/teach"
@@ -311,7 +312,7 @@ def test_one_expanded_window(tmp_path, monkeypatch, capsys):
     run_script((TEACH / "answers.md").read_text(), "import torch\n\nckpt", capsys,
                ("models/", f"{ROOT}/models/"), ("out/", ""))
     model, _, _ = load_checkpoint("one.pt")
-    windows = torch.stack([layer.reach() for layer in model.layers])
+    windows = torch.stack([layer.window() for layer in model.layers])
     assert (windows == math.inf).nonzero().tolist() == [[3, 7]]
 
 

@@ -15,17 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+import abcdigits
 import multiscreen
-import support.tasks.abcdigits
 import train
+from abcdigits import ABCDigitsStream
 from multiscreen import Multiscreen
-from support import folder, source
-from support.checkpoint import load_checkpoint, read_checkpoint
 from support.cli import UsageError, cli
-from support.data import Sequences, batches
+from support.data import Sequences, batches, get_tokenizer
 from support.maps import alive_pairs
-from support.tasks.abcdigits import ABCDigitsStream
-from support.tokens import get_tokenizer
+from support.run import load_checkpoint, read_checkpoint
 from tests.helpers import (
     INF,
     ROOT,
@@ -34,11 +32,8 @@ from tests.helpers import (
     draw_tokens,
     fit,
     read_table,
-    run_cases,
     small,
 )
-
-pytestmark = pytest.mark.usefixtures("quick_choice")
 
 # The default kernel, so that its bits are compared.
 DEFAULT = ["--kernel", "auto"]
@@ -50,7 +45,7 @@ def test_training_learns_and_logs_what_it_does(tmp_path):
     """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
     fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
     rows = read_table(tmp_path / "out/log.tsv")
-    assert tuple(rows[0]) == folder.COLUMNS
+    assert tuple(rows[0]) == train.COLUMNS
     assert [int(row["step"]) for row in rows] == [1, 10, 20, 30, 40, 50, 60, 60]
     first, last = rows[0], rows[-1]
     assert float(first["loss"]) > 5
@@ -80,7 +75,7 @@ def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
         exec(code, {})
     assert re.fullmatch(
         r"12\n"                                        # the number of the prompt's last letter
-        r"screening by screen_windowed, which agrees with multiscreen.screen.*"
+        r"screening in windows "
         r"torch.Size\(\[4, 32\]\)\n", capsys.readouterr().out, re.S)
 
 
@@ -124,11 +119,10 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
         fit(tmp_path / "out", "--steps", "9")
     assert not (tmp_path / "out/ckpt.pt").exists()
 
-    # Rerun, the command repeats this without training; --force tries again.
-    for flags in ([], ["--resume"]):
-        with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out") as e:
-            fit(tmp_path / "out", "--steps", "9", *flags)
-        assert e.value.code == 3
+    # With --resume the command repeats this without training; --force tries again.
+    with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out") as e:
+        fit(tmp_path / "out", "--steps", "9", "--resume")
+    assert e.value.code == 3
     assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
     assert not (tmp_path / "out/diverged.txt").exists()
 
@@ -234,15 +228,14 @@ def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_pat
 
     # Then what it began with may go.
     shutil.rmtree(tmp_path / "first")
-    longer = fit(tmp_path / "out", "--resume", "--steps", "7")
-    assert longer["init_weights"] == whole["init_weights"] != ""
+    fit(tmp_path / "out", "--resume", "--steps", "7")
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
     whole = fit(tmp_path / "whole", "--steps", "2")
     fit(tmp_path / "out", "--steps", "9")
     (tmp_path / "out/ckpt.pt").unlink()
-    assert_same_weights(fit(tmp_path / "out", "--steps", "2"), whole)
+    assert_same_weights(fit(tmp_path / "out", "--steps", "2", "--resume"), whole)
     assert [row["step"] for row in read_table(tmp_path / "out/log.tsv")] == ["1", "2", "2"]
 
 
@@ -274,14 +267,14 @@ def test_five_random_kills_change_nothing(tmp_path):
 def test_resume_cannot_change_the_model(tmp_path, flags, message):
     fit(tmp_path / "out", "--steps", "2")
     before = contents(tmp_path)
-    with pytest.raises(UsageError, match=f"trained with {message}, not .*: leave --"):
+    with pytest.raises(UsageError, match=f"trained with {message}: leave --"):
         train.main(["--out", str(tmp_path / "out"), "--resume", "--steps", "4", *flags])
     assert contents(tmp_path) == before
 
 
 def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monkeypatch):
-    monkeypatch.setattr(support.tasks.abcdigits, "FLAT_AFTER", 40)
-    monkeypatch.setattr(support.tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(abcdigits, "FLAT_AFTER", 40)
+    monkeypatch.setattr(abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     whole = fit(tmp_path / "whole", "--steps", "6", "--digits", "2", data="abcdigits")
     fit(tmp_path / "parts", "--steps", "4", "--digits", "2", data="abcdigits")
     train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "6"])
@@ -293,8 +286,8 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
 
 
 def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(support.tasks.abcdigits, "DONE_AFTER", 12)
-    monkeypatch.setattr(support.tasks.abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(abcdigits, "DONE_AFTER", 12)
+    monkeypatch.setattr(abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     run = ("--steps", "9", "--eval-every", "9", "--log-every", "9")
     assert fit(tmp_path / "out", *run, data="abcdigits")["step"] == 3
     assert "3/9      saved" in (printed := capsys.readouterr().out)
@@ -311,85 +304,13 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_resume_changes_is_shown_and_noted(tmp_path, monkeypatch, capsys):
-    """Flags, code and data, all in one answer."""
-    out = tmp_path / "out"
-    fit(out, "--steps", "3")
-    (out / "abcdigits.tsv").write_text("a table")
-    before, right = contents(out), source.text_of
-    with pytest.raises(UsageError, match="out holds a run: --resume continues it, --force "
-                       "overwrites it, another --out starts a new one"):
-        fit(out, "--steps", "3")
-    assert contents(out) == before
-
-    def edited(module):
-        text = right(module)
-        return text and text.replace("betas=(0.9, 0.95)", "betas=(0.9, 0.99)")
-
-    monkeypatch.setattr(source, "text_of", edited)
-    (tmp_path / "more.txt").write_text("more")
-    data = ["--data", str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
-    capsys.readouterr()
-    fit(out, "--resume", "--steps", "4", "--lr", "0.5", *data)
-    said = capsys.readouterr().out
-    for line in ("until step 3 | now:", "  --steps 3 | 4\n", "  --lr 0.0625 | 0.5\n",
-                 "  other data\n", "  train.py\n", "    -    optimizer = ",
-                 "    +    optimizer = "):
-        assert line in said
-
-    changes, = train.load_checkpoint(out / "ckpt.pt")[2]["changes"]
-    assert changes.startswith("from step 3: --data ") and "--steps" not in changes
-    assert changes.endswith("--lr 0.0625 | 0.5, other data, train.py")
-    assert f"changes\t{changes}\n" in (out / "flags.txt").read_text()
-    note = (out / "note.txt").read_text()
-    assert note in said and note.startswith("until step 3 | now:\n  --data ")
-    assert (out / "source/train.py").read_text() == edited("train")
-
-    # A checkpoint that was copied alone brings all of it along.
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    shutil.copy(out / "ckpt.pt", copy)
-    with pytest.raises(UsageError, match="copy holds a run: --resume"):
-        fit(copy, "--steps", "5", *data)
-    assert fit(copy, "--resume", "--steps", "5", *data)["changes"] == [changes]
-    assert (copy / "note.txt").read_text() == note     # more steps are not a change
-    steps = [row["step"] for row in read_table(copy / "log.tsv")]
-    assert steps == ["1", "3", "3", "4", "4", "5", "5"]
-    fit(copy, "--steps", "2", "--force")
-    assert not (copy / "note.txt").exists()
-
-
-def test_a_finished_run_says_what_has_changed_since(tmp_path, monkeypatch, capsys):
-    fit(tmp_path / "out", "--steps", "2")
-    before, right = contents(tmp_path), source.text_of
-    monkeypatch.setattr(source, "text_of", lambda module: right(module) and right(module).replace(
-        "betas=(0.9, 0.95)", "betas=(0.9, 0.99)"))
-    capsys.readouterr()
-    fit(tmp_path / "out", "--resume", "--lr", "0.5")
-    said = capsys.readouterr().out
-    assert said.startswith("until step 2 | now:\n  --lr 0.0625 | 0.5\n  train.py\n")
-    assert "already finished, at step 2" in said
-    assert contents(tmp_path) == before
-
-
-def test_the_same_text_at_another_place_is_no_change(tmp_path, capsys):
-    first = fit(tmp_path / "out", "--steps", "2")
-    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
-    longer = fit(tmp_path / "out", "--resume", "--steps", "3", data=tmp_path / "moved.txt")
-    assert first["changes"] == longer["changes"] == []
-    assert not (tmp_path / "out/note.txt").exists()
-    assert "until step 2 | now:\n  --steps 2 | 3\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
 @pytest.mark.parametrize("flags", [[], ["--force"]])
 def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    said = {"ckpt.pt": "is damaged, or not a checkpoint of train.py"}.get(
-        name, "belongs to no run: name another")
-    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} {said}"):
+    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} belongs to no run: name ano"):
         fit(tmp_path / "out", "--steps", "2", *flags)
     assert path.read_text() == "precious"
     assert {x.name for x in path.parent.iterdir()} <= {path.name, "lock"}
@@ -402,11 +323,7 @@ def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
     mine[-1].parent.mkdir(parents=True)
     for path in mine:
         path.write_text("before")
-    left = [out / "ckpt.pt.123.tmp", out / "log.tsv.123.tmp"]
-    for path in left:
-        path.write_text("of a killed process")
     fit(out, "--steps", "3", "--log-every", "1")
-    assert not any(path.exists() for path in left)
     assert fit(out, "--steps", "2", "--log-every", "1", "--force")["step"] == 2
     assert [row["step"] for row in read_table(out / "log.tsv")] == ["1", "2", "2"]
     assert all(path.read_text() == "before" for path in mine)
@@ -432,26 +349,6 @@ def test_flags_txt_says_what_the_run_is(tmp_path):
 
 # ------------------------------------------------------------------------------ checkpoints
 
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(tmp_path):
-    """Files may not grow beyond 4096 bytes here. torch speaks of an unexpected position."""
-    path = tmp_path / "ckpt.pt"
-    torch.save({"a": 1}, path)
-    before = path.read_bytes()
-    code = """if True:
-        import pathlib, resource, torch
-        from support.cli import cli, replacing
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        def save():
-            with replacing(pathlib.Path(case)) as file:
-                torch.save({"a": torch.zeros(9999)}, file)
-        cli(save)"""
-    done = run_cases(code, [path, tmp_path / "new.pt"])
-    assert done.stderr == "".join(f"error: {x}: File too large\n" for x in (
-        path, tmp_path / "new.pt"))
-    assert path.read_bytes() == before
-    assert [*tmp_path.iterdir()] == [path]
-
-
 # ------------------------------------------------------------------------------- evaluation
 
 def test_evaluation_counts_nats_and_bits_per_byte():
@@ -460,7 +357,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
     with torch.no_grad():
         model.s_F.fill_(-INF)
     text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
-    data = Sequences([(text, 0, 2000)], 300, "test")
+    data = Sequences([text], 300, "test")
     row = train.evaluate(model, data, data, SimpleNamespace(batch_size=3), get_tokenizer("bytes"))
     assert 0 < row.pop("alive") < 1
     assert row == {"val_loss": pytest.approx(math.log(257), abs=1e-6),
@@ -470,7 +367,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
 def test_end_of_text_is_no_byte():
     model = small(1, vocab_size=257)
     text = np.array([65, 256] * 50 + [65], dtype=np.uint16)
-    data, args = Sequences([(text, 0, 101)], 100, ""), SimpleNamespace(batch_size=1)
+    data, args = Sequences([text], 100, ""), SimpleNamespace(batch_size=1)
     row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
     assert row["val_bpb"] == pytest.approx(2 * row["val_loss"] / math.log(2))
 

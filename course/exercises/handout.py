@@ -15,7 +15,7 @@ import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
 
-from support.cli import Parser, UsageError, cli, replacing
+from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent.parent
 LEFT_OUT = ("course/README.md", "course/exercises/teach", "course/exercises/solutions",
@@ -47,7 +47,7 @@ def main(argv=None):
                    help="the zip file to write [course.zip]")
     out = p.parse_args(argv).out
     files = [x for x in committed_files() if not is_for_teachers(x[0])]
-    with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in files:
             entry = zipfile.ZipInfo(f"course/{name}")
             entry.external_attr = mode << 16

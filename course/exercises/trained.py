@@ -15,14 +15,10 @@ import torch
 import multiscreen as ms
 from course.exercises.adapters import mine
 from course.exercises.checks import random
-from support.checkpoint import (
-    build_model,
-    load_weights,
-    read_checkpoint,
-    require_windows,
-)
 from support.cli import Parser, UsageError, cli
-from support.evaluation import load_for_evaluation
+from support.measure import load_for_evaluation, require_windows
+from support.models import build_model
+from support.run import load_weights, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 TRAINED = ROOT / "models/retrieval.pt"
@@ -93,7 +89,7 @@ def compare_models(argv):
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
     theirs, _, run = load_for_evaluation(args.ckpt, "cpu")
-    require_windows(theirs, args.ckpt, run["model"])
+    require_windows(theirs, args.ckpt)
     yours = blank(theirs.config)
     load_into(yours, theirs)
     tokens = text[None, :500]

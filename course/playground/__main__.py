@@ -22,9 +22,8 @@ from urllib.parse import quote
 import multiscreen
 from abcdigits import generate_by_line_count
 from course.playground.data import page_data
-from support.checkpoint import load_checkpoint
-from support.cli import Parser, UsageError, cli, get_device, replacing
-from support.evaluation import add_flags
+from support.cli import DEVICE, Parser, UsageError, cli, get_device
+from support.run import load_checkpoint
 
 MODEL = "models/retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -53,7 +52,7 @@ def write_page(path, data):
     for marker, part in zip(MARKERS, (readme, SCRIPT.read_text(encoding="utf-8"), text)):
         page = page.replace(marker, part)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with open(path, "wb") as file:
         file.write(page.encode())
 
 
@@ -66,7 +65,7 @@ def main(argv=None):
                    "an ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the HTML file to write [out/playground.html]")
-    add_flags(p, "--device")
+    p.flag("--device", DEVICE, "cpu, cuda or mps")
     args = p.parse_args(argv)
     text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
     if not 1 <= args.tokens <= MOST_TOKENS or text == "":

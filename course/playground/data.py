@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from support.evaluation import require_finite
+from support.measure import require_finite
 
 MATRICES = ("W_Q", "W_K", "W_V", "W_G", "W_O")
 
@@ -27,7 +27,7 @@ def round_matrices(model):
 def model_data(model):
     """Sizes and weights for model.js, a dict for JSON. Matrices in 16 bits, scalars as they are."""
     matrices = [model.W_E, *(getattr(tile, name) for tile in model.layers for name in MATRICES)]
-    w = torch.cat([tile.reach() for tile in model.layers]).tolist()
+    w = torch.cat([tile.window() for tile in model.layers]).tolist()
     return vars(model.config) | {
         "s_E": model.s_E.item(), "s_F": model.s_F.item(),
         "w": [None if math.isinf(x) else x for x in w],                    # JSON has no inf

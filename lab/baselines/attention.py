@@ -41,7 +41,6 @@ from multiscreen import (
     mipe,
     mipe_angle,
     no_autocast,
-    stays_in_window,
     tanh_norm,
     unit,
     window,
@@ -61,7 +60,7 @@ class Local(Block):
     def __init__(self, config, dtype=None, number=1):
         super().__init__(config, dtype, number)
         if number % 2:
-            self.window = 64
+            self.nearby = 64
         else:
             self.rope_scale = None
 
@@ -239,22 +238,19 @@ class Screening(Block):
         self.s_w = nn.Parameter(torch.linspace(0, math.log(self.w_th), config.N_H) / self.speed)
         self.s_r = nn.Parameter(torch.full((config.N_H,), math.log(self.r_0 / (1 - self.r_0))))
 
-    def reach(self):
+    def window(self):
         return window(self.speed * self.s_w)
 
     def acceptance(self):
         return acceptance(self.s_r)
 
-    def farthest(self, screen):
-        return self.reach() if stays_in_window(screen) else torch.tensor(math.inf)
-
     def project(self, x, i):
-        angle = mipe_angle(i, self.reach(), self.w_th)
+        angle = mipe_angle(i, self.window(), self.w_th)
         q, k = (mipe(unit(self.heads(x, W)), angle) for W in (self.W_Q, self.W_K))
         return q, k, unit(self.heads(x, self.W_V)).to(self.dtype or x.dtype)
 
     def mix(self, q, k, v, i0, screen):
-        return tanh_norm(screen(q, k, v, self.reach(), self.acceptance(), i0).to(q.dtype))
+        return tanh_norm(screen(q, k, v, self.window(), self.acceptance(), i0).to(q.dtype))
 
 
 # ------------------------------------- tried once more in tuning: docs/mechanisms.md says which won

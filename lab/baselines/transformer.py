@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from multiscreen import LanguageModel, double, product
+from multiscreen import Multiscreen, double, product
 
 SIZES = {                                              # N_L, N_H, d_E
     "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
@@ -76,12 +76,12 @@ class Block(nn.Module):
     """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
 
     number: of the layer, from 1. dtype: of the matrix products, None for the parameters' own.
-    A variant overrides `encode`, or what `attention` calls: `project`, `reach`, `mix`.
+    A variant overrides `encode`, or what `attention` calls: `project`, `window`, `mix`.
     `rope_scale`, (scale, ntk) of `rope`, may be changed after training; None: no RoPE. Keys at
-    distance `window` or more are not seen.
+    distance `nearby` or more are not seen.
     """
     rope_scale = (1.0, 1.0)
-    window = math.inf
+    nearby = math.inf
     attend = staticmethod(F.scaled_dot_product_attention)
 
     def __init__(self, config, dtype=None, number=1):
@@ -118,13 +118,9 @@ class Block(nn.Module):
         v = self.heads(x, self.W_V)
         return [y.to(self.dtype or x.dtype) for y in (q, k, v)]
 
-    def reach(self):
+    def window(self):
         """A query sees no key at this distance or beyond."""
-        return torch.tensor(self.window)
-
-    def farthest(self, screen):
-        """The distance from which on a cache may drop keys. screen: for those that screen."""
-        return self.reach()
+        return torch.tensor(self.nearby)
 
     def mix(self, q, k, v, i0, screen):
         """h, sums of values. (B, H, T, K), keys and values (B, H, S, K) -> (B, H, T, K)
@@ -133,21 +129,21 @@ class Block(nn.Module):
         """
         # One query may see all keys; several after a cache see a triangle at the lower right.
         mask, square = None, i0 == 0
-        if self.window < math.inf:
+        if self.nearby < math.inf:
             d = distances(q, k, i0)
-            mask, square = (-self.window < d) & (d <= 0), False
+            mask, square = (-self.nearby < d) & (d <= 0), False
         elif not square and q.shape[2] > 1:
             from torch.nn.attention.bias import causal_lower_right  # takes two seconds
             mask = causal_lower_right(q.shape[2], k.shape[2])
         return self.attend(q, k, v, attn_mask=mask, is_causal=square)
 
     def attention(self, x, screen, cache):
-        start = cache.end if cache else 0
+        start = 0 if cache is None else cache.end
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k, v = self.project(x, i)
         first = 0
-        if cache:
-            k, v, first = cache.append(k, v, self.farthest(screen))
+        if cache is not None:
+            k, v, first = cache.append(k, v, self.window())
         h = self.mix(q, k, v, start - first, screen)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
         return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
@@ -178,11 +174,14 @@ class QKNorm(Block):
         return super().encode(self.norm_q(q), self.norm_k(k), i)
 
 
-class Transformer(LanguageModel):
-    """tokens (B, T) -> logits (B, T, N). block: the class of a layer."""
+class Transformer(Multiscreen):
+    """tokens (B, T) -> logits (B, T, N), with layers, embedding and head of its own.
+
+    block: the class of a layer.
+    """
 
     def __init__(self, config, dtype=None, block=Block):
-        super().__init__()
+        nn.Module.__init__(self)                       # not Multiscreen's, which makes its layers
         self.config, self.dtype = config, dtype
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
         self.layers = nn.ModuleList(block(config, dtype, n + 1) for n in range(config.N_L))
@@ -206,3 +205,7 @@ class Transformer(LanguageModel):
     def logits(self, x, head=None):
         x = F.rms_norm(x, x.shape[-1:], eps=1e-5)
         return product("...e,ne->...n", x, self.W_E if head is None else head, self.dtype)
+
+    def may_forget(self):
+        """A layer that does not screen has a mask of its own."""
+        return super().may_forget() if hasattr(self.layers[0], "s_w") else True

@@ -1,0 +1,290 @@
+"""Make a model fast: a faster twin of `screen`, torch.compile, CUDA graphs, recomputing.
+
+A twin repeats equations of multiscreen.py, so it screens only as long as these have the text that
+it was written for. Beside each twin stands which functions these are (EQUATIONS) and a hash of
+their text (TEXT). After an edit of one of them the definition screens, and a line says so.
+"""
+import hashlib
+import inspect
+import math
+from functools import cache, partial
+from types import MethodType
+
+import torch
+from torch import nn
+from torch.utils._triton import has_triton
+from torch.utils.checkpoint import checkpoint
+
+import multiscreen
+from multiscreen import Multiscreen
+from support import distributed as dist
+from support import windowed
+from support.cli import UsageError, error_line
+from support.models import count_parameters, has_windows, random_states
+
+# Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of
+# MiPE and RoPE take fewer: they would be computed, in float64, for every number that they rotate.
+OPTIONS = {"realize_opcount_threshold": 12}
+
+# Parameters times tokens of a pass that takes a GPU about ten milliseconds. A larger pass does not
+# wait for its kernels to be launched, so a graph would only take up memory.
+SMALL = 2**39
+
+
+# ------------------------------------------------------------------------------- the screen
+
+@cache
+def text_of(f):
+    """The text of a function, with that of the function it wraps; "" if it has no file.
+
+    Both are needed: a wrapper of yours may still name ours as the function that it wraps.
+    """
+    try:
+        return inspect.getsource(f.__code__) + inspect.getsource(inspect.unwrap(f).__code__)
+    except (AttributeError, OSError):
+        return ""
+
+
+def hash_of(names):
+    """A hash of the text of functions of multiscreen, as they are in memory: a notebook's count."""
+    text = "".join(text_of(getattr(multiscreen, name)) for name in names)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def edited(twin):
+    """Why a twin may not screen, or "". twin: its module."""
+    if hash_of(twin.EQUATIONS) == twin.TEXT:
+        return ""
+    return f"one of {', '.join(twin.EQUATIONS)} is not the one {twin.__name__} was written for"
+
+
+def choose_screen(model, kernel="auto"):
+    """Set what a model screens with, in place. Returns a line that says so. kernel: of --kernel.
+
+    `auto` takes the fused kernel on a GPU, else windowed.py, else the definition: multiscreen's
+    `screen` as it is now, or the `own_screen` of the layers' class. If you ask for `windowed`, no
+    text is looked at: you vouch that nothing lies beyond w. Call it again after each edit.
+
+    Raises UsageError if the one that `kernel` asks for cannot run.
+    """
+    definition, name = Multiscreen.screen, "multiscreen.screen"
+    in_windows = windowed.screen_windowed
+    if hasattr(model.layers[0], "own_screen"):
+        definition, name = model.layers[0].own_screen, model.layers[0].own_screen.__name__
+        in_windows = partial(windowed.screen_windowed, screen=definition)
+
+    kinds = [kernel]
+    if kernel == "auto" and model.W_E.is_cuda:
+        kinds = ["triton", "windowed", "definition"]
+    elif kernel == "auto":
+        kinds = ["windowed", "definition"]
+    reasons = []
+    for kind in kinds:
+        reason = ""
+        if kind == "triton":
+            reason = why_not_the_kernel(model)
+        elif kind == "windowed" and kernel == "auto":
+            reason = why_not_in_windows(model)
+        if reason:
+            reasons.append(reason)
+            continue
+        if kind == "triton":
+            import screening_triton
+
+            model.screen, line = screening_triton.screen, "screening by the fused kernel"
+        elif kind == "windowed":
+            model.screen, line = in_windows, f"screening in windows, by {name}"
+        else:
+            model.screen, line = definition, f"screening by {name}, with T x S memory"
+        model.windowed_screen = None if kind == "definition" else model.screen
+        return "; ".join([*reasons, line])
+    raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+
+
+def why_not_in_windows(model):
+    """Why `screen_windowed` may not screen, in a line, or ""."""
+    if hasattr(model.layers[0], "own_screen"):
+        return f"the layers' own {model.layers[0].own_screen.__name__} may look beyond its window"
+    return edited(windowed)
+
+
+def why_not_the_kernel(model):
+    """Why the fused kernel may not screen, in a line, or ""."""
+    import screening_triton as fused  # takes a second, and is of no use on a CPU
+
+    if hasattr(model.layers[0], "own_screen"):
+        return f"the layers' own {model.layers[0].own_screen.__name__} is not the kernel's"
+    if model.W_E.dtype == torch.float64:
+        return "the kernel does not support float64"
+    return (fused.available(model.W_E.device)
+            or fused.unsupported_sizes(model.config.d_K, model.config.d_V)
+            or edited(fused) or what_is_wrong(fused.screen, model.W_E.device))
+
+
+@torch.enable_grad()
+def what_is_wrong(screen, device):
+    """How the kernel errs on this GPU in one case, in a line, or "": compilers have mistakes, too.
+
+    Queries and keys lie near one direction, since most pairs of independent ones are rejected, and
+    a wrong window would not show. Values are bfloat16. Errors are those of the value and of every
+    gradient, relative to its length; rounding makes 0.3 %.
+    """
+    g, unit = torch.Generator().manual_seed(0), multiscreen.unit
+    q, k, v, dh = torch.randn(4, 1, 4, 300, 64, generator=g)
+    direction = 2 * torch.ones(16)
+    q, k = unit(q[..., :16] + direction), unit(k[..., :16] + direction)
+    w, r = torch.tensor([1.5, 17.0, 250.0, math.inf]), torch.tensor([1.0, 0.2, 0.5, 0.5])
+    inputs = [x.to(device).requires_grad_() for x in (q, k, unit(v).bfloat16(), w, r)]
+    found = []
+    for f in (screen, multiscreen.screen):
+        try:
+            h = f(*inputs)
+            found.append([h, *torch.autograd.grad(h, inputs, dh.to(h))])
+        except Exception as e:                         # whatever it is, this one cannot be used
+            return f"on this GPU {f.__module__}.screen fails ({error_line(e)})"
+    for name, a, b in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
+        error = ((a - b).float().norm() / b.float().norm()).item()
+        if not error < 0.01:
+            return f"on this GPU the kernel's {name} is wrong by {error:.1%}: please report it"
+    return ""
+
+
+@torch.no_grad()
+def warn_of_later_tokens(model):
+    """Print a line if the second half of 64 tokens changes the hidden states of the first half."""
+    tokens = torch.arange(64, device=model.W_E.device)[None] % model.config.vocab_size
+    others = torch.cat([tokens[:, :32], tokens[:, 32:].flip(1)], 1)
+    with torch.random.fork_rng([]):
+        model.eval()
+        # Twice the same, since a layer may draw random numbers or keep something between calls.
+        x, again, y = (model.hidden(some)[:, :32] for some in (tokens, tokens, others))
+        model.train()
+    if torch.equal(x, again) and (x - y).abs().max() > 1e-6:
+        print("warning: the model's output at a token depends on later tokens, which it has to "
+              "predict, so its losses will be too low: has an edit dropped a mask?", flush=True)
+
+
+# ------------------------------------------------------------------------------- training
+
+def make_fast(model, args):
+    """Choose the screen, recompute, compile, all in place. args: train.py's flags."""
+    if has_windows(model):
+        print(choose_screen(model, args.kernel))
+    warn_of_later_tokens(model)
+    if args.recompute:
+        recompute(model)
+    if args.compile or args.compile is None and model.W_E.is_cuda and has_triton():
+        sizes = args.batch_size, args.seq_len
+        compile_model(model)
+        failure = try_a_pass(model, *sizes)
+        if failure and args.compile:
+            raise UsageError(f"--compile: torch.compile fails here ({failure})")
+        if failure:
+            undo_compile(model)
+            print(f"not compiled: torch.compile fails here ({failure})")
+        else:
+            print("compiled by torch.compile")
+            # A graph would overwrite the gradients of the pass before it, so there is just one in
+            # a step.
+            is_one_pass = args.batch_tokens == args.batch_size * args.seq_len
+            if model.W_E.is_cuda and is_one_pass and not args.recompute and dist.world() == 1:
+                print(try_to_record(model, *sizes))
+
+
+def recompute(model):
+    """Keep only the layers' inputs, and recompute their activations in backward. In place."""
+    def forward(self, *inputs):
+        return checkpoint(type(self).forward, self, *inputs, use_reentrant=False)
+
+    for layer in model.layers:
+        layer.forward = MethodType(forward, layer)
+
+
+def compile_model(model):
+    """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
+
+    The embedding is left out, because a compiled lookup adds up its gradient with atomics, and two
+    runs would differ. So is `screen_windowed`, whose calls depend on w.
+    """
+    # On a CPU, constant sizes make Multiscreen's graphs 3 to 8 % slower than symbolic ones do.
+    options = {"dynamic": None if model.W_E.is_cuda else True, "options": OPTIONS}
+    for layer in model.layers:
+        layer.compile(**options)
+    model.head = torch.compile(model.head, **options)
+    model.nats = torch.compile(model.nats, **options)
+    screen = model.screen
+    if getattr(screen, "func", screen) is windowed.screen_windowed:        # or a `partial` of it
+        model.screen = model.windowed_screen = torch.compiler.disable(screen)
+
+
+def undo_compile(model):
+    """Leave a model as it was before `compile_model`, in place. Its screen needs no change."""
+    for layer in model.layers:
+        layer._compiled_call_impl = None
+    del model.head, model.nats
+
+
+def random_pass(model, batch, T):
+    """Inputs and targets (batch, T) of a pass, to try a model on."""
+    tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
+    tokens %= model.config.vocab_size
+    return tokens, tokens.flip(1)
+
+
+def try_a_pass(model, batch, T):
+    """Run a pass, forward and backward. Returns the first line of its error, or ""."""
+    try:
+        model.loss(*random_pass(model, batch, T)).backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:                             # whatever it is, the compiler caused it
+        return error_line(e)
+    finally:
+        model.zero_grad(set_to_none=True)
+    return ""
+
+
+class Loss(nn.Module):
+    """A model's loss as a module, which is what PyTorch can record."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, targets):
+        return self.model.loss(tokens, targets)
+
+
+def try_to_record(model, batch, T):
+    """Record a small model's pass as CUDA graphs, forward and backward, in place. Returns a line.
+
+    A small model waits for the CPU to launch some 500 kernels one by one; a graph launches them all
+    at once. It holds nothing but kernels: Python code in a layer no longer runs. Passes of another
+    size, and those of evaluation, run as before.
+    """
+    if count_parameters(model) * batch * T > SMALL:
+        return "not recorded as a CUDA graph: a pass of this size keeps the GPU busy"
+    inputs, before = random_pass(model, batch, T), random_states()
+    try:
+        # A pass that waits for the GPU cannot be recorded, and trying it may break PyTorch.
+        torch.cuda.set_sync_debug_mode("error")
+        model.loss(*inputs).backward()
+        torch.cuda.set_sync_debug_mode("default")
+        if random_states() != before:
+            return "not recorded as a CUDA graph: a layer draws random numbers on the CPU"
+        model.zero_grad(set_to_none=True)
+        recorded = torch.cuda.make_graphed_callables(Loss(model), inputs, allow_unused_input=True)
+    except Exception as e:                             # whatever it is, the pass runs without
+        return f"not recorded as a CUDA graph: {error_line(e)}"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        model.zero_grad(set_to_none=True)
+
+    def loss(self, tokens, targets, reduction="mean"):
+        is_recorded = tokens.shape == (batch, T) and reduction == "mean" and self.training
+        if is_recorded and torch.is_grad_enabled():
+            return recorded(tokens, targets).clone()   # the next pass overwrites it
+        return type(self).loss(self, tokens, targets, reduction)
+
+    model.loss = MethodType(loss, model)
+    return "recorded as a CUDA graph"
