@@ -135,12 +135,19 @@ def train(out, args, ckpt=None, init=None):
                 save(out, args, state, place, model, optimizer, data)
             since = time.perf_counter()
     if stopping and not last:                          # `cli` prints it without a traceback
-        instead = ", without --force," if args.force else ""
-        raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: add --resume "
-                                f"to the command{instead} to go on")
+        raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: "
+                                f"{how_to_go_on(args)}")
     if dist.world() == 1:
         print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
     print(f"next: python {data.next_command} --ckpt {out / 'ckpt.pt'}")
+
+
+def how_to_go_on(args):
+    """What to do after a run was stopped, in words."""
+    begins = [flag for flag, x in (("--force", args.force), ("--init", args.init)) if x]
+    if begins:
+        return f"add --resume to the command, without {' and '.join(begins)}, to go on"
+    return "add --resume to the command to go on"
 
 
 def get_optimizer(model, args):

@@ -49,7 +49,7 @@ def at_least(least, kind=int):
             value = math.nan
         if not least <= value < 2**63:
             raise argparse.ArgumentTypeError(f"{text!r} must be a number of type {kind.__name__}, "
-                                             f"at least {least}")
+                                             f"at least {least} and below 2^63")
         return value
 
     return number

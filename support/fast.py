@@ -173,22 +173,32 @@ def make_fast(model, args):
     warn_of_later_tokens(model)
     if args.recompute:
         recompute(model)
-    if args.compile or args.compile is None and model.W_E.is_cuda and has_triton():
-        sizes = args.batch_size, args.seq_len
-        compile_model(model)
-        failure = try_a_pass(model, *sizes)
-        if failure and args.compile:
-            raise UsageError(f"--compile: torch.compile fails here ({failure})")
-        if failure:
-            undo_compile(model)
-            print(f"not compiled: torch.compile fails here ({failure})")
-        else:
-            print("compiled by torch.compile")
-            # A graph would overwrite the gradients of the pass before it, so there is just one in
-            # a step.
-            is_one_pass = args.batch_tokens == args.batch_size * args.seq_len
-            if model.W_E.is_cuda and is_one_pass and not args.recompute and dist.world() == 1:
-                print(try_to_record(model, *sizes))
+    wants_compile = args.compile
+    if args.compile is None:
+        wants_compile = model.W_E.is_cuda and has_triton()
+    if wants_compile:
+        compile_and_record(model, args)
+
+
+def compile_and_record(model, args):
+    """Compile a model and, on a GPU, record its pass, in place, as far as both work here.
+
+    Raises UsageError if the compiler fails and --compile was given.
+    """
+    compile_model(model)
+    failure = try_a_pass(model, args.batch_size, args.seq_len)
+    if failure and args.compile:
+        raise UsageError(f"--compile: torch.compile fails here ({failure})")
+    if failure:
+        undo_compile(model)
+        print(f"not compiled: torch.compile fails here ({failure})")
+        return
+    print("compiled by torch.compile")
+
+    # A graph writes the gradients of a pass over those of the pass before, so a step has just one.
+    is_one_pass = args.batch_tokens == args.batch_size * args.seq_len
+    if model.W_E.is_cuda and is_one_pass and not args.recompute and dist.world() == 1:
+        print(try_to_record(model, args.batch_size, args.seq_len))
 
 
 def recompute(model):

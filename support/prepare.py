@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 from support.cli import Parser, UsageError, cli
@@ -50,26 +51,35 @@ def main(argv=None):
     p.flag("--tokenizer", "gpt2", "gpt2 or bytes")
     p.flag("--field", "text", "field or column that has the text")
     args = p.parse_args(argv)
-    tokenizer = get_tokenizer(args.tokenizer)
-    require_text(tokenizer, "support.prepare")
+    # The folder gets its name at the end, so that nobody trains on half of a corpus.
+    part = args.out.with_name(args.out.name + ".part")
+    for path in (args.out, part):
+        if path.exists():
+            raise UsageError(f"{path} exists: name a new folder, or remove it")
     for path in args.files:
         if not path.is_file():
             raise UsageError(f"{path} does not exist, or is no file")
-    if args.out.exists():
-        raise UsageError(f"{args.out} exists: name a new folder")
+    tokenizer = get_tokenizer(args.tokenizer)
+    require_text(tokenizer, "support.prepare")
+    part.mkdir(parents=True)
+    try:
+        write(part, args, tokenizer)
+        os.replace(part, args.out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)        # of a command that failed
 
-    # The folder gets its name at the end, so that nobody trains on half of a corpus.
-    part = args.out.with_name(args.out.name + ".part")
-    part.mkdir(parents=True, exist_ok=True)
+
+def write(folder, args, tokenizer):
+    """Write train.bin and val.bin."""
     n_documents = n_tokens = 0
-    with open(part / "train.bin", "wb") as train, open(part / "val.bin", "wb") as val:
+    with open(folder / "train.bin", "wb") as train, open(folder / "val.bin", "wb") as val:
         for path in args.files:
             try:
                 for text in documents(path, args.field):
                     n_documents += 1
                     tokens = encode_document(text, tokenizer)
                     n_tokens += len(tokens)
-                    with naming(part):
+                    with naming(folder):
                         file = val if n_documents % 1000 == 0 else train
                         file.write(tokens.tobytes())
             except ImportError as e:
@@ -78,9 +88,8 @@ def main(argv=None):
                 raise UsageError(f"{path}: a row without {args.field!r}, or damaged ({e})"
                                  ) from None
             print(f"{path}: {n_tokens:,} tokens so far", flush=True)
-    if (part / "val.bin").stat().st_size == 0:
-        (part / "val.bin").unlink()                    # train.py holds out the last twentieth
-    os.replace(part, args.out)
+    if (folder / "val.bin").stat().st_size == 0:
+        (folder / "val.bin").unlink()                  # train.py holds out the last twentieth
 
 
 if __name__ == "__main__":

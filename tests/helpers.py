@@ -197,10 +197,10 @@ def cells_of(capsys):
 
 # ------------------------------------------------------------------------------------- data
 
-def data_of(*paths, T):
-    """(training data, validation data) of `--data PATHS --seq-len T`."""
-    args = SimpleNamespace(data=[str(path) for path in paths], seq_len=T, out="out")
-    return get_data(args, get_tokenizer("bytes"))
+def data_of(*paths, T, val=None, tokenizer="bytes"):
+    """(training data, validation data) of `--data PATHS --val VAL --seq-len T`."""
+    args = SimpleNamespace(data=[str(path) for path in paths], val=val, seq_len=T)
+    return get_data(args, get_tokenizer(tokenizer))
 
 
 def texts_of(stream, n):

@@ -115,36 +115,47 @@ def test_tokens_of_another_shape_are_refused(shape):
 
 @torch.no_grad()
 def test_a_long_prompt_goes_through_in_pieces():
-    """256 tokens with the definition, 4,096 with a fast screen."""
+    """At most 2^26 pairs B H T S if each query sees every key; else 4,096 tokens."""
     model, sizes = small(1, moved=True), []
-    tokens = draw_tokens(1, 100)
-    assert model.piece == 256
+    tokens = draw_tokens(1, 9000)
+    B, T, H = 1, 9000, model.config.N_H
+    pieces = model.pieces(tokens)
+    assert torch.equal(torch.cat(pieces, 1), tokens)
+    assert max(piece.shape[1] for piece in pieces) == 2**26 // (B * H * T)
     choose_screen(model)
-    assert model.piece == 4096
+    assert [piece.shape[1] for piece in model.pieces(tokens)] == [4096, 4096, 808]
 
     def screen(q, k, *others):
         sizes.append(q.shape[2])
         return ms.screen(q, k, *others)
 
     model.screen = screen
-    whole = model.hidden(tokens)
-    caches, model.piece = model.new_caches(), 40
-    parts = [model.hidden(piece, caches) for piece in tokens.split(40, 1)]
+    whole = model.hidden(tokens[:, :100])
+    caches, model.pieces = model.new_caches(), lambda tokens: tokens.split(40, 1)
+    parts = [model.hidden(piece, caches) for piece in model.pieces(tokens[:, :100])]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
     sizes.clear()
-    model.generate(tokens, 2)
+    model.generate(tokens[:, :100], 2)
     assert sizes[:: model.config.N_L] == [40, 40, 20, 1]
 
 
-def test_logits_that_stop_being_finite_end_the_text_there(monkeypatch):
-    model, logits = small(1), ms.Multiscreen.logits
-    monkeypatch.setattr(ms.Multiscreen, "logits", lambda self, x, head: logits(self, x, head) if
-                        len(seen) < 3 else torch.full((1, 257), math.nan))
-    seen, text = [], model.stream(draw_tokens(1, 5), 9)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad, n_tokens", [(0, 0), (3, 8)])
+def test_logits_that_are_not_finite_are_told_at_once_or_at_the_end(monkeypatch, temperature, bad,
+                                                                   n_tokens):
+    """Those of the prompt at once. To look at each new token's, the CPU would wait for the GPU."""
+    right = ms.Multiscreen.logits
+
+    def logits(self, x, head):
+        calls.append(x)
+        return right(self, x, head) * (math.nan if len(calls) == bad + 1 else 1.0)
+
+    monkeypatch.setattr(ms.Multiscreen, "logits", logits)
+    calls, seen = [], []
     with pytest.raises(FloatingPointError, match="not finite"):
-        while True:
-            seen.append(next(text))
-    assert len(seen) == 3
+        for tokens in small(1).stream(draw_tokens(1, 5), 9, temperature):
+            seen.append(tokens)
+    assert len(seen) == n_tokens
 
 
 class Nearby(torch.nn.Module):
@@ -154,15 +165,15 @@ class Nearby(torch.nn.Module):
         super().__init__()
         self.W_V = torch.nn.Parameter(torch.randn(24, 24, generator=random(1)))
 
-    def reach(self):
+    def window(self):
         return torch.tensor(3.0)
 
     def forward(self, x, screen, cache):
-        i0, v = cache.length if cache else 0, (x @ self.W_V)[:, None]
-        i = torch.arange(i0, i0 + x.shape[1])
+        start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
+        i = torch.arange(start, start + x.shape[1])
         if cache:
-            _, v = cache.append(v[..., :1], v)
-        d = i[:, None] - torch.arange(v.shape[2])
+            _, v, first = cache.append(v[..., :1], v, self.window())
+        d = i[:, None] - torch.arange(first, first + v.shape[2])
         p = ((d >= 0) & (d < 3)).to(x)
         return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
 
@@ -171,10 +182,12 @@ class Nearby(torch.nn.Module):
 def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
     model = small(1)
     model.layers = torch.nn.ModuleList([Nearby(), Nearby()])
+    model.windowed_screen = model.screen               # the layers do not look beyond their windows
     tokens, caches = draw_tokens(2, 2200), model.new_caches()
     whole = model(tokens)
     parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+    assert caches[0].first > 0
     assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
     assert maps_of(model, tokens[:, :9]) == []
 
@@ -186,7 +199,7 @@ def test_gradients_flow_through_caches(build, forgets):
     """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
     model, tokens = build(), draw_tokens(2, 151)
     if forgets:
-        model.screen = screen_windowed
+        choose_screen(model, "windowed")
     for layer in model.layers:
         if hasattr(layer, "s_w"):
             layer.s_w.data.clamp_(max=3.0)                                 # windows up to 21
@@ -223,6 +236,45 @@ def test_gradients_flow_through_caches(build, forgets):
         model(x[:, 73:], caches)
     sum(losses).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
+@torch.no_grad()
+def test_a_full_cache_forgets_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
+    model = small(2, moved=True, N_L=2)
+    for tile in model.layers:
+        tile.s_w.fill_(math.log(8.0))                                      # windows of 9
+    choose_screen(model, kernel)
+    caches, tokens = model.new_caches(), draw_tokens(1, 2130)
+    parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
+    assert [cache.end - cache.first for cache in caches] == [kept] * 2
+    whole = model(tokens)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_screen_of_your_own_gets_its_own_maps_and_a_cache_that_keeps_all():
+    """Whatever its attributes say, and whatever screened before."""
+    def everything(q, k, v, w, r, i0=0):
+        past = torch.ones(q.shape[2], k.shape[2]).tril(i0)
+        return torch.sigmoid(q @ k.transpose(-2, -1)) * past @ v
+
+    everything.stays_in_window = True
+    model, tokens = small(1, moved=True), draw_tokens(1, 2130)
+    choose_screen(model)
+    assert model.may_forget()
+    model.screen = everything
+    assert not model.may_forget()
+    maps = model.relevance_maps(tokens[:, :70])
+    assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 70, 70)] * model.config.N_L
+    past = torch.ones(70, 70).tril().bool()
+    assert all((alpha_d[..., past] > 0.26).all() for alpha_d in maps)      # sigmoid(-1)
+    assert all((alpha_d[..., ~past] == 0).all() for alpha_d in maps)
+
+    caches = model.new_caches()
+    parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
+    assert {cache.end - cache.first for cache in caches} == {2130}
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens), rtol=1e-3, atol=1e-4)
 
 
 def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):

@@ -1,5 +1,6 @@
-"""Tests of a run's folder and of support/checkpoint.py: files stay whole, and are checked."""
+"""Tests of support/run.py: a run's folder stays whole, and its checkpoint is checked."""
 import multiprocessing
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import train
 from support import run as folders
 from support.cli import UsageError
 from support.run import read_checkpoint
-from tests.helpers import SMALL, TEXT, fit, read_table
+from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
+from tests.helpers import run as run_python
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
 
@@ -56,7 +58,99 @@ def test_a_folder_in_use_is_refused(run):
     assert read_checkpoint(out / "ckpt.pt")["step"] == 4
     resume(out, "--steps", "5")
 
-# --------------------------------------------------------------------- damaged checkpoints
+# --------------------------------------------------------------- disks and damaged checkpoints
+
+@pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv"])
+def test_a_full_disk_is_told_by_the_file_and_leaves_the_checkpoint_that_was_there(run, name):
+    out, _ = run
+    before = (out / "ckpt.pt").read_bytes()
+    limit = len(before) // 2 if name == "ckpt.pt" else 300
+    code = """if True:
+        import resource, sys, train
+        from support.cli import cli
+        limit, *argv = sys.argv[1:]
+        right = train.run.begin
+        def begin(*inputs):
+            right(*inputs)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+        train.run.begin = begin
+        cli(lambda: train.main(argv))"""
+    done = run_python("-c", code, limit, "--resume", "--out", out, "--steps", "9")
+    assert done.returncode == 1
+    assert done.stderr == f"error: {out / name}: File too large\n"
+    assert (out / "ckpt.pt").read_bytes() == before
+    assert not [*out.glob("*.tmp")]
+
+
+def test_what_a_checkpoint_holds_is_checked_before_it_is_used(run):
+    """Every byte of the weights has a checksum, and they must fit the model."""
+    out, ckpt = run
+    content = bytearray((out / "ckpt.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / "ckpt.pt").unlink()                         # `ckpt` is still mapped to it
+    (out / "ckpt.pt").write_bytes(content)
+    with pytest.raises(UsageError, match="is damaged, or not a checkpoint of train.py"):
+        resume(out, "--steps", "5")
+    (out / "ckpt.pt").unlink()
+    ckpt["weights"]["s_E"] = torch.zeros(7)
+    torch.save(ckpt, out / "ckpt.pt")
+    with pytest.raises(UsageError, match="do not fit the model") as e:
+        resume(out, "--steps", "5")
+    assert "\n" not in str(e.value)
+
+
+def test_a_model_without_what_training_needs_can_be_tried_but_not_resumed(run):
+    out, ckpt = run
+    for name in ("drawn", "optimizer", "random_states"):
+        del ckpt[name]
+    (out / "ckpt.pt").unlink()
+    torch.save(ckpt, out / "ckpt.pt")
+    train.load_checkpoint(out / "ckpt.pt")
+    with pytest.raises(UsageError, match="--init .*ckpt.pt --out NEW starts from it"):
+        resume(out, "--steps", "5")
+
+
+# ---------------------------------------------------------------------------------- the code
+
+def test_the_code_of_a_run_is_that_of_the_modules_it_loaded(run):
+    out, ckpt = run
+    for path in ("multiscreen.py", "train.py", "support/windowed.py"):
+        assert (out / "source" / path).read_text() == (ROOT / path).read_text()
+    assert not any("site-packages" in path or path == "os.py" for path in ckpt["source"])
+
+
+def test_the_identity_of_a_measurement_has_the_weights_and_the_code_that_computes(
+        tmp_path, monkeypatch):
+    """Yours, and of ours what numbers depend on."""
+    ckpt = {"weights": {"W": torch.zeros(3)}}
+    before = folders.identity(ckpt)
+    assert folders.identity(ckpt) == before
+    weights, code = folders.identity({"weights": {"W": torch.ones(3)}}).split("-")
+    assert weights != before.split("-")[0]
+    assert code == before.split("-")[1]
+
+    right = folders.texts()
+    for path, counts in (("multiscreen.py", True), ("support/windowed.py", True),
+                         ("support/data.py", True), ("support/cli.py", False)):
+        edited = right | {path: right[path] + "# an edit"}
+        monkeypatch.setattr(folders, "texts", lambda edited=edited: edited)
+        assert (folders.identity(ckpt) != before) == counts
+        monkeypatch.undo()
+
+    # What your class imports is loaded, too.
+    (tmp_path / "my_idea.py").write_text("import my_helper\n")
+    (tmp_path / "my_helper.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_idea
+
+    assert folders.texts()["my_helper.py"] == "x = 1\n"
+    assert folders.identity(ckpt) != before
+    for module in (my_idea, my_idea.my_helper):
+        del sys.modules[module.__name__]
+
+    # In a notebook, functions may be replaced that no file has.
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert folders.identity(ckpt) is None
 
 
 # ------------------------------------------------------------------------------ fine-tuning

@@ -20,9 +20,10 @@ import multiscreen
 import train
 from abcdigits import ABCDigitsStream
 from multiscreen import Multiscreen
+from support import run
 from support.cli import UsageError, cli
 from support.data import Sequences, batches, get_tokenizer
-from support.maps import alive_pairs
+from support.maps import alive_pairs, windows
 from support.run import load_checkpoint, read_checkpoint
 from tests.helpers import (
     INF,
@@ -68,14 +69,14 @@ def test_the_checkpoint_serves(tmp_path):
 
 
 def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
-    """test_choice.py tests that a model follows an edit."""
+    """test_fast.py tests that a model follows an edit."""
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
     monkeypatch.chdir(ROOT)
     for code in examples:
         exec(code, {})
     assert re.fullmatch(
         r"12\n"                                        # the number of the prompt's last letter
-        r"screening in windows "
+        r"screening in windows, by multiscreen.screen "
         r"torch.Size\(\[4, 32\]\)\n", capsys.readouterr().out, re.S)
 
 
@@ -119,12 +120,44 @@ def test_divergence_before_the_first_checkpoint_says_that_nothing_was_saved(tmp_
         fit(tmp_path / "out", "--steps", "9")
     assert not (tmp_path / "out/ckpt.pt").exists()
 
-    # With --resume the command repeats this without training; --force tries again.
-    with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out") as e:
-        fit(tmp_path / "out", "--steps", "9", "--resume")
-    assert e.value.code == 3
+    # Rerun, the command repeats this without training; --force tries again.
+    for flags in ([], ["--resume"]):
+        with pytest.raises(UsageError, match="at step 2 loss is nan.*--force.*another --out") as e:
+            fit(tmp_path / "out", "--steps", "9", *flags)
+        assert e.value.code == 3
     assert fit(tmp_path / "out", "--steps", "2", "--force")["step"] == 2
     assert not (tmp_path / "out/diverged.txt").exists()
+
+
+def test_a_checkpoint_holds_only_finite_weights(tmp_path, monkeypatch):
+    """An update may make a weight infinite although its loss and its gradients were finite."""
+    def overflow(self, closure=None):
+        self.param_groups[0]["params"][0].data[0] = INF
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
+    with pytest.raises(UsageError, match="at step 1 a weight is not finite; nothing was sav") as e:
+        fit(tmp_path / "out", "--steps", "9", "--save-every", "1")
+    assert e.value.code == 3
+    assert not (tmp_path / "out/ckpt.pt").exists()
+
+
+def test_losses_are_read_only_where_they_are_shown_or_a_task_needs_them(tmp_path, monkeypatch):
+    """To read one, the CPU has to wait for the GPU."""
+    right, read = train.read, []
+    monkeypatch.setattr(train, "read", lambda out, unread, state, step: read.append(step) or right(
+        out, unread, state, step))
+    fit(tmp_path / "out", "--steps", "13", "--log-every", "5", "--eval-every", "13",
+        "--save-every", "7")
+    assert read == [1, 5, 7, 10, 13]
+
+
+def test_what_is_printed_does_not_change_what_is_trained(tmp_path):
+    """A task reads its loss every step, or its documents would depend on --log-every."""
+    flags = ["--steps", "12", "--digits", "2"]
+    a = fit(tmp_path / "a", *flags, "--log-every", "1", data="abcdigits")
+    b = fit(tmp_path / "b", *flags, "--log-every", "100", data="abcdigits")
+    assert a["data_state"] == b["data_state"]
+    assert_same_weights(a, b)
 
 
 # -------------------------------------------------------------------------- stop and resume
@@ -222,9 +255,9 @@ def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_pat
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
         stop_at(m, 3, signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match="--resume to the command, without --init, to "):
             fit(tmp_path / "out", *flags)
-    assert_same_weights(fit(tmp_path / "out", "--resume", *flags), whole)
+    assert_same_weights(fit(tmp_path / "out", "--resume", *flags[:2]), whole)
 
     # Then what it began with may go.
     shutil.rmtree(tmp_path / "first")
@@ -304,16 +337,78 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def test_what_resume_changes_is_shown_and_noted(tmp_path, monkeypatch, capsys):
+    """Flags, code and data. A checkpoint that was copied alone brings it along."""
+    out = tmp_path / "out"
+    fit(out, "--steps", "3")
+    before = contents(out)
+    with pytest.raises(UsageError, match="out holds a run: --resume continues it, --force "
+                       "overwrites it, another --out starts a new one"):
+        fit(out, "--steps", "3")
+    assert contents(out) == before
+
+    right = run.texts()
+    edited = right | {"train.py": right["train.py"] + "# an edit"}
+    monkeypatch.setattr(run, "texts", lambda: edited)
+    (tmp_path / "more.txt").write_text("more")
+    data = ["--data", str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
+    capsys.readouterr()
+    fit(out, "--resume", "--steps", "4", "--lr", "0.5", *data)
+    said = capsys.readouterr().out
+    for change in ("--steps 3 | 4", "--lr 0.0625 | 0.5", "other data", "other code in train.py"):
+        assert f"changed at step 3: {change}\n" in said
+    assert (out / "source/train.py").read_text() == edited["train.py"]
+
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(out / "ckpt.pt", copy)
+    longer = fit(copy, "--resume", "--steps", "5", *data)
+    change, = longer["changes"]                        # more steps are none
+    assert change.startswith("from step 3: --data ") and "--steps" not in change
+    assert change.endswith("--lr 0.0625 | 0.5, other data, other code in train.py")
+    assert f"changes\t{change}\n" in (copy / "flags.txt").read_text()
+    steps = [row["step"] for row in read_table(copy / "log.tsv")]
+    assert steps == ["1", "3", "3", "4", "4", "5", "5"]
+
+
+def test_the_same_text_at_another_place_is_no_change(tmp_path, capsys):
+    fit(tmp_path / "out", "--steps", "2")
+    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    capsys.readouterr()
+    longer = fit(tmp_path / "out", "--resume", "--steps", "3", data=tmp_path / "moved.txt")
+    assert longer["changes"] == []
+    assert capsys.readouterr().out.count("changed at step 2: ") == 1       # --steps
+
+
+def test_init_and_resume_are_refused_together(tmp_path):
+    """One begins a run, and the other continues one: the weights would not be used."""
+    fit(tmp_path / "first", "--steps", "1")
+    for out in ("first", "new"):
+        with pytest.raises(UsageError, match="leave one of them out"):
+            fit(tmp_path / out, "--resume", "--init", str(tmp_path / "first/ckpt.pt"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_products_dtype_is_noted_as_what_it_was(tmp_path):
+    """`auto` is bfloat16 on one machine and float32 on another."""
+    ckpt = fit(tmp_path / "out", "--steps", "1")
+    assert ckpt["args"]["dtype"] == "float32"
+    assert "dtype\tfloat32\n" in (tmp_path / "out/flags.txt").read_text()
+
+
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv", "flags.txt", "source/train.py"])
 @pytest.mark.parametrize("flags", [[], ["--force"]])
 def test_what_belongs_to_no_run_is_left_alone(tmp_path, name, flags):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text("precious")
-    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} belongs to no run: name ano"):
+    message = "belongs to no run: name another"
+    if name == "ckpt.pt":
+        message = "is damaged, or not a checkpoint of train.py"
+    with pytest.raises(UsageError, match=f"{name.partition('/')[0]} {message}"):
         fit(tmp_path / "out", "--steps", "2", *flags)
     assert path.read_text() == "precious"
-    assert {x.name for x in path.parent.iterdir()} <= {path.name, "lock"}
+    assert {x.name for x in path.parent.iterdir()} == {path.name}
 
 
 def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
@@ -334,7 +429,7 @@ def test_a_folder_may_have_the_name_of_a_stream(tmp_path, monkeypatch):
     (tmp_path / "abcdigits").mkdir()
     (tmp_path / "abcdigits/a.txt").write_text("a folder of text\n" * 99)
     ckpt = fit(tmp_path / "out", "--steps", "1", "--data", "abcdigits", "text.txt")
-    assert len(ckpt["files"]) == 2 and ckpt["data_state"] == ()
+    assert ckpt["corpus"].startswith("2 files") and ckpt["data_state"] == ()
     assert ckpt["args"]["data"] == [str(tmp_path / name) for name in ("abcdigits", "text.txt")]
 
 
@@ -347,8 +442,6 @@ def test_flags_txt_says_what_the_run_is(tmp_path):
     assert {"seed", "steps", "seq_len", "batch_tokens", "init"} <= flags.keys()
 
 
-# ------------------------------------------------------------------------------ checkpoints
-
 # ------------------------------------------------------------------------------- evaluation
 
 def test_evaluation_counts_nats_and_bits_per_byte():
@@ -357,7 +450,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
     with torch.no_grad():
         model.s_F.fill_(-INF)
     text = draw_tokens(2000, n=120).numpy().astype(np.uint16)
-    data = Sequences([text], 300, "test")
+    data = Sequences([text], 300, 257, "test")
     row = train.evaluate(model, data, data, SimpleNamespace(batch_size=3), get_tokenizer("bytes"))
     assert 0 < row.pop("alive") < 1
     assert row == {"val_loss": pytest.approx(math.log(257), abs=1e-6),
@@ -367,7 +460,7 @@ def test_evaluation_counts_nats_and_bits_per_byte():
 def test_end_of_text_is_no_byte():
     model = small(1, vocab_size=257)
     text = np.array([65, 256] * 50 + [65], dtype=np.uint16)
-    data, args = Sequences([text], 100, ""), SimpleNamespace(batch_size=1)
+    data, args = Sequences([text], 100, 257, ""), SimpleNamespace(batch_size=1)
     row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
     assert row["val_bpb"] == pytest.approx(2 * row["val_loss"] / math.log(2))
 
@@ -407,17 +500,29 @@ def test_a_validation_loss_that_is_not_finite_is_divergence(tmp_path, monkeypatc
     assert e.value.code == 3
 
 
-def test_a_resumed_run_drops_out_what_it_would_have(tmp_path, monkeypatch):
+@pytest.mark.parametrize("generator", ["torch", "python", "numpy"])
+def test_a_layer_may_draw_random_numbers(tmp_path, monkeypatch, generator):
+    """They are seeded, and a resumed run draws what it would have."""
     right = multiscreen.GatedScreeningTiles.bound
+    draw = {"torch": lambda: torch.rand(1), "python": random.random, "numpy": np.random.random}
 
     def bound(self, h):
-        return torch.nn.functional.dropout(right(self, h), 0.1, self.training)
+        if self.training:
+            return right(self, h) * draw[generator]()
+        return right(self, h)
 
     monkeypatch.setattr(multiscreen.GatedScreeningTiles, "bound", bound)
     whole = fit(tmp_path / "whole", "--steps", "4")
+    assert_same_weights(fit(tmp_path / "again", "--steps", "4"), whole)
     fit(tmp_path / "out", "--steps", "2")
-    resumed = fit(tmp_path / "out", "--steps", "4", "--resume")
-    assert all(torch.equal(W, resumed["weights"][name]) for name, W in whole["weights"].items())
+    assert_same_weights(fit(tmp_path / "out", "--steps", "4", "--resume"), whole)
+
+
+def test_the_median_window_of_an_even_number_is_between_two():
+    model = small(N_L=1, N_H=2)
+    with torch.no_grad():
+        model.layers[0].s_w.copy_(torch.tensor([1.0, 3.0]).log())
+    assert windows(model) == {"w_min": 2.0, "w_median": pytest.approx(3.0), "w_max": 4.0}
 
 
 class Guesses:
