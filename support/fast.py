@@ -20,6 +20,7 @@ from multiscreen import Multiscreen
 from support import distributed as dist
 from support import windowed
 from support.cli import UsageError, error_line
+from support.maps import maps_of
 from support.models import count_parameters, has_windows, random_states
 
 # Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of
@@ -67,6 +68,9 @@ def choose_screen(model, kernel="auto"):
 
     Raises UsageError if the one that `kernel` asks for cannot run.
     """
+    if not calls_screen(model):
+        model.screen, model.windowed_screen = Multiscreen.screen, None
+        return "screening by the layers' own code: there are no relevance maps"
     definition, name = Multiscreen.screen, "multiscreen.screen"
     in_windows = windowed.screen_windowed
     if hasattr(model.layers[0], "own_screen"):
@@ -99,6 +103,15 @@ def choose_screen(model, kernel="auto"):
         model.windowed_screen = None if kind == "definition" else model.screen
         return "; ".join([*reasons, line])
     raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+
+
+@torch.no_grad()
+def calls_screen(model):
+    """Whether each layer calls the `screen` that it is given, once."""
+    was_training = model.training
+    maps = maps_of(model.eval(), torch.zeros(1, 2, dtype=torch.int64, device=model.W_E.device))
+    model.train(was_training)
+    return len(maps) > 0
 
 
 def why_not_in_windows(model):

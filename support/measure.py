@@ -57,9 +57,12 @@ def require_finite(numbers, what):
 
 def rope_factor(text):
     """A factor of --rope-scale as tables write it: the type of that flag."""
-    number = float(text.removeprefix("ntk"))
+    try:
+        number = float(text.removeprefix("ntk"))
+    except ValueError:
+        number = 0.0
     if not 0 < number < 1e9:
-        raise ValueError
+        raise UsageError(f"--rope-scale {text}: expected a number above 0, such as 4 or ntk4")
     return f"ntk{number:g}" if text.startswith("ntk") else f"{number:g}"
 
 
