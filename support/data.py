@@ -107,7 +107,8 @@ def files_of(names):
         paths = files_in(root) if root.is_dir() else [root]
         tokens = [path for path in paths if path.suffix in TOKEN_FILES]
         if tokens and len(tokens) < len(paths):
-            print(f"left out {len(paths) - len(tokens):,} files beside the token files in {root}")
+            n = len(paths) - len(tokens)
+            print(f"left out {count(n, 'file')} beside the token files in {root}")
             paths = tokens
         found += paths
     return list(dict.fromkeys(found))
@@ -228,7 +229,7 @@ class Sequences:
         return tokens
 
     def __str__(self):
-        return f"{len(self):,} sequences"
+        return count(len(self), "sequence")
 
     def spread(self, n):
         """The numbers of at most n sequences, evenly spread."""
@@ -287,7 +288,7 @@ def get_data(args, tokenizer):
         how = " ".join(args.val)
     elif args.data != ["stdlib"]:
         val_files = {path: x for path, x in files.items() if is_held_out(path, args.data)}
-        how = f"{len(val_files):,} files, by their names"
+        how = f"{count(len(val_files), 'file')}, by name"
     texts = [path for path in files if path.suffix not in TOKEN_FILES]
     if not val_files and len(texts) >= 20 and len(texts) == len(files):
         val_files = {path: files[path] for path in texts[19::20]}
@@ -301,10 +302,11 @@ def get_data(args, tokenizer):
         train = [x[:cut] for x, cut in zip(train, cuts)]
 
     n_bytes = sum(path.stat().st_size for path in files)
-    what = f"{len(files):,} files, {n_bytes:,} bytes"
-    print(f"{what}; held out: {how}")
+    size = f"{count(len(files), 'file')}, {n_bytes:,} bytes"
+    print(f"{size}; held out: {how}")
+    what = f"--data {' '.join(args.data[:3])}"
     data = Sequences(train, T, tokenizer.n_vocab, f"{what}, without what is held out")
-    data.corpus = f"{what}, {hash_of(train + val)}"
+    data.corpus = f"{size}, {hash_of(train + val)}"
     if tokenizer.eot_token is None:                    # there is no beginning of a document
         data.next_command += " --prompt 0"
     return data, Sequences(val, T, tokenizer.n_vocab, f"what is held out of {what}")
@@ -329,10 +331,15 @@ def read_files(names, tokenizer):
                 raise
             left_out.append(str(e))
     if left_out:
-        print(f"left out {len(left_out):,} files: {left_out[0]}")
+        print(f"left out {count(len(left_out), 'file')}: {left_out[0]}")
     if not found:
         raise UsageError(f"{' '.join(names)}: no UTF-8 text, no .bin file, no .npy file")
     return found
+
+
+def count(n, what):
+    """n of something, in words: 1 file, 2 files."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def join(arrays):
