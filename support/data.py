@@ -281,35 +281,43 @@ def get_data(args, tokenizer):
             raise UsageError(f"--val is for text: --data {args.data[0]} makes its own documents")
         require_text(tokenizer, f"--data {args.data[0]}")
         return import_module(STREAMS[args.data[0]]).get_data(args, tokenizer)
-    T, files = args.seq_len, read_files(args.data, tokenizer)
-    val_files = {}
-    if args.val:
-        val_files = read_files(args.val, tokenizer)
-        how = " ".join(args.val)
-    elif args.data != ["stdlib"]:
-        val_files = {path: x for path, x in files.items() if is_held_out(path, args.data)}
-        how = f"{count(len(val_files), 'file')}, by name"
-    texts = [path for path in files if path.suffix not in TOKEN_FILES]
-    if not val_files and len(texts) >= 20 and len(texts) == len(files):
-        val_files = {path: files[path] for path in texts[19::20]}
-        how = "every twentieth file"
-    train = join([tokens for path, tokens in files.items() if path not in val_files])
-    val = join(list(val_files.values()))
-    if not val_files:
-        how = "the last twentieth of the tokens, at least one sequence"
-        cuts = [len(x) - max(len(x) // 20, min(T + 1, len(x) // 2)) for x in train]
-        val = [x[cut:] for x, cut in zip(train, cuts)]
-        train = [x[:cut] for x, cut in zip(train, cuts)]
-
+    files = read_files(args.data, tokenizer)
+    train, val, how = hold_out(files, args, tokenizer)
     n_bytes = sum(path.stat().st_size for path in files)
     size = f"{count(len(files), 'file')}, {n_bytes:,} bytes"
     print(f"{size}; held out: {how}")
     what = f"--data {' '.join(args.data[:3])}"
-    data = Sequences(train, T, tokenizer.n_vocab, f"{what}, without what is held out")
+    data = Sequences(train, args.seq_len, tokenizer.n_vocab, f"{what}, without what is held out")
     data.corpus = f"{size}, {hash_of(train + val)}"
     if tokenizer.eot_token is None:                    # there is no beginning of a document
         data.next_command += " --prompt 0"
-    return data, Sequences(val, T, tokenizer.n_vocab, f"what is held out of {what}")
+    val = Sequences(val, args.seq_len, tokenizer.n_vocab, f"what is held out of {what}")
+    return data, val
+
+
+def hold_out(files, args, tokenizer):
+    """(arrays to train on, arrays held out, how they were chosen, in words). files: {path: tokens}
+
+    The standard library's names say nothing.
+    """
+    held_out, how = {}, ""
+    if args.val:
+        held_out, how = read_files(args.val, tokenizer), " ".join(args.val)
+    elif args.data != ["stdlib"]:
+        held_out = {path: x for path, x in files.items() if is_held_out(path, args.data)}
+        how = f"{count(len(held_out), 'file')}, by name"
+    n_texts = len([path for path in files if path.suffix not in TOKEN_FILES])
+    if not held_out and n_texts >= 20 and n_texts == len(files):
+        held_out, how = dict(list(files.items())[19::20]), "every twentieth file"
+    train = join([tokens for path, tokens in files.items() if path not in held_out])
+    if held_out:
+        return train, join(list(held_out.values())), how
+
+    # At least one sequence, but not more than half of what there is.
+    T, how = args.seq_len, "the last twentieth of the tokens, at least one sequence"
+    cuts = [len(x) - max(len(x) // 20, min(T + 1, len(x) // 2)) for x in train]
+    val = [x[cut:] for x, cut in zip(train, cuts)]
+    return [x[:cut] for x, cut in zip(train, cuts)], val, how
 
 
 def read_files(names, tokenizer):
