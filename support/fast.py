@@ -275,7 +275,7 @@ class Loss(nn.Module):
         self.model = model
 
     def forward(self, tokens, targets):
-        return self.model.loss(tokens, targets)
+        return type(self.model).loss(self.model, tokens, targets)
 
 
 def try_to_record(model, batch, T):

@@ -1,17 +1,11 @@
 """Tests of the course's notebook: it runs, and its saved outputs are what it prints."""
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 
-import pytest
-import torch
-
-from multiscreen import screen
 from tests.helpers import ROOT, needs_interpreter, needs_matplotlib, run
-from tests.pretended import Pretended
 
 NOTEBOOK = ROOT / "course/exercises/notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
@@ -56,39 +50,6 @@ def test_the_notebook_runs_and_prints_what_it_has_kept(tmp_path):
 def test_the_notebook_shows_its_figures_and_stays_small():
     assert [figures(cell) for cell in CELLS] == [text.count("plt.show()") for text in CODE]
     assert NOTEBOOK.stat().st_size < 300_000
-
-
-def of_last_cell(root):
-    """Run the last cell, which needs a GPU, in a repository on a small problem."""
-    text = CODE[-1].replace("run_on_gpu()", "run_on_gpu(T=70, w=20.0)")
-    exec(text, {"os": os, "torch": torch, "screen": screen, "ROOT": root})
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A pretended GPU; kernels are interpreted."""
-    monkeypatch.setenv("EXERCISES", "")
-    monkeypatch.setattr("triton.testing.do_bench", lambda f: 1.0)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "pretended")
-    with Pretended("cuda"):
-        yield
-
-
-@needs_interpreter
-def test_its_last_cell_compares_part_4s_kernels_with_the_definition_on_a_gpu(gpu, capsys):
-    of_last_cell(ROOT)
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.endswith("w = 20, kernels of course.exercises.solutions.part4_kernel")
-    h, dq = (float(x) for x in re.fullmatch("largest difference: h (.*), dq (.*)", second).groups())
-    assert 0 < h < 1e-5
-    assert 0 < dq < 1e-4
-
-
-@needs_interpreter
-def test_without_solutions_its_last_cell_takes_the_students_kernels(gpu, tmp_path, capsys):
-    of_last_cell(tmp_path)
-    assert capsys.readouterr().out == "still to do: exercises 4.4 and 4.5\n"
 
 
 # ------------------------------------------------------------------------ on a hosted machine
