@@ -11,8 +11,8 @@ those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/
 is ours.
 
 Accuracy is measured for each combination of a context length and a depth of the needle. Each of
-them becomes a row of abcdigits.tsv, beside the checkpoint, so if you rerun the command, it measures
-only what is missing. `python -m lab.retrieval` draws such tables.
+them becomes a row of abcdigits.tsv, beside the checkpoint, so if you repeat the command, it
+measures only what is missing. `python -m lab.figures retrieval TSV` draws such tables.
 
 The curriculum. The letter of a line is drawn with weights b^0 .. b^25, whose order is new in each
 document. At first b is 2, so a few letters fill a document, and half of the documents help. There
@@ -33,18 +33,9 @@ import statistics
 import numpy as np
 import torch
 
-from support.cli import Parser, UsageError, cli
-from support.measure import (
-    add_flags,
-    beside,
-    describe_run,
-    fill,
-    load_for_evaluation,
-    print_table,
-    rope_factor,
-    scale_rope,
-)
-from support.run import identity
+from support.cli import UsageError, at_least, cli
+from support.measure import Measurement, parser
+from support.tables import print_table
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -115,78 +106,55 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     return right
 
 
+# ---------------------------------------------------------------------------- depth by length
+
 def get_parser(doc):
     """The flags of a retrieval benchmark."""
-    p = Parser(doc)
-    p.flag("--lengths", None, "context lengths in tokens (paper: 2^12 .. 2^17) [1, 2, 4 .. 32 "
-           "times the training length]", int, nargs="+")
-    p.flag("--depths", [0.1, 0.3, 0.5, 0.7, 0.9], "where the needle is: at 0 it comes first, at 1 "
-           "last", float, nargs="+")
-    p.flag("--trials", None, "prompts for each length and depth (paper: 1000) [10 on a CPU, 1000 "
-           "on a GPU]", int)
-    p.add_argument("--swe", action="store_true",
-                   help="use screening-window expansion: windows longer than the training length "
-                   "become infinite")
-    p.flag("--rope-scale", [None], "for models with RoPE: try each of these factors, of which the "
-           "best counts for each length and depth; 4 divides the positions by 4, ntk4 scales theta "
-           "instead (paper: 1 2 4 .. 64)", rope_factor, nargs="+")
-    add_flags(p)
+    p = parser(doc)
+    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
+                   ".. 2^17) [1, 2, 4 .. 32 times the training length]")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
+                   help="where the needle is: at 0 it comes first, at 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--trials", type=at_least(1), default=10,
+                   help="prompts for each length and depth (paper: 1000) [10]")
     return p
 
 
-def measure(args, name, loaded, get_prompts, **task_flags):
-    """Fill NAME.tsv beside the checkpoint, lengths x depths x factors, and print the accuracies.
+def measure(run, args, get_prompts, **task):
+    """Fill the table of a retrieval benchmark, lengths x depths, and print the shares found.
 
-    loaded: (model, tokenizer, ckpt). get_prompts(tokenizer, length, depth, trials, **task_flags)
-    gives (prompts, answers), or raises UsageError for a length that is too short. task_flags: those
-    that only this task has, here digits; they become columns, too.
+    get_prompts(tokenizer, length, depth, trials, **task) gives (prompts, answers), or raises
+    UsageError for a length that is too short. task: more columns, here digits.
     """
-    model, tokenizer, ckpt = loaded
-    T_train, trials = ckpt["args"]["seq_len"], args.trials
-    if trials is None:
-        trials = 1000 if model.W_E.is_cuda else 10
-    lengths = args.lengths or possible_lengths(T_train, tokenizer, get_prompts, task_flags)
+    lengths = args.lengths or possible_lengths(run, get_prompts, task)
+    for depth in args.depths:                          # refuse what is impossible before any work
+        get_prompts(run.tokenizer, min(lengths), depth, 1, **task)
+    cells = [task | setting | {"length": length, "depth": depth, "trials": args.trials}
+             for setting in run.settings for length in lengths for depth in args.depths]
+    for cell in run.missing(cells, cost="length"):
+        prompts, answers = get_prompts(run.tokenizer, cell["length"], cell["depth"], args.trials,
+                                       **task)
+        right = exact_matches(run.model, run.tokenizer, prompts, answers)
+        run.add(cell, accuracy=statistics.mean(right))
 
-    # Make one prompt per depth, so that impossible ones are refused before any work.
-    for depth in args.depths:
-        get_prompts(tokenizer, min(lengths), depth, min(trials, 1), **task_flags)
-
-    def accuracy(cell):
-        if cell["factor"]:
-            scale_rope(model, cell["factor"])
-        prompts, answers = get_prompts(tokenizer, cell["length"], cell["depth"], trials,
-                                       **task_flags)
-        return statistics.mean(exact_matches(model, tokenizer, prompts, answers))
-
-    run = describe_run(ckpt) | task_flags
-    cells = [run | {"length": length, "depth": depth, "factor": factor, "swe": args.swe,
-                    "trials": trials}
-             for length in lengths for depth in args.depths for factor in args.rope_scale]
-    table = beside(args.ckpt, f"{name}.tsv", args.table)
-    rows = fill(table, cells, "accuracy", identity(ckpt), accuracy)
-
-    # Of the RoPE factors, the one with the best accuracy counts.
-    best = {}
-    for row in rows:
-        place = row["length"], row["depth"]
-        best[place] = max(best.get(place, 0.0), float(row["accuracy"]))
-    columns = [f"[{n}]" if n == T_train else str(n) for n in lengths]
-    lines = [[depth, *(f"{best[str(n), f'{depth:.12g}']:.1%}" for n in lengths)]
-             for depth in args.depths]
-    means = [statistics.mean(best[str(n), f"{depth:.12g}"] for depth in args.depths)
-             for n in lengths]
-    windows = ", expanded windows" if args.swe else ""
-    print_table(["depth", *columns], [*lines, ["mean", *(f"{x:.1%}" for x in means)]],
-                f"{name}{windows}, trials per cell: {trials}; accuracy by depth and length, in "
-                f"tokens ([{T_train}]: the training length); {table}")
+    lines = []
+    for setting in run.settings:
+        shares = [[float(row["accuracy"]) for row in run.rows() if setting.items() <= row.items()
+                   and row["length"] == str(length)] for length in lengths]
+        for n, depth in enumerate(args.depths):
+            lines.append([*setting.values(), depth, *(f"{x[n]:.1%}" for x in shares)])
+        lines.append([*setting.values(), "mean", *(f"{statistics.mean(x):.1%}" for x in shares)])
+    print_table(["SWE", "RoPE", "depth", *lengths], lines,
+                f"Found by depth and length, {args.trials} prompts each; trained on {run.T_train} "
+                f"tokens; {run.path}")
 
 
-def possible_lengths(T_train, tokenizer, get_prompts, task_flags):
+def possible_lengths(run, get_prompts, task):
     """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
     lengths = []
-    for length in (T_train * 2**n for n in range(6)):
+    for length in [run.T_train * 2**n for n in range(6)]:
         try:
-            get_prompts(tokenizer, length, 0.5, 1, **task_flags)
+            get_prompts(run.tokenizer, length, 0.5, 1, **task)
             lengths.append(length)
         except UsageError:
             pass
@@ -368,14 +336,13 @@ def get_data(args, tokenizer):
 
 def main():
     p = get_parser(__doc__)
-    p.flag("--digits", None, "digits in each number (paper: 6) [as many as in the training run]",
-           int)
+    p.add_argument("--digits", type=at_least(2),
+                   help="digits in each number (paper: 6) [as many as in the training run]")
     args = p.parse_args()
-    model, tokenizer, ckpt = load_for_evaluation(args.ckpt, args.device, args.swe)
-    if ckpt["args"]["data"] != ["abcdigits"]:
-        print(f"trained on {' '.join(ckpt['args']['data'])}, not on abcdigits: expect 0 %")
-    digits = ckpt["args"]["digits"] if args.digits is None else args.digits
-    measure(args, "abcdigits", (model, tokenizer, ckpt), abcdigits_prompts, digits=digits)
+    run = Measurement(args, "abcdigits")
+    if run.flags["data"] != ["abcdigits"]:
+        print(f"trained on {' '.join(run.flags['data'])}, not on abcdigits: expect 0 %")
+    measure(run, args, abcdigits_prompts, digits=args.digits or run.flags["digits"])
 
 
 if __name__ == "__main__":

@@ -1,354 +1,291 @@
 """Which run is better, by how much, and what differs between them?
 
     python -m lab.compare out my=out-edit
-    python -m lab.compare out/idea/original-* out/idea/*
-    python -m lab.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr
+    python -m lab.compare 'out/idea/original-*' 'out/idea/mine-*'
+    python -m lab.compare 'Ours=out/m_lr*' 'Theirs=out/t_lr*' --by lr --table out/rates.tsv
 
-A RUN is a folder that train.py has written, or a table that this command has written, with a row
-for each run. You can put a label and = before it. Without a label, the name of the folder is used,
-without the seed at its end. Runs with the same label form a group, which has one row in the table.
-With --by, a group has one row for each value of that flag, such as lr or parameters. If you name a
-run twice, it counts once. The columns are:
+A RUN is a folder that train.py has written, or a table that this command has written with --table,
+which has a row for each run. Runs with the same label form a group, whose runs may differ only in
+their seed, and with --by in that flag. Without a label, the name of the folder counts, without the
+seed at its end. The columns are:
 
-val_loss, std   the mean validation loss and its standard deviation over the seeds, at the last
-                evaluation that all runs have, or most of them
-change          the difference from the first group, averaged over the seeds that both groups have,
-                because runs with the same seed see the same data in the same order
-alive           the share of the pairs in the windows whose relevance is above 0, at the end
-w_max           the largest window, at the end
-spikes          how many rows of the log have a loss that is more than 5 standard deviations above
-                the mean of the --window rows before
+val_loss, std   the mean validation loss and its standard deviation over the seeds, at the last step
+                at which all runs were evaluated
+change, std     the difference from the first group, averaged over the seeds that both have: runs
+                with the same seed see the same data in the same order
+t95             half the 95 % interval of the change, by Student's t. If it is larger than the
+                change, other seeds may well turn the change around. With three seeds it is 2.48
+                times the deviation
 grad            the median gradient norm of the second half of the run
-tokens_per_s    tokens per second; compare them only if each run had a machine to itself
+spikes          logged losses more than 5 standard deviations above the mean of the 10 before
+alive, w_max    at the end: the share of the pairs in the windows whose relevance is above 0, and
+                the largest window
+tokens_per_s    compare them only if each run had a machine to itself
 
-With three seeds, ignore a change smaller than twice its standard deviation, change_std. If a group
-has three runs or more, and each has a partner in the first group, a line below the table says
-whether the change is larger than that. A run has diverged if train.py stopped it, or if both its
-validation loss and its training loss are higher at the end than they were at the first evaluation.
-
-Below the table you find the flags in which groups differ, as `first | other`, the lines of source
-in which they differ, and a note for each run that was resumed after changes.
-
-If matplotlib is installed, a figure is drawn into the folder --out. It shows losses and gradient
-norms by step, as means over the seeds with bands of one standard deviation. With --by it shows the
-loss by the value of the flag. For tables, which have no curves, it shows the changes. --name also
-writes the runs to a table, which you can pass as a RUN later.
+A run has diverged if train.py stopped it, or if both its validation loss and its training loss are
+higher at the end than they were at the first evaluation. Below the table you find the flags, and
+the lines of code, in which the groups differ. `python -m lab.figures logs` and `losses` draw runs.
 """
 import difflib
 import math
-from collections import Counter
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from lab.common import mean_and_std, pyplot, save_figure
-from lab.logs import FACTS, keep_runs, read_runs
-from lab.style import WIDTH, count_of, legend_below, look, millions_axis, plot_with_band
 from support.cli import Parser, UsageError, cli
-from support.measure import cell_text, print_table
+from support.tables import named_paths, print_table, read_table, write_table
 
-# Lines of a run's flags.txt, or of an old table, that are no difference between groups, or are
-# shown otherwise.
-NOT_SHOWN = ("seed", "log_every", "eval_every", "save_every", "parameters", "equations", "classes",
-             "corpus", "named_by", "out", "device", "torch", "resume", "force")
-COLUMNS = ("run", "seeds", "parameters", "val_loss", "std", "change", "change_std", *FACTS)
+FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
+# What a loss depends on besides the model: losses on other texts do not compare.
+TEXT = ("corpus", "tokenizer", "seq_len", "digits")
+# Flags, and columns of a table, that say nothing about what was trained.
+LEFT_OUT = ("seed", "out", "device", "resume", "force", "compile", "shard", "recompute",
+            "log_every", "eval_every", "save_every", "data", "parameters", "torch",
+            "run", "end", "step", "val_loss", *FACTS)
+# Half of a 95 % interval in standard errors, by the number of pairs less one.
+STUDENT = (math.nan, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-def make_groups(runs, by=None):
-    """{label: its Runs, sorted by the flag `by`}. Raises UsageError if a seed comes twice."""
+@dataclass
+class Run:
+    """A run of train.py. losses: {step: validation loss}; facts: {name of FACTS: number}."""
+    label: str
+    flags: dict
+    losses: dict
+    facts: dict
+    diverged: bool
+    source: dict
+
+    @property
+    def seed(self):
+        return self.flags["seed"]
+
+    def loss(self, step=None):
+        """The validation loss after a step, or the last one; NaN for a run that diverged."""
+        if self.diverged:
+            return math.nan
+        return self.losses[max(self.losses) if step is None else step]
+
+
+# ----------------------------------------------------------------------------------- read runs
+
+def read_runs(words):
+    """The Runs that the words of a command line name."""
+    runs = []
+    for label, path in named_paths(words):
+        if path.endswith(".tsv"):
+            runs += [read_row(row, label) for row in read_table(path)]
+        else:
+            runs.append(read_folder(Path(path), label))
+    return runs
+
+
+def read_row(row, label):
+    """The Run in a row of a table that --table has written."""
+    if not row.keys() >= {"run", "model", "seed", "step", "val_loss"}:
+        raise UsageError("a table of runs is one that lab.compare has written with --table")
+    facts = {name: float(row.get(name) or "nan") for name in FACTS}
+    losses = {int(row["step"]): float(row["val_loss"] or "nan")}
+    return Run(label or row["run"], row, losses, facts, row["end"] == "diverged", {})
+
+
+def read_folder(folder, label):
+    """The Run in a folder that train.py has written."""
+    if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
+        raise UsageError(f"{folder} holds no run: check its name, or train one, python train.py "
+                         f"--out {folder}")
+    lines = (folder / "flags.txt").read_text("utf-8", "replace").splitlines()
+    flags = dict(line.partition("\t")[::2] for line in lines)
+    log = read_table(folder / "log.tsv")
+    losses = {int(row["step"]): float(row["val_loss"]) for row in log if row.get("val_loss")}
+    if not losses:
+        raise UsageError(f"{folder} has no validation loss yet: --resume continues it")
+    root = folder / "source"
+    source = {str(path.relative_to(root)): path.read_text("utf-8").splitlines()
+              for path in sorted(root.rglob("*.py"))}
+    label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
+    diverged = (folder / "diverged.txt").exists() or rose(log, losses)
+    return Run(label, flags, losses, facts_of(log), diverged, source)
+
+
+def column(log, name):
+    """The numbers in a column of a log, as dict by step."""
+    return {int(row["step"]): float(row[name]) for row in log if row.get(name)}
+
+
+def rose(log, losses):
+    """Whether a run ends above where its validation began, and so does its training loss.
+
+    losses: {step: validation loss}. Means of an eighth of the log are compared. Where a model
+    overfits, its training loss falls; where a task gets harder as it is learned, its validation
+    loss falls.
+    """
+    if not all(math.isfinite(x) for x in losses.values()):
+        return True
+    training, first = column(log, "loss"), min(losses)
+    if not training or losses[max(losses)] <= losses[first]:
+        return False
+    n = max(len(training) // 8, 1)
+    before = [x for step, x in training.items() if step <= first][-n:]
+    return statistics.mean(list(training.values())[-n:]) > statistics.mean(before)
+
+
+def facts_of(log):
+    """{name of FACTS: number} of a log, NaN for a column that it lacks."""
+    facts = dict.fromkeys(FACTS, math.nan)
+    facts["spikes"] = count_spikes(list(column(log, "loss").values()))
+    norms = list(column(log, "grad_norm").values())
+    speeds = list(column(log, "tokens_per_s").values())
+    if norms:
+        facts["grad"] = statistics.median(norms[len(norms) // 2 :])
+    if speeds:
+        facts["tokens_per_s"] = statistics.median(speeds)
+    for name in ("alive", "w_max"):
+        if values := list(column(log, name).values()):
+            facts[name] = values[-1]
+    return facts
+
+
+def count_spikes(losses, window=10):
+    """How many losses lie more than 5 deviations above the mean of the `window` before."""
+    count = 0
+    for n in range(window, len(losses)):
+        before = losses[n - window : n]
+        if losses[n] > statistics.fmean(before) + 5 * statistics.pstdev(before):
+            count += 1
+    return count
+
+
+# -------------------------------------------------------------------------- means over the seeds
+
+def mean_and_std(numbers):
+    """(mean, standard deviation); NaN if one of the numbers is NaN, or where there are too few."""
+    numbers = list(numbers)
+    if not numbers or any(math.isnan(x) for x in numbers):
+        return math.nan, math.nan
+    std = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
+    return statistics.fmean(numbers), std
+
+
+def best_choice(choices):
+    """The key of the best of several choices, {key: {seed: a number, the lower the better}}.
+
+    A choice that lacks a seed which others have, or with which a seed diverged (NaN), is none, as
+    its mean would be of other seeds. Returns None if no choice is left.
+    """
+    seeds = {seed for numbers in choices.values() for seed in numbers}
+    means = {key: statistics.fmean(numbers.values()) for key, numbers in choices.items()
+             if numbers.keys() == seeds and all(math.isfinite(x) for x in numbers.values())}
+    return min(means, key=means.get, default=None)
+
+
+def get_groups(runs, by=None):
+    """{name of a row: its runs}. by: a flag whose values get a row each, or None.
+
+    Raises UsageError if runs of a group differ in more than the seed: their mean would be none.
+    """
     groups = {}
     for run in runs:
-        known = groups.setdefault(run.label, {})
-        if known.setdefault((run.seed, run.flags.get(by)), run) is not run:
-            raise UsageError(f"{run.label} has seed {run.seed} twice: label the runs, as in "
-                             "mine=out-mine")
-    try:
-        return {label: sorted(known.values(), key=lambda run: float(run.flags[by]) if by else 0)
-                for label, known in groups.items()}
-    except (KeyError, ValueError):
-        raise UsageError(f"--by {by} is not a number in each of these runs") from None
+        if by and by not in run.flags:
+            raise UsageError(f"--by {by} is no flag of {run.label}")
+        name = f"{run.label}, {by} {run.flags[by]}" if by else run.label
+        groups.setdefault(name, []).append(run)
+    for name, (first, *others) in groups.items():
+        for n, run in enumerate(others):
+            if run.seed in [other.seed for other in (first, *others[:n])]:
+                raise UsageError(f"{name} has seed {run.seed} twice: label the runs, as in "
+                                 "mine=out")
+            if different := flags_that_differ(first, run):
+                raise UsageError(f"{name} has runs that differ in {' and '.join(different)}: label "
+                                 f"them, as in mine=out, or try --by {different[0]}")
+    return groups
 
 
-def common_step(runs):
-    """The step after which most of the runs were evaluated, of several the last."""
-    counts = Counter(step for run in runs for step in run.losses
-                     if run.end != "diverged" and not why_not(runs[0], run))
-    return max(counts, key=lambda step: (counts[step], step), default=None)
+def flags_that_differ(one, other):
+    """The flags in which two runs differ. A run of an old table may lack some."""
+    names = [name for name in one.flags if name in other.flags and name not in LEFT_OUT]
+    return [name for name in names if one.flags[name] != other.flags[name]]
 
 
-def why_not(first, run, *more):
-    """Why a loss does not compare with the first run's, or "". more: flags that must agree, too."""
-    a, b = first.flags, run.flags
-    # The same files may have other names; streams have no files.
-    if (a.get("corpus") or a["data"]) != (b.get("corpus") or b["data"]):
-        return "other texts"
-    return next((f"{name} {a.get(name)} | {b.get(name)}" for name in
-                 ("digits", "tokenizer", "seq_len", *more) if a.get(name) != b.get(name)), "")
+def last_common_step(runs):
+    """The last step at which all runs that did not diverge have a validation loss."""
+    steps = [set(run.losses) for run in runs if not run.diverged]
+    if not steps or not set.intersection(*steps):
+        raise UsageError("the runs have no step with a validation loss in common")
+    return max(set.intersection(*steps))
 
 
-def rows_of(groups, step, by=None):
-    """(rows, dicts by COLUMNS; notes): a row for each group, with `by` for each of its values."""
-    parts = {}
-    for label, runs in groups.items():
-        for run in runs:
-            parts.setdefault(f"{label}, {by} {run.flags[by]}" if by else label, []).append(run)
-
-    first, *_ = groups.values()
-    rows, notes, single = [], [], []
-    for label, runs in parts.items():
-        changes = changes_of(runs, first, step, by)
-        rows.append(row_of(label, runs, changes, step))
-        notes += [f"{label}{note}" for note in notes_on(runs, changes, first[0], step)]
-        if not by and len(changes) == len(runs) > 2:
-            notes.append(f"{label} {verdict(changes)}")
-        single += [label] * (len(changes) == 1)
-    if single:
-        notes.append("one pair of runs shows nothing, since another seed gives another loss; train "
-                     "more seeds of " + "; ".join(single))
-    return rows, notes
-
-
-def changes_of(runs, first, step, by):
-    """The losses after `step` minus those of the first group, of equal seeds and values of `by`."""
-    if runs[0].label == first[0].label:
-        return []
-    ours, theirs = ({(run.seed, run.flags.get(by)): run for run in some
-                     if run.end != "diverged" and step in run.losses} for some in (runs, first))
-    return [run.losses[step] - theirs[pair].losses[step] for pair, run in ours.items()
-            if pair in theirs and not why_not(theirs[pair], run)]
-
-
-def verdict(changes):
-    """What three changes or more say together."""
-    change, std = mean_and_std(changes)
-    if abs(change) > 2 * std:
-        word = "lower" if change < 0 else "higher"
-        return f"has a {word} loss: the change is more than twice its deviation"
-    return "changes the loss by at most twice the deviation, as another seed may, too"
-
-
-def row_of(label, runs, changes, step):
-    """A row, {name of COLUMNS: cell}: means over the runs, of losses over those on one text."""
-    loss, std = mean_and_std([run.loss_at(step) for run in runs if not why_not(runs[0], run)])
+def row_of(name, runs, first, step):
+    """A row of the table. first: the runs of the first group, with the same value of --by."""
+    good = [run for run in runs if not run.diverged]
+    loss, std = mean_and_std([run.loss(step) for run in good])
+    partners = {run.seed: run for run in first if not run.diverged}
+    changes = [run.loss(step) - partners[run.seed].loss(step) for run in good
+               if run is not partners.get(run.seed) and run.seed in partners
+               and not set(TEXT) & set(flags_that_differ(run, partners[run.seed]))]
     change, change_std = mean_and_std(changes)
-    row = {"run": label, "seeds": len(runs), "parameters": runs[0].flags["parameters"],
-           "val_loss": loss, "std": std, "change": change, "change_std": change_std}
-    if changes:
-        row["change"] = f"{change:+.4f}"
-    for name in FACTS:
-        row[name], _ = mean_and_std([run.facts[name] for run in runs])
-    if not math.isnan(row["tokens_per_s"]):
-        row["tokens_per_s"] = round(row["tokens_per_s"])
-    return row
+    facts = []
+    for fact in FACTS:                                 # old tables have those of one seed
+        known = [run.facts[fact] for run in runs if not math.isnan(run.facts[fact])]
+        facts.append(mean_and_std(known)[0])
+    return [name, len(runs), len(runs) - len(good), runs[0].flags["parameters"], loss, std, change,
+            change_std, half_interval(change_std, len(changes)), *facts]
 
 
-def notes_on(runs, changes, first, step):
-    """What a row does not say: what is not compared, how runs ended, where one was better."""
-    n = sum(not math.isnan(run.loss_at(step)) and not why_not(runs[0], run) for run in runs)
-    if reason := why_not(first, runs[0]):
-        yield f" is not compared: {reason}"
-    elif runs[0].label != first.label and len(changes) < n:
-        yield (f": the change uses {len(changes)} of its {n} losses: the others have no partner, "
-               "of the same seed and step")
-    for run in runs:
-        if reason := why_not(runs[0], run):
-            yield f", seed {run.seed}: left out of the mean: {reason}"
-        yield from notes_on_run(run)
-        if not math.isnan(run.loss_at()) and step not in run.losses:
-            yield f", seed {run.seed}: its loss is that after {max(run.losses)} steps"
+def half_interval(std, n):
+    """Half of the 95 % interval of a mean of n numbers with a standard deviation."""
+    if n < 2:
+        return math.nan
+    return (STUDENT[n - 1] if n <= len(STUDENT) else 2.2) * std / math.sqrt(n)
 
 
-def notes_on_run(run):
-    """How a run ended, and where it was better."""
-    if run.end:
-        yield f", seed {run.seed}: {run.end}"
-    if run.loss_at() > run.facts["best"] + 0.05:
-        yield (f", seed {run.seed}: best {run.facts['best']:.5g} after "
-               f"{run.facts['best_step']:g} steps")
+def print_differences(one, other, by):
+    """The flags, but for `by`, and the lines of code in which two runs differ."""
+    print(f"\n{one.label} | {other.label}")
+    for name in flags_that_differ(one, other):
+        if name != by:
+            print(f"  {name} {one.flags[name]} | {other.flags[name]}")
+    paths = sorted(one.source.keys() | other.source.keys()) if one.source and other.source else []
+    for path in paths:
+        lines = difflib.unified_diff(one.source.get(path, []), other.source.get(path, []), path,
+                                     path, n=0, lineterm="")
+        for line in lines:
+            print(f"  {line}")
 
-
-def differences_inside(groups, by=None):
-    """Lines: where runs of a group differ from its first in more than the seed."""
-    for label, (one, *others) in groups.items():
-        for run in others:
-            if lines := what_differs(one, run, by):
-                yield from (f"\n{label}: seed {one.seed} | seed {run.seed}", *lines)
-
-
-def what_differs(one, other, by=None):
-    """Lines: the flags, but for `by`, and the source in which two runs differ."""
-    a, b = ({name: x or "-" for name, x in run.flags.items()} for run in (one, other))
-    hidden = [*NOT_SHOWN, by]
-    if "corpus" in a and a["corpus"] == b.get("corpus"):
-        hidden.append("data")                          # the same texts at another path
-    lines = [f"  {name} {a.get(name, '-')} | {b.get(name, '-')}" for name in {**a, **b}
-             if a.get(name, "-") != b.get(name, "-") and name not in hidden]
-    if "corpus" in a and "corpus" in b and a["corpus"] != b["corpus"]:
-        lines.append("  other texts")
-    if one.source and other.source:
-        lines += differences(one.source, other.source)
-    elif a["model"] == b["model"] and a.get("equations") != b.get("equations"):
-        lines.append("  other equations")              # of an old table
-    return lines
-
-
-def differences(old, new, most=20):
-    """The lines in which two {path: text} differ, at most `most` of each file."""
-    lines = []
-    for path in sorted(old.keys() & new.keys()):
-        diff = difflib.unified_diff(old[path].splitlines(), new[path].splitlines(), n=0,
-                                    lineterm="")
-        changed = [line for line in diff if line[:3] not in ("---", "+++")]
-        if changed:
-            lines += [f"  {path}", *(f"    {line}" for line in changed[:most])]
-        if len(changed) > most:
-            lines.append(f"    and {len(changed) - most} more lines")
-    return lines
-
-
-# ------------------------------------------------------------------------------------- figures
-
-def mean_curve(runs, column, window):
-    """(steps, mean, deviation) over the runs' curves, at the steps that all have.
-
-    If they are many, a point is the mean of `window` steps.
-    """
-    curves = [dict(zip(*run.curves[column])) for run in runs]
-    steps = sorted(set.intersection(*map(set, curves)))
-    found = np.array([steps, *([curve[step] for step in steps] for curve in curves)])
-    if len(steps) >= 3 * window:
-        found = np.lib.stride_tricks.sliding_window_view(found, window, 1).mean(-1)
-    steps, *values = found
-    std = np.std(values, 0, ddof=1) if len(values) > 1 else None
-    return steps, np.mean(values, 0), std
-
-
-def draw_curves(plt, groups, window, path):
-    """Losses above, with the validation losses as points; gradient norms below."""
-    fig, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), sharex=True, layout="constrained")
-    tops = []
-    for n, (label, runs) in enumerate(groups.items()):
-        for ax, column in zip(axes, ("loss", "grad_norm")):
-            steps, mean, std = mean_curve(runs, column, window)
-            style = look(n) | ({"marker": ""} if len(steps) > 1 else {})
-            plot_with_band(ax, steps, mean, std, label=f"{label}, {count_of(len(runs), 'seed')}",
-                           **style)
-            if column == "loss" and len(mean):
-                tops.append(mean[len(mean) // 20])     # not where it falls steeply
-        steps, mean, _ = mean_curve(runs, "val_loss", math.inf)
-        axes[0].plot(steps, mean, **look(n) | {"ls": ""}, ms=5, mec="black", mew=0.5)
-    axes[0].set_ylim(top=max(tops, default=None))
-    axes[0].set_ylabel("training loss (nats per token);\npoints: validation")
-    axes[1].set(xlabel=f"optimizer step; long curves are means of {window} rows of the log",
-                ylabel="gradient norm before clipping", yscale="log")
-    legend_below(fig)
-    save_figure(fig, path)
-
-
-def draw_by(plt, groups, flag, path):
-    """Losses against a flag, a curve a group; runs without a loss are hollow on top.
-
-    groups: {label: [(value of the flag, a loss for each seed)]}
-    """
-    fig, ax = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
-    room = 0                                           # for hollow marks, in points
-    for n, (label, points) in enumerate(groups.items()):
-        values, losses = zip(*points)
-        means, stds = zip(*map(mean_and_std, losses))
-        ax.errorbar(values, means, yerr=np.nan_to_num(stds), capsize=3, lw=1.5, ms=5,
-                    label=f"{label}, {count_of(max(map(len, losses)), 'seed')}", **look(n))
-        bad = [x for x, of_seeds in points if any(map(math.isnan, of_seeds))]
-        ax.plot(bad, [1.03 + 0.05 * n] * len(bad), transform=ax.get_xaxis_transform(), ms=7,
-                mew=1.5, clip_on=False, in_layout=False, **look(n) | {"ls": "", "mfc": "none"})
-        if bad:
-            room = 15 + 8 * n
-    if room:
-        ax.set_title(" ", fontsize=room)
-        ax.plot([], [], "o", color="black", ms=7, mew=1.5, mfc="none",
-                label="hollow, on top: a seed without a loss, diverged or not evaluated")
-    values = [x for points in groups.values() for x, _ in points]
-    if flag == "parameters":
-        millions_axis(plt, ax)
-    elif 0 < 5 * min(values) < max(values):
-        ax.set_xscale("log", base=2)
-    names = {"lr": "learning rate", "parameters": "parameters (millions)"}
-    ax.set(xlabel=names.get(flag, flag.replace("_", " ")),
-           ylabel="validation loss (nats per token)")
-    legend_below(fig)
-    save_figure(fig, path)
-
-
-def draw_changes(plt, rows, path):
-    """The change of the loss by each group, with its deviation."""
-    fig, ax = plt.subplots(figsize=(WIDTH, 1.2 + 0.4 * len(rows)), layout="constrained")
-    changes = [0.0, *(float(row["change"]) for row in rows[1:])]
-    ax.errorbar(changes, range(len(rows)), xerr=np.nan_to_num([row["change_std"] for row in rows]),
-                ls="none", marker="o", ms=6, capsize=4, color=look(0)["color"])
-    ax.axvline(0, color="gray", lw=0.8, zorder=0)
-    ax.set_yticks(range(len(rows)),
-                  [f"{row['run']}, {count_of(row['seeds'], 'seed')}" for row in rows])
-    ax.invert_yaxis()
-    ax.set_xlabel(f"validation loss minus that of {rows[0]['run']} (nats per token)")
-    save_figure(fig, path)
-
-
-# ------------------------------------------------------------------------------------- command
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("runs", nargs="+", metavar="RUN",
-                   help="folders that train.py has written, label=folder, or tables of runs")
-    p.add_argument("--by", metavar="FLAG",
-                   help="compare the runs by the value of this flag of train.py, such as lr")
-    p.flag("--window", 10, "how many rows of the log to average for spikes and curves")
-    p.add_argument("--out", type=Path, default=Path("out"),
-                   help="the folder to write the figure and the table to [out]")
-    p.add_argument("--name", help="write NAME.png, and a table NAME.tsv with a row for each run "
-                   "[compare.png, and no table]")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="folders that train.py has written, "
+                   "label=folder, or tables that this command has written")
+    p.add_argument("--by", help="a row for each value of this flag of train.py, such as lr")
+    p.add_argument("--table", type=Path, help="write a row for each run to this file")
     args = p.parse_args()
-    by = args.by and args.by.removeprefix("--").replace("-", "_")
-    runs = read_runs(args.runs, args.window)
-    groups = make_groups(runs, by)
-    (reference, (first, *_)), *_ = groups.items()
-    step = common_step([run for group in groups.values() for run in group])
+    runs = read_runs(args.runs)
+    groups, step = get_groups(runs, args.by), last_common_step(runs)
 
-    # The table, and what it does not show.
-    rows, notes = rows_of(groups, step, by)
-    known = [name for name in COLUMNS if any(cell_text(row[name]) != "-" for row in rows)]
-    title = "Validation loss, nats per token"
-    if step:
-        title += f", after {step} steps"
-    if "change" in known:
-        title += f"; change: against {reference}, by seed" + f" and {by}" * bool(by)
-    print_table(known, [[row[name] for name in known] for row in rows], title)
-    print(*notes, sep="\n", end="\n" * bool(notes))
+    rows = []
+    for name, group in groups.items():
+        first = [run for run in runs if run.label == runs[0].label
+                 and run.flags.get(args.by) == group[0].flags.get(args.by)]
+        rows.append(row_of(name, group, first, step))
+    print_table(["run", "seeds", "diverged", "parameters", "val_loss", "std", "change", "std",
+                 "t95", *FACTS], rows, f"Validation loss after {step} steps, nats per token; "
+                f"change: against {runs[0].label}, by seed")
+    firsts = {}
+    for run in runs:
+        one = firsts.setdefault(run.label, run)
+        if run is one and run is not runs[0]:
+            print_differences(runs[0], run, args.by)
+        elif run.source != one.source:
+            print(f"\nseeds {one.seed} and {run.seed} of {run.label} ran different code:")
+            print_differences(one, run, args.by)
 
-    # What differs between the groups, and inside them.
-    for label, (one, *_) in groups.items():
-        if lines := what_differs(first, one, by):
-            print(f"\n{reference} | {label}", *lines, sep="\n")
-    for line in differences_inside(groups, by):
-        print(line)
-
-    if args.name:
-        keep_runs(args.out / f"{args.name}.tsv", runs, step)
-    groups = {label: [run for run in group if not why_not(first, run)]
-              for label, group in groups.items() if not why_not(first, group[0])}
-    path = args.out / f"{args.name or 'compare'}.png"
-    has_curves = all(run.curves for group in groups.values() for run in group)
-    if (by or has_curves or len(rows) > 1) and (plt := pyplot()):
-        if by:
-            points = {}
-            for label, group in groups.items():
-                losses = {}
-                for run in group:
-                    losses.setdefault(float(run.flags[by]), []).append(run.loss_at(step))
-                points[label] = [*losses.items()]
-            draw_by(plt, points, by, path)
-        elif has_curves:
-            draw_curves(plt, groups, args.window, path)
-        else:
-            draw_changes(plt, rows, path)
+    if args.table:
+        names = dict.fromkeys(name for run in runs for name in run.flags)
+        rows = [{"run": run.label} | {name: run.flags.get(name, "") for name in names}
+                | {"end": "diverged" if run.diverged else "", "step": step,
+                   "val_loss": run.losses.get(step)} | run.facts for run in runs]
+        write_table(args.table, rows)
 
 
 if __name__ == "__main__":

@@ -1,89 +1,83 @@
 """How many parameters does each family need for an equal loss (section "Scaling Efficiency")?
 
-    bash lab/runs/scaling.sh        trains small runs of both families and draws them
-    python -m lab.scaling RUN...    draws runs of your own
+    python -m lab.scaling 'out/m_*' 'out/t_*'
+    python -m lab.scaling lab/report/scaling.tsv
 
-docs/scale.md has the commands for the paper's runs, which are five Multiscreens and four
-Transformers of 4M to 4B parameters, trained on 2^38 tokens each. The paper's 4B model is
-undertrained.
-
-If a model has runs at several learning rates, the rate with the best mean over the seeds counts.
-You need to try several, because the paper's rates for its smallest models, 2^-4 and 1e-3, are not
-tuned for runs this small: at a fixed rate, the family that learns faster would seem to need fewer
-parameters. For each size that was measured in one family, the table gives the size at which the
-other family has the same loss. It is interpolated in ln(size) between two measured sizes, and never
-extrapolated. The column saving is 1 - N_multiscreen / N_transformer, and std is its standard
-deviation over the seeds; non_emb and non_emb_std are the same for the parameters without the
-embedding.
+Runs are read as by lab.compare, and of each size the learning rate with the best mean over the
+seeds counts; a rate at which a seed is missing or diverged is none. You need to try several: at a
+fixed rate, the family that learns faster would seem to need fewer parameters. For each size that
+was measured in one family, the table gives the size at which the other family has the same loss. It
+is interpolated in ln(size) between two measured sizes, and never extrapolated. saving is
+1 - N_multiscreen / N_transformer, in percent, and std its standard deviation over the seeds; the
+last two columns are the same without the embedding.
 
 The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at a
 similar validation loss, and that the advantage remains without the embeddings. The sizes of its
 Multiscreens are 4M, 28M, 286M, 1.3B and 4B (Psi 8, 16, 32, 48 and 64), and those of its
-Transformers 8M, 45M, 353M and 1.3B.
+Transformers 8M, 45M, 353M and 1.3B. docs/scale.md has the commands for the paper's runs.
 """
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.common import mean_and_std, percent, pyplot
-from lab.compare import differences_inside, draw_by, why_not
-from lab.logs import keep_runs, read_runs
+from lab.compare import best_choice, flags_that_differ, mean_and_std, read_runs
+from lab.figures import plain_numbers, pyplot, save
 from support.cli import Parser, UsageError, cli
-from support.measure import print_table
 from support.models import build_model
+from support.tables import print_table
 
 FAMILIES = ("multiscreen", "transformer")
-COLUMNS = ["measured", "lr", "at_loss", "N_multiscreen", "N_transformer", "saving", "std",
-           "non_emb", "non_emb_std"]
 
 
 @dataclass
 class Model:
-    """A model at one learning rate. losses: {seed: validation loss}, NaN if it diverged.
-
-    rest: the parameters without the embedding.
-    """
+    """A model at its best rate. losses: {seed: validation loss}; rest: parameters but W_E's."""
     name: str
-    lr: float
+    lr: str
     parameters: int
     rest: int
     losses: dict
 
-    def loss(self, seed=None):
-        """The loss of a seed, or the mean."""
-        return mean_and_std(self.losses.values())[0] if seed is None else self.losses[seed]
+    @property
+    def loss(self):
+        return statistics.fmean(self.losses.values())
 
 
 def get_models(runs):
-    """{family: its Models by size}, each at the rate with the best mean over the seeds."""
-    models = {}
+    """{family: its Models, each at its best rate, the smallest first}"""
+    rest, choices = {}, {}
     for run in runs:
-        if reason := why_not(runs[0], run, "batch_tokens", "steps"):
-            raise UsageError(f"{run.label} does not compare with {runs[0].label}: {reason}: draw "
-                             "them separately")
-        if run.end not in ("", "diverged"):
-            raise UsageError(f"{run.label} is {run.end}: rerun its command with --resume")
-        key = run.flags["model"], float(run.flags["lr"]), int(run.flags["parameters"])
-        model = models.setdefault(key, Model(*key, rest_of(run.flags), {}))
-        if run.seed in model.losses:
-            raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: "
-                             "lab.compare shows what differs")
-        model.losses[run.seed] = run.loss_at()
-    trained = [model for model in models.values() if not math.isnan(model.loss())]
-    # Of equal names and sizes the last one stays, which has the lowest loss.
-    best = {(model.parameters, model.name): model
-            for model in sorted(trained, key=Model.loss, reverse=True)}
-    return {family: [model for (_, name), model in sorted(best.items())
-                     if name.partition(":")[0] == family] for family in FAMILIES}
+        for name in flags_that_differ(runs[0], run):
+            if name in ("corpus", "tokenizer", "seq_len", "batch_tokens", "steps"):
+                raise UsageError(f"{run.label} does not compare with {runs[0].label}: {name} "
+                                 f"{runs[0].flags[name]} | {run.flags[name]}")
+        size = run.flags["model"], int(run.flags["parameters"])
+        rest[size] = rest_of(run.flags)
+        of_rate = choices.setdefault(size, {}).setdefault(run.flags["lr"], {})
+        if run.seed in of_rate:
+            raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: lab.compare "
+                             "shows what differs")
+        of_rate[run.seed] = run.loss()
+    models = {family: [] for family in FAMILIES}
+    for (name, parameters), rates in sorted(choices.items(), key=lambda item: item[0][1]):
+        family, lr = name.partition(":")[0], best_choice(rates)
+        if lr is None:
+            raise UsageError(f"{name}, {parameters}: at each rate a seed is missing or diverged")
+        models[family].append(Model(name, lr, parameters, rest[name, parameters], rates[lr]))
+    return models
 
 
 def rest_of(flags):
     """The parameters of a run's model without its embedding."""
-    name = flags["tokenizer"]
-    sizes = {"vocab_size": {"bytes": 257, "gpt2": 50257}.get(name) or int(name)}
+    sizes = {"vocab_size": 257}
+    if flags["tokenizer"] == "gpt2":
+        sizes["vocab_size"] = 50257
+    elif flags["tokenizer"] != "bytes":
+        sizes["vocab_size"] = int(flags["tokenizer"])
     if flags["model"].startswith("multiscreen"):
         sizes |= {name: int(flags[name]) for name in ("psi", "d_E")
                   if flags.get(name, "None").isdigit()}
@@ -93,64 +87,73 @@ def rest_of(flags):
 
 
 def size_at(loss, models, kind, seed=None):
-    """The size at which a family has a loss, linear in ln(size) between measured neighbours.
+    """The size at which a family has a loss, or NaN outside what was measured.
 
-    kind: "parameters" or "rest". NaN beyond the ends, without models, and where the losses do not
-    fall with size.
+    kind: "parameters" or "rest"; seed: that of the losses, or None for their means.
     """
-    losses = [model.loss(seed) for model in models]
+    losses = [model.loss if seed is None else model.losses[seed] for model in models]
     falls = all(a > b for a, b in zip(losses, losses[1:]))
-    if not (losses and falls and losses[-1] <= loss <= losses[0]):
+    if not losses or not falls or not losses[-1] <= loss <= losses[0]:
         return math.nan
     sizes = [math.log(getattr(model, kind)) for model in models]
-    return math.exp(np.interp(-loss, -np.array(losses), sizes))
+    return math.exp(np.interp(-loss, [-x for x in losses], sizes))
 
 
-def saved(loss, models, kind, seeds):
-    """(both families' sizes at a loss, the share saved, its deviation over the seeds)"""
-    sizes = [[size_at(loss, models[family], kind, seed) for family in FAMILIES]
-             for seed in (None, *seeds)]
-    saving, *of_seeds = [1 - ours / theirs for ours, theirs in sizes]
-    return sizes[0], percent(saving, 0), percent(mean_and_std(of_seeds)[1], 0)
+def saving(loss, models, kind, seed=None):
+    """1 - N_multiscreen / N_transformer at a loss."""
+    ours, theirs = (size_at(loss, models[family], kind, seed) for family in FAMILIES)
+    return 1 - ours / theirs
 
 
-def equal_losses(models):
-    """Rows of COLUMNS: for each measured size the sizes of both families at its loss."""
-    measured = [model for family in FAMILIES for model in models[family]]
-    seeds = set.intersection(*(set(model.losses) for model in measured)) if measured else ()
+def get_rows(models):
+    """Rows of the table: for each measured size the sizes of both families at its loss."""
+    measured = sorted((model for family in FAMILIES for model in models[family]),
+                      key=lambda model: -model.loss)
+    if not measured:
+        raise UsageError("no run is a multiscreen or a transformer")
+    seeds = set.intersection(*(set(model.losses) for model in measured))
     rows = []
-    for model in sorted(measured, key=Model.loss, reverse=True):
-        sizes, *saving = saved(model.loss(), models, "parameters", seeds)
-        _, *non_emb = saved(model.loss(), models, "rest", seeds)
-        rows.append([f"{model.name}, {model.parameters}", model.lr, model.loss(),
-                     *(x if math.isnan(x) else round(x) for x in sizes), *saving, *non_emb])
+    for model in measured:
+        row = [f"{model.name}, {model.parameters}", model.lr, model.loss]
+        for family in FAMILIES:
+            size = size_at(model.loss, models[family], "parameters")
+            row.append(size if math.isnan(size) else round(size))
+        for kind in ("parameters", "rest"):
+            _, std = mean_and_std([saving(model.loss, models, kind, seed) for seed in seeds])
+            row += [100 * saving(model.loss, models, kind), 100 * std]
+        rows.append(row)
     return rows
+
+
+def draw(models, path):
+    """The loss by size, a curve for each family."""
+    plt = pyplot()
+    fig, ax = plt.subplots()
+    for family in FAMILIES:
+        stats = [mean_and_std(model.losses.values()) for model in models[family]]
+        seeds = max((len(model.losses) for model in models[family]), default=0)
+        ax.errorbar([model.parameters for model in models[family]], [mean for mean, _ in stats],
+                    np.nan_to_num([std for _, std in stats]), capsize=3,
+                    label=f"{family.capitalize()}, {seeds} seeds")
+    ax.set(xscale="log", xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
+    plain_numbers(plt, ax.xaxis)
+    ax.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}")
+    save(fig, path)
 
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("runs", nargs="+", metavar="RUN",
-                   help="folders that train.py has written, label=folder, or tables of runs")
-    p.add_argument("--out", type=Path, default=Path("out"),
-                   help="the folder to write the figure and the table to [out]")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="as for lab.compare")
+    p.add_argument("--out", type=Path, default=Path("out/scaling.png"),
+                   help="the figure to write [out/scaling.png]")
     args = p.parse_args()
     runs = read_runs(args.runs)
     models = get_models(runs)
-    keep_runs(args.out / "scaling.tsv", runs)
-    print_table(COLUMNS, equal_losses(models),
-                f"Sizes at an equal loss (nats per token, after {runs[0].flags['steps']} steps), "
-                "one measured, at its best rate, and one interpolated")
-    groups = {}
-    for run in runs:
-        name = f"{run.flags['model']}, {run.flags['parameters']}, lr {run.flags['lr']}"
-        groups.setdefault(name, []).append(run)
-    for line in differences_inside(groups):
-        print(line)
-    if plt := pyplot():
-        points = {family.capitalize(): [(model.parameters, [*model.losses.values()])
-                                        for model in found]
-                  for family, found in models.items() if found}
-        draw_by(plt, points, "parameters", args.out / "scaling.png")
+    rows = [[*row[:5], *(x if math.isnan(x) else f"{x:.0f}" for x in row[5:])]
+            for row in get_rows(models)]
+    print_table(["measured", "lr", "at_loss", *FAMILIES, "saving", "std", "non_emb", "std"], rows,
+                "Sizes at an equal loss, one measured, at its best rate, and one interpolated")
+    draw(models, args.out)
 
 
 if __name__ == "__main__":

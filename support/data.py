@@ -143,6 +143,11 @@ def is_held_out(path, names):
     return bool(set(words) & set(HELD_OUT))
 
 
+def every_twentieth(paths):
+    """What is held out of many texts. lab/perplexity.py measures what this holds out of stdlib."""
+    return paths[19::20]
+
+
 def standard_library():
     """The files of Python's own standard library, in order, without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -308,7 +313,8 @@ def hold_out(files, args, tokenizer):
         how = f"{count(len(held_out), 'file')}, by name"
     n_texts = len([path for path in files if path.suffix not in TOKEN_FILES])
     if not held_out and n_texts >= 20 and n_texts == len(files):
-        held_out, how = dict(list(files.items())[19::20]), "every twentieth file"
+        held_out = {path: files[path] for path in every_twentieth(list(files))}
+        how = "every twentieth file"
     train = join([tokens for path, tokens in files.items() if path not in held_out])
     if held_out:
         return train, join(list(held_out.values())), how

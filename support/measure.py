@@ -1,217 +1,194 @@
-"""Measurements of trained models: load one, fill a table beside it, read tables to draw them.
+"""What the measuring commands share: flags, a trained model, its settings, and a table of rows.
 
-A table is a TSV with a row per cell, appended as soon as it is measured. A row says which model it
-is of (RUN), which cell, what was measured, and `hash`, which stands for the weights and the code.
-A row is reused only for its own hash: undo an edit, and the old rows count again.
+A command lists its cells. A cell is a dict that says what is measured, and becomes a row of a table
+beside the checkpoint. A cell that has a row is not measured again, so a command that was stopped
+goes on where it was when you repeat it:
+
+    run = Measurement(parser(__doc__).parse_args(), "perplexity")
+    cells = [setting | {"document": name} for setting in run.settings for name in documents]
+    for cell in run.missing(cells):
+        run.add(cell, nats=measure(run.model, documents[cell["document"]]))
+    print(run.rows())
+
+A setting is what can be changed in a trained model: "swe" is "yes" where windows beyond the
+training length are infinite, and "factor" scales RoPE's positions. Both are "" for the model as it
+was trained.
+
+A row is reused only for the same run (the columns RUN), the same cell, the same weights and the
+same code. So a cell has to name all that its number depends on: of a text, a hash.
 """
-import glob
+import hashlib
+import math
 import re
 import sys
 import time
 from pathlib import Path
 
-from support.cli import DEVICE, UsageError, get_device, products_dtype
+import numpy as np
+
+from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
 from support.data import require_text
-from support.models import has_windows
-from support.run import ROOT, load_checkpoint
+from support.models import count_parameters, has_windows
+from support.run import ROOT, identity, load_checkpoint
+from support.tables import add_row, as_text, read_table
 
-RUN = ("model", "parameters", "seed", "seq_len", "step")
+# ---------------------------------------------------------------------------------- the flags
 
-
-# ------------------------------------------------------------------------ the model to measure
-
-def add_flags(parser):
-    """The flags that all measuring commands have."""
-    parser.flag("--ckpt", "out/ckpt.pt", "checkpoint of train.py")
-    parser.flag("--device", DEVICE, "cpu, cuda or mps")
-    parser.flag("--table", None, "the table to fill [beside the checkpoint]", Path)
-
-
-def load_for_evaluation(path, device, swe=False, text=True):
-    """Like load_checkpoint, with `products_dtype`; `swe` expands its windows.
-
-    text: raise UsageError for a model that was trained on numbers, `--tokenizer 65`, not on text.
-    """
-    device = get_device(device)
-    model, tokenizer, ckpt = load_checkpoint(path, device, products_dtype(device))
-    if text:
-        require_text(tokenizer, f"this measurement of {path}")
-    if swe:
-        require_windows(model, path)
-        model.expand_windows(ckpt["args"]["seq_len"])
-    return model, tokenizer, ckpt
-
-
-def require_windows(model, path):
-    """Raise UsageError if a model has no windows. path: its checkpoint."""
-    if not has_windows(model):
-        raise UsageError(f"{path} has no screening windows: use a multiscreen checkpoint")
-
-
-def require_finite(numbers, what):
-    """Raise FloatingPointError if some of a model's numbers are nan or inf. what: their name."""
-    if not numbers.isfinite().all():
-        raise FloatingPointError(f"the model's {what} are not finite: has it diverged, or does an "
-                                 "edit divide by 0?")
+def parser(doc):
+    """A parser with the flags of all measuring commands."""
+    p = Parser(doc)
+    p.add_argument("--ckpt", default="out/ckpt.pt", help="a checkpoint of train.py [out/ckpt.pt]")
+    p.add_argument("--device", default=DEVICE, help=f"cpu, cuda or mps [{DEVICE}]")
+    p.add_argument("--table", type=Path, help="the table to fill [beside the checkpoint]")
+    p.add_argument("--swe", action="store_true", help="measure also with screening-window "
+                   "expansion: windows longer than the training length become infinite")
+    p.add_argument("--rope-scale", nargs="+", default=[""], type=rope_factor, metavar="FACTOR",
+                   help="for models with RoPE: measure with each of these factors; 1 is as "
+                   "trained, 4 divides the positions by 4, ntk4 scales theta instead (paper: 1 2 4 "
+                   ".. 64)")
+    return p
 
 
 def rope_factor(text):
-    """A factor of --rope-scale as tables write it: the type of that flag."""
-    try:
-        number = float(text.removeprefix("ntk"))
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
+    """A factor of --rope-scale as tables have it: "" for 1, "4", "ntk4"."""
+    if not re.fullmatch(r"(ntk)?\d+(\.\d+)?", text) or float(text.removeprefix("ntk")) == 0:
         raise UsageError(f"--rope-scale {text}: expected a number above 0, such as 4 or ntk4")
+    number = float(text.removeprefix("ntk"))
+    if number == 1:
+        return ""
     return f"ntk{number:g}" if text.startswith("ntk") else f"{number:g}"
 
 
 def scale_rope(model, factor):
-    """Stretch the RoPE of a model for texts `factor` times as long. factor: of `rope_factor`.
+    """Stretch a model's RoPE for texts `factor` times as long; "" leaves it as it was trained.
 
-    "4" divides the positions by 4 (position interpolation); "ntk4" turns the slowest pair at a
+    "4" divides the positions by 4 (position interpolation). "ntk4" turns the slowest pair at a
     quarter of its speed and the fastest as before (NTK-aware scaling of theta).
     """
     layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
-    if not layers:
+    if factor and not layers:
         raise UsageError("--rope-scale is for models with RoPE: transformer:SIZE, multiscreen:rope")
-    number = float(factor.removeprefix("ntk"))
+    number = float(factor.removeprefix("ntk") or 1)
     for layer in layers:
         layer.rope_scale = (1.0, number) if factor.startswith("ntk") else (number, 1.0)
 
 
-# --------------------------------------------------------------------------------- the table
+# -------------------------------------------------------------------------- measuring a checkpoint
 
-def beside(ckpt_path, name, given=None):
-    """The path of a checkpoint's table: `given` by --table, or beside it, as m_NAME for m.pt."""
-    path = Path(ckpt_path)
-    if given:
-        return given
-    if path.resolve().parent == ROOT / "models":       # nothing is written there
-        return Path("out", f"{path.stem}_{name}")
-    return path.with_name(name if path.name == "ckpt.pt" else f"{path.stem}_{name}")
+class Measurement:
+    """A trained model, the settings that the flags ask for, and the table that its rows go to.
 
-
-def describe_run(ckpt):
-    """The columns RUN of a checkpoint."""
-    args = ckpt["args"]
-    parameters = sum(W.numel() for W in ckpt["weights"].values())
-    return {"model": ckpt["model"], "parameters": parameters, "seed": args["seed"],
-            "seq_len": args["seq_len"], "step": ckpt["step"]}
-
-
-def fill(path, cells, value, identity, measure):
-    """Measure those of some cells that the table at `path` lacks. Returns the rows of all.
-
-    cells: dicts with the same names, of the run and of the cell; value: the name of what is
-    measured; identity: that of run.py; measure(cell) -> the number or text.
+    name: of the table, and of the command's figure.
     """
-    cells = [{name: as_text(x) for name, x in cell.items()} | {"cell": cell} for cell in cells]
-    columns = [name for name in cells[0] if name != "cell"] + [value, "hash"]
-    known = {}
-    for row in read_rows(path) if path.exists() else ():
-        if list(row) != columns:
-            raise UsageError(f"{path} does not have the columns {' '.join(columns)}: move it away, "
-                             "or name another with --table")
-        if row["hash"] == identity:
-            known[key_of(row, columns)] = row
-    missing = [cell for cell in cells if key_of(cell, columns) not in known]
-    if len(missing) < len(cells):
-        print(f"reusing {len(cells) - len(missing)} of {len(cells)} measurements in {path}",
-              file=sys.stderr)
-    began = time.perf_counter()
-    for n, cell in enumerate(missing, 1):
-        row = cell | {value: as_text(measure(cell["cell"])), "hash": identity or "-"}
-        append(path, columns, row)
-        known[key_of(row, columns)] = row
-        shown = ", ".join(f"{name} {cell[name]}" for name in columns[len(RUN) : -2] if cell[name])
-        print(f"{n}/{len(missing)}, {time.perf_counter() - began:.0f} s: {shown}: {row[value]}",
-              file=sys.stderr, flush=True)
-    return [known[key_of(cell, columns)] for cell in cells]
+
+    def __init__(self, args, name):
+        device = get_device(args.device)
+        dtype = products_dtype(device)
+        self.model, self.tokenizer, ckpt = load_checkpoint(args.ckpt, device, dtype)
+        require_text(self.tokenizer, f"this measurement of {args.ckpt}")
+        self.flags, self.T_train = ckpt["args"], ckpt["args"]["seq_len"]
+        self.path = args.table or table_of(args.ckpt, name)
+        self.run = {"model": ckpt["model"], "parameters": count_parameters(self.model),
+                    "seed": self.flags["seed"], "seq_len": self.T_train,
+                    "tokenizer": self.tokenizer.name,
+                    "dtype": str(dtype or "float32").removeprefix("torch."), "step": ckpt["step"]}
+        # What a notebook has defined is in no file: no later row is known to be of the same code.
+        self.hash = identity(ckpt) or f"notebook-{time.time_ns()}"
+
+        # SWE comes last, because expanded windows stay expanded.
+        if args.swe and not has_windows(self.model):
+            raise UsageError(f"--swe: {args.ckpt} is a {ckpt['model']}, which has no windows")
+        self.settings = [{"swe": "", "factor": factor} for factor in args.rope_scale]
+        if args.swe:
+            self.settings += [{"swe": "yes", "factor": factor} for factor in args.rope_scale]
+        for factor in args.rope_scale:
+            scale_rope(self.model, factor)             # refuses what is impossible before any work
+
+    def missing(self, cells, cost=None):
+        """Yield each cell without a row, after putting the model into the setting of the cell.
+
+        cells: dicts with the same names, those with SWE last. cost: the name in a cell that its
+        time is proportional to, for the time that is left.
+        """
+        self.cells = cells
+        found = self.found()
+        todo = [cell for cell in cells if self.key(cell) not in found]
+        if len(todo) < len(cells):
+            print(f"{len(cells) - len(todo)} of {len(cells)} rows are already in {self.path}",
+                  file=sys.stderr)
+        costs = [cell[cost] if cost else 1 for cell in todo]
+        names = [name for name in cells[0] if len({cell[name] for cell in cells}) > 1]
+        began = time.perf_counter()
+        for n, cell in enumerate(todo):
+            if cell["swe"]:
+                self.model.expand_windows(self.T_train)
+            scale_rope(self.model, cell["factor"])
+            yield cell
+            seconds = time.perf_counter() - began
+            left = seconds * sum(costs[n + 1 :]) / sum(costs[: n + 1])
+            what = ", ".join(f"{name} {cell[name]}" for name in names if cell[name] != "")
+            print(f"{what}   {seconds:.0f} s, about {left:.0f} s left", file=sys.stderr)
+
+    def add(self, cell, **values):
+        """Append the row of a cell."""
+        add_row(self.path, self.run | cell | values | {"hash": self.hash})
+
+    def rows(self):
+        """The rows of the cells that `missing` was given, dicts of text."""
+        found = self.found()
+        return [found[self.key(cell)] for cell in self.cells if self.key(cell) in found]
+
+    def means(self, column):
+        """(setting, the mean over its rows of the numbers in a column) for each setting."""
+        for setting in self.settings:
+            rows = [row for row in self.rows() if setting.items() <= row.items()]
+            yield setting, np.mean([np.array(row[column].split(), float) for row in rows], axis=0)
+
+    def found(self):
+        """{key: row} of the rows in the table that are of these weights and this code."""
+        if not self.path.exists():
+            return {}
+        rows = read_table(self.path)
+        names = [*self.run, *self.cells[0]]
+        if rows and list(rows[0])[: len(names)] != names:
+            raise UsageError(f"{self.path} does not have the columns {' '.join(names)}: move it "
+                             "away, or name another with --table")
+        found = {self.key(row): row for row in rows if row["hash"] == self.hash}
+
+        # Figures show the last rows of a run. If an edit was measured and then undone, the rows of
+        # before are made the last ones again.
+        mine = [row for row in rows if all(row[name] == as_text(x) for name, x in self.run.items())]
+        if found and mine[-1]["hash"] != self.hash:
+            add_row(self.path, next(iter(found.values())))
+        return found
+
+    def key(self, row):
+        """What identifies a cell, or a row: the run and the names of the cells, as text."""
+        row = self.run | row
+        return tuple(as_text(row[name]) for name in [*self.run, *self.cells[0]])
 
 
-def key_of(row, columns):
-    """What names a row: the run and the cell."""
-    return tuple(row[name] for name in columns[:-2])
+def table_of(ckpt, name):
+    """Where the rows of a checkpoint go: NAME.tsv beside ckpt.pt, m_NAME.tsv beside m.pt.
 
-
-def append(path, columns, row):
-    """Append a row to a table, which begins with the names of its columns."""
-    lines = "" if path.exists() else "\t".join(columns) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(lines + "\t".join(row[name] for name in columns) + "\n")
-
-
-def as_text(x):
-    """A value as text: "" if it does not apply."""
-    if x is None or x is False:
-        return ""
-    if x is True:
-        return "yes"
-    return f"{x:.12g}" if isinstance(x, float) else str(x)
-
-
-def read_rows(path):
-    """The rows of a table as dicts of text. A kill may have left half a row, which is left out."""
-    if not Path(path).exists():
-        raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
-    head, *lines = [line.split("\t") for line in Path(path).read_text("utf-8").splitlines()]
-    return [dict(zip(head, line)) for line in lines if len(line) == len(head)]
-
-
-# --------------------------------------------------------------------------------- to draw them
-
-def named_paths(words):
-    """[(label or "", path)] of words like mine=out/mine-*, which may be patterns."""
-    found = []
-    for word in map(str, words):
-        label, equals, path = word.partition("=")
-        if not equals or Path(word).exists():          # a folder may be named lr=0.1
-            label, path = "", word
-        found += [(label, name) for name in sorted(glob.glob(path)) or [path]]
-    return found
-
-
-def read_tables(paths, value):
-    """The rows of several tables of one measurement, for a figure. value: the column measured.
-
-    Of each run in a table, those count that have the hash of its last row. A path may have a label,
-    mine=out/abcdigits.tsv: the models of its rows are then called multiscreen=mine.
+    Those of the bundled models go to out/.
     """
-    found, runs = [], {}
-    for label, path in named_paths(paths):
-        rows = read_rows(path)
-        if not rows or not {*RUN, value, "hash"} <= rows[0].keys():
-            raise UsageError(f"{path} does not have the columns {' '.join(RUN)} .. {value} hash: "
-                             "name another")
-        last = {run_of(row): row["hash"] for row in rows}
-        for row in [row for row in rows if row["hash"] == last[run_of(row)]]:
-            if label:
-                row["model"] = re.split("[:=]", row["model"])[0] + f"={label}"
-            if runs.setdefault(run_of(row), path) != path:
-                raise UsageError(f"{path} and {runs[run_of(row)]} are both {row['model']}, seed "
-                                 f"{row['seed']}: label the tables, as in mine={path}")
-            found.append(row)
-    return found
+    ckpt = Path(ckpt)
+    if ckpt.name != "ckpt.pt":
+        name = f"{ckpt.stem}_{name}"
+    if ckpt.resolve().parent == ROOT / "models":
+        return Path("out") / f"{name}.tsv"
+    return ckpt.with_name(f"{name}.tsv")
 
 
-def run_of(row):
-    """What identifies the run of a row: its columns RUN."""
-    return tuple(row[name] for name in RUN)
+def short_hash(data):
+    """Eight letters that stand for bytes, or for numbers: what a cell calls a text."""
+    return hashlib.sha256(np.asarray(data).tobytes()).hexdigest()[:8]
 
 
-def print_table(columns, rows, title):
-    """Print rows in columns of equal width. None and NaN are shown as -."""
-    cells = [list(map(cell_text, row)) for row in [columns, *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    print(f"\n{title}")
-    for row in cells:
-        print("  ".join(x.rjust(n) for x, n in zip(row, widths)))
-
-
-def cell_text(x):
-    """A cell of a printed table."""
-    if x is None or x != x:
-        return "-"
-    return f"{x:.5g}" if isinstance(x, float) else str(x)
+def joined(numbers):
+    """Numbers as one cell of a table. A model that has diverged has some that are not finite."""
+    if not all(math.isfinite(x) for x in numbers):
+        raise FloatingPointError("the model's losses are not finite: has it diverged, or does an "
+                                 "edit divide by 0?")
+    return " ".join(f"{x:.6g}" for x in numbers)

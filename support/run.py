@@ -35,7 +35,7 @@ ROOT = Path(multiscreen.__file__).parent
 FREE = ("out", "resume", "force", "device", "shard", "compile")
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
 # Files of support/ on which numbers depend. The others only load, print and keep them.
-COMPUTING = ("support/data.py", "support/windowed.py")
+COMPUTING = ("support/data.py", "support/measure.py", "support/windowed.py")
 
 
 # ------------------------------------------------------------------------------- the folder

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import train
 from course.exercises import checks
 from course.exercises.checks import random
-from lab.common import write_rows
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from screening_triton import available
 from support.data import get_data, get_tokenizer
