@@ -1,6 +1,6 @@
 """What does the compiler make of the fused kernel in screening_triton.py? This needs no GPU.
 
-    python -m lab.benchmarks.kernel_compile
+    python -m lab.compile_kernel
 
 Every configuration that we ship is compiled, with d_K = 16 and d_V = 64, for sm_80 (A100), sm_86
 (RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090). This takes

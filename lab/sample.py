@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from support.cli import DEVICE, Parser, UsageError, cli, printable
-from support.measure import load_for_evaluation
+from support.cli import DEVICE, Parser, UsageError, cli, get_device, printable, products_dtype
+from support.run import load_checkpoint
 
 
 def decode_stream(tokens, tokenizer):
@@ -45,8 +45,8 @@ def main():
     if 0 < args.temperature < 1e-4:
         raise UsageError("--temperature must be 0, or at least 1e-4")
 
-    model, tokenizer, _ = load_for_evaluation(args.ckpt, args.device, text=False)
-    device = model.W_E.device
+    device = get_device(args.device)
+    model, tokenizer, _ = load_checkpoint(args.ckpt, device, products_dtype(device))
     given = tokenizer.encode_ordinary(args.prompt)
     if not given and tokenizer.eot_token is None:
         raise UsageError(f"{args.ckpt} was trained on numbers without an end-of-text to begin "

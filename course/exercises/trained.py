@@ -16,9 +16,8 @@ import multiscreen as ms
 from course.exercises.adapters import mine
 from course.exercises.checks import random
 from support.cli import Parser, UsageError, cli
-from support.measure import load_for_evaluation, require_windows
-from support.models import build_model
-from support.run import load_weights, read_checkpoint
+from support.models import build_model, has_windows
+from support.run import load_checkpoint, load_weights, read_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 TRAINED = ROOT / "models/retrieval.pt"
@@ -88,8 +87,9 @@ def compare_models(argv):
         if step in (1, 2, 3, 5) or step % 20 == 0:
             print(f"{step:5d}  {a:6.4f}  {b:6.4f}", flush=True)
 
-    theirs, _, run = load_for_evaluation(args.ckpt, "cpu")
-    require_windows(theirs, args.ckpt)
+    theirs, _, run = load_checkpoint(args.ckpt)
+    if not has_windows(theirs):
+        raise UsageError(f"{args.ckpt} has no screening windows: use a multiscreen checkpoint")
     yours = blank(theirs.config)
     load_into(yours, theirs)
     tokens = text[None, :500]

@@ -13,7 +13,7 @@ from support.tables import read_table, write_table
 FOLDER = Path(__file__).parent
 GONE = ("init_weights", "changes", "named_by", "equations", "classes", "versions", "best",
         "best_step")
-LATENCY = ("model", "parameters", "what", "setting", "length", "machine", "ms", "GiB", "parts_ms")
+LATENCY = ("model", "parameters", "what", "setting", "length", "machine", "ms", "parts_ms")
 ABLATIONS = {"multiscreen": "Multiscreen", "multiscreen:rope": "MiPE → RoPE",
              "multiscreen:nope": "MiPE → NoPE", "multiscreen:no-tanhnorm": "w/o TanhNorm",
              "multiscreen:no-gate": "w/o gate", "multiscreen:fixed-r": "fixed r = 1",
