@@ -17,7 +17,7 @@ t95             half the 95 % interval of the change, by Student's t. If it is l
                 change, other seeds may well turn the change around. With three seeds it is 2.48
                 times the deviation
 grad            the median gradient norm of the second half of the run
-spikes          logged losses more than 5 standard deviations above the mean of the 10 before
+spikes          logged losses more than 5 standard deviations above the mean of the --window before
 alive, w_max    at the end: the share of the pairs in the windows whose relevance is above 0, and
                 the largest window
 tokens_per_s    compare them only if each run had a machine to itself
@@ -32,7 +32,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cli import Parser, UsageError, cli
+from support.cli import Parser, UsageError, at_least, cli
 from support.tables import named_paths, print_table, read_table, write_table
 
 FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
@@ -69,14 +69,14 @@ class Run:
 
 # ----------------------------------------------------------------------------------- read runs
 
-def read_runs(words):
-    """The Runs that the words of a command line name."""
+def read_runs(words, window=10):
+    """The Runs that the words of a command line name. window: of count_spikes"""
     runs = []
     for label, path in named_paths(words):
         if path.endswith(".tsv"):
             runs += [read_row(row, label) for row in read_table(path)]
         else:
-            runs.append(read_folder(Path(path), label))
+            runs.append(read_folder(Path(path), label, window))
     return runs
 
 
@@ -89,7 +89,7 @@ def read_row(row, label):
     return Run(label or row["run"], row, losses, facts, row["end"] == "diverged", {})
 
 
-def read_folder(folder, label):
+def read_folder(folder, label, window=10):
     """The Run in a folder that train.py has written."""
     if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
         raise UsageError(f"{folder} holds no run: check its name, or train one, python train.py "
@@ -105,7 +105,7 @@ def read_folder(folder, label):
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = (folder / "diverged.txt").exists() or rose(log, losses)
-    return Run(label, flags, losses, facts_of(log), diverged, source)
+    return Run(label, flags, losses, facts_of(log, window), diverged, source)
 
 
 def column(log, name):
@@ -130,10 +130,10 @@ def rose(log, losses):
     return statistics.mean(list(training.values())[-n:]) > statistics.mean(before)
 
 
-def facts_of(log):
+def facts_of(log, window):
     """{name of FACTS: number} of a log, NaN for a column that it lacks."""
     facts = dict.fromkeys(FACTS, math.nan)
-    facts["spikes"] = count_spikes(list(column(log, "loss").values()))
+    facts["spikes"] = count_spikes(list(column(log, "loss").values()), window)
     norms = list(column(log, "grad_norm").values())
     speeds = list(column(log, "tokens_per_s").values())
     if norms:
@@ -146,7 +146,7 @@ def facts_of(log):
     return facts
 
 
-def count_spikes(losses, window=10):
+def count_spikes(losses, window):
     """How many losses lie more than 5 deviations above the mean of the `window` before."""
     count = 0
     for n in range(window, len(losses)):
@@ -215,14 +215,23 @@ def last_common_step(runs):
     return max(set.intersection(*steps))
 
 
+def changes_of(runs, first, step):
+    """The losses after a step minus those of other runs with the same seeds, on the same text."""
+    partners = {run.seed: run for run in first if not run.diverged}
+    changes = []
+    for run in runs:
+        partner = partners.get(run.seed)
+        if partner is not None and partner is not run and not run.diverged:
+            if not set(TEXT) & set(flags_that_differ(run, partner)):
+                changes.append(run.loss(step) - partner.loss(step))
+    return changes
+
+
 def row_of(name, runs, first, step):
     """A row of the table. first: the runs of the first group, with the same value of --by."""
     good = [run for run in runs if not run.diverged]
     loss, std = mean_and_std([run.loss(step) for run in good])
-    partners = {run.seed: run for run in first if not run.diverged}
-    changes = [run.loss(step) - partners[run.seed].loss(step) for run in good
-               if run is not partners.get(run.seed) and run.seed in partners
-               and not set(TEXT) & set(flags_that_differ(run, partners[run.seed]))]
+    changes = changes_of(runs, first, step)
     change, change_std = mean_and_std(changes)
     facts = []
     for fact in FACTS:                                 # old tables have those of one seed
@@ -259,8 +268,10 @@ def main():
                    "label=folder, or tables that this command has written")
     p.add_argument("--by", help="a row for each value of this flag of train.py, such as lr")
     p.add_argument("--table", type=Path, help="write a row for each run to this file")
+    p.add_argument("--window", type=at_least(2), default=10,
+                   help="how many losses before one say whether it is a spike [10]")
     args = p.parse_args()
-    runs = read_runs(args.runs)
+    runs = read_runs(args.runs, args.window)
     groups, step = get_groups(runs, args.by), last_common_step(runs)
 
     rows = []

@@ -6,6 +6,7 @@
     python -m lab.figures copying_steps 'out/*copying*.tsv'          by training step
     python -m lab.figures retrieval out/abcdigits.tsv                or the tables of lab.passkey
     python -m lab.figures losses --by lr 'Ours=out/m_lr*' 'Theirs=out/t_lr*'
+    python -m lab.figures changes 'Original=out/o-*' 'Mine=out/m-*'   by how much a loss changed
     python -m lab.figures logs Ours=out/m-0 Theirs=out/t-0           losses by training step
     python -m lab.figures latency out/latency.tsv
 
@@ -13,7 +14,7 @@ A curve is a model as train.py names it, or a label as in mine=out/table.tsv. Ru
 in their seed share a curve: it is their mean, over what all of them have measured, with a band of
 one standard deviation. Where models were measured with several RoPE factors, `retrieval` and
 `copying` show the best at each place, chosen by its result, among those that all seeds have. The
-rows of a figure of measurements are written beside it, as .tsv.
+rows of a figure of measurements are written beside it, as .tsv, if you name it with --out.
 """
 import math
 import re
@@ -22,7 +23,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.compare import best_choice, get_groups, mean_and_std, read_runs
+from lab.compare import (
+    best_choice,
+    changes_of,
+    get_groups,
+    last_common_step,
+    mean_and_std,
+    read_runs,
+)
 from lab.perplexity import positions
 from support.cli import Parser, UsageError, cli
 from support.tables import named_paths, print_table, read_table, read_tables, write_table
@@ -172,6 +180,17 @@ def save(fig, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path)
     print(f"wrote {path}")
+
+
+def keep_rows(path, rows):
+    """Write the rows of a figure beside it. Raises UsageError if rows that are there would go."""
+    if path.exists():
+        kept = {tuple(row.values()) for row in rows}
+        lost = [row for row in read_table(path) if tuple(row.values()) not in kept]
+        if lost:
+            raise UsageError(f"{path} already holds {len(lost)} other rows: move it away, or "
+                             "choose another --out")
+    write_table(path, rows)
 
 
 # ------------------------------------------------------------------------- one function a figure
@@ -443,6 +462,21 @@ def losses(plt, words, by="lr"):
     return fig
 
 
+def changes(plt, words):
+    """The change of the validation loss against the first group, paired by seed."""
+    runs = read_runs(words)
+    groups, step = list(get_groups(runs).items()), last_common_step(runs)
+    fig, ax = plt.subplots(figsize=(8, 1.2 + 0.4 * len(groups)))
+    for n, (_, group) in enumerate(groups):
+        mean, std = (0, 0) if n == 0 else mean_and_std(changes_of(group, groups[0][1], step))
+        ax.errorbar(mean, n, xerr=np.nan_to_num(std), marker="o", capsize=4, color="C0")
+    ax.axvline(0, color="gray", lw=0.8, marker="", zorder=0)
+    ax.set_yticks(range(len(groups)), [f"{name}, {len(group)} seeds" for name, group in groups])
+    ax.invert_yaxis()
+    ax.set_xlabel(f"validation loss minus that of {groups[0][0]} (nats per token)")
+    return fig
+
+
 def logs(plt, words):
     """Training losses with validation losses as points, and gradient norms, by step."""
     fig, (top, bottom) = plt.subplots(2, 1, figsize=(8, 7), sharex=True)
@@ -495,7 +529,7 @@ def latency(plt, words):
 
 OF_ROWS = {"perplexity": perplexity, "copying": copying, "gain": gain,
            "copying_steps": copying_steps, "retrieval": retrieval}
-OF_RUNS = {"losses": losses, "logs": logs, "latency": latency}
+OF_RUNS = {"losses": losses, "changes": changes, "logs": logs, "latency": latency}
 
 
 def main():
@@ -509,8 +543,9 @@ def main():
     plt, out = pyplot(), args.out or Path("out") / f"{args.figure}.png"
     if args.figure in OF_ROWS:
         rows = read_tables(args.tables, by_step=args.figure == "copying_steps")
+        if args.out:
+            keep_rows(out.with_suffix(".tsv"), rows)
         fig = OF_ROWS[args.figure](plt, rows)
-        write_table(out.with_suffix(".tsv"), rows)
     elif args.figure == "losses":
         fig = losses(plt, args.tables, args.by)
     else:

@@ -20,6 +20,7 @@ from lab.compare import best_choice, column, get_groups, read_folder
 from lab.figures import (
     best_cells,
     curves,
+    keep_rows,
     mean_by_length,
     mean_in_words,
     numbers,
@@ -31,7 +32,7 @@ from lab.figures import (
 )
 from lab.perplexity import positions
 from support.cli import Parser, UsageError, cli
-from support.tables import named_paths, print_table, read_table, read_tables, write_table
+from support.tables import as_text, named_paths, print_table, read_table, read_tables
 
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
             "RoPE": "with the best RoPE scaling"}
@@ -196,8 +197,8 @@ def main():
     if tables:
         rows = read_table(tables[0])
     else:
-        write_table(args.out.with_suffix(".tsv"), rows_of(args.runs))
-        rows = read_table(args.out.with_suffix(".tsv"))
+        rows = [{name: as_text(x) for name, x in row.items()} for row in rows_of(args.runs)]
+        keep_rows(args.out.with_suffix(".tsv"), rows)
     lines = get_lines(rows)
     columns = columns_of(lines)
     print_lines(lines, columns)
