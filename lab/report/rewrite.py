@@ -16,7 +16,7 @@ GONE = ("init_weights", "changes", "named_by", "equations", "classes", "versions
 LATENCY = ("model", "parameters", "what", "setting", "length", "machine", "ms", "parts_ms")
 ABLATIONS = {"multiscreen": "Multiscreen", "multiscreen:rope": "MiPE → RoPE",
              "multiscreen:nope": "MiPE → NoPE", "multiscreen:no-tanhnorm": "w/o TanhNorm",
-             "multiscreen:no-gate": "w/o gate", "multiscreen:fixed-r": "fixed r = 1",
+             "multiscreen:no-gate": "w/o gate", "multiscreen:fixed-r": "r fixed to 1",
              "multiscreen:compete": "keys compete", "multiscreen:softmax": "softmax",
              "multiscreen:softmax-rope": "softmax, RoPE"}
 SMALL = {"transformer:4,4,96": "Transformer, RoPE",
@@ -30,10 +30,10 @@ NAMES = {
     "copying_scaled": TEXT,
     "copying_lr0.0625": {"multiscreen": "Multiscreen at 2^-4"},
     "copying_steps_lr0.0625": {"multiscreen": "Multiscreen at 2^-4"},
-    "copying_others": {"multiscreen": "Multiscreen, w_th = 16"} | TEXT,
-    "copying_steps_others": {"multiscreen": "Multiscreen, w_th = 16"} | TEXT,
+    "copying_others": {"multiscreen": "Multiscreen, w_th 16"} | TEXT,
+    "copying_steps_others": {"multiscreen": "Multiscreen, w_th 16"} | TEXT,
     "long_context": {"multiscreen": "Multiscreen, 0.93M", "transformer:8M": "Transformer, 1.2M"},
-    "long_context_w_th16": {"multiscreen": "Multiscreen, w_th = 16"},
+    "long_context_w_th16": {"multiscreen": "Multiscreen, w_th 16"},
     "long_context_ablations": ABLATIONS,
     "abcdigits": {"multiscreen": "Multiscreen"} | SMALL,
     "abcdigits_ablations": ABLATIONS, "competition": ABLATIONS,
