@@ -47,32 +47,38 @@ CHARACTERS = string.ascii_letters + string.digits
 ENDS = ("same", "another", "reordered", "near-miss")
 
 
-def strings_and_ends(n, candidates=1):
-    """(the strings to read, {name: end}) of the n-th measurement.
-
-    The first end, `same`, is one of the strings; those behind ENDS are the other candidates.
-    """
+def random_strings(n):
+    """Two different random strings for the n-th measurement: one to read, one to compare with."""
     rng = random.Random(n)
-
-    def draw():
-        return "".join(rng.choices(CHARACTERS, k=LENGTH))
-
-    asked, another = draw(), draw()
-    reordered = asked[:CUE] + "".join(rng.sample(asked[CUE:], LENGTH - CUE))
-    near_miss = "".join(rng.choice(CHARACTERS.replace(c, "")) if place > CUE and place % 4 == 0
-                        else c for place, c in enumerate(asked, 1))
-    ends = dict(zip(ENDS, (asked, another, reordered, near_miss)))
-
-    strings = [draw() for _ in range(candidates - 1)]
-    ends |= {f"candidate {m}": asked[:CUE] + one[CUE:] for m, one in enumerate(strings)}
-    strings.insert(rng.randrange(candidates), asked)
-    return strings, ends
+    return ["".join(rng.choices(CHARACTERS, k=LENGTH)) for _ in range(2)]
 
 
-def get_texts(data, tokenizer, n, size, before):
-    """n pairs of lists: `before` tokens, and the `size` tokens that follow them in the texts.
+def ends_of(n):
+    """{name: end} of the n-th measurement, in the order of ENDS."""
+    same, another = random_strings(n)
+    rng = random.Random(f"ends {n}")
+    reordered = same[:CUE] + "".join(rng.sample(same[CUE:], LENGTH - CUE))
+    near_miss = ""
+    for place, c in enumerate(same):
+        if place >= CUE and (place - CUE) % 4 == 3:
+            c = rng.choice(CHARACTERS.replace(c, ""))
+        near_miss += c
+    return dict(zip(ENDS, (same, another, reordered, near_miss)))
 
-    The n places are spread evenly over the texts of `data`, or the held-out files.
+
+def candidates_of(n, k):
+    """(k strings to read, of which one is asked for, in random order; the other k - 1)."""
+    rng = random.Random(f"candidates {n}")
+    others = ["".join(rng.choices(CHARACTERS, k=LENGTH)) for _ in range(k - 1)]
+    strings = list(others)
+    strings.insert(rng.randrange(k), random_strings(n)[0])
+    return strings, others
+
+
+def get_texts(data, tokenizer, n, size, before=0):
+    """n lists of `size` tokens, evenly spread over the texts of `data`, or the held-out files.
+
+    before: so many more tokens at the front of each, those that come before it in the texts.
     """
     tokens = np.concatenate(list(documents_of(data, tokenizer).values()))
     if len(tokens) < size + before:
@@ -80,56 +86,50 @@ def get_texts(data, tokenizer, n, size, before):
                          "smaller --distances, or more text with --data")
     starts = np.linspace(0, len(tokens) - size, n).astype(int)
     # Before the first place there is no text: it comes from the end.
-    return [(np.take(tokens, range(start - before, start), mode="wrap").tolist(),
-             tokens[start : start + size].tolist()) for start in starts]
+    return [np.take(tokens, range(start - before, start + size), mode="wrap").tolist()
+            for start in starts]
 
 
 @torch.no_grad()
-def read(model, caches, tokens):
-    """The model reads a list of tokens: its caches then hold their keys and values."""
-    if tokens:
-        for piece in model.pieces(torch.tensor([tokens], device=model.W_E.device)):
-            model.hidden(piece, caches)
+def costs_of_ends(model, start, text, places, ends, cue):
+    """What each token of several ends costs behind start + text[:place], for all places, in nats.
 
-
-@torch.no_grad()
-def nats_of(model, caches, end, cue):
-    """What each token of a list `end` costs behind its first `cue`, in nats. -> (len(end) - cue,)
-
-    The end continues what the caches hold, which stay as they are.
+    All are lists of tokens; places are ascending. Returns, for each end and for each place, a
+    tensor with the negative log-likelihoods of the tokens of the end behind its first `cue`.
     """
-    tokens = torch.tensor(end, device=model.W_E.device)
-    x = model.hidden(tokens[None], [copy.copy(cache) for cache in caches])[0, cue - 1 : -1]
-    return model.nats(x, tokens[cue:], model.head()).double()
+    def tensor(tokens):
+        return torch.tensor([tokens], device=model.W_E.device)
+
+    caches, head = model.new_caches(), model.head()
+    costs = [[] for _ in ends]
+    for before, place in zip([0, *places], places):
+        new = text[before:place]
+        if place == places[0]:
+            new = start + text[:place]
+        if new:
+            for piece in model.pieces(tensor(new)):
+                model.hidden(piece, caches)
+
+        # Each end continues from here. What it adds to copies of the caches is forgotten.
+        for end, found in zip(ends, costs):
+            x = model.hidden(tensor(end), [copy.copy(cache) for cache in caches])[0, cue - 1 : -1]
+            found.append(model.nats(x, tensor(end)[0, cue:], head).double().cpu())
+    return costs
 
 
-def by_distance(model, tokenizer, strings, ends, texts, distances):
-    """{name: [what each token of an end costs, at each of some distances, which ascend]}"""
-    encode = tokenizer.encode_ordinary
-    line_end, (before, between) = encode("\n"), texts
-    caches, at = model.new_caches(), 0                 # `at` tokens of the text have been read
-    if before:
-        read(model, caches, before + line_end)
-    for one in strings:
-        read(model, caches, encode(one) + line_end)
-    found = {name: [] for name in ends}
-    for distance in distances:
-        place = distance - 2 * len(line_end)
-        read(model, caches, between[at:place])
-        at = place
-        for name, end in ends.items():
-            cue = len(line_end) + CUE
-            found[name].append(nats_of(model, caches, line_end + encode(end), cue))
-    return found
+def nats_of_ends(model, start, text, places, ends, cue):
+    """The means of `costs_of_ends` over the tokens behind the cue. (len(ends), len(places))"""
+    costs = costs_of_ends(model, start, text, places, ends, cue)
+    return np.array([[x.mean().item() for x in found] for found in costs])
 
 
-def right(found, n):
-    """At each distance 1 if the first n tokens of `same` cost less than those of any other, else 0.
+def are_right(same, others, n):
+    """At each place 1 if the first n tokens cost less than those of all others, else 0.
 
-    found: of `by_distance`, for the ends of candidates
+    same, others: of `costs_of_ends`, of the string that is asked for and of the other candidates
     """
-    costs = [[nats[:n].sum().item() for nats in at_distances] for at_distances in found.values()]
-    return [int(all(same < other for other in others)) for same, *others in zip(*costs)]
+    return [int(all(x[:n].sum() < other[place][:n].sum() for other in others))
+            for place, x in enumerate(same)]
 
 
 def main():
@@ -153,16 +153,25 @@ def main():
     what = {"data": " ".join(args.data or ["stdlib"]), "before": args.before,
             "candidates": args.candidates, "ends": " ".join(ENDS),
             "distances": " ".join(map(str, distances))}
-    names = {f"{n} {short_hash(text[0] + text[1])}": n for n, text in enumerate(texts)}
+    names = {f"{n} {short_hash(text)}": n for n, text in enumerate(texts)}
     cells = [what | setting | {"string": name} for setting in run.settings for name in names]
+    encode = run.tokenizer.encode_ordinary
+    line_end = encode("\n")
     for cell in run.missing(cells):
         n = names[cell["string"]]
-        found = by_distance(run.model, run.tokenizer, *strings_and_ends(n, args.candidates),
-                            texts[n], distances)
-        nats = [x.mean().item() for name in ENDS for x in found[name]]
-        candidates = {name: x for name, x in found.items() if name == "same" or name not in ENDS}
-        run.add(cell, nats=joined(nats), first_right=joined(right(candidates, 1)),
-                four_right=joined(right(candidates, 4)))
+        ends = ends_of(n)
+        strings, others = candidates_of(n, args.candidates)
+        start = [token for one in strings for token in encode(one) + line_end]
+        if args.before:
+            start = texts[n][: args.before] + line_end + start
+        ways = [*ends.values(), *(ends["same"][:CUE] + other[CUE:] for other in others)]
+        costs = costs_of_ends(run.model, start, texts[n][args.before :],
+                              [distance - 2 * len(line_end) for distance in distances],
+                              [line_end + encode(way) for way in ways], len(line_end) + CUE)
+        nats = [x.mean().item() for found in costs[: len(ENDS)] for x in found]
+        same, others = costs[0], costs[len(ENDS) :]
+        run.add(cell, nats=joined(nats), first_right=joined(are_right(same, others, 1)),
+                four_right=joined(are_right(same, others, 4)))
 
     lines = []
     for setting, means in run.means("nats"):

@@ -23,6 +23,7 @@ flags: after an edit choose another name. The runs are in out/idea/ of the folde
 outside of this repository call `python PATH/lab/experiments.py idea NAME`.
 """
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -391,7 +392,7 @@ def idea(name, flags, seeds):
 
 def require_same_idea(name, flags, seeds):
     """Raise UsageError if the name of an idea belongs to another code, or to other flags."""
-    if not name.replace("-", "").replace("_", "").isalnum():
+    if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r}: name your idea in one word, as in idea mine")
     if name != "original" and not list(Path("out/idea").glob("original-*")):
         raise UsageError("first train the code without your edit in the same way: python -m "

@@ -153,11 +153,11 @@ class Measurement:
         if rows and list(rows[0])[: len(names)] != names:
             raise UsageError(f"{self.path} does not have the columns {' '.join(names)}: move it "
                              "away, or name another with --table")
-        found = {self.key(row): row for row in rows if row["hash"] == self.hash}
+        mine = [row for row in rows if all(row[name] == as_text(x) for name, x in self.run.items())]
+        found = {self.key(row): row for row in mine if row["hash"] == self.hash}
 
         # Figures show the last rows of a run. If an edit was measured and then undone, the rows of
         # before are made the last ones again.
-        mine = [row for row in rows if all(row[name] == as_text(x) for name, x in self.run.items())]
         if found and mine[-1]["hash"] != self.hash:
             add_row(self.path, next(iter(found.values())))
         return found

@@ -27,6 +27,7 @@ from screening_triton import available
 from support.data import get_data, get_tokenizer
 from support.models import build_model
 from support.run import read_checkpoint
+from support.tables import write_table
 from tests import DEVICE
 
 ROOT = Path(__file__).parent.parent
@@ -178,7 +179,7 @@ def write_run(folder, log, **flags):
     lines = [f"{name}\t{x}\n" for name, x in (RUN_FLAGS | flags).items()]
     (folder / "flags.txt").write_text("".join(lines))
     columns = dict.fromkeys(name for row in log for name in row)
-    write_rows(folder / "log.tsv", [{x: str(row.get(x, "")) for x in columns} for row in log])
+    write_table(folder / "log.tsv", [{x: str(row.get(x, "")) for x in columns} for row in log])
     return folder
 
 

@@ -1,0 +1,666 @@
+"""Tests of the lab: what is measured and reused, when a mean is a mean, what is drawn, repeated."""
+import importlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import abcdigits
+import multiscreen
+import train
+from lab import (
+    bench,
+    compare,
+    copying,
+    experiments,
+    figures,
+    mechanisms,
+    passkey,
+    perplexity,
+    sample,
+    scaling,
+    tiles,
+)
+from support import data, measure
+from support.cli import UsageError
+from support.data import get_tokenizer
+from support.measure import Measurement, parser
+from support.run import load_checkpoint
+from support.tables import RUN, add_row, read_table, read_tables, write_table
+from tests.helpers import INF, ROOT, draw_tokens, needs_matplotlib, write_run
+
+BUNDLED = ROOT / "models/retrieval.pt"
+CPU = torch.device("cpu")
+
+
+# ------------------------------------------------------------------- what all measurements share
+
+def measurement(path, table, *flags):
+    """A Measurement of a checkpoint."""
+    args = parser("").parse_args(["--ckpt", str(path), "--table", str(table), "--device", "cpu",
+                                  *flags])
+    return Measurement(args, "numbers")
+
+
+def fill(run, numbers):
+    """Measure each of some numbers in each setting. Returns those that were missing."""
+    cells = [setting | {"number": n} for setting in run.settings for n in numbers]
+    found = []
+    for cell in run.missing(cells):
+        run.add(cell, square=cell["number"] ** 2)
+        found.append((cell["swe"], cell["factor"], cell["number"]))
+    return found
+
+
+def test_only_rows_that_are_missing_are_measured(checkpoints, tmp_path):
+    table = tmp_path / "t.tsv"
+    path = checkpoints["multiscreen"]
+    assert fill(measurement(path, table), [1, 2]) == [("", "", 1), ("", "", 2)]
+    run = measurement(path, table, "--swe")
+    assert fill(run, [2, 3]) == [("", "", 3), ("yes", "", 2), ("yes", "", 3)]
+    assert [(row["swe"], row["square"]) for row in run.rows()] == [
+        ("", "4"), ("", "9"), ("yes", "4"), ("yes", "9")]
+
+
+def test_a_line_that_a_kill_cut_off_is_no_row_and_costs_no_other(checkpoints, tmp_path):
+    table = tmp_path / "t.tsv"
+    path = checkpoints["multiscreen"]
+    fill(measurement(path, table), [1, 2])
+    table.write_text(table.read_text()[:-9])
+    run = measurement(path, table)
+    assert fill(run, [1, 2]) == [("", "", 2)]
+    assert [row["square"] for row in run.rows()] == ["1", "4"]
+    assert fill(measurement(path, table), [1, 2]) == []
+
+
+def test_a_table_with_other_columns_is_refused_and_stays_as_it_is(checkpoints, tmp_path):
+    table = tmp_path / "t.tsv"
+    table.write_text("a\tb\n1\t2\n")
+    with pytest.raises(UsageError, match="does not have the columns"):
+        fill(measurement(checkpoints["multiscreen"], table), [1])
+    with pytest.raises(UsageError, match="does not have the columns"):
+        add_row(table, {"a": 1, "c": 2})
+    assert table.read_text() == "a\tb\n1\t2\n"
+
+
+def change(path, **changes):
+    """Change a checkpoint in place."""
+    ckpt = torch.load(path)
+    for name, x in changes.items():
+        ckpt[name] = x
+    torch.save(ckpt, path)
+
+
+def test_other_weights_another_tokenizer_or_other_products_are_measured_anew(
+        checkpoints, tmp_path, monkeypatch):
+    table, path = tmp_path / "t.tsv", checkpoints["multiscreen"]
+    assert fill(measurement(path, table), [1]) == [("", "", 1)]
+    weights = torch.load(path)["weights"]
+    change(path, weights=weights | {"W_E": weights["W_E"] + 1})
+    assert fill(measurement(path, table), [1]) == [("", "", 1)]
+    with monkeypatch.context() as m:
+        m.setattr(measure, "products_dtype", lambda device: torch.bfloat16)
+        assert fill(measurement(path, table), [1]) == [("", "", 1)]
+    monkeypatch.setattr(measure, "load_checkpoint", lambda *inputs: [
+        SimpleNamespace(name="other", eot_token=0) if hasattr(x, "encode_ordinary") else x
+        for x in load_checkpoint(*inputs)])
+    assert fill(measurement(path, table), [1]) == [("", "", 1)]
+
+
+def test_an_edit_in_a_helper_that_your_class_imports_is_measured_anew(
+        checkpoints, tmp_path, monkeypatch):
+    """And if you undo it, the rows of before count again, also in figures."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "its_helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "its_helper.py").write_text("FACTOR = 1.0\n")
+    (tmp_path / "mine.py").write_text(
+        "import its_helper\nfrom multiscreen import GatedScreeningTiles\n\n\n"
+        "class Tiles(GatedScreeningTiles):\n"
+        "    def bound(self, h):\n        return its_helper.FACTOR * h\n")
+    importlib.invalidate_caches()
+    path, table = checkpoints["multiscreen"], tmp_path / "t.tsv"
+    change(path, model="multiscreen:mine.Tiles")
+    assert fill(measurement(path, table), [1]) == [("", "", 1)]
+    (tmp_path / "its_helper.py").write_text("FACTOR = 2.0\n")
+    assert fill(measurement(path, table), [1]) == [("", "", 1)]
+    edited = read_tables([table])[0]["hash"]
+    (tmp_path / "its_helper.py").write_text("FACTOR = 1.0\n")
+    assert fill(measurement(path, table), [1]) == []
+    row, = read_tables([table])
+    assert row["hash"] != edited
+    for name in ("mine", "its_helper"):
+        del sys.modules[name]
+
+
+def test_a_setting_changes_windows_and_positions(checkpoints, tmp_path):
+    run = measurement(checkpoints["multiscreen:rope"], tmp_path / "t.tsv", "--swe", "--rope-scale",
+                      "1", "ntk4")
+    seen = []
+    for cell in run.missing([setting | {"n": 0} for setting in run.settings]):
+        layer = run.model.layers[0]
+        seen.append((layer.rope_scale, layer.window().max().item() == INF))
+        run.add(cell, value=0)
+    assert seen == [((1, 1), False), ((1, 4), False), ((1, 1), True), ((1, 4), True)]
+
+
+@pytest.mark.parametrize("name, flag, message", [
+    ("multiscreen", "--rope-scale 2", "RoPE"),
+    ("multiscreen:rope", "--rope-scale x", "a number above 0"),
+    ("transformer:2,2,8", "--swe", "no windows")])
+def test_a_setting_that_a_model_does_not_have_is_refused(checkpoints, tmp_path, name, flag,
+                                                         message):
+    with pytest.raises(UsageError, match=message):
+        measurement(checkpoints[name], tmp_path / "t.tsv", *flag.split())
+
+
+def test_the_table_is_beside_the_checkpoint_and_that_of_a_bundled_model_is_in_out():
+    assert str(measure.table_of("a/ckpt.pt", "copying")) == "a/copying.tsv"
+    assert str(measure.table_of("a/m.pt", "copying")) == "a/m_copying.tsv"
+    assert str(measure.table_of(BUNDLED, "copying")) == "out/retrieval_copying.tsv"
+
+
+# -------------------------------------------------------------------- a number belongs to its text
+
+@pytest.fixture
+def texts(tmp_path):
+    """A folder with a text."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("the first text, " * 60)
+    return tmp_path / "texts"
+
+
+@pytest.mark.parametrize("script, flags", [
+    (perplexity, ["--length", 40]), (copying, ["--strings", 1, "--distances", 40])])
+def test_rows_are_not_reused_after_the_text_was_replaced(call, checkpoints, texts, tmp_path,
+                                                         script, flags):
+    flags = ["--ckpt", checkpoints["multiscreen"], "--device", "cpu", "--data", texts, *flags,
+             "--table", "t.tsv"]
+    call(script, *flags)
+    call(script, *flags)
+    assert len(read_table(tmp_path / "t.tsv")) == 1
+    (texts / "a.txt").write_text("another of this length" * 60)
+    call(script, *flags)
+    one, two = read_table(tmp_path / "t.tsv")
+    assert one["nats"] != two["nats"] and one["hash"] == two["hash"]
+
+
+def test_rows_of_another_number_of_strings_are_not_reused(call, checkpoints, texts, tmp_path):
+    """The texts of the strings are spread evenly, so string 1 of 2 and of 3 have others."""
+    flags = ["--ckpt", checkpoints["multiscreen"], "--device", "cpu", "--data", texts,
+             "--distances", 40, "--table", "t.tsv"]
+    (texts / "a.txt").write_text("".join(chr(97 + n % 23) for n in range(2000)))
+    call(copying, *flags, "--strings", 2)
+    call(copying, *flags, "--strings", 3)
+    strings = [row["string"] for row in read_table(tmp_path / "t.tsv")]
+    assert [string.split()[0] for string in strings] == ["0", "1", "1", "2"]
+
+
+def test_token_files_are_not_measured_as_text(tmp_path):
+    (tmp_path / "a.txt").write_text("a text")
+    np.arange(250, dtype="<u2").tofile(tmp_path / "b.bin")
+    for named in (tmp_path / "b.bin", tmp_path):
+        with pytest.raises(UsageError, match="b.bin has the tokens"):
+            perplexity.documents_of([named], get_tokenizer("bytes"))
+
+
+def test_perplexity_holds_out_what_train_py_holds_out_even_if_a_file_cannot_be_read(
+        tmp_path, monkeypatch):
+    paths = [tmp_path / f"{n:02}.py" for n in range(60)]
+    for n, path in enumerate(paths):
+        path.write_text(f"file {n:02}")
+    paths[7].write_bytes(b"\xff\xfe\xff")
+    monkeypatch.setattr(data, "standard_library", lambda: paths)
+    tokenizer = get_tokenizer("bytes")
+    args = SimpleNamespace(data=["stdlib"], val=None, seq_len=7)
+    _, held_out = data.get_data(args, tokenizer)
+    said = "".join(tokenizer.decode(held_out[n].tolist()) for n in range(len(held_out)))
+    documents = perplexity.documents_of(None, tokenizer)
+    found = [tokenizer.decode(x.tolist()) for x in documents.values()]
+    assert found == re.findall(r"file \d\d", said) == ["file 20", "file 40"]
+
+
+# ------------------------------------------------------------------------- perplexity by position
+
+def test_positions_are_powers_of_the_root_of_2_and_their_windows_are_cut_at_the_ends():
+    assert perplexity.positions(100) == [32, 45, 64, 91, 100]
+    means = perplexity.window_means(np.arange(1.0, 101), 0.1)      # position p has value p
+    assert means[0] == np.mean(range(29, 36))
+    assert means[-2:] == [np.mean(range(82, 101)), np.mean(range(90, 101))]
+
+
+def test_the_middle_of_each_document_that_is_long_enough_is_measured(tmp_path):
+    for name, n in (("a", 8), ("b", 9), ("c", 20)):
+        (tmp_path / name).write_text(name * n)
+    (tmp_path / "d").write_text("0123456789")
+    (tmp_path / "e.png").write_bytes(b"\x89PNG" * 5)
+    tokenizer = get_tokenizer("bytes")
+    documents = perplexity.documents_of([tmp_path], tokenizer)
+    found = perplexity.middles(documents, 8, 5)
+    assert [tokenizer.decode(x.tolist()) for x in found.values()] == ["b" * 9, "c" * 9, "012345678"]
+    with pytest.raises(UsageError, match="longer than 20 tokens, the longest has 20"):
+        perplexity.middles(documents, 20, 5)
+
+
+def test_the_token_at_position_p_is_predicted_from_the_p_before_it(checkpoints):
+    model, _, _ = load_checkpoint(checkpoints["multiscreen"])
+    x = draw_tokens(21, seed=1, n=257)
+    found = perplexity.nats(model, x.numpy().astype(np.uint16))
+    for p in (1, 2, 20):
+        with torch.no_grad():
+            expected = -model(x[None, :p])[0, -1].log_softmax(-1)[x[p]].item()
+        assert found[p - 1] == pytest.approx(expected, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- copying by distance
+
+@pytest.mark.parametrize("name", ["bundled", "multiscreen", "transformer:2,2,8"])
+def test_an_end_costs_what_it_costs_in_a_whole_text(name, checkpoints):
+    """Also after a long text, where a cache forgets the keys outside the windows."""
+    model, tokenizer, _ = load_checkpoint(BUNDLED if name == "bundled" else checkpoints[name])
+    text = draw_tokens(1200, n=256).tolist()
+    start, ends = [*b"a" * 20, 10], [[10, *b"a" * 20], [10, *b"b" * 20], [10, *b"c" * 9]]
+    places = [38, 1148]
+    found = copying.costs_of_ends(model, start, text, places, ends, 5)
+    for end, costs in zip(ends, found):
+        for place, x in zip(places, costs):
+            whole = torch.tensor([start + text[:place] + end])
+            with torch.no_grad():
+                expected = model.loss(whole[:, :-1], whole[:, 1:], "none")[0, 5 - len(end) :]
+            assert x == pytest.approx(expected.numpy(), abs=1e-4)
+
+
+def test_the_ends_are_controls_of_each_other_and_the_same_each_time():
+    for n in range(30):
+        assert copying.ends_of(n) == copying.ends_of(n)
+        same, another, reordered, near_miss = copying.ends_of(n).values()
+        assert [same, another] == copying.random_strings(n)
+        assert not set(zip(range(4), same)) >= set(zip(range(4), another))
+        assert reordered[:4] == near_miss[:4] == same[:4]
+        assert sorted(reordered) == sorted(same) and reordered != same
+        assert [a != b for a, b in zip(same, near_miss)] == [n >= 4 and n % 4 == 3
+                                                             for n in range(32)]
+    assert len({copying.random_strings(n)[m] for n in range(30) for m in (0, 1)}) == 60
+
+
+def test_one_of_several_candidates_is_asked_for_and_others_are_wrong_answers():
+    places = set()
+    for n in range(30):
+        strings, others = copying.candidates_of(n, 8)
+        asked = copying.random_strings(n)[0]
+        places.add(strings.index(asked))
+        assert sorted([*others, asked]) == sorted(strings) and len(strings) == 8
+    assert len(places) > 5
+    assert copying.candidates_of(3, 1) == ([copying.random_strings(3)[0]], [])
+    same, other = [torch.tensor([1.0, 5.0])], [torch.tensor([2.0, 1.0])]
+    assert copying.are_right(same, [other], 1) == [1]
+    assert copying.are_right(same, [other], 2) == [0]
+
+
+def test_text_before_the_string_is_what_comes_before_it(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(chr(33 + n) for n in range(90)))
+    tokenizer = get_tokenizer("bytes")
+    plain = copying.get_texts([tmp_path], tokenizer, 2, 30)
+    for without, text in zip(plain, copying.get_texts([tmp_path], tokenizer, 2, 30, before=5)):
+        assert text[5:] == without
+        assert (text[4] + 1 - 33) % 90 == text[5] - 33
+
+
+def test_a_bundled_model_finds_a_string_only_if_it_has_read_it(call, tmp_path, capsys):
+    call(copying, "--ckpt", ROOT / "models/text.pt", "--strings", 1, "--distances", 128, 1024,
+         "--swe", "--candidates", 2, "--device", "cpu", "--table", "t.tsv")
+    _, row = read_table(tmp_path / "t.tsv")
+    nats = np.array(row["nats"].split(), float).reshape(4, 2)
+    assert (nats[0] < 3).all() and (nats[1:] > nats[0] + 2).all()
+    assert row["four_right"] == "1 1"
+    assert "guessing: 4.13" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------- abcdigits and passkey
+
+def test_the_bundled_model_finds_needles_and_each_cell_is_a_row(call, tmp_path, capsys):
+    flags = ["--ckpt", BUNDLED, "--lengths", 256, "--depths", 0.1, 0.9, "--trials", 2,
+             "--device", "cpu", "--table", "t.tsv"]
+    call(abcdigits, *flags)
+    call(abcdigits, *flags, "--swe")
+    rows = read_table(tmp_path / "t.tsv")
+    assert [(row["swe"], row["depth"], row["accuracy"]) for row in rows] == [
+        ("", "0.1", "1"), ("", "0.9", "1"), ("yes", "0.1", "1"), ("yes", "0.9", "1")]
+    assert capsys.readouterr().out.count("100.0%") == 9            # with the means
+
+
+@pytest.mark.parametrize("flags", [
+    ["--lengths", 260, 10], ["--depths", 2], ["--trials", 0], ["--digits", 1]])
+def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(call, tmp_path, flags):
+    with pytest.raises(UsageError):
+        call(abcdigits, "--ckpt", BUNDLED, "--device", "cpu", *flags, "--table", "t.tsv")
+    assert not (tmp_path / "t.tsv").exists()
+
+
+def test_a_passkey_prompt_has_its_key_at_the_depth_that_was_asked():
+    prompts, answers = passkey.passkey_prompts(get_tokenizer("bytes"), 1000, 0.5, 2)
+    for prompt, answer in zip(prompts, answers):
+        assert len(prompt) <= 1000
+        assert 0.3 < prompt.index(f"The pass key is{answer}.") / len(prompt) < 0.7
+
+
+# ------------------------------------------------------------------------ when a mean is a mean
+
+def log_of(loss):
+    """Rows of a log that ends at this validation loss."""
+    steps = [{"step": n, "loss": 2.0, "grad_norm": 1.0, "tokens_per_s": 9.0} for n in range(1, 30)]
+    return [*steps, {"step": 10, "val_loss": 3.0}, {"step": 20, "val_loss": loss}]
+
+
+def test_a_change_is_a_mean_over_the_seeds_that_both_groups_have(call, tmp_path, capsys):
+    for seed, (a, b) in enumerate([(1.0, 0.75), (2.0, 1.25)]):
+        write_run(tmp_path / f"a-{seed}", log_of(a), seed=seed)
+        write_run(tmp_path / f"b-{seed}", log_of(b), seed=seed, lr=0.5)
+    write_run(tmp_path / "b-7", log_of(9.0), seed=7, lr=0.5)
+    call(compare, "a-*", "mine=b-*", "--table", "t.tsv")
+    out = capsys.readouterr().out
+    row = next(line.split() for line in out.splitlines() if line.strip().startswith("mine"))
+    assert row[:2] == ["mine", "3"]
+    assert row[6:9] == ["-0.5", "0.35355", "3.1775"]   # of -0.25 and -0.75; t is 12.71
+    assert "lr 0.0625 | 0.5" in out
+    call(compare, "t.tsv")                             # its rows are runs, too
+    assert capsys.readouterr().out.splitlines()[2:5] == out.splitlines()[2:5]
+
+
+@pytest.mark.parametrize("different", [{"seq_len": 32}, {"tokenizer": "gpt2"}, {"lr": 0.5},
+                                       {"corpus": "other"}])
+def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, different):
+    write_run(tmp_path / "a-0", log_of(1.0), seed=0)
+    write_run(tmp_path / "a-1", log_of(2.0), seed=1, **different)
+    with pytest.raises(UsageError, match=f"differ in {[*different][0]}"):
+        compare.get_groups(compare.read_runs([f"mine={tmp_path}/a-*"]))
+
+
+def test_losses_on_other_texts_are_not_compared(tmp_path):
+    for name in "ab":
+        write_run(tmp_path / name, log_of(1.0), corpus=name)
+    one, other = compare.read_runs([tmp_path / "a", tmp_path / "b"])
+    assert compare.changes_of([other], [one], 20) == []
+
+
+def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, capsys):
+    for name, text in (("a-0", "x = 1\n"), ("b-0", "x = 2\n")):
+        folder = write_run(tmp_path / name, log_of(1.0))
+        (folder / "source").mkdir()
+        (folder / "source/multiscreen.py").write_text(text)
+    (tmp_path / "b-0/diverged.txt").write_text("at step 9")
+    call(compare, "a-0", "b-0")
+    out = capsys.readouterr().out
+    assert next(line for line in out.splitlines() if line.strip().startswith("b")).split()[:5] == [
+        "b", "1", "1", "4626", "-"]
+    assert "-x = 1" in out and "+x = 2" in out
+
+
+def test_a_loss_that_rose_in_training_and_validation_counts_as_diverged(tmp_path):
+    for name, training, val in (("rose", 2.0, 4.0), ("overfits", -1.0, 4.0), ("fell", 2.0, 2.0)):
+        log = [{"step": n, "loss": 2 + training * n / 30} for n in range(1, 31)]
+        write_run(tmp_path / name, [*log, {"step": 3, "val_loss": 3.0},
+                                    {"step": 30, "val_loss": val}])
+    runs = compare.read_runs([tmp_path / name for name in ("rose", "overfits", "fell")])
+    assert [run.diverged for run in runs] == [True, False, False]
+    assert math.isnan(runs[0].loss()) and runs[1].loss() == 4.0
+
+
+def test_the_best_choice_is_one_that_all_seeds_have_and_with_which_none_diverged():
+    choices = {"lucky": {"0": 1.0}, "diverged": {"0": 1.0, "1": math.nan, "2": math.nan},
+               "good": {"0": 2.0, "1": 2.0, "2": 2.0}, "worse": {"0": 3.0, "1": 3.0, "2": 3.0}}
+    assert compare.best_choice(choices) == "good"
+    del choices["good"], choices["worse"]
+    assert compare.best_choice(choices) is None
+
+
+def test_a_rate_counts_for_scaling_only_with_all_its_seeds(tmp_path):
+    for seed in (0, 1, 2):
+        write_run(tmp_path / f"good-{seed}", log_of(1.5), seed=seed, lr=0.1)
+        write_run(tmp_path / f"bad-{seed}", log_of(1.0), seed=seed, lr=0.2)
+    write_run(tmp_path / "one-0", log_of(0.5), seed=0, lr=0.3)
+    for seed in (1, 2):
+        (tmp_path / f"bad-{seed}/diverged.txt").write_text("at step 9")
+    models = scaling.get_models(compare.read_runs([f"{tmp_path}/*-*"]))["multiscreen"]
+    assert [(model.lr, model.loss) for model in models] == [("0.1", 1.5)]
+
+
+def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
+    models = [scaling.Model("m", "1", n, n, {"0": loss}) for n, loss in ((100, 3.0), (400, 1.0))]
+    assert scaling.size_at(2.0, models, "parameters") == pytest.approx(200)
+    assert math.isnan(scaling.size_at(0.9, models, "parameters"))
+
+
+def row_of(**cells):
+    """A row of a measurement."""
+    row = dict.fromkeys(RUN, "") | {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16",
+                                    "swe": "", "factor": ""}
+    return row | cells | {"hash": "w-c"}
+
+
+def test_runs_of_two_training_lengths_dtypes_or_tokenizers_are_two_curves():
+    for name, x in (("seq_len", "32"), ("dtype", "bfloat16"), ("tokenizer", "gpt2")):
+        rows = [row_of(nats="1"), row_of(nats="2", seed="1", **{name: x})]
+        assert [*figures.curves(rows, "document", "nats")] == [
+            f"m, {name} {rows[0][name]}", f"m, {name} {x}"]
+
+
+def test_a_mean_is_over_the_documents_that_all_seeds_have():
+    seeds = {"0": [row_of(document="a"), row_of(document="b")], "1": [row_of(document="b")]}
+    assert [[row["document"] for row in rows]
+            for rows in figures.shared(seeds, "document").values()] == [["b"], ["b"]]
+    seeds["1"] = [row_of(document="c")]
+    with pytest.raises(UsageError, match="no document in common"):
+        figures.shared(seeds, "document")
+
+
+def test_the_best_factor_of_a_cell_is_one_that_all_seeds_have():
+    rows = {seed: [row_of(length="256", depth="0.5", factor=factor, accuracy=x)
+                   for factor, x in cells.items()]
+            for seed, cells in {"0": {"": "0.2", "4": "0.3", "8": "1"},
+                                "1": {"": "0.2", "4": "0.5"}, "2": {"": "0.4", "4": "0.4"}}.items()}
+    assert figures.best_cells(rows) == {(256, 0.5): {"0": 0.3, "1": 0.5, "2": 0.4}}
+
+
+def test_two_runs_of_one_model_and_seed_are_not_drawn_as_one(tmp_path):
+    for name in "ab":
+        write_table(tmp_path / f"{name}.tsv", [row_of(nats="1", step="5" if name == "a" else "6")])
+    with pytest.raises(UsageError, match="both have m, seed 0: label one"):
+        read_tables([f"{tmp_path}/?.tsv"])
+    rows = read_tables([f"mine={tmp_path}/a.tsv", f"{tmp_path}/b.tsv"])
+    assert [row["model"] for row in rows] == ["mine", "m"]
+    assert len(read_tables([f"{tmp_path}/?.tsv"], by_step=True)) == 2
+
+
+def test_of_a_run_that_was_trained_further_the_last_rows_count(tmp_path):
+    table = tmp_path / "t.tsv"
+    write_table(table, [row_of(nats="1", step="5"), row_of(nats="2", step="5"),
+                        row_of(nats="3", step="9")])
+    assert [row["nats"] for row in read_tables([table])] == ["3"]
+    assert [row["nats"] for row in read_tables([table], by_step=True)] == ["1", "2", "3"]
+
+
+# ------------------------------------------------------------------------------------- figures
+
+@needs_matplotlib
+def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_known():
+    plt = figures.pyplot()
+    ax = plt.subplots()[1]
+    figures.draw_mean(ax, [1, 2], [[1, 3], [5]], "x", color="C0")
+    assert ax.lines[0].get_ydata().tolist() == [2, 5]
+    assert ax.lines[0].get_label() == "x, 1 to 2 seeds"
+    for tokenizer, expected in (("bytes", True), ("gpt2", False)):
+        fig = figures.copying(plt, [row_of(tokenizer=tokenizer, distances="128 256", string="0",
+                                           nats="1 2 3 4", first_right="", four_right="")])
+        labels = fig.axes[0].get_legend_handles_labels()[1]
+        assert ("guessing a letter or digit" in labels) == expected
+
+
+@needs_matplotlib
+def test_a_figure_does_not_overwrite_other_rows(call, tmp_path):
+    write_table(tmp_path / "copying.tsv", [row_of(nats="1 2", string="0", distances="128")])
+    write_table(tmp_path / "b.tsv", [row_of(nats="1 2", string="0", distances="128", seed="1")])
+    before = (tmp_path / "copying.tsv").read_text()
+    with pytest.raises(UsageError, match="already holds 1 other rows"):
+        call(figures, "copying", "b.tsv", "--out", "copying.png")
+    call(figures, "copying", "copying.tsv", "b.tsv")   # to out/
+    assert (tmp_path / "copying.tsv").read_text() == before
+    call(figures, "copying", "copying.tsv", "b.tsv", "--out", "copying.png")
+    assert len(read_table(tmp_path / "copying.tsv")) == 2
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("figure, table", [
+    ("perplexity", "long_context_ablations"), ("copying", "copying_scaled"), ("gain", "copying"),
+    ("copying_steps", "copying_steps_others"), ("retrieval", "abcdigits"), ("losses", "lr_sweep"),
+    ("changes", "ablations"), ("latency", "latency_gpu"), ("latency", "latency")])
+def test_the_reports_tables_can_be_drawn(call, tmp_path, figure, table):
+    call(figures, figure, ROOT / f"lab/report/{table}.tsv", "--out", "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+@needs_matplotlib
+def test_mechanisms_are_read_from_runs_and_from_the_table_of_a_figure(call, tmp_path, capsys):
+    for seed in (0, 1):
+        folder = write_run(tmp_path / f"text_mine-{seed}", log_of(1.0 + seed), seed=seed)
+        for swe, nats in (("", "1 2 3 4"), ("yes", "1 2 3 3")):
+            add_row(folder / "perplexity.tsv", row_of(
+                seed=str(seed), swe=swe, data="d", length="91", document="a", nats=nats))
+    call(mechanisms, f"mine={tmp_path}/*_mine-*")
+    first = capsys.readouterr().out
+    assert [line.split()[:2] for line in first.splitlines()[3:5]] == [["mine", "1.500"],
+                                                                      ["mine", "SWE"]]
+    assert f"{math.e:.2f} ± 0.00" in first             # exp(4) over exp(3)
+    call(mechanisms, "out/mechanisms.tsv", "--out", "out/again.png")
+    assert capsys.readouterr().out.splitlines()[:5] == first.splitlines()[:5]
+
+
+@needs_matplotlib
+def test_tiles_are_a_row_each_and_a_sample_is_text(call, checkpoints, capsys):
+    path = checkpoints["multiscreen"]
+    call(tiles, "--ckpt", path, "--text", "screening is enough", "--device", "cpu")
+    rows = read_table(path.with_name("tiles.tsv"))
+    assert [float(row["w"]) for row in rows] == pytest.approx([2, 17, 257] * 2, rel=1e-5)
+    assert all(0 <= float(row["alive"]) <= 1 for row in rows)
+    summary = capsys.readouterr().out.splitlines()[1:6]
+    call(tiles, path.with_name("tiles.tsv"))
+    assert capsys.readouterr().out.splitlines()[2:6] == summary[1:]
+    call(sample, "--ckpt", path, "--prompt", "screen", "--tokens", 4, "--device", "cpu")
+    assert capsys.readouterr().out.startswith("screen")
+
+
+# ------------------------------------------------------------------------------------ benchmarks
+
+def test_the_benchmark_times_each_model_in_each_setting(call, tmp_path):
+    call(bench, "--models", "multiscreen", "transformer:1,2,8", "--psi", 2, "--lengths", 40,
+         "--train-length", 16, "--repeats", 2, "--device", "cpu", "--table", "t.tsv")
+    rows = read_table(tmp_path / "t.tsv")
+    assert [row["what"] for row in rows] == ["train"] * 4 + ["decode"] * 4 + ["forward"] * 4
+    assert {row["setting"] for row in rows} == {"initial", "trained-like", "trained-like + SWE",
+                                                "flash"}
+    assert all(len(row["ms"].split()) == 2 for row in rows)
+    assert all(float(row["parts_ms"]) > 0 for row in rows[-4:])
+
+
+def test_a_wrong_kernel_is_not_timed():
+    def wrong(q, k, v, w, r):
+        return multiscreen.screen(q, k, v, 0.9 * w, r)
+
+    def random(q, k, v, w, r):
+        return multiscreen.screen(q, k, v, w, r) * (1 + 1e-5 * torch.rand(()))
+
+    bench.check_kernel(multiscreen.screen, CPU, [60])
+    with pytest.raises(UsageError, match="is wrong"):
+        bench.check_kernel(wrong, CPU, [60])
+    with pytest.raises(UsageError, match="other bits"):
+        bench.check_kernel(random, CPU, [60])
+
+
+def test_flex_attention_screens_as_the_definition_does():
+    inputs = bench.draw_inputs(128, [2.0, 17.5, 500.0], torch.float32, CPU)
+    expected = multiscreen.screen(*inputs)
+    found = bench.flex_screen(128, inputs[3])(*inputs)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+# ----------------------------------------------------------------------------------- experiments
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_each_training_of_an_experiment_has_flags_that_train_takes_and_its_own_folder(name):
+    folders = {}
+    for jobs in experiments.EXPERIMENTS[name]("out", [0, 1]):
+        for job in jobs:
+            for command in job:
+                words = experiments.shlex.split(command)
+                if words[1] == "train.py":
+                    args = train.get_args(words[2:])
+                    del args.steps
+                    assert folders.setdefault(args.out, vars(args)) == vars(args)
+                    folders[args.out] = vars(args)
+    assert len(folders) > 1 or name == "latency"
+
+
+def test_a_job_ends_at_a_failure_others_go_on_and_a_diverged_run_is_none(tmp_path):
+    script = tmp_path / "end.py"
+    script.write_text("import sys\nopen(sys.argv[2], 'w')\nsys.exit(int(sys.argv[1]))\n")
+
+    def command(code, name):
+        return f"python {script} {code} {tmp_path / name}"
+
+    stages = [[[command(1, "a"), command(0, "b")], [command(0, "c")],
+               [command(3, "d"), command(0, "not measured")]], [[command(0, "e")]]]
+    with pytest.raises(UsageError, match="failed") as e:
+        experiments.run_all(stages, 2)
+    assert str(e.value).count("end.py 1") == 1 and "end.py 3" not in str(e.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c", "d", "e", "end.py"]
+
+
+def test_a_name_of_an_idea_is_one_code_and_one_list_of_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check = experiments.require_same_idea
+    for name in ("", "a/b", "--resume"):
+        with pytest.raises(UsageError, match="one word"):
+            check(name, "", [0])
+    with pytest.raises(UsageError, match="first train the code without your edit"):
+        check("mine", "", [0])
+    check("original", "", [0])
+    source = tmp_path / "out/idea/mine-0/source"
+    for folder in (source, tmp_path / "out/idea/original-0"):
+        folder.mkdir(parents=True)
+    check("mine", "--lr 0.1", [0])
+    check("mine", "--lr 0.1", [0])
+    with pytest.raises(UsageError, match="trained with the flags --lr 0.1"):
+        check("mine", "", [0])
+    (source / "multiscreen.py").write_text((ROOT / "multiscreen.py").read_text())
+    check("mine", "--lr 0.1", [0])
+    (source / "multiscreen.py").write_text("x = 1\n")
+    with pytest.raises(UsageError, match="trained with another multiscreen.py"):
+        check("mine", "--lr 0.1", [0])
+
+
+def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_saved(tmp_path):
+    (tmp_path / "out/idea/original-0").mkdir(parents=True)
+    (tmp_path / "own.txt").write_text("some text of my own, " * 200)
+    flags = ("--psi 2 --seq-len 32 --steps 100000 --data own.txt --eval-every 100000 "
+             "--log-every 1 --kernel definition --device cpu")
+    command = [sys.executable, str(ROOT / "lab/experiments.py"), "idea", "mine", "--seeds", "0",
+               "1", "--lanes", "1", "--", *flags.split()]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    log, until = tmp_path / "out/idea/mine-0/log.tsv", time.time() + 200
+    while time.time() < until and not (log.exists() and log.read_text().count("\n") > 3):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)              # what a terminal does
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 130, said
+    assert 0 < torch.load(log.with_name("ckpt.pt"))["step"] < 100_000
+    assert sorted(path.name for path in (tmp_path / "out/idea").iterdir()) == [
+        "mine-0", "mine.txt", "original-0"]
