@@ -256,10 +256,12 @@ def print_differences(one, other, by):
             print(f"  {name} {one.flags[name]} | {other.flags[name]}")
     paths = sorted(one.source.keys() | other.source.keys()) if one.source and other.source else []
     for path in paths:
-        lines = difflib.unified_diff(one.source.get(path, []), other.source.get(path, []), path,
-                                     path, n=0, lineterm="")
-        for line in lines:
-            print(f"  {line}")
+        texts = one.source.get(path, []), other.source.get(path, [])
+        if texts[0] != texts[1]:
+            print(f"  {path}")
+            for line in list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]:
+                if not line.startswith("@@"):
+                    print(f"    {line}")
 
 
 def main():

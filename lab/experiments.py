@@ -380,12 +380,17 @@ def collect(folder):
 
 # --------------------------------------------------------------------------- an idea of your own
 
-def idea(name, flags, seeds):
-    """Your idea on text and its perplexity beyond, against the original."""
+def idea(name, flags, seeds, needles=False):
+    """Your idea on text and its perplexity beyond, against the original. needles: retrieval, too"""
     yield [[f"{TRAIN} --psi 6 --seq-len 128 --steps 1000 --warmup 250 {flags} "
             f"--seed {seed} --out out/idea/{name}-{seed}",
             f"python -m lab.perplexity --length 2048 --ckpt out/idea/{name}-{seed}/ckpt.pt"]
            for seed in seeds]
+    if needles:
+        yield [[f"{TRAIN} --data abcdigits --digits 2 {NEEDLES} {flags} --seed {seed} "
+                f"--out out/needles/{name}-{seed}",
+                f"python abcdigits.py --swe --ckpt out/needles/{name}-{seed}/ckpt.pt"]
+               for seed in seeds]
     if name != "original":
         yield [[f"python -m lab.compare 'out/idea/original-*' 'out/idea/{name}-*'"]]
 
@@ -450,6 +455,8 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", help="the seeds to train [those of the report]")
     p.add_argument("--lanes", type=at_least(1), default=2,
                    help="how many commands run at a time [2]")
+    p.add_argument("--needles", action="store_true", help="idea: train and measure retrieval, too, "
+                   "half an hour more per seed")
     p.add_argument("--out", default="out/lab", help="the folder of all runs [out/lab]")
     p.add_argument("--print", action="store_true", help="print the commands and run nothing")
     argv, flags = sys.argv[1:], []
@@ -466,7 +473,7 @@ def main():
         seeds = args.seeds or list(range(3))
         if not args.print:
             require_same_idea(names[1], shlex.join(flags), seeds)
-        stages, names = idea(names[1], shlex.join(flags), seeds), []
+        stages, names = idea(names[1], shlex.join(flags), seeds, args.needles), []
     if names == ["all"]:
         names = [name for name in EXPERIMENTS if name != "tiny" and not name.startswith("tune")]
     for name in names:

@@ -1,0 +1,303 @@
+"""The numbers that README, docs and the report take from committed rows are those of the rows."""
+import re
+import statistics
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+import train
+from lab import mechanisms, perplexity, scaling
+from lab.compare import (
+    changes_of,
+    get_groups,
+    last_common_step,
+    mean_and_std,
+    read_runs,
+)
+from lab.figures import best_cells, by_end, curves, mean_by_length, numbers, shared
+from support.maps import inside
+from support.tables import read_table, read_tables
+from tests.helpers import ROOT
+
+FOLDER = ROOT / "lab/report"
+README = (ROOT / "README.md").read_text()
+REPORT = (FOLDER / "report.md").read_text()
+COPYING = (ROOT / "docs/copying.md").read_text()
+
+
+def rows_of(text, title):
+    """The rows of the Markdown table with that title in its head, each a list of cells."""
+    table = text[text.index(f"| {title} |") :].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+def found_in(text, pattern):
+    """The numbers that a pattern finds once in a text whose lines may be broken anywhere."""
+    match, = re.findall(pattern, " ".join(text.split()))
+    return [float(x) for x in ([match] if isinstance(match, str) else match)]
+
+
+def shares(name):
+    """{model: {length: its mean share of answers in percent, as one prints it}}"""
+    found = {}
+    rows = read_tables([FOLDER / f"{name}.tsv"])
+    for model, seeds in curves(rows, "length", "depth", "factor", "accuracy").items():
+        means = mean_by_length(best_cells(seeds))
+        found[model] = {length: float(f"{100 * statistics.fmean(of_seed.values()) + 1e-9:.1f}")
+                        for length, of_seed in means.items()}
+    return found
+
+
+def perplexities(name):
+    """{model: perplexity at each position, means over the seeds}"""
+    found = {}
+    rows = read_tables([FOLDER / f"{name}.tsv"])
+    for model, seeds in curves(rows, "document", "nats").items():
+        y = [np.exp(np.mean([numbers(row) for row in of_seed], axis=0))
+             for of_seed in shared(seeds, "document").values()]
+        found[model] = np.mean(y, axis=0)
+    return found
+
+
+def changes(name, digits, by=None):
+    """{group: (change, deviation), rounded}"""
+    runs = read_runs([FOLDER / f"{name}.tsv"])
+    groups, step = get_groups(runs, by), last_common_step(runs)
+    first = [run for run in runs if run.label == runs[0].label]
+    found = {}
+    for label, group in groups.items():
+        partners = [run for run in first if not by or run.flags[by] == group[0].flags[by]]
+        if group[0].label != runs[0].label:
+            pair = mean_and_std(changes_of(group, partners, step))
+            found[label] = tuple(round(x, digits) for x in pair)
+    return found
+
+
+def losses_by_rate():
+    """{(label, rate): the losses of lr_sweep.tsv that did not diverge}"""
+    found = {}
+    for run in read_runs([FOLDER / "lr_sweep.tsv"]):
+        if not run.diverged:
+            found.setdefault((run.label, float(run.flags["lr"])), []).append(run.loss())
+    return found
+
+
+# --------------------------------------------------------------------------------- the front page
+
+def test_readmes_table_of_mechanisms():
+    lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
+    means = {key: {column: statistics.fmean(x) for column, x in values.items()}
+             for key, values in lines.items()}
+    names = list(dict.fromkeys(name for name, _ in lines))
+    rows = rows_of(README, "mechanism")
+    assert len(rows) == len(names) == 13
+    for row, name in zip(rows, names):
+        mean = means[name, ""]
+        assert row[2] == f"{mean['loss']:.3f}"
+        assert float(row[3]) == pytest.approx(mean["perplexity 2048 / 64"], rel=0.02)
+        needles = [f"{mean[f'needles {n}']:.0f}" for n in (256, 1024, 4096)]
+        if (name, "SWE") in means:
+            needles[2] += f", with SWE {means[name, 'SWE']['needles 4096']:.0f}"
+        assert row[4:] == needles
+
+
+def test_readmes_claims():
+    """Of both families, in the order of their columns."""
+    said = {int(row[0]): " ".join(row[2:4]) for row in rows_of(README, "#")}
+    said = {n: [x.rstrip(",") for x in re.findall(r"\d[\d.,]*", text)] for n, text in said.items()}
+    found = shares("abcdigits")
+    assert [float(x) for x in said[16]] == [
+        found[name][n] for name in ("Multiscreen + SWE", "Multiscreen") for n in (8192, 32768)]
+    at = [perplexity.positions(8192).index(n) for n in (256, 8192)]
+    found = perplexities("long_context")
+    assert said[11] == [f"{found[name][n]:.3g}" for name in
+                        ("Multiscreen, 0.93M", "Transformer, 1.2M") for n in at]
+    means = {key: statistics.fmean(x) for key, x in losses_by_rate().items()}
+    assert said[5][:4] == [f"{x:.2f}" for name in ("Multiscreen", "Transformer") for x in
+                           (min(x for key, x in means.items() if key[0] == name), means[name, 1.0])]
+    rows = scaling.get_rows(scaling.get_models(read_runs([FOLDER / "scaling.tsv"])))
+    sizes = {f"{row[i] / 1000:.0f}" for row in rows for i in (3, 4) if row[i] == row[i]}
+    assert {x.removesuffix("k") for x in said[1]} <= sizes
+
+
+def test_the_speeds_on_a_gpu():
+    """The range over four sizes of Transformer over Multiscreen, at 131,072 tokens."""
+    ms = {(row["model"].partition(":")[0], row["setting"], int(row["parameters"])):
+          statistics.fmean(map(float, row["ms"].split()))
+          for row in read_table(FOLDER / "latency_gpu.tsv")}
+    theirs = [x for (_, setting, _), x in sorted(ms.items(), key=lambda item: item[0][2])
+              if setting == "cudnn"]
+    found = {}
+    for wanted in ("initial", "trained-like", "trained-like + SWE"):
+        ours = [x for (_, setting, _), x in sorted(ms.items(), key=lambda item: item[0][2])
+                if setting == wanted]
+        speeds = [b / a for a, b in zip(ours, theirs)]
+        found[wanted] = [float(f"{x:.1f}") for x in (min(speeds), max(speeds))]
+    assert found["initial"] == found_in(
+        REPORT, r"It is ([\d.]+) to ([\d.]+) times as fast with initial windows")
+    assert found["trained-like"] == found_in(
+        REPORT, r"([\d.]+) to ([\d.]+) times with windows guessed")
+    assert found["trained-like + SWE"] == found_in(
+        REPORT, r"trained ones, and ([\d.]+) to ([\d.]+) times with SWE")
+
+
+# -------------------------------------------------------------------------------------- the report
+
+def claim(n):
+    """The fourth cell of a claim's row in the report."""
+    text, = (row[3] for row in rows_of(REPORT, "#") if row[0] == str(n))
+    return text
+
+
+def percents(n):
+    return [float(x) for x in re.findall(r"([\d.]+)(?: ± [\d.]+)? %", claim(n))]
+
+
+def test_the_reports_claims_about_retrieval():
+    def means(found, names, lengths):
+        return [found[name][n] for n in lengths for name in names]
+
+    models, keys, ablations = map(shares, ("abcdigits", "passkey", "abcdigits_ablations"))
+    ours, expanded = "Multiscreen", "Multiscreen + SWE"
+    assert percents(14)[:3] == means(models, [ours], (2048, 8192, 32768))
+    assert percents(15) == [*means(models, ["Transformer, RoPE"], (512, 2048, 8192)),
+                            *means(models, ["Transformer, local"], (2048, 8192))]
+    assert percents(16)[:6] == means(models, [expanded, ours], (8192, 16384, 32768))
+    assert percents(17) == [*means(keys, [expanded], [8192]),
+                            *means(keys, [ours], (512, 1024, 2048, 4096, 8192)),
+                            *means(keys, ["Transformer, RoPE"], (512, 1024))]
+    names = ("Multiscreen", "MiPE → NoPE", "w/o gate", "w/o TanhNorm", "r fixed to 1",
+             "MiPE → RoPE")
+    assert percents(22) == [*means(ablations, names, [8192]),
+                            *means(ablations, [f"{name} + SWE" for name in names], [8192])]
+
+
+def test_the_reports_claims_about_losses():
+    rows = scaling.get_rows(scaling.get_models(read_runs([FOLDER / "scaling.tsv"])))
+    savings = [round(row[5]) for row in rows if row[5] == row[5]]
+    assert savings == [-7, *found_in(claim(1), r"saves (\d+) ± 7 % against .* 68 thousand, (\d+) ± "
+                                     r"7 % against 86, (\d+) ± 5 % against 164, (\d+) ± 3 % "
+                                     r"against 257 and (\d+) % against 328")]
+    others = [round(row[7]) for row in rows if row[7] == row[7]]
+    assert others == [-33, 9, 20, 35, 41, 29]
+    assert "33 % more" in claim(2) and "9 ± 8, 20 ± 8, 35 ± 6, 41 ± 3 and 29 %" in claim(2)
+
+    means = {key: f"{statistics.fmean(x):.2f}" for key, x in losses_by_rate().items()}
+    qknorm = [means["Transformer + QKNorm", lr] for lr in (2**-4, 2**-2, 1.0)]
+    assert f"ends at {qknorm[0]}, {qknorm[1]} and {qknorm[2]}" in claim(6)
+    ours = [means["Multiscreen", lr] for lr in (2**-4, 2**-2, 1.0)]
+    assert f"Multiscreen at {ours[0]}, {ours[1]} and {ours[2]}" in claim(6)
+    by_rate = changes("lr_sweep", 3, "lr")
+    for exponent in (-8, -6, -4):
+        change, std = by_rate[f"Transformer + QKNorm, lr {2.0**exponent}"]
+        assert f"{change:.3f} ± {std:.3f} at 2^{exponent}" in claim(6)
+
+    found = changes("sanity", 4)
+    assert "{:.4f} ± {:.4f}".format(*map(abs, found["Transformer, no weight decay"])) in claim(9)
+    found = changes("ablations", 3)
+    for name, words in (("w/o Gate", "without the gate"), ("w/o TanhNorm", "without TanhNorm"),
+                        ("MiPE → NoPE", "with NoPE"), ("MiPE → RoPE", "with RoPE"),
+                        ("Fixed r = 1", "with r = 1")):
+        assert "{:+.3f} ± {:.3f} ".format(*found[name]) + words in claim(21)
+    found = changes("copying_losses", 3)
+    text = " ".join(REPORT.split())
+    assert "by {:.3f} ± {:.3f}, that of the local one by {:.3f} ± {:.3f}".format(
+        *found["softmax"], *found["local"]) in text
+
+
+def test_the_reports_tiles():
+    rows = read_table(FOLDER / "text_multiscreen-0/tiles.tsv")
+    w, r, alive = (np.array([float(row[name]) for row in rows]) for name in ("w", "r", "alive"))
+    pairs = inside(203, torch.tensor(w)).sum((1, 2)).numpy()
+    text = " ".join(REPORT.split())
+    assert f"rejects {1 - alive.mean():.0%} of".replace("%", " %") in text
+    zero = 1 - (pairs * alive).sum() / pairs.sum()
+    assert f"of all tiles together, {zero:.0%}".replace("%", " %") in text
+    assert f"median window is {np.median(w):.1f} tokens, and {(w > 256).sum()} of the 64" in text
+    assert f"median r is {np.median(r):.2f}, and {(r > 0.9).sum()} of the 64" in text
+    assert (alive == 0).sum() == 16 and "Sixteen tiles accept nothing" in text
+
+
+def test_the_verdicts_and_their_tallies():
+    said = {row[0]: row[-1] for row in rows_of(REPORT, "#")}
+    assert len(said) == 22
+    for row in rows_of(README, "#"):
+        assert said[row[0]].startswith(row[-1])
+    for word in ("shown", "partly", "contradicted", "not testable here", "a GPU's claim"):
+        count = sum(verdict.startswith(word) for verdict in said.values())
+        tally = rf"\b{count} (are |is ){word}"
+        for text in (REPORT, README) if word in ("shown", "partly") else (REPORT,):
+            assert not count or re.search(tally, text.replace("\n", " ")), (word, count)
+
+
+# ----------------------------------------------------------------------------------------- copying
+
+@pytest.mark.parametrize("table, names", [
+    ("copying", {"Multiscreen": "Multiscreen", "Multiscreen with SWE": "Multiscreen + SWE",
+                 "softmax, RoPE": "Transformer, RoPE", "local": "Transformer, local"}),
+    ("copying_lr0.0625", {"Multiscreen at 2^-4": "Multiscreen at 2^-4",
+                          "Multiscreen at 2^-4 with SWE": "Multiscreen at 2^-4 + SWE"})])
+def test_the_tables_of_copying(table, names):
+    found = by_end(read_tables([FOLDER / f"{table}.tsv"]))
+    lines = [line.strip("| ").split(" | ") for line in COPYING.splitlines() if line.startswith("|")]
+    lines = [line for line in lines if len(line) == 10]            # of nine distances
+    for said, name in names.items():
+        same, = (line[1:] for line in lines if line[0] == said)
+        other, = (line[1:] for line in lines if line[0] == f"another string: {said}")
+        for cell, column in zip(same, found[name]["same"].T, strict=True):
+            mean, std = mean_and_std(column)
+            assert cell == f"{mean:.2f} ± {std:.2f}"
+        assert other == [f"{x:.2f}" for x in found[name]["another"].mean(0)]
+
+
+def test_the_best_scaling_of_copying():
+    found = by_end(read_tables([FOLDER / "copying_scaled.tsv"]))
+    best = found["Transformer, RoPE + best RoPE scaling"]["same"].T[1:5]
+    means = [f"{mean:.1f} ± {std:.1f}" for mean, std in map(mean_and_std, best)]
+    said = re.findall(r"([\d.]+ ± [\d.]+) (?:nats )?at (?:256 bytes|512|1,024|2,048)",
+                      " ".join(COPYING.split()))
+    assert said == means
+
+
+# ------------------------------------------------------------------------------------- the commands
+
+def test_every_figure_that_a_page_shows_exists():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md"),
+             *ROOT.glob("lab/*.md"), FOLDER / "report.md"]
+    shown = [(page, name) for page in pages
+             for name in re.findall(r"!\[.*?\]\(([\w/.-]+\.(?:png|svg))\)", page.read_text())]
+    assert len(shown) > 15
+    assert [name for page, name in shown if not (page.parent / name).exists()] == []
+
+
+def test_the_commands_name_modules_and_tables_that_are_there():
+    """Of a program that is gone a page says `git show COMMIT:path`, not how it was called."""
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md"),
+             *ROOT.glob("lab/*.md"), FOLDER / "report.md"]
+    for page in pages:
+        text = page.read_text()
+        written = {path.replace("/", ".") for path in re.findall(r"to `([\w/]+)\.py`", text)}
+        named = re.findall(r"python3? -m\s+([\w.]+\w)|\bfrom ([\w.]+) import", text)
+        modules = {command or module for command, module in named} - written
+        assert [name for name in modules if not find_spec(name)] == [], page
+        tables = re.findall(r"lab/report/[\w./-]+\.tsv", text)
+        assert [name for name in tables if not (ROOT / name).exists()] == [], page
+
+
+def test_the_table_of_memory_adds_up():
+    text = (ROOT / "docs/scale.md").read_text()
+    lines = re.findall(r"^\| `(--(?:psi|model) .+)` \| (.+) \|$", text, re.M)
+    assert len(lines) == 9
+    for words, cells in lines:
+        args = train.get_parser().parse_args(words.split())
+        gpus, P, passes, *sizes = (float(x.replace(",", "")) for x in cells.split(" | "))
+        weights, gradients, moments, _, _, whole, checkpoint = sizes
+        state = 4 * P / 2**30
+        known = [state / args.shard, state / (args.shard if passes == 1 else 1),
+                 2 * state / args.shard]
+        assert passes == 2**22 / 2**12 / (args.batch_size * gpus)
+        assert [weights, gradients, moments] == pytest.approx(known, abs=0.006)
+        assert whole == pytest.approx(sum(sizes[:5]), abs=0.03)
+        assert checkpoint == pytest.approx(3 * state, abs=0.006)
