@@ -129,20 +129,6 @@ def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
         "length": "256", "depth": "0.1", "factor": "", "swe": "", "trials": "2"}
 
 
-def test_only_what_is_missing_is_measured(measure, capsys):
-    measure("--lengths", "260", "--depths", "0.5")
-    asked = []
-
-    def right(model, prompts):
-        asked.append(len(prompts))
-        return [False, True]
-
-    rows = measure("--lengths", "260", "--depths", "0.5", "0.9", right=right)
-    assert asked == [2]
-    assert [row["accuracy"] for row in rows] == ["1", "0.5"]
-    assert "reusing 1 of 2 measurements in" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("flags", [
     ["--lengths", "260", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
     ["--trials", "0"], ["--digits", "1"]])

@@ -337,14 +337,6 @@ def test_the_bundled_model_finds_needles_and_each_cell_is_a_row(call, tmp_path, 
     assert capsys.readouterr().out.count("100.0%") == 9            # with the means
 
 
-@pytest.mark.parametrize("flags", [
-    ["--lengths", 260, 10], ["--depths", 2], ["--trials", 0], ["--digits", 1]])
-def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(call, tmp_path, flags):
-    with pytest.raises(UsageError):
-        call(abcdigits, "--ckpt", BUNDLED, "--device", "cpu", *flags, "--table", "t.tsv")
-    assert not (tmp_path / "t.tsv").exists()
-
-
 def test_a_passkey_prompt_has_its_key_at_the_depth_that_was_asked():
     prompts, answers = passkey.passkey_prompts(get_tokenizer("bytes"), 1000, 0.5, 2)
     for prompt, answer in zip(prompts, answers):
