@@ -59,7 +59,8 @@ def curves(rows, *apart):
 
     apart: the columns by which a curve goes on, or over which a mean is taken, and the values.
     """
-    columns = [name for name in rows[0] if name not in (*apart, "seed", "step", "hash")]
+    columns = dict.fromkeys(name for row in rows for name in row
+                            if name not in (*apart, "seed", "step", "hash"))
     found = {}
     for row in rows:
         of_curve = found.setdefault(tuple(row.get(name, "") for name in columns), {})
@@ -216,7 +217,7 @@ def perplexity(plt, rows):
         for name in list(found)[1:]:
             panels.setdefault(model_and_setting(name)[0], [list(found)[0]]).append(name)
     columns = min(len(panels), 3)
-    fig, axes = plt.subplots(-(-len(panels) // columns), columns, sharex=True, sharey=True,
+    fig, axes = plt.subplots(math.ceil(len(panels) / columns), columns, sharex=True, sharey=True,
                              squeeze=False)
     fig.set_figheight(2.5 + 2 * len(axes))
     for ax in axes.flat[len(panels) :]:
@@ -357,7 +358,7 @@ def retrieval(plt, rows):
     lengths = sorted({length for found in cells.values() for length, _ in found})
     depths = sorted({depth for found in cells.values() for _, depth in found})
     has_curves = len(cells) < 8                        # more could not be told apart
-    lines = -(-len(cells) // 3)
+    lines = math.ceil(len(cells) / 3)
     heights = [1] * lines
     if has_curves:
         heights.append(1.7)
