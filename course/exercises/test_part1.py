@@ -1,235 +1,324 @@
-"""Part 1, up to MiPE: hand-worked points first, then properties, then multiscreen.py."""
+"""Part 1: your screening unit beside multiscreen.py, and the typical mistakes of each function."""
 import math
 
 import torch
+import torch.nn.functional as F
 
 import multiscreen as ms
-from course.exercises.adapters import mine
-from course.exercises.checks import (
-    check,
-    expect,
-    expect_gradients,
-    gradient,
-    near,
-    random,
-)
+from course.exercises import grade
+from course.exercises.grade import correlated
 
 INF = math.inf
+RIGHT = {name: getattr(ms, name) for name in grade.PART_1}
+
+
+def numbers(*x, dtype=torch.float32):
+    return torch.tensor(x, dtype=dtype)
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=grade.random(1), dtype=torch.float64)
+
+
+def length(x):
+    return x.square().sum(-1, keepdim=True).sqrt()
+
+
+def gamma(w, w_th):
+    return (torch.cos(math.pi * w / w_th) + 1) / 2
+
+
+def angle(i, w, gamma):
+    """MiPE's angle in w's dtype."""
+    return math.pi * i * (gamma / w)[:, None]
+
+
+def cosine(d, w):
+    """Softmask without its mask."""
+    return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
+
+
+def inside(d, w):
+    return (-w < d) & (d <= 0)
+
+
+def of_pairs(alpha, mask):
+    """A wrong `relevance` with these functions in place of Trim and Softmask."""
+    def relevance(q, k, w, r, i0=0):
+        d = torch.arange(k.shape[2]) - torch.arange(i0, i0 + q.shape[2])[:, None]
+        return alpha(q @ k.mT, r[:, None, None]) * mask(d, w[:, None, None])
+
+    return relevance
+
+
+def everything(d, w):
+    return torch.ones_like(d / w)
+
+
+def positions_of_bfloat16(q, k, w, r, i0=0):
+    """A wrong `relevance` that counts positions in q's dtype."""
+    i = i0 + torch.arange(q.shape[2], dtype=q.dtype)
+    d = torch.arange(k.shape[2], dtype=q.dtype) - i[:, None]
+    return ms.trim(q @ k.mT, r[:, None, None]) * ms.softmask(d, w[:, None, None])
+
+
+UNIT_AT_0 = ("unit(0) must be 0, with a finite gradient: clip the length from below at eps, and as "
+             "the slope of a root at 0 is infinite, clip the square, before the root")
+TANH_NORM_AT_0 = ("tanh_norm(0) must be 0, and the Jacobian there the identity: put a 1 in place "
+                  "of small squares before the root, and use one length above and below. "
+                  "torch.where alone does not help, because backward computes both branches")
+
+# {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
+MISTAKES = {
+    "window": [
+        (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
+        (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
+        (lambda s: s.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it "
+         "finite"),
+        (lambda s: F.softplus(s) + 1, "e^s_w, not log(1 + e^s_w)"),
+        (lambda s: (s + 1).exp(), "the 1 is added to the exponential, not to s_w"),
+        (lambda s: torch.where(s == INF, INF, s.exp() + 1), "the gradient at s_w = inf must be 0, "
+         "and not NaN: torch.where computes both branches in the backward pass. Give exp a finite "
+         "number where s_w is inf"),
+        (lambda s: s.exp() + 1, "the gradient at s_w = inf must be 0: an infinite window is a "
+         "setting, and must not spoil a backward pass")],
+    "acceptance": [
+        (lambda s: s.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
+         "multiplies by r: here r is the sigmoid of s_r"),
+        (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
+         "accepts more"),
+        (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
+        (lambda s: torch.sigmoid(s) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
+        (lambda s: torch.sigmoid(s).clamp(max=1e-3), "1e-3 is the lower limit, so clamp(min=1e-3)"),
+        (lambda s: torch.tanh(s).clamp_min(1e-3), "r is the sigmoid of s_r, not its tanh")],
+    "unit": [
+        (lambda x: x / x.norm(), "all vectors were divided by one length: each has its own"),
+        (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
+        (lambda x: x / length(x) ** 2, "divided by the squared length: take its root"),
+        (lambda x: x / (length(x.where(x != 0, 1e-20)) + 1e-6), "eps was added to the length: "
+         "clip it from below"),
+        (lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), "eps was added in the "
+         "root: clip the square from below, at eps^2"),
+        (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the "
+         "sum of squares, not of their mean"),
+        (lambda x: F.normalize(x, dim=-1, eps=1e-12), "the smallest length is eps = 1e-6"),
+        (lambda x: x / length(x), UNIT_AT_0),
+        (lambda x: x / length(x).clamp_min(1e-6), UNIT_AT_0),
+        (lambda x: x / length(x).clamp_min(1e-6).detach(), "the length is detached: it changes "
+         "with x, too")],
+    "mipe_angle": [
+        (lambda i, w, w_th: ms.mipe_angle(i, w, w_th) / math.pi, "the angle lacks pi"),
+        (lambda i, w, w_th: angle(i, w, 1 + 0 * w), "gamma is missing: the angle must fade out "
+         "towards w_th"),
+        (lambda i, w, w_th: 2 * angle(i, w, gamma(w, w_th)), "gamma lacks its 1/2"),
+        (lambda i, w, w_th: ms.mipe_angle(i, w, 256.0), "w_th is an argument, and not always 256"),
+        (lambda i, w, w_th: -ms.mipe_angle(i, w, w_th), "the sign: the angle grows with i"),
+        (lambda i, w, w_th: angle(i, w.clamp(max=w_th), gamma(w.clamp(max=w_th), w_th)), "far out "
+         "the angle is off: convert i and w to float64 before anything else, and remove whole "
+         "turns before you convert the angle back to w's dtype"),
+        (lambda i, w, w_th: angle(i, w, gamma(w, w_th)), "MiPE still turns at w >= w_th: the angle "
+         "must be 0 there, for w = inf too"),
+        (lambda i, w, w_th: angle(i, w, torch.where(w < w_th, gamma(w, w_th), 0.0)), "the gradient "
+         "is NaN at w = inf: torch.where does not stop a NaN in backward. Clamp w before the "
+         "formula")],
+    "mipe": [
+        (lambda x, angle: ms.mipe(x, -angle), "turned the wrong way: a quarter turn maps (1, 0) to "
+         "(0, 1)"),
+        (lambda x, angle: torch.cat([ms.mipe(pair, angle) for pair in x.split(2, -1)], -1),
+         "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
+        (lambda x, angle: ms.mipe(x, angle * math.pi / 180), "the angle is in radians"),
+        (lambda x, angle: ms.mipe(x, angle)[..., :2], "the other dimensions are missing: put them "
+         "behind the two that turn"),
+        (lambda x, angle: ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its "
+         "own"),
+        (lambda x, angle: ms.mipe(x, angle[:, :1].expand_as(angle)), "each position has angles of "
+         "its own"),
+        (lambda x, angle: torch.stack((x[..., 0] * angle.cos() - x[..., 1] * angle.sin(),
+                                       x[..., 0] * angle.sin() - x[..., 1] * angle.cos(),
+                                       *x.unbind(-1)[2:]), -1),
+         "a minus too many: the second number is x_0 sin + x_1 cos")],
+    "trim": [
+        (lambda s, r: (1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not "
+         "multiplied by it"),
+        (lambda s, r: (1 - (1 - s) / r).square(), "below the threshold the relevance rises again: "
+         "the max with 0 comes before the square"),
+        (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
+        (lambda s, r: (1 - ((1 - s) / r).square()).relu(), "square the whole expression, after the "
+         "max with 0"),
+        (lambda s, r: (1 - s / r).relu().square(), "Trim compares 1 - s with r, not s"),
+        (lambda s, r: ((s - r) / (1 - r)).relu().square(), "r was taken for the threshold: the "
+         "threshold is 1 - r, the width is r"),
+        (lambda s, r: torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: "
+         "the relevance is 0 at the threshold, and 1 at s = 1")],
+    "softmask": [
+        (lambda d, w: ms.softmask(-d, w), "d = j - i is negative in the past"),
+        (lambda d, w: torch.where(inside(d, w), cosine(d, w), -INF), "outside the window the mask "
+         "is 0, which multiplies: -inf is for softmax"),
+        (cosine, "there is no mask: outside -w < d <= 0 the result must be 0"),
+        (lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0), "a later key, d > 0, must get "
+         "0: this mask sees the future"),
+        (lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0), "beyond the window the cosine rises "
+         "again: every distance of w or more must get exactly 0"),
+        (lambda d, w: 2 * ms.softmask(d, w), "softmask lacks its 1/2: at distance 0 it is 1"),
+        (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "a query sees its own "
+         "key: d = 0 is inside the window"),
+        (lambda d, w: inside(d, w) * w / w, "inside the window the mask must fall from 1 to 0 as a "
+         "cosine: this window is hard")],
+    "relevance": [
+        (lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0), "queries and keys were swapped"),
+        (lambda q, k, w, r, i0=0: ms.trim(q @ k, r[:, None, None]), "k must be transposed: "
+         "q @ k.transpose(-2, -1)"),
+        (lambda q, k, w, r, i0=0: ms.trim(q @ k.T, r[:, None, None]), "k.T swaps all four axes: "
+         "q @ k.transpose(-2, -1)"),
+        (lambda q, k, w, r, i0=0: ms.trim(q @ k.mT, r), "r has the shape (H,) and s (B, H, T, S): "
+         "w[:, None, None] and r[:, None, None] align them"),
+        (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r), "i0 is ignored: the first query stands "
+         "at i0, not at 0"),
+        (lambda q, k, w, r, i0=0: F.normalize(ms.relevance(q, k, w, r, i0), p=1, dim=-1), "the "
+         "relevances of a query sum to 1: nothing may compete, so divide by nothing"),
+        (of_pairs(ms.trim, lambda d, w: ms.softmask(-d, w)), "the sign of d: it is j - i"),
+        (of_pairs(ms.trim, everything), "Softmask is missing: alpha_d is Trim times Softmask"),
+        (of_pairs(lambda s, r: s, ms.softmask), "Trim is missing: alpha is Trim of s"),
+        (of_pairs(lambda s, r: ms.trim(s / 4, r), ms.softmask), "s must not be divided by the "
+         "square root of d_K: it is the cosine of an angle"),
+        (positions_of_bfloat16, "positions in bfloat16 see the future: above 256 bfloat16 has only "
+         "every second integer. Count positions in integers")],
+    "screen": [
+        (lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r), "i0 is not passed on to "
+         "`relevance`"),
+        (lambda q, k, v, w, r, i0=0: F.normalize(ms.relevance(q, k, w, r, i0), p=1, dim=-1) @ v,
+         "the weights were divided by their sum: nothing may compete"),
+        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).softmax(-1) @ v, "there is no "
+         "softmax: the relevances are the weights"),
+        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v, "alpha_d is "
+         "squared once too often: Trim squares it already"),
+        (lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)), "TanhNorm comes "
+         "later, in Eq. 14: return the plain sum"),
+        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0) @ v, "convert bfloat16 to "
+         "float32 before the products, and the result to v's dtype"),
+        (lambda q, k, v, w, r, i0=0: ms.relevance(q.float(), k.float(), w, r, i0).to(v) @ v,
+         "alpha_d is rounded before its product with v: convert v to float32 instead, or keep "
+         "float64"),
+        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q), r.to(q), i0).to(v) @ v, "an error "
+         "in s is amplified by 2/r: convert bfloat16 to float32 before the products")],
+    "tanh_norm": [
+        (lambda x: torch.tanh(x), "tanh of each number changes the direction: take it of the "
+         "length"),
+        (lambda x: x * torch.tanh(length(x)), "not divided by the length |x|"),
+        (lambda x: x / length(x), "the length is always 1: tanh|x| is missing"),
+        (lambda x: x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its "
+         "own"),
+        (lambda x: torch.where(length(x) < 1e-6, x, x * torch.tanh(length(x)) / length(x)),
+         TANH_NORM_AT_0),
+        (lambda x: x * torch.tanh(length(x)) / length(x), TANH_NORM_AT_0),
+        (lambda x: x * torch.tanh(length(x)) / length(x).clamp_min(1e-6), TANH_NORM_AT_0)],
+}
+
+
+def yours(name):
+    """Your function, or in the course's own tests a wrong one."""
+    return grade.yours("part1_screening", name, RIGHT)
+
+
+def check(name, *cases):
+    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name])
+
+
+def case(*inputs, **options):
+    return grade.Case(inputs, **options)
 
 
 def test_window():
-    s_w = torch.tensor([0.0, math.log(3), -INF, 4.0, INF])
-    found, right = mine.window(s_w), torch.tensor([2, 4, 1, 1 + math.exp(4), INF])
-    no_inf = torch.where(s_w < INF, right, found) if found.shape == s_w.shape else found
-    expect(found, right, "window([0, log 3, -inf, 4, inf])",
-           [(s_w.exp(), "w lacks the + 1: the smallest window is 1"),
-            (2**s_w + 1, "e^s_w, not 2^s_w"),
-            (torch.where(s_w == INF, INF, (-s_w).exp() + 1), "e^s_w, not e^-s_w"),
-            (s_w.exp() - 1, "the 1 is added, not subtracted"),
-            (no_inf, "s_w = inf must give w = inf: a clamp makes it finite"),
-            (s_w + 1, "e^s_w: the exponential is missing"),
-            (s_w.exp().clamp(min=1), "the 1 is added, not a lower limit"),
-            (s_w.clamp(min=0).exp() + 1, "s_w may be negative: then w is between 1 and 2"),
-            (torch.where(s_w.isinf(), INF, s_w.exp() + 1), "only +inf gives w = inf: isinf is true "
-             "of -inf, too"),
-            ((s_w + 1).exp(), "the 1 is added to the exponential, not to s_w"),
-            ((s_w.exp() + 1).round(), "w is a real number: round nothing"),
-            ((s_w.exp() + 1).clamp(max=256), "nothing limits w: it may be inf"),
-            (torch.nn.functional.softplus(s_w) + 1, "e^s_w, not log(1 + e^s_w)")])
-    far = torch.tensor([12.0, 40.0])
-    expect(mine.window(far) / far.exp(), [1, 1], "window([12, 40]), divided by exp([12, 40]),",
-           [((far.clamp(max=n) - far).exp(), f"s_w is clamped at {n}: clamp at 80 or above")
-            for n in (10, 20)])
-    slope, = gradient(mine.window, s_w)
-    check(not slope.isnan().any() and slope[4] == 0,
-          f"the gradient at s_w = inf is {slope[4]}: it must be 0. An infinite window is a "
-          "setting, and must not spoil a backward pass")
-    expect(slope[:4], [1, 3, 0, math.exp(4)], "the gradient of window([0, log 3, -inf, 4])")
-    expect(mine.window(s_w.double()), s_w.double().exp() + 1, "window of float64 numbers")
+    check("window", case(numbers(0, math.log(3), -1, 4)),
+          case(numbers(-INF, 12, 40), hint="s_w = -inf gives w = 1, and up to s_w = 80 nothing is "
+               "clipped"),
+          case(numbers(INF)), case(numbers(0, 2, dtype=torch.float64)))
 
 
 def test_acceptance():
-    s_r = torch.tensor([0.0, math.log(3), -math.log(3), INF])
-    expect(mine.acceptance(s_r), [0.5, 0.75, 0.25, 1], "acceptance([0, log 3, -log 3, inf])",
-           [(s_r.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
-             "multiplies by r: here r is the sigmoid of s_r"),
-            (torch.sigmoid(-s_r).clamp_min(1e-3),
-             "the sign of s_r is wrong: a larger s_r accepts more"),
-            (torch.sigmoid(s_r) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
-            (torch.full((4,), 1e-3), "1e-3 is a lower limit: clamp(min=1e-3), not max"),
-            (torch.tanh(s_r).clamp_min(1e-3), "r is the sigmoid of s_r, not its tanh"),
-            (torch.sigmoid(2 * s_r), "sigmoid(s) is (tanh(s/2) + 1)/2"),
-            (1 + (-s_r).exp(), "brackets: 1/(1 + e^-s_r)"),
-            (torch.sigmoid(s_r.clamp(min=1e-3)), "1e-3 is the lower limit of r, not of s_r"),
-            (torch.nn.functional.hardsigmoid(s_r), "this is a hard sigmoid, of straight lines")])
-    expect(mine.acceptance(torch.tensor([-6.0, -9.0])) * 1e3, [2.47262, 1],
-           "10^3 acceptance([-6, -9])",
-           [([2.47262, 0.123395], "r is not clipped, or clipped too low: the limit is 1e-3"),
-            ([10.0, 10.0], "clipped at 1e-2: the limit is 1e-3")], tolerance=1e-4)
-    expect_gradients(mine.acceptance, ms.acceptance, [torch.tensor([-2.0, 0.3, 1.5])], "s_r")
-    smallest = mine.acceptance(torch.tensor([-100.0]))
-    check(smallest >= 0.99e-3, f"acceptance(-100) is {smallest.item():.3g}: clip r at 1e-3 from "
-          "below, or Trim divides by 0")
+    check("acceptance", case(numbers(0, math.log(3), -math.log(3))), case(numbers(-6, -9, INF)))
 
 
 def test_unit():
-    x = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
-    expect(mine.unit(x), [[0.6, 0.8], [0, -1]], "unit([[3, 4], [0, -2]])",
-           [(x / x.norm(), "all vectors were divided by one length: each has its own, over the "
-             "last dimension"),
-            (x / x.norm(dim=0), "the length was taken over the wrong dimension: take the last"),
-            (x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
-            (x / x.norm(dim=-1, keepdim=True) ** 2, "divided by the squared length: take its root"),
-            (x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the sum of "
-             "squares, not of their mean"),
-            (x / x.abs().sum(-1, keepdim=True), "the length is the root of the sum of squares, "
-             "not the sum of absolute values"),
-            (x / x.abs().amax(-1, keepdim=True), "the length is the root of the sum of squares, "
-             "not the largest absolute value"),
-            (x / 1e-6, "eps is the smallest length, not the largest: clamp(min=eps), not max"),
-            (ms.unit(x - x.mean(-1, keepdim=True)), "the mean was subtracted first: "
-             "divide by the length only")])
-    small = torch.tensor([[0.0, 1e-4]])
-    expect(mine.unit(small), [[0, 1]], "unit([0, 1e-4])",
-           [([[0, 1e-4 / (1e-4 + 1e-6)]], "eps was added to the length: clip it from below "
-             "instead, so that a short vector has length 1 too"),
-            ([[0, 1e-4 / (1e-8 + 1e-6) ** 0.5]], "eps was added in the root: clip the square from "
-             "below, at eps^2"),
-            ([[0, 0.1]], "the square was clipped at eps: clip it at eps^2")], tolerance=1e-4)
-    zero = torch.zeros(1, 4)
-    check((mine.unit(zero) == 0).all(), "unit(0) is not 0: clip the length from below at eps")
-    short = torch.tensor([[0.0, 1e-8], [0.0, 2e-6]])
-    expect(mine.unit(short), [[0, 0.01], [0, 1]], "unit([[0, 1e-8], [0, 2e-6]])",
-           [([[0, 1], [0, 1]], "the length is clipped at less than eps = 1e-6: pass eps on"),
-            (short / (short.square().sum(-1, True) + 1e-12).sqrt(), "eps^2 was added to the "
-             "square: clip it from below instead"),
-            ([[0, 0], [0, 1]], "a vector shorter than eps is divided by eps, not set to 0")])
-    slope, = gradient(mine.unit, zero)
-    check(slope.isfinite().all(), "the gradient of unit at 0 is not finite: the slope of a root at "
-          "0 is infinite. Clip the square, before the root")
-    x = torch.randn(2, 3, 5, 16, generator=random(0), dtype=torch.float64)
-    expect(mine.unit(x), ms.unit(x), "unit of random vectors (2, 3, 5, 16)",
-           [(x / x.norm(dim=n, keepdim=True), f"the length is taken along axis {n}: take it along "
-             "the last") for n in range(3)], tolerance=1e-9)
-    expect_gradients(mine.unit, ms.unit, [x], "x", [
-        (lambda y: y / x.norm(dim=-1, keepdim=True), "the length is detached: it changes with x, "
-         "too")])
+    check("unit", case(numbers([3, 4], [1, -2])),
+          case(normal(2, 3, 5, 16), hint="the length is that of the last dimension"),
+          case(torch.zeros(2, 4), hint=UNIT_AT_0),
+          case(numbers([0, 1e-4], [0, 1e-8], [0, 2e-6], dtype=torch.float64)))
+
+
+def circle(angle):
+    """An angle, whatever whole turns it has."""
+    return torch.stack((torch.cos(angle), torch.sin(angle)))
 
 
 def test_mipe_angle():
-    i, w = torch.tensor([0, 1, 3]), torch.tensor([2.0, 128.0], dtype=torch.float64)
-    gamma = (torch.cos(math.pi * w / 256) + 1) / 2
-
-    def with_gamma(gamma):
-        return math.pi * i * (gamma / w)[:, None]
-
-    right = with_gamma(gamma)
-    causes = [(right / math.pi, "the angle lacks pi"),
-              (2 * right, "the angle is doubled: does gamma lack its 1/2?"),
-              (right * w[:, None], "the angle is not divided by w"),
-              (with_gamma(1), "gamma is missing: the angle must fade out towards w_th"),
-              (with_gamma(1), "gamma depends on w / w_th, not on w_th / w"),
-              (with_gamma(0), "nothing turns for w < w_th: clamp w with w.clamp(max=w_th)"),
-              (with_gamma((torch.sin(math.pi * w / 256) + 1) / 2), "gamma has a cosine, not a "
-               "sine"),
-              (with_gamma(torch.cos(math.pi * w / 256 + 1) / 2), "brackets: the 1 of gamma is "
-               "outside the cosine"),
-              (with_gamma(torch.cos(math.pi * w / 512)), "gamma is (cos(pi w / w_th) + 1)/2: the "
-               "cosine of half the angle must be squared"),
-              (math.pi * (i // w[:, None]) * gamma[:, None], "i / w is a fraction: / and not //"),
-              (i * gamma[:, None], "the angle lacks pi / w"),
-              (right * w[:, None] / 256, "the angle is divided by w_th: it is divided by w"),
-              (right + math.pi / 2 * i / w[:, None], "brackets: gamma is 0.5 * (cos(..) + 1)"),
-              (right * gamma[:, None], "gamma is squared: multiply by it once"),
-              (with_gamma((torch.cos(w / 256) + 1) / 2), "pi is missing in gamma"),
-              (torch.remainder(right, math.pi), "a whole turn is 2 pi: remove only whole turns"),
-              (-right, "the sign: the angle grows with the position"),
-              (math.pi * (i + 1) * (gamma / w)[:, None], "positions are given, and count from 0: "
-               "add nothing to i"),
-              (with_gamma(1 - gamma), "gamma falls from 1 at w = 0 to 0 at w_th: this one rises"),
-              (with_gamma((torch.cos(math.pi * w / 512) + 1) / 2),
-               "gamma is (cos(pi w / w_th) + 1)/2: this one is not 0 at w_th"),
-              (with_gamma(1 - w / 256), "gamma is a cosine, not a line"),
-              (i * 10_000 ** (-w / 256)[:, None], "this is RoPE's angle: MiPE's is "
-               "pi i gamma(w)/w")]
-    found = mine.mipe_angle(i, w, 256.0)
-    what = "of the angle at positions 0, 1, 3 for w = 2, 128"
-    check(found.shape == (2, 3),
-          f"the angle has the shape {tuple(found.shape)}: it is (H, T), a row for each window")
-    for turn in (torch.cos, torch.sin):
-        expect(turn(found), turn(right), f"the {turn.__name__} {what}",
-               [(turn(wrong), cause) for wrong, cause in causes])
-
-    w = torch.tensor([2.5, 40.0, 63.0], dtype=torch.float64)
-    right = ms.mipe_angle(i, w, 64.0)
-    found = mine.mipe_angle(i, w, 64.0)
-    for turn in (torch.cos, torch.sin):
-        expect(turn(found), turn(right), f"the {turn.__name__} of the angle for w_th = 64",
-               [(turn(ms.mipe_angle(i, w, 256.0)), "w_th is an argument, and not always 256")])
-    expect_gradients(lambda w: mine.mipe_angle(i, w, 64.0), lambda w: ms.mipe_angle(i, w, 64.0),
-                     [w], "w")
-    found = mine.mipe_angle(i, w.float(), 64.0)
-    check(found.dtype == torch.float32,
-          f"for w in float32 the angle is {found.dtype}: return it in w's dtype")
-
-    wide = torch.tensor([64.0, 70.0, 128.0, 1e6, INF])
-    found = mine.mipe_angle(i, wide, 64.0)
-    check((torch.sin(found / 2).abs() < 1e-6).all(),
-          "MiPE still turns at w >= w_th: the angle must be 0 there, for w = inf too")
-    slope, = gradient(lambda w: mine.mipe_angle(i, w, 64.0), wide)
-    where = ", ".join(f"{x:g}" for x in wide[slope.isnan()])
-    check(not where, f"the gradient of w is NaN at w = {where} (w_th = 64): torch.where does not "
-          "stop a NaN in backward (0 times NaN). Clamp w before the formula")
-    check((slope.abs() < 1e-6).all(), "the gradient of w is not 0 at w >= w_th")
-
-    i, w = torch.tensor([2**17 + 1]), torch.tensor([2.0039062])
-    exact = ms.mipe_angle(i, w.double(), 256.0)
-    off = torch.sin((mine.mipe_angle(i, w, 256.0).double() - exact) / 2).abs().item() * 2
-    check(off < 1e-3, f"at position 2^17 the angle is off by {off:.2g} rad: convert i and w to "
-          "float64 before anything else, and remove whole turns before you convert the angle "
-          "back to w's dtype")
+    i, near = torch.tensor([0, 1, 3]), numbers(2.5, 40, 63, dtype=torch.float64)
+    check("mipe_angle",
+          case(i, near, 64.0, through=circle, hint="the angle is (H, T), a row for each window: "
+               "(gamma / w)[:, None]"),
+          case(i, numbers(64, 70, 128, 1e6), 64.0, through=circle, hint="at w >= w_th the angle is "
+               "0, with gradient 0"),
+          case(i, numbers(2.5, INF), 64.0, through=circle, hint="at w = inf the angle is 0, with "
+               "gradient 0"),
+          case(torch.tensor([2**17 + 1]), numbers(2.0039062), 256.0, through=circle, tolerance=1e-4,
+               hint="at position 2^17 the angle is off: convert i and w to float64 before anything "
+               "else"))
 
 
 def test_mipe():
-    x = torch.tensor([1.0, 0, 0, 5, 0, 7, 0, 0]).view(1, 1, 1, 8)
     quarter = torch.full((1, 1), math.pi / 2)
+    check("mipe", case(numbers(1, 0, 0, 5, 0, 7, 0, 0).view(1, 1, 1, 8), quarter),
+          case(normal(2, 3, 4, 16), normal(3, 4), hint="torch.cos(angle) is (H, T): it needs an "
+               "axis at its end, [..., None], where it multiplies numbers of x. Only the first two "
+               "dimensions change"))
 
-    def rotated(a, b, sign=1):
-        y = x.clone().flatten()
-        y[a], y[b] = (x.flatten()[a] * 0 - sign * x.flatten()[b],
-                      sign * x.flatten()[a] + x.flatten()[b] * 0)
-        return y.view(1, 1, 1, 8)
 
-    others = torch.tensor([0.0, 1, -5, 0, -7, 0, 0, 0]).view(1, 1, 1, 8)
-    expect(mine.mipe(x, quarter), [[[[0, 1, 0, 5, 0, 7, 0, 0]]]],
-           "(1, 0, 0, 5, 0, 7, 0, 0), after a quarter turn,",
-           [(rotated(0, 1, -1), "turned the wrong way: a quarter turn maps (1, 0) to (0, 1). The "
-             "trained weights expect this direction"),
-            (others * torch.tensor([1.0, 1, 1, -1, 1, -1, 1, 1]),
-             "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
-            (others, "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
-            (rotated(0, 4), "the wrong pair turns: MiPE takes dimensions 0 and 1, not 0 and K/2"),
-            (torch.tensor([0.0, -7, 0, 0, 1, 0, 0, 5]).view(1, 1, 1, 8),
-             "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
-            (rotated(6, 7), "the wrong pair turns: MiPE takes the first two dimensions"),
-            (x, "the two turned numbers are swapped"),
-            (x, "sine and cosine were swapped: a turn by 0 changes nothing"),
-            (rotated(0, 1).roll(-2, -1), "the two turned dimensions come first, then the others"),
-            (ms.mipe(x, quarter * math.pi / 180), "the angle is in radians"),
-            (ms.mipe(x, quarter / 2), "turned half as far: the angle is given, use it as it is"),
-            ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "x_0 was overwritten before x_1 used it: keep both"),
-            ([[[[0, 0, 0, 5, 0, 7, 0, 0]]]], "the second number is x_0 sin + x_1 cos"),
-            ([[[[1, 1, 0, 5, 0, 7, 0, 0]]]], "sine and cosine were added: multiply")])
-    x = torch.randn(2, 3, 4, 16, generator=random(1), dtype=torch.float64)
-    angle = torch.randn(3, 4, generator=random(2), dtype=torch.float64)
-    y = mine.mipe(x, angle)
-    check(y.shape == x.shape, f"for x {tuple(x.shape)} mipe returns {tuple(y.shape)}: "
-          "torch.cos(angle) is (H, T), so it needs an axis at its end, [..., None]")
-    check(near(y.norm(dim=-1), x.norm(dim=-1), 1e-9), "a rotation keeps the length; this does not: "
-          "one of the two sines has a minus")
-    check(torch.equal(y[..., 2:], x[..., 2:]), "only the first two dimensions may change")
-    expect(y, ms.mipe(x, angle), "mipe of random vectors (2, 3, 4, 16)",
-           [(ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its own"),
-            (ms.mipe(x, angle[:, :1].expand_as(angle)), "each position has angles of its own")],
-           tolerance=1e-9)
-    expect_gradients(mine.mipe, ms.mipe, [x, angle], "x angle")
+def test_trim():
+    check("trim", case(numbers(1, 0.95, 0.8, 0.6, -1), torch.tensor(0.25)),
+          case(numbers(0.25, 0.5, 0.75), 1 - numbers(0.25, 0.5, 0.75), hint="at the threshold, "
+               "1 - s = r, the relevance must be exactly 0"),
+          case(normal(2, 3, 4).tanh(), numbers([[0.4]], [[0.9]], dtype=torch.float64), hint="r is "
+               "a tensor: each tile has a width of its own"))
+
+
+def test_softmask():
+    d = torch.arange(-300, 100)
+    windows = [case(d, torch.tensor(w), hint="w is a real number: round nothing")
+               for w in (4.0, 1.0, 7.5, 256.0)]
+    check("softmask", *windows,
+          case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
+               hint="w may be a tensor, (H, 1, 1), and w = inf opens the whole past. math.pi * d "
+               "is float32 for integers d; math.pi * (d / w) has the dtype of w"))
+
+
+def test_relevance():
+    w, r = numbers(4, 2.5, INF, dtype=torch.float64), numbers(0.5, 0.9, 0.3, dtype=torch.float64)
+    q, k, _ = correlated(0, 2, 3, 9, 9)
+    later, keys, _ = correlated(1, 1, 3, 4, 9)
+    coarse, coarse_keys, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
+    check("relevance",
+          case(q, k, w, r, 0, tolerance=1e-9, hint="is something in float32 on the way?"),
+          case(later, keys, w, r, 3, tolerance=1e-9, hint="the 4 queries stand at positions 3 to "
+               "6, and there are 9 keys"),
+          case(coarse, coarse_keys, numbers(64), numbers(1), 0, gradients=False,
+               through=lambda y: (y.triu(1) > 0).any(), hint="queries in bfloat16 see the future"))
+
+
+def test_screen():
+    w, r = numbers(4, INF, dtype=torch.float64), numbers(0.4, 0.9, dtype=torch.float64)
+    q, k, v = correlated(3, 2, 2, 7, 10)
+    q_16, k_16, v_16 = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
+    check("screen",
+          case(q, k, v, w, r, 2, tolerance=1e-8, hint="is something in float32 on the way?"),
+          case(q_16, k_16, v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01, hint="compute in "
+               "torch.promote_types(q.dtype, torch.float32), and return v's dtype"),
+          case(q_16.float(), k_16.float(), v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01,
+               hint="return v's dtype"))
+
+
+def test_tanh_norm():
+    check("tanh_norm", case(numbers([3, 4], [0.3, 0.4])),
+          case(normal(2, 3, 4, 5), hint="the length is that of the last dimension"),
+          case(torch.zeros(2, 4), hint=TANH_NORM_AT_0),
+          *[case(normal(3, 16) * size, hint=f"at |x| = {size:g}")
+            for size in (1e-30, 1e-8, 1e-6, 1e-3, 1e4)])

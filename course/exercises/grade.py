@@ -1,0 +1,288 @@
+"""How an exercise is graded: your function and the right one get the same inputs.
+
+If the results differ, the message names your mistake where it is a known one. Known mistakes are
+wrong functions, each with a sentence. They get the same inputs, too, and the one that has your
+results is your mistake. A test that fails shows only its message, and no lines of the tests.
+"""
+import ast
+import importlib.util
+import inspect
+import linecache
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+# Your files are beside this one. EXERCISES names another folder to grade, say a student's.
+FOLDER = Path(os.environ.get("EXERCISES") or Path(__file__).parent).resolve()
+
+MODULES = {"collections", "dataclasses", "functools", "itertools", "math", "numpy", "torch",
+           "triton", "typing"}
+BUILT_IN = {"__builtins__", "__import__", "eval", "exec", "open"}
+PART_1 = {"window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance",
+          "screen", "tanh_norm"}
+
+
+def fail(message):
+    """End the test with this message."""
+    pytest.fail(message, pytrace=False)
+
+
+# ------------------------------------------------------------------------------- your files
+
+def load(part):
+    """Your file of a part, such as "part1_screening", as a module. Each call runs it anew."""
+    path = FOLDER / f"{part}.py"
+    if not path.is_file():
+        fail(f"there is no {path}")
+    spec = importlib.util.spec_from_file_location(part, path)
+    module, wrong = importlib.util.module_from_spec(spec), ""
+    try:
+        refuse_what_is_not_yours(path.name, ast.parse(path.read_bytes()))
+        spec.loader.exec_module(module)
+    except SyntaxError as e:
+        wrong = f"{path.name}, line {e.lineno}: {e.msg}: {(e.text or '').strip()}"
+    except Exception as e:
+        wrong = describe_error(e)
+    if wrong:
+        fail(wrong)
+    return module
+
+
+def refuse_what_is_not_yours(name, tree):
+    """Refuse a file that imports a solution, or anything that no exercise needs."""
+    for node in ast.walk(tree):
+        where = f"{name}, line {getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.ImportFrom) and node.module == "multiscreen" and "part2" in name:
+            for alias in node.names:
+                if alias.name not in PART_1:
+                    fail(f"{where} imports {alias.name} from multiscreen.py: part 2 is yours to "
+                         "write, with the functions of part 1")
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or "."]
+            for module in modules:
+                if module.partition(".")[0] not in MODULES:
+                    fail(f"{where} imports {module}: write the exercises yourself, with torch, "
+                         "triton, math and numpy")
+        elif isinstance(node, ast.Name) and node.id in BUILT_IN:
+            fail(f"{where} uses {node.id}, which no exercise needs")
+
+
+def yours(part, name, right):
+    """Your function of that name. In place of your file's other functions it calls the right ones.
+
+    So a mistake in one exercise costs nothing in another. right: {name: the right function}
+    """
+    file = load(part)
+    for other, f in right.items():
+        if other != name:
+            setattr(file, other, f)
+    return own(file, part, name)
+
+
+def own(file, part, name):
+    """What a file has under a name."""
+    if not hasattr(file, name):
+        fail(f"{part}.py has no {name}")
+    return getattr(file, name)
+
+
+# ------------------------------------------------------------------------------ comparisons
+
+@dataclass
+class Case:
+    """Inputs on which your function is compared with the right one.
+
+    hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
+    absolute where all are below 1. through: a function of the result; what it returns is compared.
+    outputs: the names of the results of a function that returns several; then, or without
+    `gradients`, only values are compared, else also the gradients of all inputs.
+    """
+    inputs: tuple
+    hint: str = ""
+    tolerance: float = 1e-5
+    through: object = None
+    outputs: tuple = ()
+    gradients: bool = True
+
+    def results(self, f, name, names):
+        """{"the value": f(*inputs), "the gradient of x": ...}, or {"an error": the exception}.
+
+        f gets copies of the inputs. name: the function's, and names: those of its arguments.
+        """
+        try:
+            return self.call(f, name, names)
+        except Exception as e:
+            error = first_cause(e)
+        if isinstance(error, NotImplementedError) and str(error).startswith("Exercise "):
+            fail(f"still to do: {error}")
+        return {"an error": error}
+
+    def call(self, f, name, names):
+        """`results` of a function that raises no exception."""
+        copies = [x.clone() if torch.is_tensor(x) else x for x in self.inputs]
+        trained = {}
+        if self.gradients and not self.outputs:
+            trained = {f"the gradient of {arg}": x.requires_grad_() for arg, x in zip(names, copies)
+                       if torch.is_tensor(x) and x.is_floating_point()}
+        y = f(*copies)
+        for arg, x, copy in zip(names, self.inputs, copies):
+            if torch.is_tensor(x) and not torch.equal(x.nan_to_num(), copy.nan_to_num()):
+                fail(f"{name} changes its input {arg} in place, but the caller still needs it: "
+                     "write x = x + 1, not x += 1 or x.add_(1)")
+        if self.outputs and isinstance(y, (tuple, list)) and len(y) == len(self.outputs):
+            return dict(zip(self.outputs, y))
+
+        # A number will do for a tensor without axes.
+        if isinstance(y, float):
+            y = torch.tensor(y, dtype=torch.float64)
+        if torch.is_tensor(y) and self.through is not None:
+            y = self.through(y)
+        if not trained or not torch.is_tensor(y):
+            return {"the value": y}
+        if not y.requires_grad:                        # nothing depends on the inputs
+            return {"the value": y} | {what: torch.zeros_like(x) for what, x in trained.items()}
+        dy = torch.randn(y.shape, generator=random(9)).to(y)
+        found = torch.autograd.grad(y, list(trained.values()), dy, allow_unused=True,
+                                    materialize_grads=True)
+        return {"the value": y.detach()} | dict(zip(trained, found))
+
+
+def grade(yours, right, cases, mistakes=()):
+    """Compare your function with the right one in each case.
+
+    mistakes: pairs (a wrong function, what to say to those who have its results).
+    """
+    name, names = right.__name__, list(inspect.signature(right).parameters)
+    passed = []
+    for case in cases:
+        found, wanted = case.results(yours, name, names), case.results(right, name, names)
+        for what in ["an error", *wanted]:
+            if agree(found.get(what), wanted.get(what), case.tolerance):
+                continue
+            # Your function has passed the cases before this one, and so must your mistake.
+            causes = [cause for wrong, cause in mistakes
+                      if same(case.results(wrong, name, names), found, case.tolerance)
+                      and all(same(before.results(wrong, name, names), results, before.tolerance)
+                              for before, results in passed)]
+            said = causes[0] if causes else case.hint
+            line = describe(found, wanted, what, name)
+            fail("\n".join(text for text in (said, line) if text))
+        passed.append((case, wanted))
+
+
+def same(found, wanted, tolerance):
+    """Whether two functions have the same results, wrong ones included."""
+    return found.keys() == wanted.keys() and all(
+        agree(found[what], x, tolerance, equal_nan=True) for what, x in wanted.items())
+
+
+def first_cause(e):
+    """The exception in your code: Triton's interpreter wraps those in a kernel."""
+    while e.__cause__:
+        e = e.__cause__
+    return e
+
+
+def agree(x, y, tolerance, equal_nan=False):
+    """Whether x has the shape and dtype of y, is near it, and is exactly 0 where y is."""
+    if isinstance(y, Exception) or not torch.is_tensor(y):
+        return type(x) is type(y) and str(x) == str(y)
+    if not torch.is_tensor(x) or x.shape != y.shape:
+        return False
+    # Whole numbers may be of any dtype.
+    if y.is_floating_point() and x.dtype != y.dtype:
+        return False
+    x, y = x.double(), y.double()
+    if ((y == 0) & (x.abs() > 1e-12)).any():
+        return False
+    finite = y[y.isfinite()].abs()
+    largest = max(finite.max().item(), 1.0) if finite.numel() else 1.0
+    return torch.allclose(x, y, 0, tolerance * largest, equal_nan)
+
+
+# ---------------------------------------------------------------------------------- messages
+
+def describe(found, wanted, what, name):
+    """Where a result is wrong, in one line or two."""
+    if "an error" in found:
+        return describe_error(found["an error"])
+    x, y = found.get(what), wanted[what]
+    if what not in found:
+        return f"{name} returns {kind_of(found['the value'])}; it should return {', '.join(wanted)}"
+    if not torch.is_tensor(x):
+        missing = ": is a return missing?" if x is None else ""
+        return f"{what} of {name} is {kind_of(x)}; it should be a tensor{missing}"
+    if x.shape != y.shape:
+        return f"{what} of {name} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
+    if y.is_floating_point() and x.dtype != y.dtype:
+        return (f"{what} of {name} is {x.dtype}; it should be {y.dtype}: did .float(), or a new "
+                "tensor without dtype=, change it?")
+    if what.startswith("the gradient") and not x.any():
+        return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
+                "on the way?")
+    off = torch.where(x == y, 0.0, (x.double() - y.double()).abs().nan_to_num(torch.inf))
+    at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
+    place = f" at {list(at)}" if at else ""
+    a, b = x[at].item(), y[at].item()
+    digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
+    line = f"{what} of {name} is {a:.{digits}g}{place}; it should be {b:.{digits}g}"
+    x, y = x.double(), y.double()
+    factor = (x * y).sum() / y.square().sum()
+    if x.numel() > 1 and agree(x / factor, y, 1e-5) and f"{factor:.4g}" != "1":
+        line += f". All are {factor:.4g} times what they should be"
+    return line
+
+
+def kind_of(x):
+    """What a wrong result is, in words."""
+    if x is None:
+        return "nothing"
+    if isinstance(x, (tuple, list)):
+        return f"{len(x)} things"
+    return f"an object of the type {type(x).__name__}"
+
+
+def describe_error(e):
+    """An exception, and the line of your file that it comes from."""
+    text = f"{type(e).__name__}: {e}"
+    if "in-place operation" in text or "inplace operation" in text:
+        text = ("a tensor was changed in place, and its old values are still needed: write "
+                "x = x + 1, not x += 1 or x.add_(1)")
+    where, trace = "", e.__traceback__
+    while trace:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.parent == FOLDER and file.name.startswith("part"):
+            code = linecache.getline(str(file), trace.tb_lineno).strip()
+            where = f"\n{file.name}, line {trace.tb_lineno}: {code}"
+        trace = trace.tb_next
+    return text + where
+
+
+# ------------------------------------------------------------------------------------ inputs
+
+def random(seed):
+    """A generator of random numbers of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def correlated(seed, B, H, T, S, K=16, V=8, dtype=torch.float64, rho=0.6):
+    """Unit q, k, v around a direction of each tile: similarities spread around 0.7.
+
+    Independent unit vectors in 16 dimensions almost never pass Trim: a test would compare zeros.
+    """
+    g = random(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    base = draw(B, H, 1, K)
+    q = normalize(rho * base + (1 - rho) * draw(B, H, T, K), dim=-1)
+    k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
+    v = normalize(draw(B, H, S, V), dim=-1)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
