@@ -1,9 +1,9 @@
 """Tests of the course: the solutions pass, and each typical mistake gets its own message."""
 import pytest
 
-from course.exercises import test_part1
+from course.exercises import test_part1, test_part3
 
-PARTS = [test_part1]
+PARTS = [test_part1, test_part3]
 CASES = [(part, name, n) for part in PARTS for name, mistakes in part.MISTAKES.items()
          for n in range(len(mistakes))]
 

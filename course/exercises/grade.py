@@ -99,7 +99,7 @@ class Case:
     """Inputs on which your function is compared with the right one.
 
     hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
-    absolute where all are below 1. through: a function of the result; what it returns is compared.
+    absolute where all are below 1. through: a function of the results; what it returns is compared.
     outputs: the names of the results of a function that returns several; then, or without
     `gradients`, only values are compared, else also the gradients of all inputs.
     """
@@ -135,16 +135,20 @@ class Case:
             if torch.is_tensor(x) and not torch.equal(x.nan_to_num(), copy.nan_to_num()):
                 fail(f"{name} changes its input {arg} in place, but the caller still needs it: "
                      "write x = x + 1, not x += 1 or x.add_(1)")
-        if self.outputs and isinstance(y, (tuple, list)) and len(y) == len(self.outputs):
-            return dict(zip(self.outputs, y))
 
         # A number will do for a tensor without axes.
-        if isinstance(y, float):
-            y = torch.tensor(y, dtype=torch.float64)
-        if torch.is_tensor(y) and self.through is not None:
-            y = self.through(y)
+        several = self.outputs and isinstance(y, (tuple, list)) and len(y) == len(self.outputs)
+        found = [torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x
+                 for x in (y if several else [y])]
+        if self.through is not None and all(torch.is_tensor(x) for x in found):
+            y = self.through(*found)
+            found = y if several else [y]
+        if several:
+            return dict(zip(self.outputs, found))
+        y = found[0]
         if not trained or not torch.is_tensor(y):
             return {"the value": y}
+
         if not y.requires_grad:                        # nothing depends on the inputs
             return {"the value": y} | {what: torch.zeros_like(x) for what, x in trained.items()}
         dy = torch.randn(y.shape, generator=random(9)).to(y)
@@ -159,21 +163,28 @@ def grade(yours, right, cases, mistakes=()):
     mistakes: pairs (a wrong function, what to say to those who have its results).
     """
     name, names = right.__name__, list(inspect.signature(right).parameters)
-    passed = []
-    for case in cases:
+    for n, case in enumerate(cases):
         found, wanted = case.results(yours, name, names), case.results(right, name, names)
         for what in ["an error", *wanted]:
-            if agree(found.get(what), wanted.get(what), case.tolerance):
-                continue
-            # Your function has passed the cases before this one, and so must your mistake.
-            causes = [cause for wrong, cause in mistakes
-                      if same(case.results(wrong, name, names), found, case.tolerance)
-                      and all(same(before.results(wrong, name, names), results, before.tolerance)
-                              for before, results in passed)]
-            said = causes[0] if causes else case.hint
-            line = describe(found, wanted, what, name)
-            fail("\n".join(text for text in (said, line) if text))
-        passed.append((case, wanted))
+            if not agree(found.get(what), wanted.get(what), case.tolerance):
+                causes = causes_of(yours, mistakes, cases, n, name, names)
+                said = "\n  or: ".join(causes) or case.hint
+                line = describe(found, wanted, what, name)
+                fail("\n".join(text for text in (said, line) if text))
+
+
+def causes_of(yours, mistakes, cases, n, name, names):
+    """What to say about the known mistakes that have your results, in case n and all before it.
+
+    Where several have, the later cases decide, if they can.
+    """
+    for m, case in enumerate(cases):
+        found = case.results(yours, name, names)
+        alike = [(wrong, cause) for wrong, cause in mistakes
+                 if same(case.results(wrong, name, names), found, case.tolerance)]
+        if alike or m <= n:
+            mistakes = alike
+    return list(dict.fromkeys(cause for _, cause in mistakes))
 
 
 def same(found, wanted, tolerance):

@@ -1,12 +1,11 @@
 """Part 3: the gradients of screening by hand, in blocks, as the kernel computes them.
 
-Check it with `pytest course/exercises -k part3`. To keep it readable there is one tile and no
+Check it with `pytest course/exercises/test_part3.py`. To keep it readable there is one tile and no
 batch, and all numbers are float64.
 
-In this file d = i - j, which has the opposite sign of the d in Eq. 10. Trim and Softmask are then
-squares:
+Trim is a square, of which this file has the root, z. m is Softmask, and d = j - i, as in Eq. 10:
 
-    alpha_d = (z c)^2,   z = max(1 - (1 - s)/r, 0),   c = cos(pi d/(2 w)) inside the window, or 0
+    alpha_d = z^2 m,   z = max(1 - (1 - s)/r, 0),   m = (cos(pi d/w) + 1)/2 inside the window, or 0
 
 Let dh = dL/dh be the incoming gradient. The gradient of a relevance is dh_i . v_j, whatever the
 other keys are. So you can compute each block of queries and keys by itself and add up the results.
@@ -20,27 +19,27 @@ import torch  # noqa: F401
 
 
 def pairs(q, k, w, r, i, j):
-    """z, c and d of each pair, (I, J) each. q: (I, K), at positions i (I,); k: (J, K), at j (J,).
+    """z, m and d of each pair, (I, J) each. q: (I, K), at positions i (I,); k: (J, K), at j (J,).
 
-        d = i - j,   z = max(1 - (1 - q . k)/r, 0),   c = cos(pi d/(2 w)) for 0 <= d < w
+        d = j - i,   z = max(1 - (1 - q . k)/r, 0),   m = (cos(pi d/w) + 1)/2 for -w < d <= 0
 
-    c is exactly 0 for a key after the query (d < 0) and at a distance of w or more.
+    m is exactly 0 for a key after the query (d > 0) and at a distance of w or more.
     """
-    raise NotImplementedError("Exercise 3.1: z, c and d of a block")
+    raise NotImplementedError("Exercise 3.1: z, m and d of a block")
 
 
-def dv_block(z, c, dh):
-    """What a block adds to dL/dv of its keys. z, c: (I, J); dh: (I, V). Returns (J, V).
+def dv_block(z, m, dh):
+    """What a block adds to dL/dv of its keys. z, m: (I, J); dh: (I, V). Returns (J, V).
 
-    Derive it from h_i = sum_j (z_ij c_ij)^2 v_j: a key collects dh from the queries that see it.
+    Derive it from h_i = sum_j z_ij^2 m_ij v_j: a key collects dh from the queries that see it.
     """
     raise NotImplementedError("Exercise 3.2: the gradient of v")
 
 
-def dz_block(z, c, v, dh):
+def dz_block(z, m, v, dh):
     """dL/dz of each pair. v: (J, V). Returns (I, J).
 
-    dL/dz = dL/d(alpha_d) d(alpha_d)/dz, with dL/d(alpha_d) = dh_i . v_j and alpha_d = (z c)^2.
+    dL/dz = dL/d(alpha_d) d(alpha_d)/dz, with dL/d(alpha_d) = dh_i . v_j and alpha_d = z^2 m.
     """
     raise NotImplementedError("Exercise 3.3: the gradient of z")
 
@@ -70,10 +69,11 @@ def dr_block(dz, z, r):
     raise NotImplementedError("Exercise 3.6: the gradient of r")
 
 
-def dw_block(z, c, d, v, dh, w):
-    """What a block adds to dL/dw, through the softmask. Returns a number: 0, not NaN, for w = inf.
+def dw_block(z, m, d, v, dh, w):
+    """What a block adds to dL/dw, through Softmask. Returns a number: 0, not NaN, for w = inf.
 
-    dL/dw = sum_ij dL/dc_ij dc/dw, with c = cos(theta d), theta = pi/(2 w), alpha_d = (z c)^2.
+    dL/dw = sum_ij dL/dm_ij dm/dw, with m = (cos(pi d/w) + 1)/2 inside the window. Outside it, m is
+    0 whatever w is.
     """
     raise NotImplementedError("Exercise 3.7: the gradient of w")
 

@@ -5,18 +5,18 @@ import torch
 
 
 def pairs(q, k, w, r, i, j):
-    d = i[:, None] - j[None, :]
+    d = j[None, :] - i[:, None]
     z = (1 - (1 - q @ k.T) / r).relu()
-    c = torch.where((d >= 0) & (d < w), torch.cos(math.pi / 2 * (d / w)), 0.0)
-    return z, c, d
+    m = torch.where((d <= 0) & (d > -w), 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
+    return z, m, d
 
 
-def dv_block(z, c, dh):
-    return (z * c).square().T @ dh
+def dv_block(z, m, dh):
+    return (z.square() * m).T @ dh
 
 
-def dz_block(z, c, v, dh):
-    return 2 * z * c.square() * (dh @ v.T)
+def dz_block(z, m, v, dh):
+    return 2 * z * m * (dh @ v.T)
 
 
 def dq_block(dz, k, r):
@@ -31,10 +31,10 @@ def dr_block(dz, z, r):
     return (dz * (1 - z)).sum() / r
 
 
-def dw_block(z, c, d, v, dh, w):
-    dc = 2 * z.square() * c * (dh @ v.T)
-    theta = math.pi / (2 * w)
-    return (dc * torch.sin(theta * d) * d).sum() * theta / w
+def dw_block(z, m, d, v, dh, w):
+    dm = z.square() * (dh @ v.T)
+    slope = torch.where(m > 0, torch.sin(math.pi * (d / w)) * math.pi * d / (2 * w**2), 0.0)
+    return (dm * slope).sum()
 
 
 def gradients(q, k, v, w, r, dh, i0=0, size=16):
@@ -48,11 +48,11 @@ def gradients(q, k, v, w, r, dh, i0=0, size=16):
             columns = slice(b, min(b + size, S))
             q_b, k_b, v_b, dh_b = q[rows], k[columns], v[columns], dh[rows]
             j = torch.arange(columns.start, columns.stop)
-            z, c, d = pairs(q_b, k_b, w, r, i, j)
-            dz = dz_block(z, c, v_b, dh_b)
+            z, m, d = pairs(q_b, k_b, w, r, i, j)
+            dz = dz_block(z, m, v_b, dh_b)
             dq[rows] += dq_block(dz, k_b, r)
             dk[columns] += dk_block(dz, q_b, r)
-            dv[columns] += dv_block(z, c, dh_b)
-            dw += dw_block(z, c, d, v_b, dh_b, w)
+            dv[columns] += dv_block(z, m, dh_b)
+            dw += dw_block(z, m, d, v_b, dh_b, w)
             dr += dr_block(dz, z, r)
     return dq, dk, dv, dw, dr
