@@ -168,7 +168,7 @@ def grade(yours, right, cases, mistakes=()):
         for what in ["an error", *wanted]:
             if not agree(found.get(what), wanted.get(what), case.tolerance):
                 causes = causes_of(yours, mistakes, cases, n, name, names)
-                said = "\n  or: ".join(causes) or case.hint
+                said = "\n  or: ".join(causes) if 0 < len(causes) <= 3 else case.hint
                 line = describe(found, wanted, what, name)
                 fail("\n".join(text for text in (said, line) if text))
 

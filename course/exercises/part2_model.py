@@ -1,9 +1,8 @@
 """Part 2: the model, Eqs. 1 to 3 and 14 to 18, sections "Overview" and "Gated Screening Tile".
 
-Check it with `pytest course/exercises -k part2`. The model uses your functions of part 1, or those
-of multiscreen.py where you have not written them. The parameters have the same names as in the
-repository, so its trained weights fit your model: at the end `python -m course.exercises.trained`
-trains your model for 200 steps and then loads trained weights into it.
+Check it with `pytest course/exercises/test_part2.py`. The model uses the functions of part 1 from
+multiscreen.py, so a mistake in part 1 costs nothing here. The parameters have the same names as in
+the repository, so its trained weights fit your model.
 
 Axes: B batch, T positions, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
 """
@@ -13,11 +12,15 @@ import torch
 import torch.nn.functional as F  # noqa: F401
 from torch import nn
 
-from course.exercises.adapters import earlier
-
-window, acceptance, unit = earlier("window"), earlier("acceptance"), earlier("unit")
-mipe_angle, mipe, tanh_norm = earlier("mipe_angle"), earlier("mipe"), earlier("tanh_norm")
-screen = earlier("screen")
+from multiscreen import (  # noqa: F401
+    acceptance,
+    mipe,
+    mipe_angle,
+    screen,
+    tanh_norm,
+    unit,
+    window,
+)
 
 
 class GatedScreeningTiles(nn.Module):
@@ -49,9 +52,10 @@ class GatedScreeningTiles(nn.Module):
 
         Project x to q, k, v = x W_Q, x W_K, x W_V (Eq. 15), scale each to unit length (Eq. 5), and
         rotate q and k by MiPE. Then h = screen(q_tilde, k_tilde, v_bar, w, r, i0) (Eq. 12) and
-        u = TanhNorm(h) (Eq. 14). Without a cache x starts at position 0, and with one (exercise
-        2.9) at position `cache.end`. cache.append(k_tilde, v_bar, w) adds the new keys and values;
-        it returns all keys, all values, and the position of the first key.
+        u = TanhNorm(h) (Eq. 14). Without a cache x starts at position 0, and with one at position
+        `cache.end`. cache.append(k_tilde, v_bar, w) adds the new keys and values (exercise 2.9; the
+        test brings a cache of its own). It returns all keys, all values, and the position of the
+        first key.
         """
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 

@@ -1,24 +1,64 @@
-"""Part 2, a layer: hand-worked points first, then properties, then multiscreen.py."""
+"""Part 2: your layer, cache and model beside multiscreen.py's, and their typical mistakes.
+
+Each method is graded in a layer or a model of multiscreen.py, where it stands in place of that
+file's. So a mistake in one method costs nothing in another.
+"""
+import functools
 import math
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import multiscreen as ms
-from course.exercises.adapters import mine
-from course.exercises.checks import check, enliven, expect, random
-from course.exercises.trained import load_into
+from course.exercises import grade
+from course.exercises.grade import correlated, random
 
 SIZES = {"vocab_size": 40, "N_L": 2, "N_H": 3, "d_E": 24, "w_th": 100.0}
+LAYER = ("project", "gate", "screening", "forward")
+MODEL = ("embed", "logits", "loss", "generate")
+TRAINED = Path(ms.__file__).with_name("models") / "retrieval.pt"
 
 
-def a_layer():
-    """(your layer, the repository's) with the same parameters."""
-    config = ms.Config(**SIZES)
-    theirs = enliven(ms.GatedScreeningTiles(config))
-    yours = mine.GatedScreeningTiles(config)
-    load_into(yours, theirs)
-    return yours, theirs
+# ---------------------------------------------------------------------- layers and models
+
+@torch.no_grad()
+def enliven(layer, seed=0):
+    """Move parameters far from their initial values: w from 3.7 to inf, r from 0.62 to 0.88."""
+    g = random(seed)
+    E, H, K = layer.W_Q.shape
+    layer.s_w.copy_(torch.linspace(3.0, 1.0, H))
+    layer.s_w[0] = torch.inf
+    layer.s_r.copy_(torch.linspace(0.5, 2.0, H))
+    layer.s_O.uniform_(-1.0, 1.0, generator=g)
+    layer.W_Q.copy_(torch.randn(E, H, K, generator=g))
+    layer.W_K.copy_(layer.W_Q + 0.3 * torch.randn(E, H, K, generator=g))
+    for W in (layer.W_V, layer.W_G, layer.W_O):
+        W.copy_(0.2 * torch.randn(W.shape, generator=g))
+
+
+def a_layer(methods, **sizes):
+    """multiscreen.py's layer with these methods in place of its own."""
+    config = ms.Config(**(SIZES | sizes))
+    layer = type("Layer", (ms.GatedScreeningTiles,), dict(methods))(config)
+    layer.w_th = config.w_th                           # as in the stubs
+    enliven(layer)
+    return layer
+
+
+def a_model(methods):
+    """multiscreen.py's model with these methods in place of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = type("Model", (ms.Multiscreen,), dict(methods))(ms.Config(**SIZES))
+    with torch.no_grad():
+        model.W_E.add_(0.03 * torch.randn(SIZES["d_E"], generator=random(0)))     # tokens alike
+        model.s_E.fill_(0.7)
+        model.s_F.fill_(1.3)
+    for n, layer in enumerate(model.layers):
+        enliven(layer, n)
+        layer.s_O.data.add_(3)                         # else the last token decides
+    return model
 
 
 def draw_inputs(*shape):
@@ -31,202 +71,579 @@ def some_tokens(*shape, seed=0):
     return torch.randint(SIZES["vocab_size"], shape, generator=random(seed))
 
 
+# --------------------------------------------------------- the screening unit, step by step
+
+def positions(start, x):
+    return torch.arange(start, start + x.shape[1])
+
+
+def screening(self, x, screen, cache=None, W_Q="W_Q", W_K="W_K", W_V="W_V", unit_qk=ms.unit,
+              unit_v=ms.unit, window=ms.window, acceptance=ms.acceptance, w_th=None, turn=ms.mipe,
+              turn_k=None, bound=ms.tanh_norm, begin=lambda start: start, reuse=True,
+              i0=lambda start, first, end: start - first):
+    """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_Q on."""
+    w, r = window(self.s_w), acceptance(self.s_r)
+    q, k, v = (self.project(x, getattr(self, name)) for name in (W_Q, W_K, W_V))
+    start, first = cache.end if cache else 0, 0
+    angle = ms.mipe_angle(positions(begin(start), x), w, w_th or self.w_th)
+    q, k, v = turn(unit_qk(q), angle), (turn_k or turn)(unit_qk(k), angle), unit_v(v)
+    if cache and reuse:
+        k, v, first = cache.append(k, v, w)
+    end = cache.end if cache else x.shape[1]
+    return bound(screen(q, k, v, w, r, i0(start, first, end) if reuse else 0))
+
+
+def as_it_is(x, *_):
+    return x
+
+
+class Cache:
+    """Keeps the keys and values that a new query or a later one may see."""
+
+    def __init__(self):
+        self.k = self.v = None
+        self.first = self.end = 0
+
+    def oldest(self, start, end, w):
+        """The oldest position to keep, when new tokens stand at start .. end - 1."""
+        return start - math.ceil(min(w.max().item(), 2**30)) + 1
+
+    def join(self, old, new):
+        return new if old is None else torch.cat((old, new), 2)
+
+    def append(self, k, v, w):
+        start, self.end = self.end, self.end + k.shape[2]
+        oldest = max(self.oldest(start, self.end, w), self.first)
+        self.k = self.join(self.k, k)[:, :, oldest - self.first :]
+        self.v = self.join(self.v, v)[:, :, oldest - self.first :]
+        self.first = oldest
+        return self.k, self.v, self.first
+
+
+def cache_with(**methods):
+    return type("Cache", (Cache,), methods)
+
+
+def append_and_forget_the_end(self, k, v, w):
+    out = Cache.append(self, k, v, w)
+    self.end = 0
+    return out
+
+
+def in_turn(self, x, screen, cache=None):
+    """A wrong `forward`, where each tile reads what the one before it has written."""
+    for h, W in enumerate(self.s_O.exp()[:, None, None] * self.W_O):
+        x = x + (self.screening(x, screen) * self.gate(x))[:, h] @ W
+    return x
+
+
+def updated(y=lambda self, x, screen: self.screening(x, screen) * self.gate(x),
+            scale=lambda s_O: s_O.exp(), add=lambda x, updates: x + updates.sum(1)):
+    """A wrong `forward`: y, the scale of each tile, and how its updates (B, H, T, E) are added."""
+    def forward(self, x, screen, cache=None):
+        updates = torch.einsum("bhtv,hve->bhte", y(self, x, screen), self.W_O)
+        return add(x, updates * scale(self.s_O)[:, None, None])
+
+    return forward
+
+
+def g_of(self, x):
+    return self.project(x, self.W_G)
+
+
+def changed(name, change):
+    """A wrong model: the right initial values, and then change(parameter, sizes) for one name."""
+    def model(config):
+        made = ms.Multiscreen(config)
+        with torch.no_grad():
+            for full, p in made.named_parameters():
+                if full.rpartition(".")[2] == name:
+                    p.copy_(change(p, config))
+        return made
+
+    return model
+
+
+def nats(self, tokens, targets, reduction="mean"):
+    z = self(tokens).transpose(1, 2)
+    return F.cross_entropy(z, targets, reduction=reduction)
+
+
+def greedy(self, tokens, n, caches, again=False, start=0, position=-1):
+    """The n tokens after the prompt. caches: a function of the step; again: read all each time."""
+    seen = tokens
+    for m in range(n + start):
+        x = seen if again or m == 0 else seen[:, -1:]
+        z = self.logits(self.hidden(x, caches(m)))[:, position]
+        seen = torch.cat((seen, z.argmax(-1, keepdim=True)), 1)
+    return seen[:, tokens.shape[1] - start :][:, :n]
+
+
+def once(self):
+    """The same caches at each step."""
+    caches = [ms.KeyCache() for _ in self.layers]
+    return lambda m: caches
+
+
+def generate_with_one_cache(self, tokens, n):
+    cache = ms.KeyCache()
+    return greedy(self, tokens, n, lambda m: [cache] * len(self.layers))
+
+
+# ---------------------------------------------------------------------------- the mistakes
+
+READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as the "
+              "caches hold the others")
+
+# {exercise: [(a wrong method, class or model, what to say to those who have its results)]}
+MISTAKES = {
+    "project": [
+        (lambda self, x, W: torch.einsum("bte,ehd->bthd", x, W), "the axes are (B, T, H, D): the "
+         "tiles come before the positions, (B, H, T, D)"),
+        (lambda self, x, W: (x @ W.flatten(1)).view(len(x), W.shape[1], x.shape[1], W.shape[2]),
+         "tiles and positions are mixed up: the product is (B, T, H, D). Transpose it, as a view "
+         "only renames the axes"),
+        (lambda self, x, W: (x @ W.flatten(1)).unflatten(-1, W.shape[:0:-1]).permute(0, 3, 1, 2),
+         "tiles and dimensions are mixed up: unflatten(-1, (H, D)), in the order of W's axes"),
+        (lambda self, x, W: x @ W, "W has three axes, (E, H, D): flatten the last two, or use "
+         "torch.einsum"),
+        (lambda self, x, W: x @ W.transpose(0, 1), "the axis of B is taken for that of the tiles: "
+         "give x an axis for them, x[:, None]"),
+        (lambda self, x, W: ms.unit(torch.einsum("bte,ehd->bhtd", x, W)), "unit length comes "
+         "later: `project` is only the product")],
+    "gate": [
+        (lambda self, x: F.silu(g_of(self, x)), "the gate is not bounded: tanh is missing"),
+        (lambda self, x: torch.tanh(g_of(self, x)), "SiLU is missing: tanh(SiLU(g))"),
+        (lambda self, x: F.silu(torch.tanh(g_of(self, x))), "tanh and SiLU are in the wrong order: "
+         "tanh(SiLU(g))"),
+        (lambda self, x: torch.sigmoid(g_of(self, x)), "this is a sigmoid: the gate is "
+         "tanh(SiLU(g))"),
+        (lambda self, x: torch.tanh(torch.sigmoid(g_of(self, x))), "SiLU(g) is g sigmoid(g), not "
+         "sigmoid(g)"),
+        (lambda self, x: torch.tanh(F.relu(g_of(self, x))), "this is ReLU: the paper has SiLU"),
+        (lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))), "W_V is for the values: "
+         "take W_G")],
+    "screening": [(functools.partialmethod(screening, **steps), cause) for steps, cause in [
+        ({"bound": as_it_is}, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
+        ({"bound": torch.tanh}, "tanh of each number changes the direction: TanhNorm scales the "
+         "whole vector"),
+        ({"unit_v": as_it_is}, "the values are not of unit length: Eq. 5 is for q, k and v"),
+        ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
+        ({"unit_qk": as_it_is, "unit_v": as_it_is}, "nothing is of unit length: Eq. 5 is for q, k "
+         "and v"),
+        ({"w_th": 256.0}, "w_th is self.w_th, and not always 256"),
+        ({"turn": as_it_is}, "queries and keys have no positions: MiPE is missing"),
+        ({"turn_k": as_it_is}, "only the queries have positions: MiPE is for keys, too"),
+        ({"window": as_it_is}, "s_w is not yet w: apply `window`"),
+        ({"acceptance": as_it_is}, "s_r is not yet r: apply `acceptance`"),
+        ({"W_K": "W_Q"}, "queries and keys both come from W_Q: keys take W_K"),
+        ({"W_V": "W_G"}, "W_G is for the gate: values take W_V"),
+        ({"reuse": False}, "the cache is ignored: give it the new keys and values, and screen all "
+         "that it returns"),
+        ({"begin": lambda start: 0}, "MiPE counts from 0 in each call: positions continue at "
+         "cache.end"),
+        ({"i0": lambda start, first, end: 0}, "i0 is not passed to screen: the queries begin after "
+         "the keys in the cache"),
+        ({"i0": lambda start, first, end: end - first}, "cache.end was read after append: the "
+         "queries begin where it was before"),
+        ({"i0": lambda start, first, end: start}, "the cache may drop old keys: i0 counts from the "
+         "first key that append returns")]],
+    "forward": [
+        (updated(add=lambda x, updates: updates.sum(1)), "the residual is missing: Eq. 2 adds the "
+         "updates to x"),
+        (updated(scale=torch.ones_like), "the scale e^s_O is missing"),
+        (updated(scale=lambda s_O: s_O), "the scale is e^s_O, not s_O"),
+        (updated(scale=lambda s_O: (-s_O).exp()), "the scale is e^s_O: multiply by it"),
+        (updated(add=lambda x, updates: x + updates.mean(1)), "the tiles are averaged: Eq. 2 adds "
+         "them"),
+        (updated(lambda self, x, screen: self.screening(x, screen)), "the gate is ignored: u times "
+         "g_hat"),
+        (updated(lambda self, x, screen: self.screening(x, screen) + self.gate(x)), "u is "
+         "multiplied by the gate, not added to it"),
+        (updated(add=lambda x, updates: ms.unit(x + updates.sum(1))), "do not normalise after the "
+         "sum: Eq. 2 only adds"),
+        (in_turn, "all tiles read the same x: add up their updates, then add the sum to x")],
+    "cache": [
+        (cache_with(oldest=lambda self, start, end, w: start), "append returned only the new keys: "
+         "return all that are kept"),
+        (cache_with(oldest=lambda self, start, end, w: start - int(min(w.max(), 1e9)) + 1),
+         "w is rounded down: a query sees ceil(w) keys, its own included"),
+        (cache_with(oldest=lambda self, start, end, w: end - math.ceil(min(w.max(), 1e9))),
+         "these are the keys that the last of the new tokens sees: the first of them sees further "
+         "back"),
+        (cache_with(oldest=lambda self, start, end, w: start - math.ceil(w.min()) + 1), "keys are "
+         "dropped that the tile with the widest window still sees: take the largest w"),
+        (cache_with(append=append_and_forget_the_end), "append must move cache.end on, by the "
+         "number of new tokens"),
+        (cache_with(append=lambda self, k, v, w: (*Cache.append(self, k, v, w)[:2], 0)), "the "
+         "third result is the position of the first key that is returned"),
+        (cache_with(append=lambda self, k, v, w: Cache.append(self, k, v, w)[:2]), "append returns "
+         "three things: the keys, the values, and the position of the first key"),
+        (cache_with(join=lambda self, old, new: new if old is None else torch.cat((new, old), 2)),
+         "the oldest key comes first"),
+        (cache_with(join=lambda self, old, new: new if old is None else torch.cat((old, new), 1)),
+         "keys (B, H, T, K) are joined along the axis of their positions, torch.cat(.., 2)")],
+    "initialize": [
+        (changed("W_Q", lambda W, c: W * (c.d_K / c.d_E) ** 0.5), "W_Q is divided by the root of "
+         "the wrong dimension: take the output's, d_K"),
+        (changed("W_Q", lambda W, c: W / c.d_K**0.5), "W_Q: divide 0.1 by the root of d_K, not by "
+         "d_K"),
+        (changed("W_Q", lambda W, c: W * (0.1 / c.d_K**0.5) ** -0.5), "x of N(0, x) is the "
+         "standard deviation here, not the variance: take no root of it"),
+        (changed("W_Q", lambda W, c: W * 10), "W_Q: the factor 0.1 is missing"),
+        (changed("W_V", lambda W, c: W * (c.d_V / c.d_E) ** 0.5), "W_V is divided by the root of "
+         "the wrong dimension: take the output's, d_V"),
+        (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
+         "whatever its dimensions"),
+        (changed("W_O", lambda W, c: W * (c.d_E / c.d_V) ** 0.5), "W_O is divided by the root of "
+         "the wrong dimension: take the output's, d_E"),
+        (changed("W_E", lambda W, c: W * (c.d_E / c.vocab_size) ** 0.5), "W_E is divided by the "
+         "root of the wrong dimension: take d_E"),
+        (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
+         "all"),
+        (changed("s_w", lambda s, c: torch.linspace(0, c.w_th, c.N_H)), "s_w goes up to log w_th, "
+         "not to w_th"),
+        (changed("s_w", lambda s, c: torch.linspace(0, math.log(256), c.N_H)), "w_th is "
+         "config.w_th, and not always 256"),
+        (changed("s_w", lambda s, c: torch.arange(c.N_H) / c.N_H * math.log(c.w_th)), "the last "
+         "tile has s_w = log w_th: N_H values make N_H - 1 steps"),
+        (changed("s_O", lambda s, c: 2 * s), "s_O: the root is missing, log(1/sqrt(N_H N_L))"),
+        (changed("s_O", lambda s, c: 0 * s - math.log(c.N_H) / 2), "s_O: N_L is missing, as the "
+         "tiles of all layers count"),
+        (changed("s_O", lambda s, c: s.exp()), "s_O: the log is missing, log(1/sqrt(N_H N_L))"),
+        (changed("s_E", lambda s, c: s + 1), "the scale e^s_E starts at 1, so s_E starts at 0"),
+        (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)"),
+        (changed("s_F", lambda s, c: 2 * s), "s_F: the root is missing, log sqrt(d_E)")],
+    "embed": [
+        (lambda self, t: self.W_E[t], "this is the row of W_E as it is: it needs unit length and "
+         "the scale e^s_E"),
+        (lambda self, t: self.s_E.exp() * self.W_E[t], "the embedding is not of unit length"),
+        (lambda self, t: ms.unit(self.W_E[t]), "the scale e^s_E is missing"),
+        (lambda self, t: self.s_E * ms.unit(self.W_E[t]), "the scale is e^s_E, not s_E"),
+        (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E"),
+        (lambda self, t: self.s_E.exp() * ms.unit(self.W_E[t].mT).mT, "unit length is over the "
+         "last axis, E")],
+    "logits": [
+        (lambda self, x: self.s_F.exp() * x @ self.W_E.T, "the rows of W_E are not of unit length "
+         "here"),
+        (lambda self, x: x @ ms.unit(self.W_E).T, "the scale e^s_F is missing"),
+        (lambda self, x: self.s_F * x @ ms.unit(self.W_E).T, "the scale is e^s_F, not s_F"),
+        (lambda self, x: self.s_E.exp() * x @ ms.unit(self.W_E).T, "s_E is for the embedding: take "
+         "s_F"),
+        (lambda self, x: ms.Multiscreen.logits(self, x).softmax(-1), "these are probabilities: the "
+         "softmax belongs to the loss"),
+        (lambda self, x: ms.Multiscreen.logits(self, ms.unit(x)), "x must not be normalised: there "
+         "is no norm before the head"),
+        (lambda self, x: self.s_F.exp() * x @ ms.unit(self.W_E), "transpose W_E: its rows are the "
+         "tokens")],
+    "loss": [
+        (lambda self, x, t: F.cross_entropy(self(x)[:, :-1].transpose(1, 2), t[:, 1:]), "the "
+         "targets are shifted twice: they are the next tokens already"),
+        (lambda self, x, t: F.cross_entropy(self(x), t), "cross_entropy takes the classes as axis "
+         "1: flatten B and T, or transpose(1, 2)"),
+        (lambda self, x, t: nats(self, x, x), "the inputs were taken for the targets"),
+        (lambda self, x, t: nats(self, x, t) / math.log(2), "these are bits: leave out the "
+         "division to get nats"),
+        (lambda self, x, t: F.cross_entropy(self(x).softmax(-1).transpose(1, 2), t), "softmax was "
+         "taken twice: cross_entropy begins with one"),
+        (lambda self, x, t: nats(self, x, t, "sum"), "this is the sum over all tokens: take the "
+         "mean"),
+        (lambda self, x, t: nats(self, x, t.clamp_min(0)), "targets of -100 count: leave them out"),
+        (lambda self, x, t: nats(self, x, t, "sum") / t.numel(), "targets of -100 count in the "
+         "denominator"),
+        (lambda self, x, t: torch.stack([nats(self, a[None], b[None]) for a, b in zip(x, t)]).mean(
+         ), "this is the mean of each sequence's mean: take it over all tokens that count")],
+    "generate": [
+        (lambda self, t, n: torch.cat((t, greedy(self, t, n, once(self))), 1), "generate returned "
+         "the prompt, too: return the n new tokens"),
+        (lambda self, t, n: greedy(self, t, n, once(self), start=1), "the last token of the prompt "
+         "came first: return the new ones only"),
+        (lambda self, t, n: greedy(self, t, n, lambda m: self.new_caches()), "the caches are empty "
+         "at each step: make them once, before the first"),
+        (generate_with_one_cache, "the layers share one cache: each has keys of its own"),
+        (lambda self, t, n: greedy(self, t, n, once(self), again=True), READ_AGAIN),
+        (lambda self, t, n: greedy(self, t, n, lambda m: None, again=True), READ_AGAIN),
+        (lambda self, t, n: greedy(self, t, n, once(self), position=0), "the next token follows "
+         "from the logits of the last position, z[:, -1]")],
+}
+
+
+# ------------------------------------------------------------------------------------ the tests
+
+def yours(name):
+    """What you wrote, or in the course's own tests a wrong one.
+
+    It is a method, KeyCache, or for `initialize` Multiscreen. A method comes as {name: method},
+    with what you have added to the class.
+    """
+    file = grade.load("part2_model")
+    if name == "cache":
+        return grade.own(file, "part2_model", "KeyCache")
+    if name == "initialize":
+        return grade.own(file, "part2_model", "Multiscreen")
+    file.KeyCache = ms.KeyCache
+    kind, exercises = ("Multiscreen", MODEL) if name in MODEL else ("GatedScreeningTiles", LAYER)
+    written = grade.own(file, "part2_model", kind)
+    if not hasattr(written, name):
+        grade.fail(f"{kind} has no {name}")
+    added = {other: f for other, f in vars(written).items()
+             if other not in exercises and not other.startswith("__")}
+    return added | {name: getattr(written, name)}
+
+
+def check(name, call, make, *cases):
+    """Grade call(inputs of a case, made), with `made` by make(what you wrote)."""
+    def graded(written):
+        def f(*inputs):
+            return call(*inputs, make(written))
+        f.__name__, f.__wrapped__ = name, call
+        return f
+
+    def with_name(wrong):
+        return {name: wrong} if name in (*LAYER, *MODEL) else wrong
+
+    found = yours(name)
+    right = RIGHT[name] if name in RIGHT else {}
+    grade.grade(graded(found if isinstance(found, dict) else with_name(found)), graded(right),
+                cases, [(graded(with_name(wrong)), cause) for wrong, cause in MISTAKES[name]])
+
+
+RIGHT = {"screening": {"screening": screening}, "cache": Cache, "initialize": ms.Multiscreen}
+
+
+def case(*inputs, **options):
+    return grade.Case(inputs, **options)
+
+
 def test_project():
-    yours, _ = a_layer()
-    x, W = torch.tensor([[[1.0, 2.0], [0.0, 3.0], [1.0, 0.0]]]), torch.tensor([[[1.0], [10.0]],
-                                                                              [[0.1], [5.0]]])
-    found = yours.project(x, W)
-    check(found.shape != (1, 3, 2, 1), "the axes are (B, T, H, D): the tiles come before the "
-          "positions, (B, H, T, D)")
-    expect(found, [[[[1.2], [0.3], [1]], [[20], [15], [10]]]], "x W of two tiles and 3 positions",
-           [([[[[1.2], [20], [0.3]], [[15], [1], [10]]]], "tiles and positions are mixed up: the "
-             "product is (B, T, H, D). Transpose it: a reshape only renames the axes")])
     x, W = draw_inputs(2, 5, 24), draw_inputs(24, 3, 7)
-    expect(yours.project(x, W), torch.einsum("bte,ehd->bhtd", x, W), "x W",
-           [((x @ W.flatten(1)).unflatten(-1, (7, 3)).permute(0, 3, 1, 2), "tiles and dimensions "
-             "are mixed up: unflatten(-1, (H, D)), in the order of W's axes")])
+    check("project", lambda x, W, layer: layer.project(x, W), a_layer, case(x, W),
+          case(draw_inputs(4, 3, 24), draw_inputs(24, 4, 2)))
 
 
 def test_gate():
-    yours, theirs = a_layer()
-    x = draw_inputs(2, 5, 24)
-    g = theirs.project(x, theirs.W_G)
-    expect(yours.gate(x), torch.tanh(g * torch.sigmoid(g)), "the gate",
-           [(F.silu(g), "the gate is not bounded: tanh is missing"),
-            (torch.tanh(g), "SiLU is missing: tanh(SiLU(g))"),
-            (F.silu(torch.tanh(g)), "tanh and SiLU are in the wrong order: tanh(SiLU(g))"),
-            (torch.sigmoid(g), "this is a sigmoid: the gate is tanh(SiLU(g))"),
-            (torch.tanh(torch.sigmoid(g)), "SiLU(g) is g times sigmoid(g), not sigmoid(g)"),
-            (theirs.gate(F.normalize(x, dim=-1)), "x must not be normalised before the projection"),
-            (torch.tanh(F.gelu(g)), "this is GELU: the paper has SiLU"),
-            (torch.tanh(F.relu(g)), "this is ReLU: the paper has SiLU"),
-            (torch.tanh(F.silu(theirs.project(x, theirs.W_V))), "W_V is for the values: take W_G"),
-            (torch.tanh(F.silu(ms.unit(g))), "g must not be of unit length: Eq. 5 is for q, k and "
-             "v"),
-            (1 + torch.tanh(F.silu(g)), "add nothing: the gate may be negative, and 0"),
-            (F.silu(torch.tanh(F.silu(g))), "SiLU twice: tanh(SiLU(g))"),
-            (torch.tanh(F.silu(torch.tanh(g))), "tanh twice: tanh(SiLU(g))")])
-
-
-def parts_of(layer, x, start=0):
-    """What screening computes from x, from position `start` on: q_bar, k_bar, v, angle, w, r."""
-    q, k, v = (layer.project(x, W) for W in (layer.W_Q, layer.W_K, layer.W_V))
-    w, r = ms.window(layer.s_w), ms.acceptance(layer.s_r)
-    angle = ms.mipe_angle(start + torch.arange(x.shape[1]), w, layer.config.w_th)
-    return ms.unit(q), ms.unit(k), v, angle, w, r
+    check("gate", lambda x, layer: layer.gate(x), a_layer, case(draw_inputs(2, 5, 24)))
 
 
 def test_screening():
-    yours, theirs = a_layer()
-    x = draw_inputs(2, 9, 24)
-    q, k, v, angle, w, r = parts_of(theirs, x)
-    q_tilde, k_tilde, v_bar = ms.mipe(q, angle), ms.mipe(k, angle), ms.unit(v)
-    h = ms.screen(q_tilde, k_tilde, v_bar, w, r)
-    q_long, k_long = theirs.project(x, theirs.W_Q), theirs.project(x, theirs.W_K)
-    of_256, of_s_w = (ms.mipe_angle(torch.arange(9), *x) for x in ((w, 256.0),
-                                                                   (theirs.s_w, 100.0)))
-    found = yours.screening(x, ms.screen)
-    expect(found, ms.tanh_norm(h), "u",
-           [(h, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
-            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v, w, r)),
-             "the values are not of unit length: Eq. 5 is for q, k and v"),
-            (ms.tanh_norm(ms.screen(ms.mipe(q_long, angle), k_tilde, v_bar, w, r)),
-             "the queries are not of unit length: Eq. 5 is for q, k and v"),
-            (ms.tanh_norm(ms.screen(q_tilde, ms.mipe(k_long, angle), v_bar, w, r)),
-             "the keys are not of unit length: Eq. 5 is for q, k and v"),
-            *((ms.tanh_norm(ms.screen(ms.mipe(q_long, angle), ms.mipe(k_long, angle), *x)),
-               "nothing is of unit length, or only the values are: Eq. 5 is for q, k and v")
-              for x in ((v, w, r), (v_bar, w, r))),
-            (ms.tanh_norm(ms.screen(ms.mipe(q, of_256), ms.mipe(k, of_256), v_bar, w, r)),
-             "w_th is self.w_th, here 100, not 256"),
-            (torch.tanh(h), "tanh of each number changes the direction: TanhNorm scales the "
-             "whole vector"),
-            (ms.unit(h), "u has length 1 whatever h is: TanhNorm's length is tanh |h|"),
-            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, w, theirs.s_r)),
-             "s_r is not yet r: apply `acceptance`"),
-            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, v_bar, r, w)), "w and r were swapped"),
-            (ms.tanh_norm(ms.screen(q, k, v_bar, w, r)),
-             "queries and keys have no positions: MiPE is missing"),
-            (ms.tanh_norm(ms.screen(q_tilde, k, v_bar, w, r)),
-             "only the queries have positions: MiPE is for keys too"),
-            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, ms.mipe(v_bar, angle), w, r)),
-             "MiPE turned the values: it is for queries and keys only"),
-            (ms.tanh_norm(ms.screen(k_tilde, q_tilde, v_bar, w, r)),
-             "queries and keys were swapped"),
-            (ms.tanh_norm(ms.screen(q_tilde, q_tilde, v_bar, w, r)),
-             "queries and keys both come from W_Q: keys take W_K"),
-            (ms.tanh_norm(ms.screen(k_tilde, k_tilde, v_bar, w, r)),
-             "queries and keys both come from W_K: queries take W_Q"),
-            (ms.tanh_norm(ms.screen(q_tilde, k_tilde, ms.unit(theirs.project(x, theirs.W_G)), w,
-                                    r)), "W_G is for the gate: values take W_V"),
-            (ms.tanh_norm(ms.screen(ms.mipe(q, of_s_w), ms.mipe(k, of_s_w), v_bar, theirs.s_w, r)),
-             "s_w is not yet w: apply `window`"),
-            (ms.screen(q_tilde, k_tilde, ms.tanh_norm(v_bar), w, r),
-             "TanhNorm is for the sum h, not for the values"),
-            (ms.tanh_norm(ms.screen(ms.mipe(q, -angle), ms.mipe(k, angle), v_bar, w, r)),
-             "queries and keys turn in opposite directions: both take the same angle")],
-           tolerance=1e-4)
+    def call(x, pieces, screen, layer):
+        """u of x, without a cache or in pieces with one."""
+        if not pieces:
+            return layer.screening(x, screen)
+        cache = Cache()
+        layer.s_w.data.copy_(torch.tensor([1.0, 0.0, 1.2]))            # the cache drops keys
+        return torch.cat([layer.screening(part, screen, cache) for part in x.split(pieces, 1)], 2)
 
     def twice(*inputs):
         return 2 * ms.screen(*inputs)
 
-    expect(yours.screening(x, twice), ms.tanh_norm(2 * h), "u with another `screen`, 2 h,",
-           [(found, "the argument `screen` is ignored: the caller chooses what screens")],
-           tolerance=1e-4)
+    check("screening", call, a_layer,
+          case(draw_inputs(2, 9, 24), [], ms.screen, tolerance=1e-4),
+          case(draw_inputs(2, 9, 24), [], twice, tolerance=1e-4, hint="the argument `screen` is "
+               "ignored: the caller chooses what screens"),
+          case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], ms.screen, tolerance=1e-4, hint="with a "
+               "cache: the queries start at cache.end as it is before append, and i0 counts from "
+               "the first key that append returns"))
 
 
 def test_forward():
-    yours, theirs = a_layer()
-    x = draw_inputs(2, 9, 24)
-    y = theirs.screening(x, ms.screen) * theirs.gate(x)
-    updates = torch.einsum("bhtv,hve->bthe", y, theirs.W_O)
-    scale = theirs.s_O.exp()[:, None]
-    right = x + (updates * scale).sum(2)
-
-    def update(y):
-        return x + torch.einsum("bhtv,hve->bte", y, scale[..., None] * theirs.W_O)
-
-    one_by_one = x
-    for h, W in enumerate(scale[..., None] * theirs.W_O):
-        y = theirs.screening(one_by_one, ms.screen) * theirs.gate(one_by_one)
-        one_by_one = one_by_one + y[:, h] @ W
-    expect(yours(x, ms.screen), right, "x^(1)",
-           [(right - x, "the residual is missing: Eq. 2 adds the updates to x"),
-            (x + updates.sum(2), "the scale e^s_O is missing"),
-            (x + (updates * theirs.s_O[:, None]).sum(2), "the scale is e^s_O, not s_O"),
-            (x + (updates * scale).mean(2), "the tiles are averaged: Eq. 2 adds them"),
-            (x + torch.einsum("bhtv,hve->bte", theirs.screening(x, ms.screen), scale[..., None]
-                              * theirs.W_O), "the gate is ignored: u times g_hat"),
-            (update(theirs.screening(x, ms.screen) * theirs.gate(x) ** 2), "the gate acts twice"),
-            (update(theirs.screening(x, ms.screen) + theirs.gate(x)), "u is multiplied by the "
-             "gate, not added to it"),
-            (ms.unit(right), "do not normalise after the sum: Eq. 2 only adds"),
-            (theirs(ms.unit(x), ms.screen), "do not normalise x: there is no norm before a layer"),
-            (theirs(ms.unit(x), ms.screen) - ms.unit(x) + x, "do not normalise x: there is no "
-             "norm before a layer"),
-            (x + (updates / scale).sum(2), "the scale is e^s_O, but this divides by it"),
-            (one_by_one, "all tiles read the same x: add up their updates, then add the sum to x")],
-           tolerance=1e-4)
+    check("forward", lambda x, layer: layer(x, ms.screen), a_layer,
+          case(draw_inputs(2, 9, 24), tolerance=1e-4))
 
 
-def check_independent(named):
-    """Each matrix is drawn around 0, independently of the others."""
-    matrices = [(name, W.detach().flatten()) for name, W in named if W.ndim > 1]
-    for n, (name, W) in enumerate(matrices):
-        check(W.mean().abs() < 0.1 * W.std(), f"the mean of {name} is {W.mean().item():.3g}: it is "
-              "N(0, ..), around 0")
-        check(W.abs().max() > 2.5 * W.std(), f"{name} is drawn from an interval: N is the normal "
-              "distribution, torch.randn")
-        for other, V in matrices[:n]:
-            if len(V) == len(W):
-                same = torch.corrcoef(torch.stack((V, W)))[0, 1].abs()
-                check(same < 0.5, f"{other} and {name} are alike: draw each matrix anew")
+def test_cache():
+    def call(k, v, w, cache):
+        """The keys and values that queries may see, and cache.end, after 20, 4 and 1 tokens."""
+        found, start = [], 0
+        for part in ((k[:, :, :20], v[:, :, :20]), (k[:, :, 20:24], v[:, :, 20:24]),
+                     (k[:, :, 24:], v[:, :, 24:])):
+            kept, values, first = cache.append(*part, w)
+            end = start + part[0].shape[2]
+            oldest = max(start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
+            found.append([at_positions(x, first, oldest, end) for x in (kept, values)])
+            found[-1].append(torch.tensor([cache.end]))
+            start = end
+        return tuple(torch.cat(parts, -2 if parts[0].ndim > 1 else 0) for parts in zip(*found))
+
+    def at_positions(x, first, oldest, end):
+        """The keys at the positions oldest to end - 1, with NaN for missing ones."""
+        seen = x.new_full((*x.shape[:2], end - oldest, x.shape[3]), torch.nan)
+        for n in range(x.shape[2]):
+            if oldest <= first + n < end:
+                seen[:, :, first + n - oldest] = x[:, :, n]
+        return seen
+
+    k, v, _ = correlated(0, 1, 2, 25, 25)
+    outputs = ("the keys", "the values", "cache.end")
+    check("cache", call, lambda cache: cache(), *[
+        case(k, v, torch.tensor(w).double(), outputs=outputs, hint="append is called with 20, 4 "
+             f"and 1 new tokens, for windows of {w}: it must return all keys that a new query may "
+             "see, the oldest first, and the position of the first")
+        for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])])
 
 
 def test_initialize():
     sizes = {"vocab_size": 1000, "N_L": 3, "N_H": 5, "d_E": 100, "w_th": 100.0}
+    right = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
+
+    def call(name, model):
+        """A parameter, or of a matrix the mean and deviation, in units of the right deviation."""
+        named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == name]
+        if name not in right:
+            return torch.cat(named)
+        numbers = torch.cat([p.flatten() for p in named]) / right[name]
+        return torch.stack((numbers.mean(), numbers.std()))
+
+    @functools.cache
+    def make(multiscreen):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return multiscreen(ms.Config(**sizes))
+
+    check("initialize", call, make,
+          *[case(name, gradients=False, tolerance=0.05, hint=f"{name} is drawn from N(0, x), the "
+                 "normal distribution: these are its mean and its standard deviation, both divided "
+                 "by x, which should be 0 and 1") for name in right],
+          *[case(name, gradients=False, hint=f"the initial values of {name} are wrong")
+            for name in ("s_w", "s_r", "s_O", "s_E", "s_F")])
+
+
+def test_embed():
+    check("embed", lambda t, model: model.embed(t), a_model, case(some_tokens(2, 5)))
+
+
+def test_logits():
+    check("logits", lambda x, model: model.logits(x), a_model,
+          case(draw_inputs(2, 5, 24), tolerance=1e-4))
+
+
+def test_loss():
+    t = some_tokens(3, 9)
+    inputs, targets = t[:, :-1], t[:, 1:].clone()
+    some = targets.clone()
+    some[0, 3:] = -100
+    check("loss", lambda tokens, targets, model: model.loss(tokens, targets), a_model,
+          case(inputs, targets), case(inputs, some, hint="targets of -100 do not count"))
+
+
+def test_generate():
+    def call(tokens, n, counted, model):
+        """The new tokens, or how many go through a layer at a time after the prompt."""
+        lengths = []
+
+        def count(q, *inputs):
+            lengths.append(q.shape[2])
+            return ms.screen(q, *inputs)
+
+        model.screen = count
+        found = model.generate(tokens, n)
+        return torch.tensor(max(lengths[len(model.layers) :])) if counted else found
+
+    t = some_tokens(2, 6)
+    check("generate", call, a_model, case(t, 7, False),
+          case(t, 7, True, hint="after the prompt only one token at a time goes through the "
+               "layers"))
+
+
+# ------------------------------------------------------------------------- the whole model
+
+def whole(theirs):
+    """Your whole model with the parameters of multiscreen.py's, and without your `initialize`."""
+    file = grade.load("part2_model")
+
+    class Blank(file.Multiscreen):
+        def initialize(self):
+            pass
+
+    model = Blank(theirs.config)
+    model.load_state_dict(theirs.state_dict())
+    return model
+
+
+def trained():
+    """The repository's model for retrieval, after training."""
+    saved = torch.load(TRAINED, weights_only=True)
+    model = ms.Multiscreen(ms.Config(**saved["config"]))
+    model.load_state_dict(saved["weights"])
+    return model
+
+
+def check_whole(name, call, theirs, *cases):
+    """Grade call(inputs of a case, model) of your whole model."""
+    def f(*inputs):
+        return call(*inputs, whole(theirs))
+
+    def right(*inputs):
+        return call(*inputs, theirs)
+
+    right.__name__, right.__wrapped__ = name, call
+    grade.grade(f, right, cases)
+
+
+def test_model():
+    def logits(tokens, model):
+        return model(tokens).detach()
+
+    def change_before(tokens, j, model):
+        """How the logits before position j change if token j changes."""
+        other = tokens.clone()
+        other[:, j] = (other[:, j] + 1) % SIZES["vocab_size"]
+        return (model(other) - model(tokens))[:, :j].abs().max().detach()
+
+    model, t = a_model({}), some_tokens(2, 30)
+    check_whole("the whole model", logits, model, case(t, tolerance=1e-4))
+    check_whole("the change of earlier logits", change_before, model,
+                *[case(t, j, hint=f"token {j} changed, and a logit before it, too: the model sees "
+                       "the future") for j in (7, 29)])
+    check_whole("generate", lambda t, n, model: model.generate(t, n), model,
+                case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.9 and "
+                     "2.10 pass?"))
+    tokens = torch.randint(256, (1, 200), generator=random(2))
+    check_whole("the whole model with trained weights", logits, trained(),
+                case(tokens, tolerance=1e-3))
+
+
+def test_training():
+    """pytest -s shows the losses of both models while they train."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = mine.Multiscreen(ms.Config(**sizes))
-    named = list(model.named_parameters())
+        config = ms.Config(vocab_size=30, N_L=1, N_H=2, d_E=16, d_V=16)
+        theirs = ms.Multiscreen(config)
+    text = torch.randint(30, (60,), generator=random(1)).repeat(20)      # a text to memorize
+    names = tuple(f"dL/d({name})" for name, _ in theirs.named_parameters())
+    losses = []
 
-    def std(name):
-        return torch.cat([p.detach().flatten() for n, p in named if n.endswith(name)]).std()
+    def gradients(x, model):
+        model.loss(x[None, :-1], x[None, 1:]).backward()
+        return tuple(torch.zeros_like(p) if p.grad is None else p.grad
+                     for p in model.parameters())
 
-    dimension = ("divided by the root of the wrong dimension: take the output's, the second of the "
-                 "paper's shape")
-    rows = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
-    for name, right in rows.items():
-        causes = [(math.sqrt(right), "x of N(0, x) in the table is the standard deviation, not "
-                   "the variance"),
-                  (10 * right, "the scale 0.1 is missing")]
-        causes += [(0.1 / n**0.5, dimension) for n in (16, 64, 100, 1000)]
-        causes += [(0.1 / n, "divided by the dimension: divide by its root")
-                   for n in (16, 64, 100, 1000)]
-        if name == "W_G":
-            causes = [(0.1 / 8, "W_G has the fixed scale 0.1, whatever its dimensions"), *causes]
-        check(std(name) > 0, f"{name} has no initial values: it is one number everywhere")
-        check(1e-4 < std(name) < 10, f"{name} has no initial values: torch.empty "
-              "leaves what was in memory")
-        expect(std(name), right, f"the standard deviation of {name}", causes,
-               tolerance=0.05 * right)
-    check_independent(named)
-    for layer in model.layers:
-        s_w = torch.linspace(0, math.log(100), 5)
-        expect(layer.s_w, s_w, "s_w of a layer",
-               [(torch.zeros(5), "s_w is spread over the tiles of a layer, not 0 for all"),
-                (torch.linspace(0, 100, 5), "s_w goes up to log w_th, not w_th"),
-                (torch.linspace(0, math.log(256), 5), "w_th is config.w_th, here 100, not 256"),
-                (torch.linspace(0, math.log(99), 5), "s_w goes up to log w_th: then w is 1 more"),
-                (0.8 * s_w, "the last tile has s_w = log w_th: N_H values make N_H - 1 steps"),
-                (s_w.flip(0), "the first tile has the narrowest window"),
-                (torch.linspace(1, 100, 5).log(), "s_w itself is evenly spaced, not the window")])
-        expect(layer.s_r, torch.zeros(5), "s_r", [(0.5 * torch.ones(5), "r is 1/2, so s_r is 0")])
-        expect(layer.s_O, -math.log(15) / 2 * torch.ones(5), "s_O",
-               [(-math.log(15) * torch.ones(5), "the root is missing: log(1 / sqrt(N_H N_L))"),
-                (-math.log(5) / 2 * torch.ones(5), "N_L is missing: all tiles of all layers count"),
-                (15**-0.5 * torch.ones(5), "the log is missing: log(1 / sqrt(N_H N_L))")])
-    expect(model.s_E, [0], "s_E", [([1], "the scale e^s_E starts at 1, so s_E starts at 0")])
-    expect(model.s_F, [math.log(10)], "s_F",
-           [([10], "the log is missing: log sqrt(d_E)"), ([math.log(100)], "the root is missing"),
-            ([0], "s_F starts at log sqrt(d_E): with 0 the logits are too small to learn from")])
+    def train(steps, model):
+        """The losses of the first three of these steps, by the paper's recipe."""
+        g, found = random(0), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-4, betas=(0.9, 0.95),
+                                      weight_decay=0)
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.02, total_iters=50)
+        for _ in range(steps):
+            starts = torch.randint(len(text) - 32, (4,), generator=g).tolist()
+            x = torch.stack([text[n : n + 33] for n in starts])
+            loss = model.loss(x[:, :-1], x[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            warmup.step()
+            found.append(loss.item())
+        losses.append(found)
+        return torch.tensor(found[:3])
+
+    check_whole("the loss", gradients, theirs, case(text[:60], outputs=names, tolerance=1e-4,
+                hint="a parameter has a wrong gradient: do 2.1 to 2.9 pass?"))
+    check_whole("training", train, theirs, case(100, tolerance=1e-3, hint="the losses of the first "
+                "three steps differ: do 2.1 to 2.8 pass?"))
+    found, right = losses
+    print("\n step   yours  theirs")
+    for step in (0, 1, 2, 4, *range(9, 100, 10)):
+        print(f"{step + 1:5d}  {found[step]:6.4f}  {right[step]:6.4f}")
+    if not found[-1] < 0.7 * found[0]:
+        grade.fail(f"after 100 steps the loss is {found[-1]:.2f}, having begun at {found[0]:.2f}: "
+                   "the model hardly learns")
