@@ -20,8 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import train
-from course.exercises import checks
-from course.exercises.checks import random
+from course.exercises import grade
+from course.exercises.grade import random
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from screening_triton import available
 from support.data import get_data, get_tokenizer
@@ -57,7 +57,7 @@ def draw_tokens(*shape, seed=0, n=50):
 
 
 # Similarities spread over (0, 1).
-correlated = partial(checks.correlated, V=64, rho=0.8)
+correlated = partial(grade.correlated, V=64, rho=0.8)
 
 
 # ----------------------------------------------------------------------------------- models

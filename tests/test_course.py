@@ -1,18 +1,123 @@
 """Tests of the course: the solutions pass, and each typical mistake gets its own message."""
+import shutil
+
 import pytest
 
-from course.exercises import test_part1, test_part2, test_part3
+import multiscreen
+from course.exercises import grade, test_part1, test_part2, test_part3
+from course.exercises.solutions import part3_derivative, part4_kernel
+from screening_triton import available
 
 PARTS = [test_part1, test_part2, test_part3]
-CASES = [(part, name, n) for part in PARTS for name, mistakes in part.MISTAKES.items()
-         for n in range(len(mistakes))]
+if available("cpu") is None:                           # Triton's interpreter
+    from course.exercises import test_part4
+
+    PARTS.append(test_part4)
+TESTS = [(part, name) for part in PARTS for name in vars(part) if name.startswith("test_")]
+FILES = {"part1_screening": multiscreen, "part2_model": multiscreen,
+         "part3_derivative": part3_derivative, "part4_kernel": part4_kernel}
 
 
-@pytest.mark.parametrize("part, name, n", CASES)
+@pytest.fixture(autouse=True)
+def solved(monkeypatch, tmp_path):
+    """A folder with the solutions, which is graded in place of the stubs."""
+    for part, module in FILES.items():
+        shutil.copyfile(module.__file__, tmp_path / f"{part}.py")
+    monkeypatch.setattr(grade, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def message_of(part, test):
+    """What a student reads, or "" if the test passes."""
+    try:
+        getattr(part, test)()
+    except pytest.fail.Exception as e:
+        print(e)                                       # pytest -rP: read them
+        return str(e)
+    return ""
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("part, test", TESTS)
+def test_a_solution_passes(part, test):
+    assert message_of(part, test) == ""
+
+
+@pytest.mark.parametrize("part, name, n", [
+    (part, name, n) for part in PARTS for name, mistakes in part.MISTAKES.items()
+    for n in range(len(mistakes))])
 def test_a_typical_mistake_fails_with_the_message_that_names_it(monkeypatch, part, name, n):
     wrong, cause = part.MISTAKES[name][n]
     monkeypatch.setattr(part, "yours", lambda name: wrong)
-    with pytest.raises(pytest.fail.Exception) as failure:
-        getattr(part, f"test_{name}")()
-    print(failure.value)                               # pytest -rP: read them
-    assert str(failure.value).startswith(cause)
+    assert message_of(part, f"test_{name}").startswith(cause)
+
+
+@pytest.mark.skipif(available("cpu") is not None, reason="Triton's interpreter")
+@pytest.mark.parametrize("kernel, old, new, cause", [
+    ("similarity", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
+    ("similarity", "tl.program_id(1) * BJ", "tl.program_id(1) * BI", "OUT[0, 16] was never stored"),
+    ("relevance", "i0 + t0 + tl.arange(0, BI), j0", "t0 + tl.arange(0, BI), j0", "i0 is ignored"),
+    ("bounds", "tl.ceil(tl.load(W))", "tl.load(W)", "w is rounded down"),
+    ("bounds", "tl.where(first < end, end, lo)", "end", "where the block sees no key"),
+    ("forward", ", other=0.0", "", "a load with a mask needs other=0.0"),
+    ("forward", ", mask=(rows < end)[:, None], other=0.0", "", "OUT contains NaN"),
+    ("forward", ", mask=(rows < end)[:, None])\n\n\n@triton.jit\ndef store_block",
+     ")\n\n\n@triton.jit\ndef store_block", "a store goes past the last row of OUT"),
+    ("forward", "tl.store(X + at", "tl.atomic_add(X + at", "no atomics"),
+    ("forward", "h += ", "h = ", "only the last block of keys counts"),
+    ("forward", "for j0 in range(lo, hi, BJ)", "for j0 in range(0, hi, BJ)", "blocks of keys out"),
+    ("dq", "dq / tl.load(R)", "dq", "1/r is missing")])
+def test_a_mistake_in_a_kernel_is_named(solved, kernel, old, new, cause):
+    edit(solved / "part4_kernel.py", old, new)
+    assert cause in message_of(test_part4, f"test_{kernel}_kernel")
+
+
+def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
+    edit(solved / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
+    edit(solved / "part2_model.py", "torch.tanh(F.silu(", "torch.sigmoid(F.silu(")
+    edit(solved / "part3_derivative.py", "dz @ k / r", "dz @ k")
+    for part in PARTS[:3]:
+        wrong = [test for other, test in TESTS if other is part and message_of(part, test)]
+        assert wrong == {test_part1: ["test_trim"], test_part3: ["test_dq_block"],
+                         test_part2: ["test_gate", "test_model", "test_training"]}[part]
+
+
+@pytest.mark.parametrize("body, message", [
+    ("raise NotImplementedError('Exercise 1.6: Trim')", "still to do: Exercise 1.6: Trim"),
+    ("return (1 - s /", "part1_screening.py, line "),
+    ("return s[99, 99]", ": return s[99, 99]"),
+    ("import multiscreen; return multiscreen.trim(s, r)", "imports multiscreen: write"),
+    ("import os", "imports os: write the exercises yourself"),
+    ("from course.exercises.solutions import part3_derivative", "imports course.exercises.sol"),
+    ("return eval('multiscreen')", "uses eval, which no exercise needs"),
+    ("open('results.json', 'w')", "uses open, which no exercise needs"),
+    ("s -= 1", "a tensor was changed in place"),
+    ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
+    ("(1 - (1 - s) / r).relu().square()", "the value of trim is nothing; it should be a tensor: is "
+     "a return missing?"),
+    ("return [s, s]", "the value of trim is 2 things; it should be a tensor"),
+    ("return (1 - (1 - s) / float(r)).relu().square()", "the gradient dL/dr of trim is 0 "
+     "everywhere: is the input detached, or turned into a number on the way?"),
+    ("return (1 - (1 - s) / r).relu().square() / 4", "All are 0.25 times what they should be")])
+def test_what_is_no_known_mistake_is_described(solved, body, message):
+    edit(solved / "part1_screening.py", "return (1 - (1 - s) / r).relu().square()", body)
+    assert message in message_of(test_part1, "test_trim")
+
+
+def test_part_2_may_import_the_functions_of_part_1_and_nothing_else(solved):
+    file = solved / "part2_model.py"
+    file.write_text("from multiscreen import trim\n" + file.read_text())
+    assert message_of(test_part2, "test_gate") == ""
+    file.write_text("from multiscreen import KeyCache\n" + file.read_text())
+    assert "imports KeyCache from multiscreen.py" in message_of(test_part2, "test_gate")
+
+
+def test_the_stubs_say_what_is_to_do(monkeypatch):
+    monkeypatch.undo()
+    for part, test in TESTS:
+        assert message_of(part, test).startswith("still to do: Exercise "), test

@@ -111,7 +111,7 @@ class Case:
     gradients: bool = True
 
     def results(self, f, name, names):
-        """{"the value": f(*inputs), "the gradient of x": ...}, or {"an error": the exception}.
+        """{"the value": f(*inputs), "the gradient dL/dx": ...}, or {"an error": the exception}.
 
         f gets copies of the inputs. name: the function's, and names: those of its arguments.
         """
@@ -128,8 +128,9 @@ class Case:
         copies = [x.clone() if torch.is_tensor(x) else x for x in self.inputs]
         trained = {}
         if self.gradients and not self.outputs:
-            trained = {f"the gradient of {arg}": x.requires_grad_() for arg, x in zip(names, copies)
-                       if torch.is_tensor(x) and x.is_floating_point()}
+            for arg, x in zip(names, copies):
+                if torch.is_tensor(x) and x.is_floating_point():
+                    trained[f"the gradient dL/d{arg}"] = x.requires_grad_()
         y = f(*copies)
         for arg, x, copy in zip(names, self.inputs, copies):
             if torch.is_tensor(x) and not torch.equal(x.nan_to_num(), copy.nan_to_num()):

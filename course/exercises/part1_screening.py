@@ -1,7 +1,7 @@
 """Part 1: one screening unit, Eqs. 4 to 13, section "Screening Unit" of the paper.
 
-Replace each `raise` with your code, and check it with `pytest course/exercises -k part1`. Where the
-paper leaves something open, the docstring decides it.
+Replace each `raise` with your code, and check it with `pytest course/exercises/test_part1.py`.
+Where the paper leaves something open, the docstring decides it.
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, K d_K, V d_V.
 """

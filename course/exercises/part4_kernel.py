@@ -1,6 +1,6 @@
 """Part 4: screening as Triton kernels. They run in Triton's interpreter, which needs no GPU.
 
-Check it with `pytest course/exercises -k part4`. Read launch.py first, because it starts the
+Check it with `pytest course/exercises/test_part4.py`. Read launch.py first, because it starts the
 kernels and says how many programs run. In the interpreter you can call `print` inside a kernel, and
 a mistake gives a Python traceback. On a GPU the same code compiles, once you have removed `if` and
 `raise`.

@@ -192,8 +192,8 @@ def generate_with_one_cache(self, tokens, n):
 
 # ---------------------------------------------------------------------------- the mistakes
 
-READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as the "
-              "caches hold the others")
+READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as "
+              "the caches hold the others")
 
 # {exercise: [(a wrong method, class or model, what to say to those who have its results)]}
 MISTAKES = {

@@ -1,26 +1,291 @@
-"""Part 4: each kernel against part 1, with odd lengths, all of them different."""
+"""Part 4: each kernel beside multiscreen.py, with odd lengths, and their typical mistakes.
+
+Mistakes are written in PyTorch: your kernel's results tell which of them it makes.
+"""
+import ast
 import math
 import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="part 4 needs triton, which runs only on Linux")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("part 4 runs in Triton's interpreter: unset TRITON_INTERPRET",
                 allow_module_level=True)
 
-from course.exercises import launch  # noqa: E402
-from course.exercises.adapters import earlier, mine  # noqa: E402
-from course.exercises.bounds import wrong_bounds  # noqa: E402
-from course.exercises.checks import Wrong, check, correlated, expect, gradient, random  # noqa: E402
+import multiscreen as ms  # noqa: E402
+from course.exercises import grade, launch  # noqa: E402
+from course.exercises.grade import correlated, random  # noqa: E402
 
 INF = math.inf
-BI, BJ = launch.BI, launch.BJ
+KERNELS = {"similarity_kernel": launch.similarities, "relevance_kernel": launch.relevances,
+           "bounds_kernel": launch.bounds, "forward_kernel": launch.forward, "dq_kernel": launch.dq}
 
-# T, S, i0, w: a last block of one query; first keys at an edge; blocks that see no key; w = inf.
-CASES = [(BI + 1, 47, 0, 1.4), (50, 79, 20, 22.0), (37, 95, 23, 24.25), (90, 41, 5, 6.0),
-         (45, 61, 11, INF)]
+
+# ------------------------------------------------- the right results, and wrong ones in PyTorch
+
+def distance(T, S, i0, BI, BJ):
+    """d = j - i of each query and key."""
+    return torch.arange(S) - (i0 + torch.arange(T))[:, None]
+
+
+def root_of_trim(s, r):
+    return (1 - (1 - s) / r).relu()
+
+
+def cosine(d, w):
+    """Softmask without its mask."""
+    return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
+
+
+def of_pairs(q, k, w, r, i0, BI, BJ, z=root_of_trim, m=ms.softmask, d=distance,
+             alpha=lambda z, m: z * z * m):
+    """alpha_d (T, S). Its mistakes replace one of the steps."""
+    k = k.nan_to_num()                                 # in one case NaN stands outside the window
+    return alpha(z(q @ k.T, r), m(d(len(q), len(k), i0, BI, BJ), w))
+
+
+def similarity_kernel(q, k, BI, BJ):
+    return q @ k.T
+
+
+def relevance_kernel(q, k, w, r, i0, BI, BJ):
+    return ms.relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
+
+
+def forward_kernel(q, k, v, w, r, i0, BI, BJ):
+    return relevance_kernel(q, k.nan_to_num(), w, r, i0, BI, BJ) @ v.nan_to_num()
+
+
+def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
+    q = q.clone().requires_grad_()
+    return torch.autograd.grad(forward_kernel(q, k, v, w, r, i0, BI, BJ), q, dh)[0]
+
+
+def in_sight(i, last, w, S, BJ):
+    """lo and hi for queries at positions i to last."""
+    first, end = max(i - math.ceil(min(w, 2**30)) + 1, 0), min(last + 1, S)
+    lo = first // BJ * BJ
+    return lo, (end if first < end else lo)
+
+
+def visits(lo, hi, S, BJ):
+    """How often `for j0 in range(lo, hi, BJ)` visits each key, and places behind the last one."""
+    found = torch.zeros(S + 4 * BJ, dtype=torch.int32)
+    for j0 in range(max(lo, 0), min(hi, S + 3 * BJ), BJ):
+        found[j0 : j0 + BJ] += 1
+    return found
+
+
+def looping(rule, first=lambda t0: t0, last=lambda t0, T, BI: min(t0 + BI, T) - 1, sign=1):
+    """The visits of all blocks of queries, (blocks, keys), by a rule like `in_sight`."""
+    def bounds_kernel(T, S, w, i0, BI, BJ):
+        return torch.stack([visits(*rule(sign * i0 + first(t0), sign * i0 + last(t0, T, BI),
+                                         w.item(), S, BJ), S, BJ) for t0 in range(0, T, BI)])
+    return bounds_kernel
+
+
+RIGHT = {f.__name__: f for f in (similarity_kernel, relevance_kernel, looping(in_sight),
+                                 forward_kernel, dq_kernel)}
+
+
+# ------------------------------------------------------------------------------ their mistakes
+
+def wrong(**steps):
+    """A wrong alpha_d, with other steps of `of_pairs`."""
+    return lambda *inputs: of_pairs(*inputs, **steps)
+
+
+def first_block(x, n):
+    """The first n rows of x, over and over."""
+    return x[torch.arange(len(x)) % n]
+
+
+def limits(first=lambda i, last, w: i - math.ceil(w) + 1, end=lambda i, last, S: min(last + 1, S),
+           lo=lambda first, BJ: first // BJ * BJ):
+    """A wrong rule for lo and hi."""
+    def rule(i, last, w, S, BJ):
+        start, stop = max(first(i, last, min(w, 2**30)), 0), end(i, last, S)
+        return (lo(start, BJ), stop) if start < stop else (0, 0)
+    return rule
+
+
+def without_an_empty_block(i, last, w, S, BJ):
+    first = max(i - math.ceil(min(w, 2**30)) + 1, 0)
+    return first // BJ * BJ, min(last + 1, S)
+
+
+def in_last_block(q, k, w, i0, BI, BJ):
+    """Which keys (T, S) are in the last block of keys that the query's block visits."""
+    found = torch.zeros(len(q), len(k))
+    for t0 in range(0, len(q), BI):
+        i, last = i0 + t0, i0 + min(t0 + BI, len(q)) - 1
+        lo, hi = in_sight(i, last, w.item(), len(k), BJ)
+        found[t0 : t0 + BI, max(hi - 1, 0) // BJ * BJ : hi] = 1
+    return found
+
+
+def screened(alpha_d):
+    """A wrong h by a wrong alpha_d, a function of (q, k, w, r, i0, BI, BJ)."""
+    return lambda q, k, v, *inputs: alpha_d(q, k, *inputs) @ v.nan_to_num()
+
+
+def slope(factor=lambda z, m, dy: 2 * z * m * dy, keys=torch.nan_to_num):
+    """A wrong dq: factor(z, m, dh . v) in place of dz = 2 z m (dh . v).
+
+    keys: a function of k and v; in one case NaN stands outside the window.
+    """
+    def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
+        k, v = keys(k), keys(v)
+        d = distance(len(q), len(k), i0, BI, BJ)
+        return factor(root_of_trim(q @ k.T, r), ms.softmask(d, w), dh @ v.T) @ k / r
+    return dq_kernel
+
+
+def dq_of_the_last_block(q, k, v, w, r, dh, i0, BI, BJ):
+    last = in_last_block(q, k, w, i0, BI, BJ)
+    return slope(lambda z, m, dy: 2 * z * m * dy * last)(q, k, v, w, r, dh, i0, BI, BJ)
+
+
+OUTSIDE = ("blocks of keys outside the window were read, where there is NaN: loop from lo to hi, "
+           "as in exercise 4.3")
+SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
+OF_ALPHA = [
+    (wrong(d=lambda T, S, i0, BI, BJ: distance(T, S, 0, BI, BJ)), "i0 is ignored: query t is at "
+     "position i0 + t"),
+    (wrong(d=lambda T, S, i0, BI, BJ: torch.arange(S) - (i0 + torch.arange(T) % BI)[:, None]),
+     "the positions of the queries lack t0 = program_id(0) * BI"),
+    (wrong(d=lambda T, S, i0, BI, BJ: torch.arange(S) % BJ - (i0 + torch.arange(T))[:, None]),
+     "the positions of the keys lack j0, their block's first"),
+    (wrong(m=lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)), "a later key, d > 0, must "
+     "get 0: this kernel sees the future"),
+    (wrong(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "at distance w and beyond m "
+     "must be 0: the cosine rises again"),
+    (wrong(m=lambda d, w: 2 * ms.softmask(d, w)), "Softmask lacks its 1/2: "
+     "m = (cos(pi d/w) + 1)/2"),
+    (wrong(alpha=lambda z, m: z * m), "the square of Trim is missing: alpha_d = z^2 m"),
+    (wrong(alpha=lambda z, m: (z * m).square()), "m is squared, too: alpha_d = z^2 m"),
+    (wrong(z=lambda s, r: 1 - (1 - s) / r), "the max of Trim is missing: z is at least 0"),
+    (wrong(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not multiplied "
+     "by it")]
+
+# {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
+MISTAKES = {
+    "similarity_kernel": [
+        (lambda q, k, BI, BJ: first_block(q, BI) @ k.T, "each program takes the first block of "
+         "queries: they begin at program_id(0) * BI"),
+        (lambda q, k, BI, BJ: q @ first_block(k, BJ).T, "each program takes the first block of "
+         "keys: they begin at program_id(1) * BJ"),
+        (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of "
+         "d_K: it is the cosine of an angle"),
+        (lambda q, k, BI, BJ: 1 - q @ k.T, "s is the product itself, not 1 - s")],
+    "relevance_kernel": OF_ALPHA,
+    "bounds_kernel": [
+        (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
+         f"{SEES}"),
+        (looping(limits(first=lambda i, last, w: i - math.ceil(w))), f"one key too many at the "
+         f"window's edge: {SEES}"),
+        (looping(limits(first=lambda i, last, w: last - math.ceil(w) + 1)), f"the first key is "
+         f"that of the block's last query: {SEES}"),
+        (looping(limits(end=lambda i, last, S: min(last, S))), "the last query's own key is "
+         "missing: hi is one past its position"),
+        (looping(limits(end=lambda i, last, S: min(i + 1, S))), "hi is that of the block's first "
+         "query: its last query sees later keys"),
+        (looping(limits(end=lambda i, last, S: last + 1)), "hi is past the last key: it is at most "
+         "S"),
+        (looping(limits(end=lambda i, last, S: S)), "blocks of later keys are visited: hi is one "
+         "past the position of the block's last query"),
+        (looping(limits(first=lambda i, last, w: 0)), f"blocks before the window are visited: "
+         f"{SEES}"),
+        (looping(limits(lo=lambda first, BJ: first)), "lo is a multiple of BJ: round it down"),
+        (looping(limits(lo=lambda first, BJ: -(-first // BJ) * BJ)), "lo is rounded up: round it "
+         "down to a multiple of BJ"),
+        (looping(in_sight, last=lambda t0, T, BI: t0 + BI - 1), "the last query of the last block "
+         "is T - 1"),
+        (looping(in_sight, first=lambda t0: 0, last=lambda t0, T, BI: min(BI, T) - 1), "each "
+         "program takes the first block of queries: they begin at program_id(0) * BI"),
+        (looping(in_sight, sign=0), "i0 is ignored: query t is at position i0 + t"),
+        (looping(without_an_empty_block), "where the block sees no key, lo = hi")],
+    "forward_kernel": [
+        *((screened(alpha_d), cause) for alpha_d, cause in OF_ALPHA
+          if "lack" not in cause),
+        (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(first_block(q, BI), k.nan_to_num(), w,
+         r, i0, BI, BJ) @ v.nan_to_num(), "each program takes the first block of q: it begins at "
+         "program_id(0) * BI"),
+        (lambda q, k, v, w, r, i0, BI, BJ: (of_pairs(q, k, w, r, i0, BI, BJ) * in_last_block(
+            q, k, w, i0, BI, BJ)) @ v.nan_to_num(), "only the last block of keys counts: add up, "
+         "h += .."),
+        (lambda q, k, v, w, r, i0, BI, BJ: F.normalize(of_pairs(q, k, w, r, i0, BI, BJ), p=1, dim=1,
+         eps=1e-9) @ v.nan_to_num(), "nothing may compete: do not divide by the sum of relevances"),
+        (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
+         "returns h"),
+        (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
+    "dq_kernel": [
+        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r, "1/r is missing: dz/ds = 1/r"),
+        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r * r, "divide by r: "
+         "dz/ds = 1/r"),
+        (slope(lambda z, m, dy: z * m * dy), "the 2 of the square's derivative is missing: "
+         "dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: 2 * m * dy), "the factor z is missing: dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: 2 * z * dy), "the factor m is missing: dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
+        (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
+         "program takes the first block of dh: it begins at program_id(0) * BI"),
+        (dq_of_the_last_block, "only the last block of keys counts: add up, dq += .."),
+        (slope(keys=lambda x: x), OUTSIDE)],
+}
+
+
+# -------------------------------------------------------------------------------- the tests
+
+def yours(name):
+    """Your kernel as a function of tensors, or in the course's own tests a wrong one."""
+    file = grade.load("part4_kernel")
+    kernel = grade.own(file, "part4_kernel", name)
+    check_source(name)
+
+    def launched(*inputs):
+        return KERNELS[name](kernel, *inputs)
+
+    def visited(T, S, w, i0, BI, BJ):
+        found = launch.bounds(kernel, T, S, w, i0, BI, BJ)
+        return torch.stack([visits(lo, hi, S, BJ) for lo, hi in found.tolist()])
+
+    return visited if name == "bounds_kernel" else launched
+
+
+def check_source(name):
+    """Refuse what works in the interpreter and fails on a GPU, in a kernel and your helpers."""
+    path = grade.FOLDER / "part4_kernel.py"
+    for function in ast.parse(path.read_bytes()).body:
+        if getattr(function, "name", name) in KERNELS and getattr(function, "name", name) != name:
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            call, where = node.func.attr, f"{path.name}, line {node.lineno}: "
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            if call == "dot" and options.get("input_precision") not in ("'ieee'", '"ieee"'):
+                grade.fail(where + 'tl.dot needs input_precision="ieee": without it a GPU rounds '
+                           "float32 to tf32, which has three digits")
+            if call == "load" and (len(node.args) == 2 or "mask" in options) and (
+                    "other" not in options and len(node.args) < 3):
+                grade.fail(where + "a load with a mask needs other=0.0: where the mask is False, a "
+                           "GPU may load any number")
+            if call.startswith("atomic"):
+                grade.fail(where + "no atomics: OUT does not begin at 0, and another order gives "
+                           "another sum. Sum inside the program, and store once")
+
+
+def check(name, *cases):
+    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name])
+
+
+def case(*inputs, **options):
+    return grade.Case(inputs, gradients=False, **options)
 
 
 def inputs(T, S, w, r=0.25):
@@ -34,275 +299,65 @@ def inputs(T, S, w, r=0.25):
     return q, k, v, torch.tensor([w]), torch.tensor([r])
 
 
-def named(T, S, i0, w):
-    return f"of {T} queries and {S} keys, i0 = {i0}, w = {float(w):g}"
+# T, S, i0, w, BI, BJ: a last block of one query; first keys at an edge; blocks that see no key;
+# w = inf; another size of blocks.
+CASES = [(33, 47, 0, 1.4, 32, 16), (50, 79, 20, 22.0, 32, 16), (37, 95, 23, 24.25, 32, 16),
+         (90, 41, 5, 6.0, 32, 16), (45, 61, 11, INF, 32, 16), (45, 61, 11, 20.0, 16, 32)]
+
+
+def named(T, S, i0, w, BI, BJ):
+    return f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, BI = {BI}, BJ = {BJ}"
 
 
 def test_similarity_kernel():
-    for T, S in ((45, 21), (50, BI + 1)):
+    cases = []
+    for T, S, BI, BJ in ((45, 21, 32, 16), (50, 33, 32, 16), (50, 33, 16, 32)):
         q, k, *_ = inputs(T, S, INF)
-        s = launch.similarities(mine.similarity_kernel, q, k)
-        swapped = torch.zeros(T, S)
-        swapped[:S, :T] = (k @ q.T)[:T, :S]
-        expect(s, q @ k.T, f"s of {T} queries and {S} keys",
-               [((q @ k.T)[:BI].repeat(3, 1)[:T], "each program takes the first block of queries: "
-                 "use program_id(0) * BI"),
-                (q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of d_K"),
-                (swapped, "queries and keys were swapped: a row is a query")])
-
-
-def softmask(i, j, w):
-    """m of queries at positions i and keys at j."""
-    d = j - i[:, None]
-    return torch.where((d <= 0) & (d > -w), torch.cos(math.pi / 2 * d / w) ** 2, 0.0)
-
-
-def trim_and_softmask(q, k, w, r, i0):
-    """z of Trim, m of Softmask, and d = j - i. (T, S) each."""
-    i, j = i0 + torch.arange(len(q)), torch.arange(len(k))
-    return (1 - (1 - q @ k.T) / r).relu(), softmask(i, j, w), j - i[:, None]
-
-
-def wrong_masks(q, k, w, i0):
-    """(m, its cause): Softmask with one mistake each."""
-    t, j = torch.arange(len(q)), torch.arange(len(k))
-    d = j - i0 - t[:, None]
-    inside, angle = (d <= 0) & (d > -w), math.pi * d / w
-    wave = 0.5 * (torch.cos(angle) + 1)
-    future = "a later key must get 0: this kernel sees the future"
-    return [
-        (softmask(t, j, w), "i0 is ignored in d: query t is at position i0 + t"),
-        (softmask(t - i0, j, w), "the sign of i0: query t is at position i0 + t"),
-        (softmask(i0 + t % BI, j, w), "the positions of the queries lack t0 = program_id(0) * BI"),
-        (softmask(i0 + t, j % BJ, w), "the positions of the keys lack j0, their block's first"),
-        (softmask(i0 + t - 1, j, w), "positions are off by one: query t is at i0 + t, key j at j"),
-        (softmask(i0 + t + 1, j, w), "positions are off by one: query t is at i0 + t, key j at j"),
-        (wave * (d > -w), future), (wave * (d.abs() < w), future),
-        (wave * (d < w) * (d >= 0), "the sign of d: it is j - i, negative in the past"),
-        (wave * (d <= 0), "beyond the window m must be 0: the cosine rises again"),
-        (wave, "there is no mask: outside -w < d <= 0 m is 0"),
-        (wave * inside * (d < 0), "a query sees its own key: d = 0 is in the window"),
-        ((wave * inside) ** 2, "Softmask is squared: alpha_d = z^2 m, and dz = 2 z m (dh . v)"),
-        (0.5 * (torch.cos(angle / 2) + 1) * inside, "the angle is pi d/w in (cos + 1)/2: "
-         "halve it only in cos^2(pi d/(2 w))"),
-        (1.0 * inside, "the window is hard: Softmask falls from 1 to 0 as a cosine"),
-        (1.0 * (d <= 0), "the window is ignored: Softmask is missing"),
-        (torch.ones_like(wave), "Softmask is missing: each key counts, later ones too"),
-        (torch.cos(angle) * inside, "Softmask is (cos(pi d/w) + 1)/2, not the cosine"),
-        ((0.5 * torch.cos(angle) + 1) * inside, "brackets: 0.5 * (cos(..) + 1)"),
-        (torch.cos(angle / 2) * inside, "Softmask is cos^2(pi d/(2 w)): one factor c is missing"),
-        (0.5 * (torch.cos(angle / math.pi) + 1) * inside, "pi is missing in Softmask"),
-        (0.5 * (torch.cos(angle / math.pi * 3.14) + 1) * inside, "3.14 is cut short: take math.pi"),
-        (0.5 * (torch.cos(2 * angle) + 1) * inside, "the angle of Softmask is twice as "
-         "large as it should be: cos(pi d/w), or cos^2(pi d/(2 w))"),
-        (softmask(i0 + t, j, w.trunc()), "w is a real number: it was rounded"),
-        (softmask(i0 + t, j, w + 1), "the window is w, not w + 1")]
-
-
-def wrong_relevances(q, k, w, r, i0):
-    """(alpha_d, its cause): Eqs. 9 to 11 with one mistake each."""
-    z, m, _ = trim_and_softmask(q, k, w, r, i0)
-    s = q @ k.T
-    return [
-        *((z**2 * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),
-        (2 * z**2 * m, "twice the right value: the half of (cos + 1)/2 is missing, "
-         "or there is a 2 too many"),
-        (z * m, "the square of Trim is missing"),
-        (z * m.sqrt(), "this is z c: alpha_d is its square, z^2 m"),
-        (z**3 * m, "one factor z too many: alpha_d = z^2 m"),
-        (m, "Trim is missing: alpha_d = z^2 m"),
-        ((1 - (1 - s) * r).relu() ** 2 * m, "1 - s must be divided by r, not multiplied by it"),
-        ((1 - (1 - s) / r) ** 2 * m, "the max of Trim is missing: z is at least 0"),
-        ((1 - (1 - s) / r).clamp(max=0) ** 2 * m, "z is the larger of the two, tl.maximum"),
-        ((1 - (1 - s.abs()) / r).relu() ** 2 * m, "|s| was taken: opposites are not similar"),
-        (s.relu() ** 2 * m, "r is ignored: z = max(1 - (1 - s)/r, 0)"),
-        ((1 - s / r).relu() ** 2 * m, "Trim compares 1 - s with r, not s"),
-        ((1 - (1 - s) / r**2).relu() ** 2 * m, "divided by r twice"),
-        ((1 - (1 - s) / w).relu() ** 2 * trim_and_softmask(q, k, r, w, i0)[1],
-         "w and r were swapped"),
-        ((s - r).relu() ** 2 * m, "r is not a threshold for s: z = max(1 - (1 - s)/r, 0)"),
-        (s * m, "Trim is missing: z = max(1 - (1 - s)/r, 0)")]
+        cases.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
+                          "of Q starts at Q + t * K, and row t of OUT at OUT + t * S. Load rows < "
+                          "T and rows < S, and store rows < T and columns < S only"))
+    check("similarity_kernel", *cases)
 
 
 def test_relevance_kernel():
-    relevance = earlier("relevance")
-    for T, S, i0, w in [*CASES, (18, 40, 22, 1.0)]:
-        q, k, _, w, r = inputs(T, S, w)
-        found = launch.relevances(mine.relevance_kernel, q, k, w, r, i0)
-        right = relevance(q[None, None], k[None, None], w, r, i0)[0, 0]
-        expect(found, right, f"alpha_d {named(T, S, i0, w)}",
-               wrong_relevances(q, k, w, r, i0))
-        outside = trim_and_softmask(q, k, w, r, i0)[1] == 0
-        check((found[outside] == 0).all(), "a key at distance w or more, and a later one, must get "
-              "exactly 0: test d, since a cosine is only nearly 0")
-
-
-# ------------------------------------------------------------------------ which blocks are visited
-
-def between(first, end):
-    """The blocks that hold keys first .. end - 1."""
-    return set(range(max(first, 0) // BJ, -(-end // BJ))) if first < end else set()
-
-
-def there_are(S):
-    """The blocks that exist for S keys. A load beyond them has no rows."""
-    return set(range(-(-S // BJ)))
-
-
-def right_blocks(T, S, i0, w, n):
-    """The blocks of keys that block n of the queries sees."""
-    queries = range(i0 + n * BI, i0 + min((n + 1) * BI, T))
-    return {j // BJ for j in range(S) if any(0 <= i - j < w for i in queries)}
-
-
-def wrong_blocks(T, S, i0, w, n):
-    """{cause: the blocks of keys} for block n of the queries, with one mistake each."""
-    i, full = i0 + n * BI, i0 + (n + 1) * BI
-    last = min(full, i0 + T) - 1
-    causes = wrong_bounds(i, last, full, w, T, S, i0)
-    first, end = max(i - math.ceil(min(w, 2**30)) + 1, 0), min(last + 1, S)
-    causes["lo is rounded up: round it down to a multiple of BJ"] = -(-first // BJ) * BJ, end
-    for t0, cause in ((0, "each program takes the first block: t0 = program_id(0) * BI"),
-                      (n * BJ, "t0 = program_id(0) * BI: a block has BI queries, and BJ keys")):
-        causes[cause] = first - n * BI + t0, min(i0 + min(t0 + BI, T), S)
-    causes["the step of the loop is BJ: range(lo, hi, BJ)"] = first // BJ * BJ, end + BJ - 1
-    found = {cause: between(*keys) for cause, keys in causes.items()}
-    found["the step of the loop is BJ, not BI"] = {*sorted(between(first, end))[:: BI // BJ]}
-    return found
-
-
-def check_blocks(visited):
-    """visited: {(T, S, i0, w): for each block of queries, the blocks of keys it visits}."""
-    wrong = [(case, n) for case, found in visited.items() for n, blocks in enumerate(found)
-             if blocks != right_blocks(*case, n)]
-    if not wrong:
-        return
-    case, n = wrong[0]
-    T, S, i0, w = case
-    causes = [cause for cause in wrong_blocks(*case, n)
-              if all(blocks in (these := wrong_blocks(*case, n)[cause], these & there_are(case[1]))
-                     for case, found in visited.items() for n, blocks in enumerate(found))]
-    if not any(right_blocks(*case, n) for case, n in wrong):
-        causes = ["where nothing is seen, lo = hi and nothing is visited"]
-    raise Wrong("\n".join([*causes[:3], (
-        f"block {n} {named(*case)}, has positions {i0 + n * BI} to "
-        f"{i0 + min((n + 1) * BI, T) - 1}. It sees {keys(right_blocks(*case, n))}, and visits "
-        f"{keys(visited[case][n])}")]))
-
-
-def keys(blocks):
-    """Blocks of keys in words."""
-    if not blocks:
-        return "no keys"
-    return "keys " + ", ".join(f"{b * BJ} to {b * BJ + BJ - 1}" for b in sorted(blocks))
+    cases = []
+    for T, S, i0, w, BI, BJ in [*CASES, (18, 40, 22, 1.0, 32, 16)]:
+        q, k, _, w_, r = inputs(T, S, w)
+        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=f"{named(T, S, i0, w, BI, BJ)}: m must be "
+                          "exactly 0 outside the window, so test d, since a cosine is only nearly "
+                          "0"))
+    check("relevance_kernel", *cases)
 
 
 def test_bounds_kernel():
-    cases = [*CASES, (64, 64, 0, INF), (64, 64, 0, 1.0), (64, 64, 0, 17.25), (33, 33, 0, 9.0),
-             (40, 20, 0, 9.0), (40, 20, 1, INF), (32, 100, 68, 16.0), (32, 100, 68, 300.0),
-             (32, 20, 2**21, INF)]
-    visited = {}
-    for T, S, i0, w in cases:
-        found = launch.bounds(mine.bounds_kernel, T, S, torch.tensor([w]), i0).tolist()
-        for lo, hi in found:
-            where = f"{named(T, S, i0, w)}: lo = {lo}, hi = {hi}"
-            check(lo <= hi or lo >= S, "lo comes after hi: were they swapped, or does one count "
-                  f"blocks? {where}")
-            check(lo >= 0 and lo % BJ == 0,
-                  f"lo must be a multiple of BJ = {BJ}, and not negative: {where}")
-        visited[T, S, i0, w] = [between(lo, hi) for lo, hi in found]
-    check_blocks(visited)
+    more = [(64, 64, 0, 1.0, 32, 16), (64, 64, 0, 17.25, 32, 16), (40, 20, 0, 9.0, 32, 16),
+            (40, 20, 1, INF, 32, 16), (32, 100, 68, 16.0, 32, 16), (32, 20, 2**21, INF, 32, 16)]
+    cases = []
+    for T, S, i0, w, BI, BJ in [*CASES, *more]:
+        clamp = "w = inf: clamp it to 2^30 before you make it an integer. " if w == INF else ""
+        cases.append(case(T, S, torch.tensor([w]), i0, BI, BJ, hint=(
+            f"{clamp}{named(T, S, i0, w, BI, BJ)}: row n says how often the loop of block n visits "
+            "each key")))
+    check("bounds_kernel", *cases)
 
 
-# ------------------------------------------------------------------------------- whole kernels
-
-def loads_of(results):
-    """{case: for each block of queries, the blocks of keys it loads}, from (result, loads)."""
-    return {case: [{row // BJ for row in loads["K_", n]} for n in range(-(-case[0] // BI))]
-            for case, (_, loads) in results.items()}
-
-
-def of_seen_blocks(T, S, i0, w):
-    """(T, S) twice: is a key in a block that must be visited, and in the last of these?"""
-    seen, last = torch.zeros(T, S), torch.zeros(T, S)
-    for t in range(T):
-        blocks = sorted(right_blocks(T, S, i0, w, t // BI))
-        for b in blocks:
-            seen[t, b * BJ : (b + 1) * BJ] = 1
-            last[t, b * BJ : (b + 1) * BJ] = b == blocks[-1]
-    return seen, last
+def near_cases(*more):
+    """CASES, and one with NaN in all keys outside the blocks to visit, 80 to 127."""
+    cases = []
+    for T, S, i0, w, BI, BJ in CASES:
+        q, k, v, w_, r = inputs(T, S, w)
+        dh = [torch.randn(T, v.shape[1], generator=random(1))] * len(more)
+        cases.append(case(q, k, v, w_, r, *dh, i0, BI, BJ, hint=named(T, S, i0, w, BI, BJ)))
+    q, k, v, w_, r = inputs(20, 160, 20.0)
+    for x in (k, v):
+        x[:80] = x[128:] = torch.nan
+    dh = [torch.randn(20, v.shape[1], generator=random(1))] * len(more)
+    return [*cases, case(q, k, v, w_, r, *dh, 100, 32, 16, hint=OUTSIDE)]
 
 
 def test_forward_kernel():
-    screen = earlier("screen")
-    results = {case: launch.forward(mine.forward_kernel, *inputs(*case[:2], case[3]), case[2])
-               for case in CASES}
-    check_blocks(loads_of(results))
-    for (T, S, i0, w), (h, _) in results.items():
-        q, k, v, w, r = inputs(T, S, w)
-        right = screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
-        z, m, _ = trim_and_softmask(q, k, w, r, i0)
-        alpha_d = z * z * m
-        seen, last = of_seen_blocks(T, S, i0, w)
-        expect(h, right, f"h {named(T, S, i0, w)}",
-               [*((alpha * seen @ v, cause)
-                  for alpha, cause in wrong_relevances(q, k, w, r, i0)),
-                (alpha_d * last @ v, "only the last block counts: add up, h += .."),
-                (right + 1, "h must begin at 0: start from tl.zeros"),
-                (right / S, "the mean over the keys: Eq. 12 is their sum"),
-                ((1 - (1 - q[:BI].repeat(3, 1)[:T] @ k.T) / r).relu() ** 2 * m @ v,
-                 "each block takes the rows of q of the first: t0 = program_id(0) * BI"),
-                (alpha_d[:, :T] @ v[:T], "keys from T on are left out: there are S of them"),
-                (alpha_d / alpha_d.sum(1, keepdim=True).clamp_min(1e-9) @ v,
-                 "relevances must not compete: nothing is divided by their sum"),
-                (right / right.norm(dim=1, keepdim=True).clamp_min(1e-9) * right.norm(
-                    dim=1, keepdim=True).tanh(), "TanhNorm comes later: this kernel returns h")])
-
-
-def wrong_slopes(q, k, w, r, i0):
-    """(dz / (dh . v), its cause): 2 z m with one mistake each."""
-    z, m, _ = trim_and_softmask(q, k, w, r, i0)
-    return [
-        *((2 * z * wrong, cause) for wrong, cause in wrong_masks(q, k, w, i0)),
-        (z * m, "the 2 of the square's derivative is missing"),
-        (4 * z * m, "a 2 too many: (z^2)' = 2 z"),
-        (-2 * z * m, "the sign: z grows with s"),
-        (2 * z * z * m, "one factor z too many: (z^2)' = 2 z"),
-        (z * z * m, "this is alpha_d (dh . v): dz is 2 z m (dh . v)"),
-        (2 * m, "the factor z is missing: (z^2)' = 2 z"),
-        (2 * (z > 0) * m, "the factor z is missing: (z^2)' = 2 z"),
-        ((z > 0) * m, "the factor 2 z is missing: (z^2)' = 2 z"),
-        (2 * (1 - (1 - q @ k.T) / r) * m, "the max of Trim is missing: z is at least 0")]
+    check("forward_kernel", *near_cases())
 
 
 def test_dq_kernel():
-    screen = earlier("screen")
-    results, dh_of = {}, {}
-    for T, S, i0, w in CASES:
-        q, k, v, *widths = inputs(T, S, w)
-        dh = dh_of[T] = torch.randn(T, v.shape[1], generator=random(1))
-        results[T, S, i0, w] = launch.dq(mine.dq_kernel, q, k, v, *widths, dh, i0)
-    check_blocks(loads_of(results))
-    for (T, S, i0, w), (dq, _) in results.items():
-        q, k, v, w, r = inputs(T, S, w)
-        dh = dh_of[T]
-
-        def h(q, k=k, v=v, w=w, r=r, i0=i0):
-            return screen(q[None, None], k[None, None], v[None, None], w, r, i0)[0, 0]
-
-        right, = gradient(h, q, dh=dh)
-        z, m, _ = trim_and_softmask(q, k, w, r, i0)
-        seen, last = of_seen_blocks(T, S, i0, w)
-        dy, right_dz = dh @ v.T, 2 * z * m * (dh @ v.T)
-        expect(dq, right, f"dq {named(T, S, i0, w)}",
-               [*((slope * seen * dy @ k / r, cause)
-                  for slope, cause in wrong_slopes(q, k, w, r, i0)),
-                (right_dz * last @ k / r, "only the last block counts: add up, dq += .."),
-                (right_dz[:, :T] @ k[:T] / r, "keys from T on are left out: there are S of them"),
-                (2 * z * m * (dh[:BI].repeat(3, 1)[:T] @ v.T) @ k / r,
-                 "each block takes the first block's rows of dh: t0 = program_id(0) * BI"),
-                (2 * z * m @ k / r, "dh . v is missing: dz = 2 z m (dh . v)"),
-                (right * r, "1/r is missing: dz/ds = 1/r"),
-                (right * r * r, "divide by r, dz/ds = 1/r; this multiplies"),
-                (right * r / w, "divided by w: dz/ds = 1/r"),
-                (right / r, "divided by r twice: dz/ds = 1/r")])
+    check("dq_kernel", *near_cases("dh"))
