@@ -1,31 +1,36 @@
-"""Make the hand-out, a zip file with the course as your students get it.
+"""Make the hand-out, a zip file with the course as your students get it, or Gradescope's autograder.
 
     python -m course.exercises.handout                    writes course.zip, with a folder course/
     python -m course.exercises.handout --out week1.zip
+    python -m course.exercises.handout --autograder       writes autograder.zip, for Gradescope
 
 The hand-out has the files of the last commit, except those that are for teachers: the solutions of
-parts 3 and 4, the list of known mistakes and the tests that use it, course/exercises/teach/ and
-course/README.md. multiscreen.py is included although it solves parts 1 and 2, because it is the
-subject of the course.
+parts 3 and 4, the tests of the course itself, course/exercises/teach/ and course/README.md.
+multiscreen.py is included although it solves parts 1 and 2, because it is the subject of the
+course. The autograder has the same files and what grades them, and so no solutions of parts 3 and 4
+that a submission could read.
 """
 import io
 import subprocess
 import tarfile
 import zipfile
-from fnmatch import fnmatch
 from pathlib import Path
 
 from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent.parent
-LEFT_OUT = ("course/README.md", "course/exercises/teach", "course/exercises/solutions",
-            "course/exercises/handout.py", "tests/mutants.py", "tests/test_exercises.py",
-            "tests/test_teach.py", "tests/test_notebook.py", ".ci")
+TEACH = "course/exercises/teach"
+LEFT_OUT = ("course/README.md", TEACH, "course/exercises/solutions", "course/exercises/handout.py",
+            "tests/test_course.py", "tests/test_teach.py", "tests/test_notebook.py", ".ci")
+GRADER = {f"{TEACH}/__init__.py": f"{TEACH}/__init__.py",
+          f"{TEACH}/autograder.py": f"{TEACH}/autograder.py",
+          f"{TEACH}/minutes.tsv": f"{TEACH}/minutes.tsv",
+          f"{TEACH}/run_autograder": "run_autograder", f"{TEACH}/setup.sh": "setup.sh"}
 
 
 def is_for_teachers(name):
     """Whether LEFT_OUT names this file or a folder that it is in."""
-    return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}/*") for pattern in LEFT_OUT)
+    return any(name == other or name.startswith(f"{other}/") for other in LEFT_OUT)
 
 
 def committed_files():
@@ -43,13 +48,22 @@ def committed_files():
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--out", type=Path, default=Path("course.zip"),
-                   help="the zip file to write [course.zip]")
-    out = p.parse_args(argv).out
-    files = [x for x in committed_files() if not is_for_teachers(x[0])]
+    p.add_argument("--out", type=Path,
+                   help="the zip file to write [course.zip, or autograder.zip]")
+    p.add_argument("--autograder", action="store_true", help="make the autograder for Gradescope")
+    args = p.parse_args(argv)
+    out = args.out or Path("autograder.zip" if args.autograder else "course.zip")
+
+    files = []
+    for name, content, mode in committed_files():
+        if not args.autograder and not is_for_teachers(name):
+            files.append((f"course/{name}", content, mode))
+        elif args.autograder and (name in GRADER or not is_for_teachers(name)):
+            files.append((GRADER.get(name, name), content, mode))
+
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content, mode in files:
-            entry = zipfile.ZipInfo(f"course/{name}")
+            entry = zipfile.ZipInfo(name)
             entry.external_attr = mode << 16
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     print(f"{out}: {len(files)} files of the last commit")

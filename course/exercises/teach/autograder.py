@@ -4,17 +4,20 @@
 
 The folder has the layout that Gradescope documents: source/ is this repository, submission/ has the
 student's files, and the grades are written to results/results.json. Only the four files from
-part1_screening.py to part4_kernel.py are taken from the submission, so that a student's file can
-never replace a test. They are copied into a copy of the repository that has no solutions, no known
-mistakes and no teach/.
+part1_screening.py to part4_kernel.py are taken from the submission.
 
 A test that passes earns as many points as minutes.tsv gives it minutes. All tests of a part run in
 one process. If that process ends early or takes too long, each of these tests is run again in a
-process of its own, so that a single bad function does not cost the points of the others.
+process of its own, so that a single bad function does not cost the points of the others. Each
+process gets a fresh copy of the files that it needs, because a submission may delete its own. There
+is no solution in that copy except multiscreen.py, and the tests refuse a file that imports it.
+
+Before anything of the student runs, results.json says that the student has 0 points. If grading
+ends in the middle, this is what remains, and not the results of somebody else.
 """
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,9 +28,10 @@ from pathlib import Path
 from support.cli import Parser, UsageError, cli
 
 PARTS = ["part1_screening.py", "part2_model.py", "part3_derivative.py", "part4_kernel.py"]
-LEFT_OUT = shutil.ignore_patterns(".git", "__pycache__", "out*", "solutions", "teach", "tests")
+NEEDED = ["multiscreen.py", "pyproject.toml", "models/retrieval.pt", "course/__init__.py",
+          "course/exercises/*.py"]
 MINUTES = Path(__file__).with_name("minutes.tsv")
-LONGEST = {"part": 100, "test": 55}                    # seconds; 39 minutes if all hang
+LONGEST = {"part": 100, "test": 54}                    # seconds; 39 minutes if all hang
 
 
 def read_minutes():
@@ -36,36 +40,64 @@ def read_minutes():
     return {test: (exercise, int(minutes)) for exercise, test, minutes, _ in rows}
 
 
-def lay_out(source, submission, folder):
-    """Copy the repository and the student's parts to a folder. Return the missing parts' names."""
-    shutil.copytree(source, folder, ignore=LEFT_OUT)
-    missing = []
-    for name in PARTS:
-        found = sorted(submission.rglob(name), key=lambda path: len(path.parts))
-        if found:
-            shutil.copyfile(found[0], folder / "course/exercises" / name)
+def read_files(source, submission):
+    """The files to grade, {path: content}, and {a part's number: why it has no points}."""
+    files = {}
+    for pattern in NEEDED:
+        for path in source.glob(pattern):
+            files[path.relative_to(source)] = path.read_bytes()
+    refused = {}
+    for number, name in enumerate(PARTS, 1):
+        found = sorted(path for path in submission.rglob(name) if path.is_file())
+        if len(found) == 1:
+            files[Path("course/exercises") / name] = found[0].read_bytes()
+        elif found:
+            places = ", ".join(str(path.relative_to(submission)) for path in found)
+            refused[number] = f"there are {len(found)} files {name}: {places}. Hand in one of them"
         else:
-            missing.append(name)
-    return missing
+            refused[number] = f"{name} is missing"
+    return files, refused
 
 
-def run_tests(folder, part, seconds, test=""):
+def run_tests(files, part, seconds, test=""):
     """Run the tests of a part, or one of them, in a process of their own.
 
-    Returns {test: None if it passed, otherwise its message}, or {} if the process did not finish.
+    Returns {test: None if it passed, otherwise its message}, and what to say of a test that is not
+    in it.
     """
-    files = sorted(map(str, (folder / "course/exercises").glob(f"test_part{part}*.py")))
-    with tempfile.TemporaryDirectory() as results:
-        report = Path(results) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files,
-                   f"-ktest_{test}", f"--junitxml={report}"]
+    where = f"course/exercises/test_part{part}.py"
+    if test:
+        where += f"::test_{test}"
+    with (tempfile.TemporaryDirectory() as reports,
+          tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder):
+        for path, content in files.items():
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(content)
+        report = Path(reports) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where,
+                   f"--junitxml={report}"]
         env = {name: value for name, value in os.environ.items() if name != "EXERCISES"}
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            subprocess.run(command, cwd=folder, env=env, timeout=seconds, capture_output=True)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return {}
-        return read_report(report) if report.exists() else {}
+            return {}, f"this did not finish in {seconds} seconds"
+        finally:
+            end(process)
+        if report.exists():
+            return read_report(report), "this test has no result: did your code end pytest?"
+    return {}, f"your code ended the program, with exit code {code}"
+
+
+def end(process):
+    """Kill a process and all that it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 def read_report(path):
@@ -78,32 +110,40 @@ def read_report(path):
     return found
 
 
-def grade(folder, minutes):
+def grade(files, refused, minutes):
     """Run every test of the table. Returns {test: None if it passed, otherwise its message}."""
     found = {}
     for part in range(1, len(PARTS) + 1):
         tests = [test for test, (exercise, _) in minutes.items() if exercise[0] == str(part)]
-        results = run_tests(folder, part, LONGEST["part"]) if tests else {}
+        if part in refused:
+            found |= {test: refused[part] for test in tests}
+            continue
+        results, _ = run_tests(files, part, LONGEST["part"]) if tests else ({}, "")
         for test in tests:
             if test not in results:
-                results |= run_tests(folder, part, LONGEST["test"], test)
-        found |= {test: results.get(test, "this test did not finish: it took more than "
-                            f"{LONGEST['test']} seconds, or your code exited the program")
-                  for test in tests}
+                again, reason = run_tests(files, part, LONGEST["test"], test)
+                results[test] = again.get(test, reason)
+        found |= {test: results[test] for test in tests}
     return found
 
 
-def as_results(found, minutes, missing, seconds):
+def as_results(found, minutes, output, seconds):
     """The content of results.json."""
     tests = []
     for test, (exercise, points) in minutes.items():
         message = found[test]
-        tests.append({"name": f"{exercise} {test}", "score": 0 if message else points,
-                      "max_score": points, "status": "failed" if message else "passed",
-                      "output": message or "right", "visibility": "visible"})
-    output = f"missing, so the stubs were graded instead: {', '.join(missing)}" if missing else ""
+        passed = message is None
+        tests.append({"name": f"{exercise} {test}", "score": points if passed else 0,
+                      "max_score": points, "status": "passed" if passed else "failed",
+                      "output": "right" if passed else message, "visibility": "visible"})
     return {"tests": tests, "output": output, "execution_time": round(seconds),
             "stdout_visibility": "hidden"}
+
+
+def write(root, results):
+    """Write results.json, in place of what is there."""
+    (root / "results").mkdir(parents=True, exist_ok=True)
+    (root / "results/results.json").write_text(json.dumps(results, indent=1))
 
 
 def main(argv=None):
@@ -111,17 +151,17 @@ def main(argv=None):
     p.add_argument("--root", type=Path, default=Path("/autograder"),
                    help="the folder with source/ and submission/ [/autograder]")
     root = p.parse_args(argv).root
+    start, minutes = time.monotonic(), read_minutes()
+    write(root, {"score": 0, "output": "Grading did not finish. If this remains, your code has "
+                                       "probably ended the grader: ask your teacher."})
     for name in ("source", "submission"):
         if not (root / name).is_dir():
             raise UsageError(f"{root / name} is missing: --root must have source/ and submission/")
-    start, minutes = time.monotonic(), read_minutes()
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder) / "course"
-        missing = lay_out(root / "source", root / "submission", folder)
-        found = grade(folder, minutes)
-    results = as_results(found, minutes, missing, time.monotonic() - start)
-    (root / "results").mkdir(exist_ok=True)
-    (root / "results/results.json").write_text(json.dumps(results, indent=1))
+
+    files, refused = read_files(root / "source", root / "submission")
+    found = grade(files, refused, minutes)
+    results = as_results(found, minutes, "\n".join(refused.values()), time.monotonic() - start)
+    write(root, results)
     score, full = (sum(test[key] for test in results["tests"]) for key in ("score", "max_score"))
     print(f"{score} of {full} points, in {results['execution_time']} s")
 
