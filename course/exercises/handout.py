@@ -1,4 +1,4 @@
-"""Make the hand-out, a zip file with the course as students get it, or the autograder for Gradescope.
+"""Make the hand-out, a zip file with the course for your students, or Gradescope's autograder.
 
     python -m course.exercises.handout                    writes course.zip, with a folder course/
     python -m course.exercises.handout --out week1.zip

@@ -42,6 +42,12 @@ def inside(d, w):
     return (-w < d) & (d <= 0)
 
 
+def by_rows(x, a, b, c, d):
+    """x with its first two numbers multiplied by the matrix ((a, b), (c, d))."""
+    x0, x1, *rest = x.unbind(-1)
+    return torch.stack((a * x0 + b * x1, c * x0 + d * x1, *rest), -1)
+
+
 def of_pairs(alpha, mask):
     """A wrong `relevance` with these functions in place of Trim and Softmask."""
     def relevance(q, k, w, r, i0=0):
@@ -127,16 +133,18 @@ MISTAKES = {
         (lambda x, angle: torch.cat([ms.mipe(pair, angle) for pair in x.split(2, -1)], -1),
          "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
         (lambda x, angle: ms.mipe(x, angle * math.pi / 180), "the angle is in radians"),
+        (lambda x, angle: by_rows(x, angle.cos(), angle.sin(), angle.sin(), angle.cos()),
+         "a minus is missing: the first number is x_0 cos - x_1 sin"),
+        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
+         "a minus too many: the second number is x_0 sin + x_1 cos"),
+        (lambda x, angle: by_rows(x, angle.sin(), -angle.cos(), angle.cos(), angle.sin()),
+         "sine and cosine were swapped: a turn by 0 changes nothing"),
         (lambda x, angle: ms.mipe(x, angle)[..., :2], "the other dimensions are missing: put them "
          "behind the two that turn"),
         (lambda x, angle: ms.mipe(x, angle[:1].expand_as(angle)), "each tile has angles of its "
          "own"),
         (lambda x, angle: ms.mipe(x, angle[:, :1].expand_as(angle)), "each position has angles of "
-         "its own"),
-        (lambda x, angle: torch.stack((x[..., 0] * angle.cos() - x[..., 1] * angle.sin(),
-                                       x[..., 0] * angle.sin() - x[..., 1] * angle.cos(),
-                                       *x.unbind(-1)[2:]), -1),
-         "a minus too many: the second number is x_0 sin + x_1 cos")],
+         "its own")],
     "trim": [
         (lambda s, r: (1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not "
          "multiplied by it"),
@@ -267,7 +275,7 @@ def test_mipe_angle():
 
 def test_mipe():
     quarter = torch.full((1, 1), math.pi / 2)
-    check("mipe", case(numbers(1, 0, 0, 5, 0, 7, 0, 0).view(1, 1, 1, 8), quarter),
+    check("mipe", case(numbers(1, 2, 0, 5, 0, 7, 0, 0).view(1, 1, 1, 8), quarter),
           case(normal(2, 3, 4, 16), normal(3, 4), hint="torch.cos(angle) is (H, T): it needs an "
                "axis at its end, [..., None], where it multiplies numbers of x. Only the first two "
                "dimensions change"))
