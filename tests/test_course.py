@@ -91,6 +91,7 @@ def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
     ("raise NotImplementedError('Exercise 1.6: Trim')", "still to do: Exercise 1.6: Trim"),
     ("return (1 - s /", "part1_screening.py, line "),
     ("return s[99, 99]", ": return s[99, 99]"),
+    ("exit()", "SystemExit: None\npart1_screening.py, line "),
     ("import multiscreen; return multiscreen.trim(s, r)", "imports multiscreen: write"),
     ("import os", "imports os: write the exercises yourself"),
     ("from course.exercises.solutions import part3_derivative", "imports course.exercises.sol"),

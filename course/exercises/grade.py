@@ -45,7 +45,7 @@ def load(part):
         spec.loader.exec_module(module)
     except SyntaxError as e:
         wrong = f"{path.name}, line {e.lineno}: {e.msg}: {(e.text or '').strip()}"
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         wrong = describe_error(e)
     if wrong:
         fail(wrong)
@@ -117,7 +117,7 @@ class Case:
         """
         try:
             return self.call(f, name, names)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             error = first_cause(e)
         if isinstance(error, NotImplementedError) and str(error).startswith("Exercise "):
             fail(f"still to do: {error}")
