@@ -85,7 +85,7 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     assert tests["bounds_kernel"]["output"] == (
         "there are 2 files part4_kernel.py: old/part4_kernel.py, part4_kernel.py. Hand in one of "
         "them")
-    assert capsys.readouterr().out.startswith("11 of 55 points")
+    assert capsys.readouterr().out.startswith("11 of 50 points")
 
     # The keys that Gradescope reads.
     assert set(results) == {"tests", "output", "execution_time", "stdout_visibility"}
