@@ -2,7 +2,6 @@
 
 The protocol: https://chromedevtools.github.io/devtools-protocol
 """
-import base64
 import json
 import os
 import select
@@ -80,13 +79,10 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def look(self, width, height, theme, phone=False):
-        """Set the window's size and the colour scheme, light or dark."""
+    def look(self, width, height):
+        """Set the window's size."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=2 if phone else 1, mobile=phone)
-        self.send("Emulation.setTouchEmulationEnabled", enabled=phone)
-        self.send("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": theme}])
+                  deviceScaleFactor=1, mobile=False)
 
     def middle_of(self, selector):
         """The middle of an element, after scrolling to it."""
@@ -105,12 +101,6 @@ class Browser:
         for kind in ["mousePressed", "mouseReleased"] if click else []:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def tap(self, selector):
-        """Touch an element for a moment."""
-        x, y = self.middle_of(selector)
-        self.send("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-
     def press(self, key):
         """Press one of KEYS."""
         for kind in ("keyDown", "keyUp"):
@@ -121,12 +111,6 @@ class Browser:
         """Type a text, letter by letter, where the focus is."""
         for letter in text:
             self.send("Input.insertText", text=letter)
-
-    def screenshot(self, path, **options):
-        """Save the page as PNG. options: those of Page.captureScreenshot, such as `clip`."""
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True,
-                         **options)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self):
         """End the browser and the processes it started."""

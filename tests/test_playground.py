@@ -36,13 +36,6 @@ def make_page(path, model, text):
 
 # ------------------------------------------------------------------------------- without a page
 
-def test_the_text_is_a_prompt_for_a_retrieval_model_only():
-    assert len(prompt(200)) == 40 * 5 - 3              # 40 lines, minus "89" and a newline
-    assert len(prompt(100, digits=6)) == 27 * 9 - 7
-    ckpt = {"args": {"data": ["books"], "digits": 2}}
-    assert playground.default_text(ckpt, 200) == playground.SCREENING[:200]
-
-
 def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
     monkeypatch.setattr(multiscreen, "tanh_norm", lambda x: x / 0)
     with pytest.raises(FloatingPointError, match="logits are not finite"):
@@ -101,7 +94,7 @@ def show(browser):
     def show(path):
         paths.append(path)
         browser.events.clear()
-        browser.look(1400, 900, "light")
+        browser.look(1400, 900)
         browser.open(path)
         return browser
 
@@ -180,16 +173,6 @@ def test_other_values_of_the_sliders_are_pytorchs_too(page, seen):
             assert_same_map(found, maps[n])
 
 
-def test_the_needles_line_is_found_in_an_abcdigits_prompt(page):
-    for text, found in (("A=12\nB=34\nA=", ["A", "12", [0, 1, 2, 3]]),
-                        ("A=12\nA=13\nA=", ["A", "12", [0, 1, 2, 3, 5, 6, 7, 8]]),
-                        ("é\nA=12\nA=", ["A", "12", [3, 4, 5, 6]]),
-                        ("A=12\nB=", None), ("A=12\nA=1", None), ("", None)):
-        page.evaluate(f"setText({json.dumps(text)})")
-        needle = page.evaluate("state.needle")
-        assert (needle and [needle["letter"], needle["number"], needle["positions"]]) == found
-
-
 def test_typing_changes_the_text_and_the_caches_know_it(page):
     """An edit recomputes its letter and later ones; the results match a fresh model's."""
     def read():
@@ -218,42 +201,6 @@ def test_typing_changes_the_text_and_the_caches_know_it(page):
     page.evaluate("setText('')")
     assert page.evaluate("model.tokens") == [10]
     assert read() == "Computed 1 byte"
-
-
-def test_pointing_at_a_token_makes_it_the_query_and_a_click_pins_it(page):
-    def reading():
-        return page.evaluate("$('reading').textContent")
-
-    last = page.evaluate("count() - 1")
-    assert reading().startswith(f"Query “=” at {last}: ")
-
-    # A window of 30 keys; the ten least similar are rejected.
-    s = page.evaluate("[...model.tiles[state.tile].s[60]]")
-    r = 1 - sorted(s[31:])[9]
-    page.evaluate(f"state.w = 30; state.r = {r}; showTile()")
-    page.point("[data-j='60']")
-    assert reading().startswith(f"Query “{prompt(135)[60]}” at 60: ")
-    kinds = []
-    for j, alpha in enumerate(page.evaluate("[...state.map[60]]")):
-        inside = "rejected" if alpha == 0 else "accepted small" if alpha < 0.01 else "accepted"
-        kinds.append(f"token {inside if 60 - j < 30 else 'outside'}")
-    assert {kind.removeprefix("token ") for kind in kinds} == {
-        "outside", "rejected", "accepted small", "accepted"}
-    kinds[60] += " query"
-    found = page.evaluate("spans.map((span) => span.className.replace(' newline', ''))")
-    assert found == kinds + ["token future"] * (last - 60)
-
-    # When the mouse leaves, the pinned query returns. Then a click, then keys.
-    page.point("h1")
-    assert f" at {last}: " in reading()
-    page.point("[data-j='61']", click=True)
-    page.point("h1")
-    assert " at 61: " in reading()
-    for key, query in (("ArrowLeft", 60), ("ArrowDown", 65), ("ArrowUp", 60), ("End", 63),
-                       ("ArrowRight", 64)):
-        page.press(key)
-        page.evaluate("new Promise(requestAnimationFrame)")     # a moved caret is seen in a frame
-        assert f" at {query}: " in reading(), key
 
 
 def test_a_slider_moves_the_map_the_keys_and_the_sum_at_once(page):
@@ -333,32 +280,6 @@ def test_deleting_and_copying_keys_moves_softmax_and_no_relevance(page, seen):
     assert page.evaluate("[...state.copies.values()]") == [0]
 
 
-def test_the_page_begins_with_the_tile_that_finds_the_needle_and_keys_choose_another(page, seen):
-    q, k, _, w, r = seen
-    first, needle = page.evaluate("[state.tile, state.needle.positions]")
-    maps = relevance(q[None], k[None], w, r)[0]
-    assert first == maps[:, -1, needle].sum(1).argmax()
-    assert page.evaluate("$('answer').textContent").startswith("The text asks for R. Its line, R=")
-    lit = "document.querySelectorAll('.needle.lit').length"
-    assert page.evaluate(lit) == 1
-    page.evaluate("$('r').value = 1; $('r').oninput()")
-    assert page.evaluate(lit) == 0
-    page.evaluate("$('maps').children[0].focus()")
-    page.press("ArrowRight")
-    assert page.evaluate("[state.tile, document.activeElement === $('maps').children[1]]") == [
-        1, True]
-
-
-def test_the_page_fits_a_phone_in_light_and_dark_and_takes_a_tap(page):
-    for theme, paper in (("light", "#ffffff"), ("dark", "#14161a")):
-        page.look(360, 800, theme, phone=True)
-        assert page.evaluate("document.documentElement.scrollWidth") == 360
-        assert page.evaluate("color('--paper')") == paper
-    assert page.evaluate("$('map').clientWidth") > 300
-    page.tap("[data-j='20']")
-    assert page.evaluate("[state.query, state.pinned]") == [20, 20]
-
-
 def test_an_edited_equation_is_told_on_the_page(show, model, tmp_path, monkeypatch):
     """The text needs escaping, and has a character of two bytes."""
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
@@ -368,12 +289,6 @@ def test_an_edited_equation_is_told_on_the_page(show, model, tmp_path, monkeypat
     assert "course/playground/model.js" in page.evaluate("$('warning').textContent")
     assert page.evaluate("$('typing').value") == text
     assert page.evaluate("$('text').textContent") == text.replace("é", "\\xc3\\xa9")
-
-
-def test_a_long_answer_is_shown_whole(page):
-    page.evaluate("model.next = () => ({token: 55, p: 1}); setText('Q=123456\\nQ=')")
-    assert "Q=123456, is the needle. The model answers “777777”" in page.evaluate(
-        "$('answer').textContent")
 
 
 # ---------------------------------------------------------------------------- the bundled model
@@ -452,15 +367,3 @@ def test_without_the_needle_screening_finds_nothing_and_softmax_must_answer(real
     real.point("#delete", click=True)
     assert real.evaluate("$('typing').value") == PROMPT.replace("R=89\n", "") + "8"
     assert says()[3] == "Put the first text back"
-
-
-def test_a_bar_in_the_row_of_all_tiles_names_its_key_and_chooses_its_tile(real):
-    spot = """(() => { const e = $('row'); e.scrollIntoView({block: 'center'});
-        const b = e.getBoundingClientRect(), cell = (b.width - LABEL) / count();
-        return [b.x + LABEL + 195.5 * cell, b.y + 8 + 1.5 * LINE]; })()"""
-    x, y = real.evaluate(spot)                         # key 195 of tile 1.2
-    real.mouse(x, y)
-    assert real.evaluate("$('row-pair').textContent").startswith(
-        "Tile 1.2, key “R” at 195: relevance 0.7")
-    real.mouse(x, y, click=True)
-    assert real.evaluate("[nameOf(state.tile), state.query]") == ["1.2", 196]

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import torch
 
-from support.measure import require_finite
-
 MATRICES = ("W_Q", "W_K", "W_V", "W_G", "W_O")
 
 
@@ -46,7 +44,8 @@ def page_data(model, text):
     round_matrices(model)
     tokens = torch.tensor([list(text.encode())], device=model.W_E.device)
     logits = model(tokens)[0, -1]
-    require_finite(logits, "logits")
+    if not logits.isfinite().all():
+        raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
     alpha_d = torch.cat([layer[0, :, -1] for layer in model.relevance_maps(tokens)])
     return {"model": model_data(model), "text": text, "last_alpha_d": pack(alpha_d, np.float32),
             "last_logits": logits.tolist()}
