@@ -166,12 +166,11 @@ def grade(yours, right, cases, mistakes=()):
     name, names = right.__name__, list(inspect.signature(right).parameters)
     for n, case in enumerate(cases):
         found, wanted = case.results(yours, name, names), case.results(right, name, names)
-        for what in ["an error", *wanted]:
-            if not agree(found.get(what), wanted.get(what), case.tolerance):
-                causes = causes_of(yours, mistakes, cases, n, name, names)
-                said = "\n  or: ".join(causes) if 0 < len(causes) <= 3 else case.hint
-                line = describe(found, wanted, what, name)
-                fail("\n".join(text for text in (said, line) if text))
+        wrong = [what for what in ["an error", *wanted]
+                 if not agree(found.get(what), wanted.get(what), case.tolerance)]
+        if wrong:
+            causes = causes_of(yours, mistakes, cases, n, name, names)
+            fail(message(case, causes, found, wanted, wrong, name))
 
 
 def causes_of(yours, mistakes, cases, n, name, names):
@@ -220,34 +219,57 @@ def agree(x, y, tolerance, equal_nan=False):
 
 # ---------------------------------------------------------------------------------- messages
 
-def describe(found, wanted, what, name):
-    """Where a result is wrong, in one line or two."""
+def message(case, causes, found, wanted, wrong, name):
+    """What a student reads. wrong: the names of the results that are not right."""
+    what, lines = wrong[0], []
+    if 0 < len(causes) <= 3:
+        lines.append("\n  or: ".join(causes))
+    other = describe_other(found, wanted, what, name)
+    if other:
+        return "\n".join([*lines, other])
+    if not lines and case.hint:
+        lines.append(case.hint)
+    lines.append(describe_numbers(found[what], wanted[what], f"{what} of {name}", case.tolerance))
+    if case.outputs and len(wrong) < len(wanted):
+        lines.append(f"wrong: {', '.join(wrong)}")
+    return "\n".join(lines)
+
+
+def describe_other(found, wanted, what, name):
+    """What is wrong with a result besides its numbers, or "" """
     if "an error" in found:
         return describe_error(found["an error"])
-    x, y = found.get(what), wanted[what]
     if what not in found:
         return f"{name} returns {kind_of(found['the value'])}; it should return {', '.join(wanted)}"
+    x, y = found[what], wanted[what]
     if not torch.is_tensor(x):
         missing = ": is a return missing?" if x is None else ""
         return f"{what} of {name} is {kind_of(x)}; it should be a tensor{missing}"
-    if x.shape != y.shape:
-        return f"{what} of {name} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
-    if y.is_floating_point() and x.dtype != y.dtype:
+    if x.shape == y.shape and y.is_floating_point() and x.dtype != y.dtype:
         return (f"{what} of {name} is {x.dtype}; it should be {y.dtype}: did .float(), or a new "
                 "tensor without dtype=, change it?")
     if what.startswith("the gradient") and not x.any():
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
                 "on the way?")
-    off = torch.where(x == y, 0.0, (x.double() - y.double()).abs().nan_to_num(torch.inf))
+    return ""
+
+
+def describe_numbers(x, y, what, tolerance):
+    """Where a tensor is wrong, in one line."""
+    if x.shape != y.shape:
+        return f"{what} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
+    x, y = x.double(), y.double()
+    off = torch.where(x == y, 0.0, (x - y).abs().nan_to_num(torch.inf))
     at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
     place = f" at {list(at)}" if at else ""
     a, b = x[at].item(), y[at].item()
     digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
-    line = f"{what} of {name} is {a:.{digits}g}{place}; it should be {b:.{digits}g}"
-    x, y = x.double(), y.double()
+    line = f"{what} is {a:.{digits}g}{place}; it should be {b:.{digits}g}"
+    if tolerance < 1e-6 and agree(x, y, 1e-5):
+        return line + ". It is nearly right: is something in float32 on the way?"
     factor = (x * y).sum() / y.square().sum()
     if x.numel() > 1 and agree(x / factor, y, 1e-5) and f"{factor:.4g}" != "1":
-        line += f". All are {factor:.4g} times what they should be"
+        return line + f". All are {factor:.4g} times what they should be"
     return line
 
 
@@ -264,7 +286,7 @@ def describe_error(e):
     """An exception, and the line of your file that it comes from."""
     text = f"{type(e).__name__}: {e}"
     if "in-place operation" in text or "inplace operation" in text:
-        text = ("a tensor was changed in place, and its old values are still needed: write "
+        text = ("a tensor was changed in place, and a gradient needs its old values: write "
                 "x = x + 1, not x += 1 or x.add_(1)")
     where, trace = "", e.__traceback__
     while trace:

@@ -170,6 +170,9 @@ MISTAKES = {
         (lambda d, w: 2 * ms.softmask(d, w), "softmask lacks its 1/2: at distance 0 it is 1"),
         (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "a query sees its own "
          "key: d = 0 is inside the window"),
+        (lambda d, w: torch.where((-w <= d) & (d <= 0), cosine(d, w), 0.0), "the window "
+         "ends before distance w: -w < d"),
+        (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
         (lambda d, w: inside(d, w) * w / w, "inside the window the mask must fall from 1 to 0 as a "
          "cosine: this window is hard")],
     "relevance": [
@@ -291,8 +294,7 @@ def test_trim():
 
 def test_softmask():
     d = torch.arange(-300, 100)
-    windows = [case(d, torch.tensor(w), hint="w is a real number: round nothing")
-               for w in (4.0, 1.0, 7.5, 256.0)]
+    windows = [case(d, torch.tensor(w), hint=f"for w = {w:g}") for w in (4.0, 1.0, 7.5, 256.0)]
     check("softmask", *windows,
           case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
                hint="w may be a tensor, (H, 1, 1), and w = inf opens the whole past. math.pi * d "
@@ -305,7 +307,7 @@ def test_relevance():
     later, keys, _ = correlated(1, 1, 3, 4, 9)
     coarse, coarse_keys, _ = correlated(2, 1, 1, 300, 300, dtype=torch.bfloat16)
     check("relevance",
-          case(q, k, w, r, 0, tolerance=1e-9, hint="is something in float32 on the way?"),
+          case(q, k, w, r, 0, tolerance=1e-9),
           case(later, keys, w, r, 3, tolerance=1e-9, hint="the 4 queries stand at positions 3 to "
                "6, and there are 9 keys"),
           case(coarse, coarse_keys, numbers(64), numbers(1), 0, gradients=False,
@@ -317,7 +319,7 @@ def test_screen():
     q, k, v = correlated(3, 2, 2, 7, 10)
     q_16, k_16, v_16 = correlated(5, 1, 1, 40, 40, dtype=torch.bfloat16)
     check("screen",
-          case(q, k, v, w, r, 2, tolerance=1e-8, hint="is something in float32 on the way?"),
+          case(q, k, v, w, r, 2, tolerance=1e-8),
           case(q_16, k_16, v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01, hint="compute in "
                "torch.promote_types(q.dtype, torch.float32), and return v's dtype"),
           case(q_16.float(), k_16.float(), v_16, numbers(INF), numbers(0.1), 0, tolerance=0.01,

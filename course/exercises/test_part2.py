@@ -474,7 +474,7 @@ def test_cache():
         return seen
 
     k, v, _ = correlated(0, 1, 2, 25, 25)
-    outputs = ("the keys", "the values", "cache.end")
+    outputs = ("a key", "a value", "cache.end")
     check("cache", call, lambda cache: cache(), *[
         case(k, v, torch.tensor(w).double(), outputs=outputs, hint="append is called with 20, 4 "
              f"and 1 new tokens, for windows of {w}: it must return all keys that a new query may "

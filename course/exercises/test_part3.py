@@ -153,6 +153,8 @@ MISTAKES = {
          "the block is at i[n]"),
         (wrong_pairs(d=lambda i, j: i[:, None] - j), "d is j - i, as in Eq. 10: negative in the "
          "past"),
+        (lambda *inputs: (*pairs(*inputs)[:2], -pairs(*inputs)[2]), "d is j - i, as in Eq. 10: "
+         "negative in the past"),
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
@@ -229,6 +231,9 @@ MISTAKES = {
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   z.square() * (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w)),
          "a 1/w is missing: the slope of pi d/w with w is -pi d/w^2"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z.square() * (m > 0) * dy * torch.sin(angle) * math.pi * d / 2),
+         "1/w^2 is missing: the slope of pi d/w with w is -pi d/w^2"),
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z^2 is missing: "
          "dL/dm = z^2 (dh . v)"),
@@ -344,8 +349,8 @@ def test_gradients():
         q, k, v, dh, w, r, _, _ = some_block(w, I=T, J=S)
         cases.append(case(q, k, v, w, r, dh, i0, size, outputs=GRADIENTS, hint=(
             f"{T} queries, {S} keys, i0 = {i0}, w = {w:g}, size = {size}: are i and j the "
-            "positions of the block, is each pair visited once, and each block added to the right "
-            "rows?")))
+            "positions of the block, is each pair visited once, and each block added, with +=, to "
+            "the right rows?")))
 
     # Queries at 50 to 59 see keys 41 to 59. Blocks of 16 keys may begin a little before.
     q, k, v, dh, w, r, _, _ = some_block(10.0, I=10, J=90)
