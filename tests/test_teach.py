@@ -7,12 +7,14 @@ import shutil
 import subprocess
 
 import pytest
+import torch
 
 import multiscreen
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
 from support.cli import UsageError
 from tests.helpers import ROOT, run
+from train import load_checkpoint
 
 TEACH = ROOT / "course/exercises/teach"
 COURSE = (ROOT / "course/exercises/README.md").read_text()
@@ -198,3 +200,53 @@ def test_the_python_of_the_solutions_gives_their_numbers(name):
         found = eval(line, vars(math) | {"sum": sum})
         decimals = len(digits.partition(".")[2])
         assert f"{found:.{decimals}f}" == digits, line
+
+
+# ------------------------------------------------------------------- part 5: scripts of the pages
+
+def run_script(page, begin, capsys, *edits):
+    """What the script of a page prints that begins in that way, after edits (old, new)."""
+    script, = (block.partition("```")[0] for block in page.read_text().split("```python\n")[1:]
+               if block.startswith(begin))
+    for old, new in edits:
+        assert old in script
+        script = script.replace(old, new)
+    exec(script, {})
+    return capsys.readouterr().out
+
+
+def test_the_weights_of_a_mechanism(tmp_path, monkeypatch, capsys):
+    guide = (ROOT / "docs/variants.md").read_text().split("```python\n")
+    softpick, = (block.partition("```")[0] for block in guide if "class Softpick" in block)
+    (tmp_path / "softpick.py").write_text(softpick)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = run_script(ROOT / "course/exercises/README.md", "import torch\n\nfrom softpick", capsys)
+    assert "1024 keys: the match has 0.23, 513 weights are exactly 0; " in said
+    assert said.endswith("without the match all weights add up to 0.82\n")
+
+
+def test_the_tiles_that_copy(monkeypatch, capsys):
+    """One of eight layers will do, as it has the tile that matters most."""
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "course/exercises/README.md"
+    said = run_script(page, "import torch\n\nfrom lab.copying", capsys,
+                      ("enumerate(model.layers, 1)", "enumerate(model.layers[3:4], 4)"))
+    (all_tiles, *_), (worst, *_, tile) = re.findall(
+        r"([\d.]+)  another string ([\d.]+)  (all tiles|tile [\d.]+)", said)[:2]
+    assert (tile, float(worst) - float(all_tiles) > 2) == ("tile 4.8", True)
+
+
+def test_where_the_tiles_look(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    said = run_script(TEACH / "answers.md", "import torch\n\nfrom lab.copying", capsys)
+    assert float(re.search(r"tile 3.1: .*character before (\d\.\d\d)", said)[1]) > 0.2
+    assert float(re.search(r"tile 4.8: .* after that (\d\.\d\d)", said)[1]) > 0.4
+
+
+def test_one_expanded_window(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_script(TEACH / "answers.md", "import torch\n\nckpt", capsys,
+               ("models/", f"{ROOT}/models/"), ("out/", ""))
+    model, _, _ = load_checkpoint("one.pt")
+    windows = torch.stack([layer.window() for layer in model.layers])
+    assert (windows == math.inf).nonzero().tolist() == [[3, 7]]
