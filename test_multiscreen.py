@@ -1090,9 +1090,10 @@ def test_kernel_counts_keys_however_far_a_window_reaches(T):
 @needs_kernel
 @pytest.mark.parametrize("v_dtype", [BF16, FP32])
 def test_kernel_scales_its_gradients_with_dh_however_small_or_large(v_dtype):
-    """Here dh . v is the largest that the numbers of dh and v allow."""
-    q, k, _, _ = draw_inputs(17, 1, 20, 20, (FP32, FP32), H=1)
-    v, dh = torch.full((2, 1, 1, 20, 64), 0.125, dtype=v_dtype)
+    """Here dh . v is the largest that the numbers of dh and v allow, in the second sequence."""
+    q, k, _, _ = draw_inputs(17, 2, 20, 20, (FP32, FP32), H=1)
+    v, dh = torch.full((2, 2, 1, 20, 64), 0.125, dtype=v_dtype)
+    dh[0] /= 1024
     w, r = torch.tensor([9.0]), torch.tensor([0.5])
     _, *wanted = through_kernel(q, k, v, w, r, 0, dh)
     assert all(x.isfinite().all() and x.any() for x in wanted)
@@ -1123,6 +1124,18 @@ def test_kernel_passes_nan_on_to_the_queries_that_see_it():
     for x in (h, dq):
         assert x[0, 0, 20].isnan().all()
         assert x[0, 1, 5:9].isnan().all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("bad", [math.nan, INF])
+def test_kernel_keeps_the_gradients_of_other_queries_if_one_is_not_finite(bad):
+    q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, BF16))
+    w, r = torch.tensor([4.0, 4.0]), torch.tensor([0.5, 0.5])
+    _, wanted, *_ = through_kernel(q, k, v, w, r, 0, dh)
+    dh[:, :, 20] = bad
+    _, dq, *_ = through_kernel(q, k, v, w, r, 0, dh)
+    others = [i for i in range(40) if i != 20]
+    torch.testing.assert_close(dq[:, :, others], wanted[:, :, others], rtol=1e-2, atol=1e-3)
 
 
 @needs_kernel
