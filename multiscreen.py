@@ -271,6 +271,13 @@ class GatedScreeningTiles(nn.Module):
         return x + product("bhtv,hve->bte", y, W_O, self.dtype)
 
 
+def checked(tokens):
+    """The tokens themselves, after checking that they are (B, T) and not empty."""
+    if tokens.ndim != 2 or tokens.numel() == 0:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
+    return tokens
+
+
 class Multiscreen(nn.Module):
     """The language model of the paper: tokens (B, T) -> logits (B, T, N).
 
@@ -305,10 +312,7 @@ class Multiscreen(nn.Module):
 
         All tokens go through a layer at once; for long texts, see `pieces`.
         """
-        if tokens.ndim != 2 or tokens.numel() == 0:
-            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more "
-                             "each")
-        x = self.embed(tokens)
+        x = self.embed(checked(tokens))
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x = layer(x, screen or self.screen, cache)
         return x
@@ -394,7 +398,7 @@ class Multiscreen(nn.Module):
         caches, head, finite = self.new_caches(), self.head(), True
         for step in range(n):
             # The prompt goes through in pieces, then one token per step: caches hold the rest.
-            for piece in self.pieces(tokens):
+            for piece in self.pieces(checked(tokens)):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
 

@@ -595,10 +595,10 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
 
 
 def with_small_windows(model):
-    """The model with windows of 2.6, 21.1 and 8.4 in each layer, screening in pieces."""
+    """The model with windows of 2.6, 21.1 and 8.4 in each layer, and a screen that stays inside."""
     for tile in model.layers:
         tile.s_w.data = torch.tensor([0.5, 3.0, 2.0]).to(tile.s_w)
-    model.screen = screen_windowed
+    model.screen = model.windowed_screen = screen_windowed
     return model
 
 
