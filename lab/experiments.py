@@ -22,6 +22,7 @@ until it ends, because each seed reads the code when it starts. A name is one co
 flags: after an edit choose another name. The runs are in out/idea/ of the folder where you are;
 outside of this repository call `python PATH/lab/experiments.py idea NAME`.
 """
+import hashlib
 import os
 import re
 import shlex
@@ -368,14 +369,22 @@ def collect(folder):
 
     files = [*standard_library(), *sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py"))]
     held_out, folder = set(every_twentieth(files)), Path(folder)
-    if folder.exists():
-        return
-    part = folder.with_name(folder.name + ".part")
-    for n, path in enumerate(files):
-        to = part / ("val" if path in held_out else "train")
-        to.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to / f"{n:05}.py")
-    os.replace(part, folder)
+    if not folder.exists():
+        part = folder.with_name(folder.name + ".part")
+        for n, path in enumerate(files):
+            to = part / ("val" if path in held_out else "train")
+            to.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to / f"{n:05}.py")
+        os.replace(part, folder)
+
+    # The text is whatever this environment holds, so say which one it is.
+    found = sorted(folder.rglob("*.py"))
+    text = hashlib.sha256()
+    for path in found:
+        text.update(path.read_bytes())
+    print(f"{folder}: {len(found):,} files, hash {text.hexdigest()[:12]}. The report's runs read "
+          "those of Python 3.12.3 and of another machine's packages: do not compare losses with "
+          "theirs", flush=True)
 
 
 # --------------------------------------------------------------------------- an idea of your own
