@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from lab import mechanisms, perplexity, scaling
+from lab import mechanisms, scaling
 from lab.compare import (
     changes_of,
     get_groups,
@@ -16,7 +16,7 @@ from lab.compare import (
     mean_and_std,
     read_runs,
 )
-from lab.figures import best_cells, by_end, curves, mean_by_length, numbers, shared
+from lab.figures import best_cells, by_end, curves, mean_by_length
 from support.maps import inside
 from support.tables import read_table, read_tables
 from tests.helpers import ROOT
@@ -50,17 +50,6 @@ def shares(name):
     return found
 
 
-def perplexities(name):
-    """{model: perplexity at each position, means over the seeds}"""
-    found = {}
-    rows = read_tables([FOLDER / f"{name}.tsv"])
-    for model, seeds in curves(rows, "document", "nats").items():
-        y = [np.exp(np.mean([numbers(row) for row in of_seed], axis=0))
-             for of_seed in shared(seeds, "document").values()]
-        found[model] = np.mean(y, axis=0)
-    return found
-
-
 def changes(name, digits, by=None):
     """{group: (change, deviation), rounded}"""
     runs = read_runs([FOLDER / f"{name}.tsv"])
@@ -86,40 +75,14 @@ def losses_by_rate():
 
 # --------------------------------------------------------------------------------- the front page
 
-def test_readmes_table_of_mechanisms():
+def test_readmes_sentences_about_mechanisms():
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    means = {key: {column: statistics.fmean(x) for column, x in values.items()}
+    found = {key: f"{statistics.fmean(values['needles 4096']):.0f}"
              for key, values in lines.items()}
-    names = list(dict.fromkeys(name for name, _ in lines))
-    rows = rows_of(README, "mechanism")
-    assert len(rows) == len(names) == 13
-    for row, name in zip(rows, names):
-        mean = means[name, ""]
-        assert row[2] == f"{mean['loss']:.3f}"
-        assert float(row[3]) == pytest.approx(mean["perplexity 2048 / 64"], rel=0.02)
-        needles = [f"{mean[f'needles {n}']:.0f}" for n in (256, 1024, 4096)]
-        if (name, "SWE") in means:
-            needles[2] += f", with SWE {means[name, 'SWE']['needles 4096']:.0f}"
-        assert row[4:] == needles
-
-
-def test_readmes_claims():
-    """Of both families, in the order of their columns."""
-    said = {int(row[0]): " ".join(row[2:4]) for row in rows_of(README, "#")}
-    said = {n: [x.rstrip(",") for x in re.findall(r"\d[\d.,]*", text)] for n, text in said.items()}
-    found = shares("abcdigits")
-    assert [float(x) for x in said[16]] == [
-        found[name][n] for name in ("Multiscreen + SWE", "Multiscreen") for n in (8192, 32768)]
-    at = [perplexity.positions(8192).index(n) for n in (256, 8192)]
-    found = perplexities("long_context")
-    assert said[11] == [f"{found[name][n]:.3g}" for name in
-                        ("Multiscreen, 0.93M", "Transformer, 1.2M") for n in at]
-    means = {key: statistics.fmean(x) for key, x in losses_by_rate().items()}
-    assert said[5][:4] == [f"{x:.2f}" for name in ("Multiscreen", "Transformer") for x in
-                           (min(x for key, x in means.items() if key[0] == name), means[name, 1.0])]
-    rows = scaling.get_rows(scaling.get_models(read_runs([FOLDER / "scaling.tsv"])))
-    sizes = {f"{row[i] / 1000:.0f}" for row in rows for i in (3, 4) if row[i] == row[i]}
-    assert {x.removesuffix("k") for x in said[1]} <= sizes
+    said = (f"local windows find {found['local', '']} %, screening {found['screening', '']} % as "
+            f"trained and {found['screening', 'SWE']} % with SWE, Multiscreen "
+            f"{found['Multiscreen', '']} % and {found['Multiscreen', 'SWE']} %")
+    assert said in " ".join(README.split())
 
 
 def test_the_speeds_on_a_gpu():
@@ -141,6 +104,17 @@ def test_the_speeds_on_a_gpu():
         REPORT, r"([\d.]+) to ([\d.]+) times with windows guessed")
     assert found["trained-like + SWE"] == found_in(
         REPORT, r"trained ones, and ([\d.]+) to ([\d.]+) times with SWE")
+
+    # README has the same as ratios of times, and the largest pair in a table.
+    times = [f"{statistics.fmean(x):,.0f} ms" for x in (
+        [ms["multiscreen", "initial", 1304884226]], [ms["transformer", "cudnn", 1310935040]],
+        [ms["multiscreen", "trained-like + SWE", 1304884226]])]
+    assert f"| {times[0]} | {times[1]} | 0.21 |" in README
+    assert f"| {times[2]} | {times[1]} | 0.37 |" in README
+    low, high = found_in(README, r"the ratio is ([\d.]+) to ([\d.]+) over four sizes")
+    assert [1 / high, 1 / low] == pytest.approx(found["initial"], rel=0.03)
+    low, high = found_in(README, r"and ([\d.]+) to ([\d.]+) with SWE")
+    assert [1 / high, 1 / low] == pytest.approx(found["trained-like + SWE"], rel=0.03)
 
 
 # -------------------------------------------------------------------------------------- the report
@@ -223,13 +197,27 @@ def test_the_reports_tiles():
 def test_the_verdicts_and_their_tallies():
     said = {row[0]: row[-1] for row in rows_of(REPORT, "#")}
     assert len(said) == 22
-    for row in rows_of(README, "#"):
-        assert said[row[0]].startswith(row[-1])
     for word in ("shown", "partly", "contradicted", "not testable here", "a GPU's claim"):
         count = sum(verdict.startswith(word) for verdict in said.values())
         tally = rf"\b{count} (are |is ){word}"
         for text in (REPORT, README) if word in ("shown", "partly") else (REPORT,):
             assert not count or re.search(tally, text.replace("\n", " ")), (word, count)
+
+
+# ------------------------------------------------------------------------------------- mechanisms
+
+def test_the_table_of_mechanisms():
+    lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
+    digits = {"loss": 3, "perplexity 2048 / 64": 2, "needles 256": 0, "needles 1024": 0,
+              "needles 4096": 0}
+    rows = rows_of((ROOT / "docs/mechanisms.md").read_text(), "mechanism")
+    for row, values in zip(rows, lines.values(), strict=True):
+        cells = [mechanisms.mean_in_words(values[name], n) if name in values else ""
+                 for name, n in digits.items()]
+        learned = ""
+        if "needle digits" in values:
+            learned = f"{sum(x > 0.5 for x in values['needle digits'])} of 3"
+        assert [cell.strip() for cell in row[2:]] == [*cells[:2], learned, *cells[2:]]
 
 
 # ----------------------------------------------------------------------------------------- copying
@@ -244,12 +232,15 @@ def test_the_tables_of_copying(table, names):
     lines = [line.strip("| ").split(" | ") for line in COPYING.splitlines() if line.startswith("|")]
     lines = [line for line in lines if len(line) == 10]            # of nine distances
     for said, name in names.items():
-        same, = (line[1:] for line in lines if line[0] == said)
+        same, *gain = [line[1:] for line in lines if line[0] == said]
         other, = (line[1:] for line in lines if line[0] == f"another string: {said}")
         for cell, column in zip(same, found[name]["same"].T, strict=True):
             mean, std = mean_and_std(column)
             assert cell == f"{mean:.2f} ± {std:.2f}"
         assert other == [f"{x:.2f}" for x in found[name]["another"].mean(0)]
+        if table == "copying":
+            gains = (found[name]["another"] - found[name]["same"]).T
+            assert gain == [[f"{mean:.2f} ± {std:.2f}" for mean, std in map(mean_and_std, gains)]]
 
 
 def test_the_best_scaling_of_copying():
