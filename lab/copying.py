@@ -170,8 +170,11 @@ def main():
                               [line_end + encode(way) for way in ways], len(line_end) + CUE)
         nats = [x.mean().item() for found in costs[: len(ENDS)] for x in found]
         same, others = costs[0], costs[len(ENDS) :]
-        run.add(cell, nats=joined(nats), first_right=joined(are_right(same, others, 1)),
-                four_right=joined(are_right(same, others, 4)))
+        first_right = four_right = ""                  # of one candidate there is no choice
+        if args.candidates > 1:
+            first_right = joined(are_right(same, others, 1))
+            four_right = joined(are_right(same, others, 4))
+        run.add(cell, nats=joined(nats), first_right=first_right, four_right=four_right)
 
     lines = []
     for setting, means in run.means("nats"):

@@ -243,6 +243,26 @@ def test_the_tables_of_copying(table, names):
             assert gain == [[f"{mean:.2f} ± {std:.2f}" for mean, std in map(mean_and_std, gains)]]
 
 
+def test_the_controls_of_copying():
+    rows = read_table(FOLDER / "copying_controls.tsv")
+
+    def means(before, candidates, column="nats"):
+        found = [[float(x) for x in row[column].split()] for row in rows
+                 if row["before"] == before and row["candidates"] == candidates and row["swe"]]
+        assert len(found) == 8
+        return np.mean(found, axis=0)
+
+    ends = means("0", "1").reshape(4, 4)
+    after_text = means("4096", "1").reshape(4, 3)
+    text = COPYING[COPYING.index("**The controls.**") :]
+    said = rows_of(text, "nats per character at a distance of")
+    cells = [[x.strip() for x in row[1:] if x.strip()] for row in said]
+    assert cells == [[f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
+    for k, *shares_of_right in rows_of(COPYING, "k"):
+        right = [*means("0", k, "first_right"), *means("0", k, "four_right")]
+        assert shares_of_right == [f"{x:.0%}" for x in right]
+
+
 def test_the_best_scaling_of_copying():
     found = by_end(read_tables([FOLDER / "copying_scaled.tsv"]))
     best = found["Transformer, RoPE + best RoPE scaling"]["same"].T[1:5]
