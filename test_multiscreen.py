@@ -625,15 +625,19 @@ def test_gradients_flow_through_caches_that_drop_keys():
 
 
 @torch.no_grad()
-def test_a_cache_keeps_all_keys_of_an_infinite_window():
+@pytest.mark.parametrize("s_w, stays_in_its_windows", [(INF, True), (0.0, False)])
+def test_a_cache_keeps_all_keys_if_a_window_or_the_screen_reaches_them(s_w, stays_in_its_windows):
     model, seen = small(1, N_L=1), []
-    model.layers[0].s_w[1] = INF
+    model.layers[0].s_w[1] = s_w
 
     def screen(q, k, v, w, r, i0=0):
         seen.append((i0, k.shape[2]))
         return v[:, :, -q.shape[2]:]
 
-    model.screen, caches = screen, model.new_caches()
+    model.screen = screen
+    if stays_in_its_windows:
+        model.windowed_screen = screen
+    caches = model.new_caches()
     for n in (70_000, 1, 2_000):
         model(draw_tokens(1, n), caches)
     assert seen == [(0, 70_000), (70_000, 70_001), (70_001, 72_001)]
