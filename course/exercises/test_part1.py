@@ -81,8 +81,6 @@ MISTAKES = {
         (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
         (lambda s: s.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it "
          "finite"),
-        (lambda s: F.softplus(s) + 1, "e^s_w, not log(1 + e^s_w)"),
-        (lambda s: (s + 1).exp(), "the 1 is added to the exponential, not to s_w"),
         (lambda s: torch.where(s == INF, INF, s.exp() + 1), "the gradient at s_w = inf must be 0, "
          "and not NaN: torch.where computes both branches in the backward pass. Give exp a finite "
          "number where s_w is inf"),
@@ -95,8 +93,8 @@ MISTAKES = {
          "accepts more"),
         (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
         (lambda s: torch.sigmoid(s) + 1e-3, "1e-3 is a lower limit: clip r there, add nothing"),
-        (lambda s: torch.sigmoid(s).clamp(max=1e-3), "1e-3 is the lower limit, so clamp(min=1e-3)"),
-        (lambda s: torch.tanh(s).clamp_min(1e-3), "r is the sigmoid of s_r, not its tanh")],
+        (lambda s: torch.sigmoid(s).clamp(max=1e-3), "1e-3 is the lower limit: "
+         "clamp(min=1e-3)")],
     "unit": [
         (lambda x: x / x.norm(), "all vectors were divided by one length: each has its own"),
         (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
@@ -105,9 +103,6 @@ MISTAKES = {
          "clip it from below"),
         (lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), "eps was added in the "
          "root: clip the square from below, at eps^2"),
-        (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "the length is the root of the "
-         "sum of squares, not of their mean"),
-        (lambda x: F.normalize(x, dim=-1, eps=1e-12), "the smallest length is eps = 1e-6"),
         (lambda x: x / length(x), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6).detach(), "the length is detached: it changes "
@@ -132,7 +127,6 @@ MISTAKES = {
          "(0, 1)"),
         (lambda x, angle: torch.cat([ms.mipe(pair, angle) for pair in x.split(2, -1)], -1),
          "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
-        (lambda x, angle: ms.mipe(x, angle * math.pi / 180), "the angle is in radians"),
         (lambda x, angle: by_rows(x, angle.cos(), angle.sin(), angle.sin(), angle.cos()),
          "a minus is missing: the first number is x_0 cos - x_1 sin"),
         (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
@@ -167,9 +161,6 @@ MISTAKES = {
          "0: this mask sees the future"),
         (lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0), "beyond the window the cosine rises "
          "again: every distance of w or more must get exactly 0"),
-        (lambda d, w: 2 * ms.softmask(d, w), "softmask lacks its 1/2: at distance 0 it is 1"),
-        (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "a query sees its own "
-         "key: d = 0 is inside the window"),
         (lambda d, w: torch.where((-w <= d) & (d <= 0), cosine(d, w), 0.0), "the window "
          "ends before distance w: -w < d"),
         (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
@@ -190,8 +181,6 @@ MISTAKES = {
         (of_pairs(ms.trim, lambda d, w: ms.softmask(-d, w)), "the sign of d: it is j - i"),
         (of_pairs(ms.trim, everything), "Softmask is missing: alpha_d is Trim times Softmask"),
         (of_pairs(lambda s, r: s, ms.softmask), "Trim is missing: alpha is Trim of s"),
-        (of_pairs(lambda s, r: ms.trim(s / 4, r), ms.softmask), "s must not be divided by the "
-         "square root of d_K: it is the cosine of an angle"),
         (positions_of_bfloat16, "positions in bfloat16 see the future: above 256 bfloat16 has only "
          "every second integer. Count positions in integers")],
     "screen": [
@@ -199,8 +188,6 @@ MISTAKES = {
          "`relevance`"),
         (lambda q, k, v, w, r, i0=0: F.normalize(ms.relevance(q, k, w, r, i0), p=1, dim=-1) @ v,
          "the weights were divided by their sum: nothing may compete"),
-        (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).softmax(-1) @ v, "there is no "
-         "softmax: the relevances are the weights"),
         (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v, "alpha_d is "
          "squared once too often: Trim squares it already"),
         (lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)), "TanhNorm comes "

@@ -77,20 +77,21 @@ def positions(start, x):
     return torch.arange(start, start + x.shape[1])
 
 
-def screening(self, x, screen, cache=None, W_Q="W_Q", W_K="W_K", W_V="W_V", unit_qk=ms.unit,
-              unit_v=ms.unit, window=ms.window, acceptance=ms.acceptance, w_th=None, turn=ms.mipe,
-              turn_k=None, bound=ms.tanh_norm, begin=lambda start: start, reuse=True,
+def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms.unit,
+              window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn=ms.mipe,
+              bound=ms.tanh_norm, begin=lambda start: start, reuse=True,
               i0=lambda start, first, end: start - first):
-    """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_Q on."""
+    """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_V on."""
     w, r = window(self.s_w), acceptance(self.s_r)
-    q, k, v = (self.project(x, getattr(self, name)) for name in (W_Q, W_K, W_V))
-    start, first = cache.end if cache else 0, 0
-    angle = ms.mipe_angle(positions(begin(start), x), w, w_th or self.w_th)
-    q, k, v = turn(unit_qk(q), angle), (turn_k or turn)(unit_qk(k), angle), unit_v(v)
-    if cache and reuse:
-        k, v, first = cache.append(k, v, w)
-    end = cache.end if cache else x.shape[1]
-    return bound(screen(q, k, v, w, r, i0(start, first, end) if reuse else 0))
+    q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
+    v = self.project(x, getattr(self, W_V))
+    start = 0 if cache is None else cache.end
+    phi = angle(positions(begin(start), x), w, self.w_th)
+    q, k, v = turn(unit_qk(q), phi), turn(unit_qk(k), phi), unit_v(v)
+    if cache is None or not reuse:
+        return bound(screen(q, k, v, w, r, 0))
+    k, v, first = cache.append(k, v, w)
+    return bound(screen(q, k, v, w, r, i0(start, first, cache.end)))
 
 
 def as_it_is(x, *_):
@@ -169,14 +170,14 @@ def nats(self, tokens, targets, reduction="mean"):
     return F.cross_entropy(z, targets, reduction=reduction)
 
 
-def greedy(self, tokens, n, caches, again=False, start=0, position=-1):
+def greedy(self, tokens, n, caches, again=False, position=-1):
     """The n tokens after the prompt. caches: a function of the step; again: read all each time."""
     seen = tokens
-    for m in range(n + start):
+    for m in range(n):
         x = seen if again or m == 0 else seen[:, -1:]
         z = self.logits(self.hidden(x, caches(m)))[:, position]
         seen = torch.cat((seen, z.argmax(-1, keepdim=True)), 1)
-    return seen[:, tokens.shape[1] - start :][:, :n]
+    return seen[:, tokens.shape[1] :]
 
 
 def once(self):
@@ -220,7 +221,6 @@ MISTAKES = {
          "tanh(SiLU(g))"),
         (lambda self, x: torch.tanh(torch.sigmoid(g_of(self, x))), "SiLU(g) is g sigmoid(g), not "
          "sigmoid(g)"),
-        (lambda self, x: torch.tanh(F.relu(g_of(self, x))), "this is ReLU: the paper has SiLU"),
         (lambda self, x: torch.tanh(F.silu(self.project(x, self.W_V))), "W_V is for the values: "
          "take W_G")],
     "screening": [(functools.partialmethod(screening, **steps), cause) for steps, cause in [
@@ -229,14 +229,11 @@ MISTAKES = {
          "whole vector"),
         ({"unit_v": as_it_is}, "the values are not of unit length: Eq. 5 is for q, k and v"),
         ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
-        ({"unit_qk": as_it_is, "unit_v": as_it_is}, "nothing is of unit length: Eq. 5 is for q, k "
-         "and v"),
-        ({"w_th": 256.0}, "w_th is self.w_th, and not always 256"),
+        ({"angle": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0)}, "w_th is "
+         "self.w_th, and not always 256"),
         ({"turn": as_it_is}, "queries and keys have no positions: MiPE is missing"),
-        ({"turn_k": as_it_is}, "only the queries have positions: MiPE is for keys, too"),
         ({"window": as_it_is}, "s_w is not yet w: apply `window`"),
         ({"acceptance": as_it_is}, "s_r is not yet r: apply `acceptance`"),
-        ({"W_K": "W_Q"}, "queries and keys both come from W_Q: keys take W_K"),
         ({"W_V": "W_G"}, "W_G is for the gate: values take W_V"),
         ({"reuse": False}, "the cache is ignored: give it the new keys and values, and screen all "
          "that it returns"),
@@ -253,15 +250,12 @@ MISTAKES = {
          "updates to x"),
         (updated(scale=torch.ones_like), "the scale e^s_O is missing"),
         (updated(scale=lambda s_O: s_O), "the scale is e^s_O, not s_O"),
-        (updated(scale=lambda s_O: (-s_O).exp()), "the scale is e^s_O: multiply by it"),
         (updated(add=lambda x, updates: x + updates.mean(1)), "the tiles are averaged: Eq. 2 adds "
          "them"),
         (updated(lambda self, x, screen: self.screening(x, screen)), "the gate is ignored: u times "
          "g_hat"),
         (updated(lambda self, x, screen: self.screening(x, screen) + self.gate(x)), "u is "
          "multiplied by the gate, not added to it"),
-        (updated(add=lambda x, updates: ms.unit(x + updates.sum(1))), "do not normalise after the "
-         "sum: Eq. 2 only adds"),
         (in_turn, "all tiles read the same x: add up their updates, then add the sum to x")],
     "cache": [
         (cache_with(oldest=lambda self, start, end, w: start), "append returned only the new keys: "
@@ -271,8 +265,6 @@ MISTAKES = {
         (cache_with(oldest=lambda self, start, end, w: end - math.ceil(min(w.max(), 1e9))),
          "these are the keys that the last of the new tokens sees: the first of them sees further "
          "back"),
-        (cache_with(oldest=lambda self, start, end, w: start - math.ceil(w.min()) + 1), "keys are "
-         "dropped that the tile with the widest window still sees: take the largest w"),
         (cache_with(append=append_and_forget_the_end), "append must move cache.end on, by the "
          "number of new tokens"),
         (cache_with(append=lambda self, k, v, w: (*Cache.append(self, k, v, w)[:2], 0)), "the "
@@ -291,38 +283,27 @@ MISTAKES = {
         (changed("W_Q", lambda W, c: W * (0.1 / c.d_K**0.5) ** -0.5), "x of N(0, x) is the "
          "standard deviation here, not the variance: take no root of it"),
         (changed("W_Q", lambda W, c: W * 10), "W_Q: the factor 0.1 is missing"),
-        (changed("W_V", lambda W, c: W * (c.d_V / c.d_E) ** 0.5), "W_V is divided by the root of "
-         "the wrong dimension: take the output's, d_V"),
         (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
          "whatever its dimensions"),
-        (changed("W_O", lambda W, c: W * (c.d_E / c.d_V) ** 0.5), "W_O is divided by the root of "
-         "the wrong dimension: take the output's, d_E"),
-        (changed("W_E", lambda W, c: W * (c.d_E / c.vocab_size) ** 0.5), "W_E is divided by the "
-         "root of the wrong dimension: take d_E"),
         (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
          "all"),
         (changed("s_w", lambda s, c: torch.linspace(0, c.w_th, c.N_H)), "s_w goes up to log w_th, "
          "not to w_th"),
         (changed("s_w", lambda s, c: torch.linspace(0, math.log(256), c.N_H)), "w_th is "
          "config.w_th, and not always 256"),
-        (changed("s_w", lambda s, c: torch.arange(c.N_H) / c.N_H * math.log(c.w_th)), "the last "
-         "tile has s_w = log w_th: N_H values make N_H - 1 steps"),
         (changed("s_O", lambda s, c: 2 * s), "s_O: the root is missing, log(1/sqrt(N_H N_L))"),
         (changed("s_O", lambda s, c: 0 * s - math.log(c.N_H) / 2), "s_O: N_L is missing, as the "
          "tiles of all layers count"),
         (changed("s_O", lambda s, c: s.exp()), "s_O: the log is missing, log(1/sqrt(N_H N_L))"),
         (changed("s_E", lambda s, c: s + 1), "the scale e^s_E starts at 1, so s_E starts at 0"),
-        (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)"),
-        (changed("s_F", lambda s, c: 2 * s), "s_F: the root is missing, log sqrt(d_E)")],
+        (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)")],
     "embed": [
         (lambda self, t: self.W_E[t], "this is the row of W_E as it is: it needs unit length and "
          "the scale e^s_E"),
         (lambda self, t: self.s_E.exp() * self.W_E[t], "the embedding is not of unit length"),
         (lambda self, t: ms.unit(self.W_E[t]), "the scale e^s_E is missing"),
         (lambda self, t: self.s_E * ms.unit(self.W_E[t]), "the scale is e^s_E, not s_E"),
-        (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E"),
-        (lambda self, t: self.s_E.exp() * ms.unit(self.W_E[t].mT).mT, "unit length is over the "
-         "last axis, E")],
+        (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E")],
     "logits": [
         (lambda self, x: self.s_F.exp() * x @ self.W_E.T, "the rows of W_E are not of unit length "
          "here"),
@@ -342,8 +323,6 @@ MISTAKES = {
         (lambda self, x, t: F.cross_entropy(self(x), t), "cross_entropy takes the classes as axis "
          "1: flatten B and T, or transpose(1, 2)"),
         (lambda self, x, t: nats(self, x, x), "the inputs were taken for the targets"),
-        (lambda self, x, t: nats(self, x, t) / math.log(2), "these are bits: leave out the "
-         "division to get nats"),
         (lambda self, x, t: F.cross_entropy(self(x).softmax(-1).transpose(1, 2), t), "softmax was "
          "taken twice: cross_entropy begins with one"),
         (lambda self, x, t: nats(self, x, t, "sum"), "this is the sum over all tokens: take the "
@@ -356,8 +335,6 @@ MISTAKES = {
     "generate": [
         (lambda self, t, n: torch.cat((t, greedy(self, t, n, once(self))), 1), "generate returned "
          "the prompt, too: return the n new tokens"),
-        (lambda self, t, n: greedy(self, t, n, once(self), start=1), "the last token of the prompt "
-         "came first: return the new ones only"),
         (lambda self, t, n: greedy(self, t, n, lambda m: self.new_caches()), "the caches are empty "
          "at each step: make them once, before the first"),
         (generate_with_one_cache, "the layers share one cache: each has keys of its own"),

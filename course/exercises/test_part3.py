@@ -102,15 +102,13 @@ def wrong_dw(f):
     return lambda z, m, d, v, dh, w: f(z, m, dh @ v.T, d, math.pi * (d / w), w).sum()
 
 
-def in_blocks(first=None, end=None, aligned=True):
+def in_blocks(first=lambda i, last, w: i - w.ceil() + 1, end=lambda i, last, w: last + 1,
+              aligned=True):
     """A wrong `gradients` whose blocks of queries see the keys `first` to `end` - 1.
 
     Both are functions of (position of the block's first query, of its last, w). aligned: whether
     the blocks of keys begin at a multiple of size.
     """
-    first = first or (lambda i, last, w: i - w.ceil() + 1)
-    end = end or (lambda i, last, w: last + 1)
-
     def gradients(q, k, v, w, r, dh, i0=0, size=16):
         mask = torch.zeros(len(q), len(k), dtype=q.dtype)
         for a in range(0, len(q), size):
@@ -158,8 +156,6 @@ MISTAKES = {
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
-        (wrong_pairs(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not "
-         "multiplied by it"),
         (wrong_pairs(z=ms.trim), "z is Trim before its square: alpha_d = z^2 m"),
         (wrong_pairs(m=cosine), "the mask is missing: m is 0 for a later key, d > 0, and at "
          "distance w and beyond"),
@@ -171,7 +167,6 @@ MISTAKES = {
         (lambda z, m, dh: (z * m).T @ dh, "alpha_d is z^2 m: the square is missing"),
         (lambda z, m, dh: (z * m).square().T @ dh, "m is squared, too: alpha_d = z^2 m"),
         (lambda z, m, dh: z.square().T @ dh, "m is missing: alpha_d = z^2 m"),
-        (lambda z, m, dh: m.T @ dh, "z is missing: alpha_d = z^2 m"),
         (lambda z, m, dh: 2 * (z.square() * m).T @ dh, "h is linear in v: there is no 2"),
         (lambda z, m, dh: (z.square() * m) @ dh, "transpose alpha_d: a row of it is a query, and a "
          "row of dv is a key")],
@@ -182,7 +177,6 @@ MISTAKES = {
         (lambda z, m, v, dh: dh @ v.T, "this is dL/d(alpha_d): multiply it by the slope of z^2 m"),
         (lambda z, m, v, dh: z.square() * m * (dh @ v.T), "this is alpha_d (dh . v): take the "
          "slope of z^2 m, 2 z m"),
-        (lambda z, m, v, dh: 2 * z * m, "dh . v is missing: dL/d(alpha_d) = dh_i . v_j"),
         (lambda z, m, v, dh: 2 * z * m * (dh @ v), "dh . v is a product of each query with each "
          "key: dh @ v.T"),
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
@@ -209,7 +203,6 @@ MISTAKES = {
          "(1 - s)/r, so dz/dr = (1 - z)/r"),
         (lambda dz, z, r: (dz * z).sum() / r, "dz/dr is (1 - z)/r, not z/r"),
         (lambda dz, z, r: dz.sum() / r, "1 - z is missing: dz/dr is (1 - z)/r"),
-        (lambda dz, z, r: dz.sum() * (1 - z).sum() / r, "multiply pair by pair, then sum"),
         (lambda dz, z, r: dz * (1 - z) / r, "sum over the pairs: dL/dr is one number"),
         (lambda dz, z, r: (dz * (1 - z)).mean() / r, "a gradient is the sum over the pairs, not "
          "their mean")],
@@ -236,10 +229,7 @@ MISTAKES = {
          "1/w^2 is missing: the slope of pi d/w with w is -pi d/w^2"),
         (wrong_dw(lambda z, m, dy, d, angle, w:
                   (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z^2 is missing: "
-         "dL/dm = z^2 (dh . v)"),
-        (wrong_dw(lambda z, m, dy, d, angle, w:
-                  z.square() * m * dy * torch.sin(angle) * math.pi * d / (2 * w**2)),
-         "m is a factor too many: dL/dm = z^2 (dh . v)")],
+         "dL/dm = z^2 (dh . v)")],
     "gradients": [
         (lambda q, k, v, w, r, dh, i0=0, size=16: gradients(q, k, v, w, r, dh, 0), "i0 is ignored: "
          "query t is at position i0 + t"),

@@ -166,7 +166,6 @@ OF_ALPHA = [
     (wrong(m=lambda d, w: 2 * ms.softmask(d, w)), "Softmask lacks its 1/2: "
      "m = (cos(pi d/w) + 1)/2"),
     (wrong(alpha=lambda z, m: z * m), "the square of Trim is missing: alpha_d = z^2 m"),
-    (wrong(alpha=lambda z, m: (z * m).square()), "m is squared, too: alpha_d = z^2 m"),
     (wrong(z=lambda s, r: 1 - (1 - s) / r), "the max of Trim is missing: z is at least 0"),
     (wrong(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not multiplied "
      "by it")]
@@ -179,8 +178,7 @@ MISTAKES = {
         (lambda q, k, BI, BJ: q @ first_block(k, BJ).T, "each program takes the first block of "
          "keys: they begin at program_id(1) * BJ"),
         (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of "
-         "d_K: it is the cosine of an angle"),
-        (lambda q, k, BI, BJ: 1 - q @ k.T, "s is the product itself, not 1 - s")],
+         "d_K: it is the cosine of an angle")],
     "relevance_kernel": OF_ALPHA,
     "bounds_kernel": [
         (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
@@ -193,15 +191,11 @@ MISTAKES = {
          "missing: hi is one past its position"),
         (looping(limits(end=lambda i, last, S: min(i + 1, S))), "hi is that of the block's first "
          "query: its last query sees later keys"),
-        (looping(limits(end=lambda i, last, S: last + 1)), "hi is past the last key: it is at most "
-         "S"),
         (looping(limits(end=lambda i, last, S: S)), "blocks of later keys are visited: hi is one "
          "past the position of the block's last query"),
         (looping(limits(first=lambda i, last, w: 0)), f"blocks before the window are visited: "
          f"{SEES}"),
         (looping(limits(lo=lambda first, BJ: first)), "lo is a multiple of BJ: round it down"),
-        (looping(limits(lo=lambda first, BJ: -(-first // BJ) * BJ)), "lo is rounded up: round it "
-         "down to a multiple of BJ"),
         (looping(in_sight, last=lambda t0, T, BI: t0 + BI - 1), "the last query of the last block "
          "is T - 1"),
         (looping(in_sight, first=lambda t0: 0, last=lambda t0, T, BI: min(BI, T) - 1), "each "
@@ -230,7 +224,6 @@ MISTAKES = {
          "dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * m * dy), "the factor z is missing: dz = 2 z m (dh . v)"),
-        (slope(lambda z, m, dy: 2 * z * dy), "the factor m is missing: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
         (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
          "program takes the first block of dh: it begins at program_id(0) * BI"),
