@@ -10,4 +10,4 @@ apt-get update
 apt-get install -y "$python" "$python-venv"
 "$python" -m venv "$root/venv"
 pip="$root/venv/bin/pip install --no-cache-dir"
-$pip -e "$root/source" -c "$root/source/constraints.txt" --extra-index-url https://download.pytorch.org/whl/cpu
+$pip -e "$root/source[test]" -c "$root/source/constraints.txt" --extra-index-url https://download.pytorch.org/whl/cpu
