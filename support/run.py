@@ -12,6 +12,7 @@ continues the run or --force overwrites it.
 """
 import hashlib
 import os
+import pickle
 import shutil
 import sys
 import sysconfig
@@ -36,6 +37,9 @@ FREE = ("out", "resume", "force", "device", "shard", "compile")
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
 # Files of support/ on which numbers depend. The others only load, print and keep them.
 COMPUTING = ("support/data.py", "support/measure.py", "support/windowed.py")
+# What reading a damaged file raises, or one of another kind: zipfile, pickle and PyTorch's reader.
+DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, NotImplementedError, RuntimeError,
+          ValueError)
 
 
 # ------------------------------------------------------------------------------- the folder
@@ -49,6 +53,7 @@ def locked(name):
     out = Path(name)
     if out == Path() or out.exists() and not out.is_dir():
         raise UsageError(f"--out {name}: name a folder, a new one or that of an earlier run")
+    require_utf8(out)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     lock = filelock.FileLock(out / "lock", timeout=0)
     try:
@@ -68,6 +73,14 @@ def locked(name):
                 for folder in made:
                     if not any(folder.iterdir()):
                         folder.rmdir()
+
+
+def require_utf8(path):
+    """Raise UsageError if a name is not UTF-8 on the disk: PyTorch finds no other file."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"the name {os.fsencode(path)} is not UTF-8: choose another") from None
 
 
 def find(out, args):
@@ -170,7 +183,7 @@ def save(path, state):
 
 @contextmanager
 def naming(path):
-    """Inside `with naming(path)` the error of a full disk, which names no file, names this one."""
+    """Inside `with naming(path)` an error of the disk that names no file names this one."""
     try:
         yield
     except Exception as e:
@@ -191,6 +204,7 @@ def read_checkpoint(path):
     path = Path(path)
     if path.is_dir():
         raise UsageError(f"{path} is a folder: name a checkpoint, such as {path / 'ckpt.pt'}")
+    require_utf8(path)
     if not path.exists():
         if (path.parent / "diverged.txt").exists():
             why = (path.parent / "diverged.txt").read_text("utf-8").strip()
@@ -200,14 +214,17 @@ def read_checkpoint(path):
     damaged = UsageError(f"{path} is damaged, or not a checkpoint of train.py")
     try:
         # Every file in a zip has a checksum, which torch ignores: flipped bits would be loaded.
-        if dist.rank() == 0 and zipfile.ZipFile(path).testzip():
-            raise damaged
-        ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
-        missing = {"model", "config", "weights", "tokenizer", "args", "step"} - ckpt.keys()
-    except Exception as e:                             # a damaged file has many kinds of errors
-        if is_out_of_memory(e) or isinstance(e, PermissionError):
+        with naming(path):
+            if dist.rank() == 0 and zipfile.ZipFile(path).testzip():
+                raise damaged
+            ckpt = torch.load(path, "cpu", weights_only=True, mmap=True)
+    except DAMAGE as e:
+        if is_out_of_memory(e):
             raise
         raise damaged from None
+    if not isinstance(ckpt, dict):
+        raise damaged
+    missing = {"model", "config", "weights", "tokenizer", "args", "step"} - ckpt.keys()
     if missing:
         raise UsageError(f"{path} is not a checkpoint of train.py: it lacks {min(missing)}")
     return ckpt

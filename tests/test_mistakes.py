@@ -111,6 +111,7 @@ MISTAKES = [
     # Folders and checkpoints.
     ("--out short.txt", "name a folder"), ("--out .", "name a folder"),
     ("--out short.txt/x", "short.txt/x: Not a directory"),
+    ("--out caf\udce9", "the name b'caf\\xe9' is not UTF-8: choose another"),
     ("--init out", "out is a folder: name a checkpoint, such as out/ckpt.pt"),
     ("--init out/ckpt", "out/ckpt does not exist: train a model first, or name its ckpt.pt"),
     ("--out notes", "notes/log.tsv belongs to no run: name another --out"),
@@ -181,6 +182,23 @@ def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, mo
 
 
 # ------------------------------------------------------------------------- bad checkpoints
+
+def test_a_checkpoint_in_a_folder_whose_name_is_not_utf8_is_not_called_damaged(folder, tmp_path):
+    path = tmp_path / "caf\udce9" / "ckpt.pt"
+    path.parent.mkdir()
+    path.write_bytes((folder / "out/ckpt.pt").read_bytes())
+    with pytest.raises(UsageError, match="is not UTF-8: choose another"):
+        load_checkpoint(path)
+
+
+def test_an_error_of_the_disk_is_no_damage(folder, monkeypatch):
+    def fail(*inputs, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(torch, "load", fail)
+    path = folder / "out/ckpt.pt"
+    assert complaint(lambda: load_checkpoint(path)) == f"error: {path}: Input/output error"
+
 
 class Malicious:
     """Ends the tests when unpickled."""
