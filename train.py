@@ -19,6 +19,7 @@ The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.ts
 each line of numbers; source/, the code that ran; and more, listed in support/run.py.
 """
 import math
+import shlex
 import time
 from argparse import BooleanOptionalAction
 from dataclasses import asdict
@@ -139,7 +140,8 @@ def train(out, args, ckpt=None, init=None):
                                 f"{how_to_go_on(args)}")
     if dist.world() == 1:
         print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
-    print(f"next: python {data.next_command} --ckpt {out / 'ckpt.pt'}")
+    command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
+    print(f"next: {cli.pasteable(command)}")
 
 
 def how_to_go_on(args):

@@ -32,7 +32,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cli import Parser, UsageError, at_least, cli
+from support.cli import Parser, UsageError, at_least, cli, pasteable
 from support.tables import named_paths, print_table, read_table, write_table
 
 FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
@@ -92,8 +92,8 @@ def read_row(row, label):
 def read_folder(folder, label, window=10):
     """The Run in a folder that train.py has written."""
     if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
-        raise UsageError(f"{folder} holds no run: check its name, or train one, python train.py "
-                         f"--out {folder}")
+        train = pasteable(f"python train.py --out {folder}")
+        raise UsageError(f"{folder} holds no run: check its name, or train one, {train}")
     lines = (folder / "flags.txt").read_text("utf-8", "replace").splitlines()
     flags = dict(line.partition("\t")[::2] for line in lines)
     log = read_table(folder / "log.tsv")

@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))                          # for `python PATH/lab/experiments.py`
 
-from support.cli import Parser, UsageError, at_least, cli  # noqa: E402
+from support.cli import Parser, UsageError, at_least, cli, pasteable  # noqa: E402
 
 TRAIN = "python train.py --resume"
 
@@ -409,8 +409,8 @@ def require_same_idea(name, flags, seeds):
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r}: name your idea in one word, as in idea mine")
     if name != "original" and not list(Path("out/idea").glob("original-*")):
-        raise UsageError("first train the code without your edit in the same way: python -m "
-                         "lab.experiments idea original")
+        original = pasteable("python -m lab.experiments idea original")
+        raise UsageError(f"first train the code without your edit in the same way: {original}")
     kept = Path(f"out/idea/{name}.txt")
     if kept.exists() and kept.read_text() != flags:
         raise UsageError(f"{name} was trained with the flags {kept.read_text() or '(none)'}: "
@@ -431,7 +431,7 @@ def require_same_idea(name, flags, seeds):
 def run_job(job, failed):
     """Run the commands of a job until one fails. Exit code 3 is of a run that diverged."""
     for command in job:
-        print(f"+ {command}", flush=True)
+        print(f"+ {pasteable(command)}", flush=True)
         python, *words = shlex.split(command)
         if words[0] != "-m":                           # a script of ours, from any folder
             words[0] = str(ROOT / words[0])
@@ -439,7 +439,7 @@ def run_job(job, failed):
         if code == 3:
             return
         if code != 0:
-            failed.append(command)
+            failed.append(pasteable(command))
             return
 
 
@@ -493,7 +493,7 @@ def main():
     if args.print:
         for jobs in stages:
             for job in jobs:
-                print(*job, sep="\n")
+                print(*map(pasteable, job), sep="\n")
         return
     # One thread for each command, so that the numbers do not depend on the number of cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,14 +1,17 @@
-"""What all commands share: flags, errors of one line, the device, text that can be printed."""
+"""What all commands share: flags, errors of one line, the device, commands and text to print."""
 import argparse
 import ctypes
 import math
 import os
 import platform
+import shlex
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+ROOT = Path(__file__).resolve().parent.parent          # the folder of this repository
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -134,6 +137,20 @@ def products_dtype(device, name="auto"):
         can = torch.cuda.is_bf16_supported(including_emulation=False)
         name = "bfloat16" if can else "float32"
     return torch.bfloat16 if name == "bfloat16" else None
+
+
+def pasteable(command):
+    """A command of this repository, such as `python -m lab.sample`, as the current folder needs it.
+
+    Elsewhere Python finds our scripts by their path, and our modules through PYTHONPATH. So your
+    own files, and what you name relative to your folder, stay where you are.
+    """
+    if Path.cwd() == ROOT:
+        return command
+    python, script, *rest = command.split(" ", 2)
+    if script == "-m":
+        return f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH {command}"
+    return " ".join([python, shlex.quote(str(ROOT / script)), *rest])
 
 
 def error_line(e):

@@ -18,7 +18,7 @@ import numpy as np
 import tiktoken
 import torch
 
-from support.cli import UsageError
+from support.cli import UsageError, pasteable
 
 # Endless documents of a task, made by get_data of these modules.
 STREAMS = {"abcdigits": "abcdigits", "passkey": "lab.passkey"}
@@ -159,7 +159,8 @@ def standard_library():
 def read_text(path):
     """The text of a UTF-8 file, without a byte order mark. Raises UsageError for anything else."""
     if ".jsonl" in path.suffixes or path.suffix == ".parquet":
-        raise UsageError(f"{path}: python -m support.prepare turns it into token files")
+        prepare = pasteable("python -m support.prepare")
+        raise UsageError(f"{path}: {prepare} turns it into token files")
     try:
         return path.read_text("utf-8-sig")
     except UnicodeDecodeError:

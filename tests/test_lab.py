@@ -641,8 +641,9 @@ def test_a_name_of_an_idea_is_one_code_and_one_list_of_flags(tmp_path, monkeypat
 def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_saved(tmp_path):
     (tmp_path / "out/idea/original-0").mkdir(parents=True)
     (tmp_path / "own.txt").write_text("some text of my own, " * 200)
-    flags = ("--psi 2 --seq-len 32 --steps 100000 --data own.txt --eval-every 100000 "
-             "--log-every 1 --kernel definition --device cpu")
+    (tmp_path / "own.py").write_text("from multiscreen import GatedScreeningTiles as Tiles\n")
+    flags = ("--psi 2 --seq-len 32 --steps 100000 --data own.txt --model multiscreen:own.Tiles "
+             "--eval-every 100000 --log-every 1 --kernel definition --device cpu")
     command = [sys.executable, str(ROOT / "lab/experiments.py"), "idea", "mine", "--seeds", "0",
                "1", "--lanes", "1", "--", *flags.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True,

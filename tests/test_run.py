@@ -1,13 +1,16 @@
 """Tests of support/run.py: a run's folder stays whole, and its checkpoint is checked."""
 import multiprocessing
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import train
 from support import run as folders
-from support.cli import UsageError
+from support.cli import UsageError, pasteable
 from support.run import read_checkpoint
 from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
 from tests.helpers import run as run_python
@@ -170,6 +173,32 @@ def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("saved") == 3
     assert said.count("validation loss") == 1
+
+@pytest.mark.parametrize("data", ["text.txt", "abcdigits"])
+def test_the_command_that_a_run_ends_with_works_where_it_is_printed(tmp_path, data):
+    """In a folder of your own, with your own class and a name that a shell would split."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "mine.py").write_text("from multiscreen import GatedScreeningTiles\n\n\n"
+                                      "class Tiles(GatedScreeningTiles):\n    pass\n")
+    env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    done = run_python(ROOT / "train.py", *SMALL, "--data", data, "--digits", "2", "--steps", "1",
+                      "--seq-len", "64", "--model", "multiscreen:mine.Tiles", "--out", "my run",
+                      cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[-1].removeprefix("next: ")
+    flags = " --tokens 4 --device cpu"
+    if data == "abcdigits":
+        flags = " --lengths 160 --depths 0.5 --trials 1 --device cpu"
+    pasted = subprocess.run(command + flags, shell=True, cwd=tmp_path, text=True,
+                            capture_output=True, env=env | {
+                                "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"})
+    assert pasted.returncode == 0, pasted.stderr
+
+
+def test_in_the_checkout_a_command_is_as_the_readme_has_it(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert pasteable("python -m lab.sample") == "python -m lab.sample"
+
 
 def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
