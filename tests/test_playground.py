@@ -36,6 +36,12 @@ def make_page(path, model, text):
 
 # ------------------------------------------------------------------------------- without a page
 
+def test_a_text_with_the_line_ends_of_windows_is_measured_as_a_browser_holds_it(model):
+    data, plain = (page_data(model, f"one{end}two{end}") for end in ("\r\n", "\n"))
+    assert data["text"] == "one\ntwo\n"
+    assert data["last_logits"] == plain["last_logits"]
+
+
 def test_a_model_whose_logits_are_not_finite_gets_no_page(model, monkeypatch):
     monkeypatch.setattr(multiscreen, "tanh_norm", lambda x: x / 0)
     with pytest.raises(FloatingPointError, match="logits are not finite"):

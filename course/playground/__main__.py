@@ -25,7 +25,7 @@ from course.playground.data import page_data
 from support.cli import DEVICE, Parser, UsageError, cli, get_device
 from support.run import load_checkpoint
 
-MODEL = "models/retrieval.pt"
+MODEL = Path(multiscreen.__file__).with_name("models") / "retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
 SCRIPT = Path(__file__).with_name("model.js")
 README = Path(multiscreen.__file__).with_name("README.md")
@@ -58,7 +58,8 @@ def write_page(path, data):
 
 def main(argv=None):
     p = Parser(__doc__)
-    p.add_argument("--ckpt", default=MODEL, help=f"the model, a checkpoint of train.py [{MODEL}]")
+    p.add_argument("--ckpt", default=MODEL, help="the model, a checkpoint of train.py "
+                   "[models/retrieval.pt]")
     p.add_argument("--text", help="the text to start with [an ABCDigits prompt, or four lines "
                    "about screening]")
     p.add_argument("--tokens", type=int, default=200, help="use at most this many bytes of text; "

@@ -41,6 +41,8 @@ def page_data(model, text):
     So PyTorch's numbers, for the last byte of the text, are those of the same weights. Raises
     FloatingPointError if logits are not finite: JSON has no nan.
     """
+    # A browser's text field turns each line end into \n, and the page computes what it holds.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     round_matrices(model)
     tokens = torch.tensor([list(text.encode())], device=model.W_E.device)
     logits = model(tokens)[0, -1]
