@@ -56,15 +56,21 @@ def class_of(word, room, base):
     Raises UsageError if there is none, or if it is not derived from `base`, the class of a layer.
     """
     file, _, name = word.rpartition(".")
-    there = vars(module_of(file)) if file else variants(room)
+    if file:
+        module = module_of(file)
+        there, where = vars(module), getattr(module, "__file__", None) or file
+    else:
+        there, where = variants(room), f"lab/baselines/{room}.py"
     # Compare names, because a notebook may have reloaded the file of `base`.
     known = [key for key, x in there.items()
              if base.__name__ in [c.__name__ for c in getattr(x, "__mro__", ())]]
     if name not in known:
         why = "cannot be a layer of this model" if name in there else "is unknown"
-        raise UsageError(f"{word} {why}: {file or f'lab/baselines/{room}.py'} has "
-                         f"{', '.join(known) or 'none'}; a class of yours is FILE.CLASS, and a "
-                         f"subclass of {base.__module__}.{base.__name__}")
+        # Python may have found another file than yours: one of its own is called queue.py, too.
+        names = ", ".join(known) or "no such class"
+        raise UsageError(f"{word} {why}: {where} has {names}; a class of yours is FILE.CLASS, and "
+                         f"a subclass of {base.__module__}.{base.__name__}; its file needs a name "
+                         "that no other module has")
     return there[name]
 
 

@@ -3,6 +3,7 @@ import contextlib
 import io
 import math
 import os
+import queue
 import subprocess
 import sys
 
@@ -123,12 +124,13 @@ MISTAKES = [
     ("--init missing.pt", "missing.pt does not exist"), ("--init text.txt", "not a checkpoint"),
     ("--out out", "out holds a run: --resume continues it, --force overwrites it, another"),
     ("--model multiscreen:mine.Tiles", "named 'mine'): mine.py is neither beside train.py nor in"),
-    ("--model multiscreen:multiscreen.Tiles", "multiscreen.Tiles is unknown: multiscreen has "
-     "GatedScreeningTiles; a class of yours is FILE.CLASS, and a subclass of multiscreen.Gated"),
-    ("--model multiscreen:torch.nn.Linear", "Linear cannot be a layer of this model: torch.nn has"),
+    ("--model multiscreen:multiscreen.Tiles", f"multiscreen.Tiles is unknown: {ROOT}/multiscreen.py"
+     " has GatedScreeningTiles; a class of yours is FILE.CLASS, and a subclass of multiscreen.G"),
+    ("--model multiscreen:torch.nn.Linear", "torch/nn/__init__.py has no such class; a class of"),
+    ("--model multiscreen:queue.Tiles", "queue.Tiles is unknown: " + queue.__file__),
     ("--model multiscreen:multiscreen.screen", "screen cannot be a layer of this model"),
     ("--model transformer:1,2,8:multiscreen.GatedScreeningTiles",
-     "of this model: multiscreen has none; a class of yours is FILE.CLASS, and a subclass of "
+     "/multiscreen.py has no such class; a class of yours is FILE.CLASS, and a subclass of "
      "lab.baselines.transformer.Block"),
 ]
 
