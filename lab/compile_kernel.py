@@ -30,7 +30,7 @@ import torch
 from screening_triton import KERNELS, available, block_sizes, choose_parts, triton
 from support.cli import Parser, UsageError, cli
 
-# The types of q and k, and of v.
+# The dtype of q and k, which share one, and that of v.
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
           (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
