@@ -184,8 +184,7 @@ def product(axes, x, W, dtype=None):
     """torch.einsum(axes, x, W), computed in `dtype` if it is given, and returned in x's dtype."""
     if dtype is not None:
         return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
-    y = torch.einsum(axes, x, W)
-    return y if y.dtype == x.dtype else y.to(x.dtype)          # autocast multiplies in 16 bits
+    return torch.einsum(axes, x, W).to(x.dtype)        # autocast multiplies in 16 bits
 
 
 class GatedScreeningTiles(nn.Module):
@@ -249,7 +248,7 @@ class GatedScreeningTiles(nn.Module):
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
         # q and k have the same positions, so one call encodes both.
-        q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).split([x.shape[0]] * 2)
+        q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).chunk(2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         first = 0
         if cache is not None:
@@ -433,13 +432,14 @@ class Multiscreen(nn.Module):
 
         def record(q, k, v, w, r, i0=0):
             B, H, S, V = v.shape
-            identity = F.pad(torch.eye(S, dtype=q.dtype, device=q.device), (0, -S % V))
+            missing = -S % V                           # zero columns that make S a multiple of V
+            identity = F.pad(torch.eye(S, dtype=q.dtype, device=q.device), (0, missing))
             columns = [self.screen(q, k, e.expand(B, H, S, V), w, r, i0)
                        for e in identity.split(V, 1)]
             maps.append(torch.cat(columns, -1)[..., :S])
             return self.screen(q, k, v, w, r, i0)
 
-        self.hidden(tokens, None, record)
+        self.hidden(tokens, screen=record)
         return maps
 
     @torch.no_grad()
@@ -476,7 +476,9 @@ class KeyCache:
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if n + T > self.k.shape[2] or room == 0:
-            kept = math.ceil(min(w.max().item(), n)) if self.forgets else n
+            kept = n
+            if self.forgets:
+                kept = math.ceil(min(n, w.max().item()))       # n, too, if a window is NaN
             self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
             self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
             self.first = self.end - kept

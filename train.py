@@ -66,7 +66,14 @@ def train(out, args, ckpt=None, init=None):
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
     data, val_data = get_data(args, tokenizer)
 
-    # What a checkpoint holds, except for what `save` adds.
+    if ckpt:
+        load_weights(model, ckpt["weights"], out / "ckpt.pt")
+    elif init:
+        load_weights(model, init["weights"], args.init)
+    make_fast(model, args)                             # in place: choose the screen, compile
+
+    # What a checkpoint holds, except for what `save` adds. `texts` are those of all modules that
+    # are loaded by now, the kernel's among them.
     state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
              "args": vars(args), "corpus": data.corpus, "source": run.texts(), "changes": [],
              "parameters": count_parameters(model), "step": 0, "drawn": 0, "learned": False,
@@ -75,12 +82,8 @@ def train(out, args, ckpt=None, init=None):
         run.note_changes(ckpt, state)
         for name in ("step", "drawn", "log"):
             state[name] = ckpt[name]
-        load_weights(model, ckpt["weights"], out / "ckpt.pt")
-    elif init:
-        load_weights(model, init["weights"], args.init)
 
-    # In place: choose the screen, compile, shard. The optimizer must see the sharded weights.
-    make_fast(model, args)
+    # The optimizer must see the sharded weights.
     dist.distribute(model, args.shard, device)
     optimizer = get_optimizer(model, args)
     if ckpt:
@@ -94,10 +97,12 @@ def train(out, args, ckpt=None, init=None):
     print_head(args, state, data, device)
 
     # The loop. `unread` holds the losses and gradient norms of the steps since they were last read,
-    # on the device: to read them, the CPU must wait for the GPU. `state` is as last saved.
+    # on the device: to read them, the CPU must wait for the GPU. `state` is as last saved, except
+    # for its log.
     step, drawn, unread = state["step"], state["drawn"], []
     sequences_per_step = args.batch_tokens // args.seq_len
-    began, first, since = time.perf_counter(), step, time.perf_counter()
+    began = since = time.perf_counter()
+    first_step = step
     last = stopping = False
     with dist.stop_requests() as signals:              # Ctrl-C, SIGTERM, SIGHUP
         while not last and not stopping:
@@ -123,7 +128,7 @@ def train(out, args, ckpt=None, init=None):
             if logs:
                 row = {"step": step, "loss": loss, "lr": lr, "grad_norm": norm, **windows(model),
                        "ms": 1e3 * seconds, "tokens_per_s": args.batch_tokens / seconds}
-                left = (now - began) / (step - first) * (args.steps - step)
+                left = (now - began) / (step - first_step) * (args.steps - step)
                 print_step(args, row, left)
                 log(out, state, row)
             if evaluates:
@@ -146,6 +151,8 @@ def train(out, args, ckpt=None, init=None):
 
 def how_to_go_on(args):
     """What to do after a run was stopped, in words."""
+    if args.resume:
+        return "repeat the command to go on"
     begins = [flag for flag, x in (("--force", args.force), ("--init", args.init)) if x]
     if begins:
         return f"add --resume to the command, without {' and '.join(begins)}, to go on"
@@ -265,8 +272,8 @@ def save(out, args, state, place, model, optimizer, data):
     """
     weights, moments = dist.get_states(model, optimizer)
     # Only process 0 has the weights, and all must agree whether the run goes on.
-    infinite = sum(not W.isfinite().all() for W in weights.values())
-    if dist.total(infinite) > 0:
+    infinite = [name for name, W in weights.items() if not W.isfinite().all()]
+    if dist.total(len(infinite)) > 0:
         raise diverged(out, state, place["step"], "a weight is not finite")
     state |= place | {"data_state": data.state, "random_states": random_states()}
     if dist.rank() == 0:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from screening_triton import KERNELS, available, block_sizes, choose_parts, triton
+from screening_triton import KERNELS, block_sizes, choose_parts, triton
 from support.cli import Parser, UsageError, cli
 
 # The dtype of q and k, which share one, and that of v.
@@ -79,7 +79,7 @@ def registers_and_spills(binary):
 def main():
     Parser(__doc__).parse_args()
     if triton is None:
-        raise UsageError(available())
+        raise UsageError("triton is not installed (it is made for Linux: pip install triton)")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise UsageError("TRITON_INTERPRET=1 is set: unset it to compile")
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 ROOT = Path(__file__).resolve().parent.parent          # the folder of this repository
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,7 +94,7 @@ def fail(message, code=1):
 
 def rank():
     """The number of this process among those of torchrun."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def get_device(name):
@@ -103,7 +103,7 @@ def get_device(name):
     Each process of torchrun has a GPU of its own. Triton and FSDP2 run on the current GPU, wherever
     the tensors are. For a CPU this calls keep_freed_memory.
     """
-    if name == "cuda" and dist.is_initialized():
+    if name == "cuda" and torch.distributed.is_initialized():
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         x = torch.zeros(1, device=name)

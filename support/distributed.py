@@ -14,37 +14,46 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from support.cli import UsageError, rank
 
 
 def join():
     """Join the processes that torchrun has started, if it has. Number 0 prints and writes."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
-        if rank():
+    if "TORCHELASTIC_RUN_ID" in os.environ and not torch.distributed.is_initialized():
+        backend = "gloo"
+        if torch.cuda.is_available():
+            backend = "cpu:gloo,cuda:nccl"
+        torch.distributed.init_process_group(backend)
+        atexit.register(leave_group)
+        if rank() > 0:
             sys.stdout = open(os.devnull, "w")
+
+
+def leave_group():
+    """End the group of processes, if there is one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def world():
     """The number of processes."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def total(value):
     """The sum of a number over all processes."""
     x = torch.tensor(value, dtype=torch.float64)
-    if dist.is_initialized():
-        dist.all_reduce(x)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(x)
     return x.item()
 
 
 def mean(x):
     """The mean of a tensor over all processes, on its device."""
     if world() > 1:
-        dist.all_reduce(x)
+        torch.distributed.all_reduce(x)
         x /= world()
     return x
 
@@ -60,7 +69,7 @@ def leave():
     FSDP2 never releases its groups, and their threads may abort a process that ends by itself.
     """
     wait()
-    if dist.is_initialized():
+    if torch.distributed.is_initialized():
         sys.stdout.flush()
         os._exit(0)
 
@@ -76,7 +85,7 @@ def stop_requests():
 
     def note(sent, _):
         stop.append(sent)
-        if not dist.is_initialized():
+        if not torch.distributed.is_initialized():
             signal.signal(sent, signal.SIG_DFL)
 
     if threading.current_thread() is threading.main_thread():
@@ -144,9 +153,10 @@ def get_states(model, optimizer):
     weights, moments = get_state_dict(model, optimizer, options=options)
     known = {key: x for state in moments.get("state", {}).values() for key, x in state.items()
              if torch.is_tensor(x)}
-    for name, W in weights.items() if known else ():
-        zeros = {key: x.new_zeros(W.shape if x.ndim else ()) for key, x in known.items()}
-        moments["state"].setdefault(name, zeros)
+    if known:
+        for name, W in weights.items():
+            zeros = {key: x.new_zeros(W.shape if x.ndim else ()) for key, x in known.items()}
+            moments["state"].setdefault(name, zeros)
     return weights, moments
 
 

@@ -46,17 +46,21 @@ def text_of(f):
         return ""
 
 
-def hash_of(names):
+def hash_of_texts(names):
     """A hash of the text of functions of multiscreen, as they are in memory: a notebook's count."""
     text = "".join(text_of(getattr(multiscreen, name)) for name in names)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def edited(twin):
-    """Why a twin may not screen, or "". twin: its module."""
-    if hash_of(twin.EQUATIONS) == twin.TEXT:
-        return ""
-    return f"one of {', '.join(twin.EQUATIONS)} is not the one {twin.__name__} was written for"
+class CannotScreen(Exception):
+    """A way to screen is of no use for this model here. The message says why, in a line."""
+
+
+def require_unedited(twin):
+    """Raise CannotScreen if a twin, a module, repeats functions that have another text now."""
+    if hash_of_texts(twin.EQUATIONS) != twin.TEXT:
+        raise CannotScreen(f"one of {', '.join(twin.EQUATIONS)} is not the one {twin.__name__} was "
+                           "written for")
 
 
 def choose_screen(model, kernel="auto"):
@@ -78,31 +82,36 @@ def choose_screen(model, kernel="auto"):
         in_windows = partial(windowed.screen_windowed, screen=definition)
 
     kinds = [kernel]
-    if kernel == "auto" and model.W_E.is_cuda:
-        kinds = ["triton", "windowed", "definition"]
-    elif kernel == "auto":
+    if kernel == "auto":
         kinds = ["windowed", "definition"]
+        if model.W_E.is_cuda:
+            kinds = ["triton", *kinds]
     reasons = []
     for kind in kinds:
-        reason = ""
-        if kind == "triton":
-            reason = why_not_the_kernel(model)
-        elif kind == "windowed" and kernel == "auto":
-            reason = why_not_in_windows(model)
-        if reason:
-            reasons.append(reason)
-            continue
-        if kind == "triton":
-            import screening_triton
-
-            model.screen, line = screening_triton.screen, "screening by the fused kernel"
-        elif kind == "windowed":
-            model.screen, line = in_windows, f"screening in windows, by {name}"
+        try:
+            if kind == "triton":
+                require_kernel(model)
+            elif kind == "windowed" and kernel == "auto":
+                require_windows(model)
+        except CannotScreen as e:
+            reasons.append(str(e))
         else:
-            model.screen, line = definition, f"screening by {name}, with T x S memory"
-        model.windowed_screen = None if kind == "definition" else model.screen
-        return "; ".join([*reasons, line])
-    raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+            break
+    else:
+        raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+
+    if kind == "triton":
+        import screening_triton
+
+        model.screen, line = screening_triton.screen, "screening by the fused kernel"
+    elif kind == "windowed":
+        model.screen, line = in_windows, f"screening in windows, by {name}"
+    else:
+        model.screen, line = definition, f"screening by {name}, with T x S memory"
+    model.windowed_screen = None
+    if kind != "definition":
+        model.windowed_screen = model.screen
+    return "; ".join([*reasons, line])
 
 
 @torch.no_grad()
@@ -114,29 +123,35 @@ def calls_screen(model):
     return len(maps) > 0
 
 
-def why_not_in_windows(model):
-    """Why `screen_windowed` may not screen, in a line, or ""."""
+def require_windows(model):
+    """Raise CannotScreen if `screen_windowed` may not screen."""
     if hasattr(model.layers[0], "own_screen"):
-        return f"the layers' own {model.layers[0].own_screen.__name__} may look beyond its window"
-    return edited(windowed)
+        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} may look beyond "
+                           "its window")
+    require_unedited(windowed)
 
 
-def why_not_the_kernel(model):
-    """Why the fused kernel may not screen, in a line, or ""."""
+def require_kernel(model):
+    """Raise CannotScreen if the fused kernel may not screen."""
     import screening_triton as fused  # takes a second, and is of no use on a CPU
 
     if hasattr(model.layers[0], "own_screen"):
-        return f"the layers' own {model.layers[0].own_screen.__name__} is not the kernel's"
+        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} is not the "
+                           "kernel's")
     if model.W_E.dtype == torch.float64:
-        return "the kernel does not support float64"
-    return (fused.available(model.W_E.device)
-            or fused.unsupported_sizes(model.config.d_K, model.config.d_V)
-            or edited(fused) or what_is_wrong(fused.screen, model.W_E.device))
+        raise CannotScreen("the kernel does not support float64")
+    try:
+        fused.require_device(model.W_E.device)
+        fused.require_sizes(model.config.d_K, model.config.d_V)
+    except (RuntimeError, ValueError) as e:
+        raise CannotScreen(str(e)) from None
+    require_unedited(fused)
+    require_right(fused.screen, model.W_E.device)
 
 
 @torch.enable_grad()
-def what_is_wrong(screen, device):
-    """How the kernel errs on this GPU in one case, in a line, or "": compilers have mistakes, too.
+def require_right(screen, device):
+    """Raise CannotScreen if the kernel errs on this GPU in one case: compilers have mistakes, too.
 
     Queries and keys lie near one direction, since most pairs of independent ones are rejected, and
     a wrong window would not show. Values are bfloat16. Errors are those of the value and of every
@@ -154,12 +169,12 @@ def what_is_wrong(screen, device):
             h = f(*inputs)
             found.append([h, *torch.autograd.grad(h, inputs, dh.to(h))])
         except Exception as e:                         # whatever it is, this one cannot be used
-            return f"on this GPU {f.__module__}.screen fails ({error_line(e)})"
+            raise CannotScreen(f"on this GPU {f.__module__}.screen fails ({error_line(e)})") from e
     for name, a, b in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
         error = ((a - b).float().norm() / b.float().norm()).item()
         if not error < 0.01:
-            return f"on this GPU the kernel's {name} is wrong by {error:.1%}: please report it"
-    return ""
+            raise CannotScreen(f"on this GPU the kernel's {name} is wrong by {error:.1%}: please "
+                               "report it")
 
 
 @torch.no_grad()
@@ -199,12 +214,15 @@ def compile_and_record(model, args):
     Raises UsageError if the compiler fails and --compile was given.
     """
     compile_model(model)
-    failure = try_a_pass(model, args.batch_size, args.seq_len)
-    if failure and args.compile:
-        raise UsageError(f"--compile: torch.compile fails here ({failure})")
-    if failure:
+    try:
+        try_a_pass(model, args.batch_size, args.seq_len)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:                             # whatever it is, the compiler caused it
+        if args.compile:
+            raise UsageError(f"--compile: torch.compile fails here ({error_line(e)})") from e
         undo_compile(model)
-        print(f"not compiled: torch.compile fails here ({failure})")
+        print(f"not compiled: torch.compile fails here ({error_line(e)})")
         return
     print("compiled by torch.compile")
 
@@ -247,7 +265,7 @@ def undo_compile(model):
     del model.head, model.nats
 
 
-def random_pass(model, batch, T):
+def trial_pass(model, batch, T):
     """Inputs and targets (batch, T) of a pass, to try a model on."""
     tokens = torch.arange(batch * T, device=model.W_E.device).view(batch, T)
     tokens %= model.config.vocab_size
@@ -255,16 +273,11 @@ def random_pass(model, batch, T):
 
 
 def try_a_pass(model, batch, T):
-    """Run a pass, forward and backward. Returns the first line of its error, or ""."""
+    """Run a pass, forward and backward, and forget its gradients."""
     try:
-        model.loss(*random_pass(model, batch, T)).backward()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as e:                             # whatever it is, the compiler caused it
-        return error_line(e)
+        model.loss(*trial_pass(model, batch, T)).backward()
     finally:
         model.zero_grad(set_to_none=True)
-    return ""
 
 
 class Loss(nn.Module):
@@ -287,7 +300,7 @@ def try_to_record(model, batch, T):
     """
     if count_parameters(model) * batch * T > SMALL:
         return "not recorded as a CUDA graph: a pass of this size keeps the GPU busy"
-    inputs, before = random_pass(model, batch, T), random_states()
+    inputs, before = trial_pass(model, batch, T), random_states()
     try:
         # A pass that waits for the GPU cannot be recorded, and trying it may break PyTorch.
         torch.cuda.set_sync_debug_mode("error")

@@ -84,7 +84,7 @@ def write(folder, args, tokenizer):
                         file.write(tokens.tobytes())
             except ImportError as e:
                 raise UsageError(f"{path}: pip install {e.name.partition('.')[0]}") from None
-            except (KeyError, ValueError) as e:
+            except (KeyError, ValueError, TypeError, AttributeError, EOFError) as e:
                 raise UsageError(f"{path}: a row without {args.field!r}, or damaged ({e})"
                                  ) from None
             print(f"{path}: {n_tokens:,} tokens so far", flush=True)

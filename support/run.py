@@ -108,7 +108,7 @@ def find(out, args):
     # A folder with nothing but a checkpoint is a run, too, unless another program wrote the file.
     ckpt = read_checkpoint(out / "ckpt.pt")
     if args.resume:
-        if "drawn" not in ckpt:
+        if not {"drawn", "corpus", "optimizer", "random_states", "data_state"} <= ckpt.keys():
             raise UsageError(f"{out / 'ckpt.pt'} holds a model, but not what it takes to go on "
                              f"training: --init {out / 'ckpt.pt'} --out NEW starts from it")
         return ckpt

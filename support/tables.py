@@ -4,6 +4,7 @@ A row says which run was measured (the columns RUN), what was measured, the valu
 with which weights and which code.
 """
 import glob
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ def read_table(path):
     """The rows of a table. A line that a killed process has left incomplete is no row."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
-    lines = Path(path).read_text("utf-8", "replace").split("\n")
-    head, *rows = [line.split("\t") for line in lines[:-1]] or [[]]
+    lines = Path(path).read_text("utf-8", "replace").split("\n")[:-1]
+    if not lines:
+        return []
+    head, *rows = [line.split("\t") for line in lines]
     return [dict(zip(head, row)) for row in rows if len(row) == len(head)]
 
 
@@ -29,7 +32,7 @@ def write_table(path, rows):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    lines = [as_line(rows[0]), *(as_line(row.values()) for row in rows)]
+    lines = [as_line(rows[0].keys()), *(as_line(row.values()) for row in rows)]
     temporary.write_text("".join(lines), "utf-8")
     os.replace(temporary, path)
 
@@ -41,13 +44,13 @@ def add_row(path, row):
     with open(path, "ab+") as file:
         line = as_line(row.values())
         if file.seek(0, os.SEEK_END) == 0:
-            line = as_line(row) + line
+            line = as_line(row.keys()) + line
         else:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":                   # a killed process has left half a row
                 line = "\n" + line
             file.seek(0)
-            if file.readline() != as_line(row).encode():
+            if file.readline() != as_line(row.keys()).encode():
                 raise UsageError(f"{path} does not have the columns {' '.join(row)}: move it away, "
                                  "or name another table")
         file.write(line.encode())
@@ -75,7 +78,10 @@ def named_paths(words):
         label, equals, pattern = word.partition("=")
         if not equals or Path(word).exists():          # a folder may be named lr=0.1
             label, pattern = "", word
-        found += [(label, path) for path in sorted(glob.glob(pattern)) or [pattern]]
+        paths = sorted(glob.glob(pattern))
+        if not paths:
+            paths = [pattern]                          # whoever opens it says that it is missing
+        found += [(label, path) for path in paths]
     return found
 
 
@@ -129,6 +135,10 @@ def print_table(columns, rows, title):
 
 def shown(x):
     """A cell of a printed table."""
-    if x is None or x != x:
+    if x is None:
         return "-"
-    return f"{x:.5g}" if isinstance(x, float) else str(x)
+    if not isinstance(x, float):
+        return str(x)
+    if math.isnan(x):
+        return "-"
+    return f"{x:.5g}"

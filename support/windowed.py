@@ -43,13 +43,27 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
         return few_queries(q, k, v, w, r, i0, screen, reaches)
 
     # Let narrow tiles reach 16, 32 or 64 keys back, so that neighbours can share calls.
-    reaches = [next((n for n in (16, 32, 64) if reach <= n), reach) for reach in reaches]
-    groups = [(reach, len([*tiles])) for reach, tiles in groupby(reaches)]
+    groups = [(reach, len([*tiles])) for reach, tiles in groupby(map(round_up, reaches))]
     sizes = [n for _, n in groups]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    tensors = *(x.to(dtype).split(sizes, 1) for x in (q, k, v)), w.split(sizes), r.split(sizes)
-    h = [in_blocks(*tiles, i0, screen, reach) for (reach, _), *tiles in zip(groups, *tensors)]
-    return torch.cat(h, 2).transpose(1, 2).to(v.dtype)
+    dtype, dtype_of_h = torch.promote_types(q.dtype, torch.float32), v.dtype
+    q, k, v = (x.to(dtype).split(sizes, 1) for x in (q, k, v))
+    w, r = w.split(sizes), r.split(sizes)
+    h = [in_blocks(q[n], k[n], v[n], w[n], r[n], i0, screen, reach)
+         for n, (reach, _) in enumerate(groups)]
+    return torch.cat(h, 2).transpose(1, 2).to(dtype_of_h)
+
+
+def round_up(reach):
+    """16, 32 or 64 for a reach up to that many keys; a longer one stays as it is."""
+    for n in (16, 32, 64):
+        if reach <= n:
+            return n
+    return reach
+
+
+def ceil_div(a, b):
+    """a / b, rounded up, for whole numbers."""
+    return -(-a // b)
 
 
 def few_queries(q, k, v, w, r, i0, screen, reaches):
@@ -63,12 +77,15 @@ def few_queries(q, k, v, w, r, i0, screen, reaches):
         first = max(i0 - max(reaches), 0)              # the oldest key that is seen
         return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
     groups = [[n] for n, reach in enumerate(reaches) if reach > 256]
-    if near := [n for n, reach in enumerate(reaches) if reach <= 256]:
+    near = [n for n, reach in enumerate(reaches) if reach <= 256]
+    if near:
         groups.append(near)
     h = v.new_empty(B, H, T, v.shape[3])
     for tiles in groups:
         # The slice of one tile is a view; the list of several copies their keys.
-        some = tiles if len(tiles) > 1 else slice(tiles[0], tiles[0] + 1)
+        some = tiles
+        if len(tiles) == 1:
+            some = slice(tiles[0], tiles[0] + 1)
         first = max(i0 - max(reaches[n] for n in tiles), 0)
         h[:, some] = screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
                             i0 - first)
@@ -82,15 +99,18 @@ def in_blocks(q, k, v, w, r, i0, screen, reach):
     """
     B, _, T, _ = q.shape
     C = min(reach, 64)
-    q = cut(q, C, -(-T // C))
+    q = cut(q, C, ceil_div(T, C))
     f = partial(screen_blocks, screen, w, r)
     if torch.is_grad_enabled() and B * T * (reach + C) > PAIRS:
         f = partial(checkpoint, f, use_reentrant=False, preserve_rng_state=False)
-    h = (narrow if reach == C else wide)(f, q, k, v, i0, reach)
+    if reach == C:
+        h = narrow(f, q, k, v, i0)
+    else:
+        h = wide(f, q, k, v, i0, reach)
     return h.movedim(2, 3).flatten(1, 2)[:, :T]
 
 
-def narrow(f, q, k, v, i0, reach):
+def narrow(f, q, k, v, i0):
     """h of blocks q (B, N, H, C, K) that reach C keys back: into the block before their own.
 
     The two blocks of keys are laid side by side, as 2 C keys, so that a query needs only one call.
@@ -115,16 +135,17 @@ def wide(f, q, k, v, i0, reach):
         back = 3       1         2
     """
     _, N, _, C, _ = q.shape
-    before = -(-i0 // C)
+    before = ceil_div(i0, C)
     k, v = (cut(x, C, before + N, -i0 % C) for x in (k, v))
     h = concatenate(in_calls(f, 0, q, k[:, before:], v[:, before:]))
-    farthest = min(-(-reach // C), before + N - 1)
+    farthest = min(ceil_div(reach, C), before + N - 1)
     for back in range(1, farthest + 1):
         first = max(back - before, 0)                  # the first block of queries that meets one
         keys = slice(before + first - back, before + N - back)
+        n = first
         for part in in_calls(f, back * C, q[:, first:], k[:, keys], v[:, keys]):
-            h[:, first : first + part.shape[1]] += part
-            first += part.shape[1]
+            h[:, n : n + part.shape[1]] += part
+            n += part.shape[1]
     return h
 
 
@@ -144,8 +165,8 @@ def in_calls(f, i0, q, k, v):
     The shares are equal, so that each call can reuse the memory which the last one freed.
     """
     B, N, H, C, _ = q.shape
-    n_calls = -(-B * N * H * C * k.shape[3] // PAIRS)
-    for some in zip(*(x.chunk(n_calls, 1) if n_calls > 1 else [x] for x in (q, k, v))):
+    n_calls = ceil_div(B * N * H * C * k.shape[3], PAIRS)
+    for some in zip(*(x.chunk(n_calls, 1) for x in (q, k, v))):
         yield f(i0, *some)
 
 
@@ -158,4 +179,6 @@ def screen_blocks(screen, w, r, i0, q, k, v):
 def concatenate(parts):
     """Concatenate parts (B, n, H, C, V). A single part is not copied."""
     parts = [*parts]
-    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, 1)

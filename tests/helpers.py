@@ -33,8 +33,8 @@ from tests import DEVICE
 ROOT = Path(__file__).parent.parent
 INF = math.inf
 # needs_kernel: native on a GPU, else interpreted. needs_interpreter: interpreted even with a GPU.
-needs_kernel = pytest.mark.skipif(available(DEVICE) is not None, reason=str(available(DEVICE)))
-needs_interpreter = pytest.mark.skipif(available("cpu") is not None, reason=str(available("cpu")))
+needs_kernel = pytest.mark.skipif(not available(DEVICE), reason="the kernel cannot run here")
+needs_interpreter = pytest.mark.skipif(not available("cpu"), reason="needs Triton's interpreter")
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
 seeds = st.integers(0, 2**31 - 1)
