@@ -324,10 +324,11 @@ def test_keys_count_however_far_a_window_reaches(T, screen):
 
 @guards("Eq. (13), TanhNorm")
 @given(seed=seeds, scale=st.floats(1e-4, 1e3))
+@example(seed=0, scale=1e-4)
 def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
     x = scale * torch.randn(3, 16, generator=random(seed), dtype=torch.float64)
     y = ms.tanh_norm(x)
-    torch.testing.assert_close(y, reference.tanh_norm(x))
+    torch.testing.assert_close(y, reference.tanh_norm(x), rtol=1e-9, atol=0)
     torch.testing.assert_close(y.norm(dim=-1), torch.tanh(x.norm(dim=-1)))
 
 
