@@ -23,6 +23,7 @@ import shlex
 import time
 from argparse import BooleanOptionalAction
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
@@ -36,6 +37,7 @@ from support.maps import alive_pairs, windows
 from support.models import (
     build_model,
     count_parameters,
+    name_of,
     random_states,
     recipe,
     set_random_states,
@@ -43,7 +45,7 @@ from support.models import (
 )
 from support.run import load_checkpoint, load_weights, read_checkpoint
 
-__all__ = ["load_checkpoint", "main", "train"]         # for your own code
+__all__ = ["load_checkpoint", "main", "save_checkpoint", "train"]      # for your own code
 
 # The columns of the log. Only tasks have the last two.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
@@ -292,6 +294,32 @@ def sample(model, val_data, tokenizer):
     with torch.compiler.set_stance("force_eager"):     # compiling would take longer
         answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
     return cli.printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
+
+
+def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0, val=()):
+    """Write the weights of a training loop of your own, for `load_checkpoint` and all commands.
+
+    tokenizer, seq_len, seed: as the flags of those names; step: how many steps were trained; val:
+    files and folders of text that you have held out, on which lab.perplexity and lab.copying
+    measure. There are no optimizer's moments in it, so --init starts from it, and --resume cannot.
+    """
+    config, n_vocab = asdict(model.config), get_tokenizer(str(tokenizer)).n_vocab
+    if n_vocab > config["vocab_size"]:
+        raise cli.UsageError(f"--tokenizer {tokenizer} has {n_vocab} tokens, and the model's "
+                             f"vocabulary {config['vocab_size']}: name the one it was trained with")
+    args = {name: get_default(name) for name in (*SIZES, "digits", "kernel")}
+    args |= {"model": name_of(model), "tokenizer": str(tokenizer), "seq_len": seq_len, "seed": seed,
+             "data": [], "val": absolute(list(val))}
+    if args["model"].startswith("multiscreen"):        # a Transformer's sizes are in its name
+        args |= {name: config[field] for name, field in SIZES.items()}
+    weights = {name: W.detach().cpu() for name, W in model.state_dict().items()}
+    for name, W in weights.items():
+        if not W.isfinite().all():
+            raise cli.UsageError(f"{path} was not written: {name} is not finite")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run.save(path, {"model": args["model"], "config": config, "weights": weights, "args": args,
+                    "tokenizer": args["tokenizer"], "source": run.texts(), "step": step})
 
 
 # ------------------------------------------------------------------------- what is printed

@@ -94,6 +94,27 @@ def variants(room):
     return import_module(f"lab.baselines.{room}").VARIANTS
 
 
+def name_of(model):
+    """The name with which `build_model` builds a model of these classes.
+
+    Raises UsageError if another program could not import them.
+    """
+    c, layer = model.config, type(model.layers[0])
+    names = {"Multiscreen": "multiscreen"}
+    if hasattr(c, "N_H"):
+        names["Transformer"] = f"transformer:{c.N_L},{c.N_H},{c.d_E}"
+    kind = type(model).__name__
+    if kind not in names:
+        raise UsageError(f"{kind} is neither Multiscreen nor Transformer: what is your own belongs "
+                         "into the class of a layer")
+    if layer.__name__ in ("GatedScreeningTiles", "Block"):
+        return names[kind]
+    if layer.__module__ == "__main__":
+        raise UsageError(f"{layer.__name__} is in no module: write it to a file of its own, and "
+                         "import it from there")
+    return f"{names[kind]}:{layer.__module__}.{layer.__qualname__}"
+
+
 def recipe(name):
     """The paper's learning rate, weight decay and clipping for a model, as values of flags."""
     family, _, rest = name.partition(":")
