@@ -34,6 +34,7 @@ import numpy as np
 import torch
 
 from support.cli import UsageError, at_least, cli
+from support.data import require_text
 from support.measure import Measurement, parser
 from support.tables import print_table
 
@@ -126,6 +127,7 @@ def measure(run, args, get_prompts, **task):
     get_prompts(tokenizer, length, depth, trials, **task) gives (prompts, answers), or raises
     UsageError for a length that is too short. task: more columns, here digits.
     """
+    require_text(run.tokenizer, "a prompt in words")
     lengths = args.lengths or possible_lengths(run, get_prompts, task)
     for depth in args.depths:                          # refuse what is impossible before any work
         get_prompts(run.tokenizer, min(lengths), depth, 1, **task)
@@ -340,7 +342,7 @@ def main():
                    help="digits in each number (paper: 6) [as many as in the training run]")
     args = p.parse_args()
     run = Measurement(args, "abcdigits")
-    if run.flags["data"] != ["abcdigits"]:
+    if run.flags["data"] not in ([], ["abcdigits"]):   # [] for a training loop of your own
         print(f"trained on {' '.join(run.flags['data'])}, not on abcdigits: expect 0 %")
     measure(run, args, abcdigits_prompts, digits=args.digits or run.flags["digits"])
 

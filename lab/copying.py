@@ -22,11 +22,13 @@ strings, one after another, and is asked for one of them by its cue. Then the ta
 often the first character behind the cue, and how often the first four together, cost less if they
 are those of the right string than if they are those of any other.
 
-The text in between is that of the standard library's files which train.py holds out, or that of
---data. The distance is counted in tokens, from the end of the strings to where one begins again.
-Each string has text of its own and a row of copying.tsv, beside the checkpoint: the nats of all
-ends, each at all distances, and at which distances the first and the first four were right. If you
-repeat the command, it measures only what is missing. To draw such tables:
+The text in between is what train.py has held out of the run's text, or that of --data. For a run
+on a task, or if the text is too short or is not here, it is that of the standard library's files
+which train.py holds out. The table says which text it is. The distance is counted in tokens, from
+the end of the strings to where one begins again. Each string has text of its own and a row of
+copying.tsv, beside the checkpoint: the nats of all ends, each at all distances, and at which
+distances the first and the first four were right. If you repeat the command, it measures only what
+is missing. To draw such tables:
 
     python -m lab.figures copying out/copying.tsv mine=out-mine/copying.tsv
 """
@@ -37,8 +39,9 @@ import string
 import numpy as np
 import torch
 
-from lab.perplexity import documents_of
+from lab.perplexity import choose_text, documents_of, in_words
 from support.cli import UsageError, at_least, cli
+from support.data import count, require_text
 from support.measure import Measurement, joined, parser, short_hash
 from support.tables import print_table
 
@@ -76,11 +79,16 @@ def candidates_of(n, k):
 
 
 def get_texts(data, tokenizer, n, size, before=0):
-    """n lists of `size` tokens, evenly spread over the texts of `data`, or the held-out files.
+    """`spread_texts` of the files that `data` names; None: what train.py holds out by default."""
+    return spread_texts(documents_of(data, tokenizer), n, size, before)
+
+
+def spread_texts(documents, n, size, before=0):
+    """n lists of `size` tokens, evenly spread over documents, [(name, tokens)].
 
     before: so many more tokens at the front of each, those that come before it in the texts.
     """
-    tokens = np.concatenate(list(documents_of(data, tokenizer).values()))
+    tokens = np.concatenate([tokens for _, tokens in documents])
     if len(tokens) < size + before:
         raise UsageError(f"the text has {len(tokens):,} tokens, fewer than {size + before:,}: use "
                          "smaller --distances, or more text with --data")
@@ -134,8 +142,8 @@ def are_right(same, others, n):
 
 def main():
     p = parser(__doc__)
-    p.add_argument("--data", nargs="+", help="UTF-8 files or folders with the text in between [the "
-                   "standard library's held-out files]")
+    p.add_argument("--data", nargs="+", help="UTF-8 files or folders with the text in between "
+                   "[what the run has held out]")
     p.add_argument("--distances", type=at_least(2), nargs="+",
                    default=[2**n for n in range(7, 16)],
                    help="distances to measure, in tokens [128 256 512 .. 32768]")
@@ -147,13 +155,20 @@ def main():
                    help="tokens of text before the first string [0]")
     args = p.parse_args()
     run = Measurement(args, "copying")
+    require_text(run.tokenizer, "copying a string")
     distances = sorted(set(args.distances))
-    texts = get_texts(args.data, run.tokenizer, args.strings, distances[-1], args.before)
+    least = distances[-1] + args.before
 
-    what = {"data": " ".join(args.data or ["stdlib"]), "before": args.before,
+    def is_enough(documents):
+        return sum(len(tokens) for _, tokens in documents) >= least
+
+    documents, text, more = choose_text(run, args.data, is_enough)
+    texts = spread_texts(documents, args.strings, distances[-1], args.before)
+
+    what = {"data": text, "before": args.before,
             "candidates": args.candidates, "ends": " ".join(ENDS),
             "distances": " ".join(map(str, distances))}
-    names = {f"{n} {short_hash(text)}": n for n, text in enumerate(texts)}
+    names = {f"{n} {short_hash(tokens)}": n for n, tokens in enumerate(texts)}
     cells = [what | setting | {"string": name} for setting in run.settings for name in names]
     encode = run.tokenizer.encode_ordinary
     line_end = encode("\n")
@@ -187,8 +202,8 @@ def main():
                       for setting, shares in run.means(column)]
     guess = "; guessing: 4.13" if run.tokenizer.name == "bytes" else ""
     print_table(["SWE", "RoPE", "end", *distances], lines,
-                f"Nats per token of a random string by distance, {args.strings} strings{guess}; "
-                f"{run.path}")
+                "Nats per token of a random string by distance, "
+                f"{count(args.strings, 'string')}{guess}; text: {in_words(text, more)}; {run.path}")
 
 
 if __name__ == "__main__":

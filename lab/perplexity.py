@@ -10,9 +10,11 @@ Paper:  python -m lab.perplexity --data pg19/ --documents 5747 --length 131072 \
         The texts are the 5,747 books of PG-19 that are longer than 2^17 tokens. Run the same for
         353M and the ablation rope, and without --rope-scale for psi32, psi48 and the others.
 Small:  python -m lab.perplexity --ckpt out/ckpt.pt
-        This goes to 32 times the training length. The documents are the files of Python's standard
-        library that train.py holds out, every 20th file, except for the tables of code pages in
-        encodings/. Use the same Python to train and to measure. They are few, so windows are wider.
+        This goes to 32 times the training length. The documents are those that train.py has held
+        out of the run's text. For a run on a task, or if the text is too short or is not here, they
+        are the files of Python's standard library that train.py holds out, every 20th file, except
+        for the tables of code pages in encodings/. Use the same Python to train and to measure.
+        They are few, so windows are wider. The table says which text it is.
 
 Each document becomes a row of perplexity.tsv, beside the checkpoint, with the nats at each
 position. If you repeat the command, it measures only what is missing. To draw such tables:
@@ -20,12 +22,13 @@ position. If you repeat the command, it measures only what is missing. To draw s
     python -m lab.figures perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv
 """
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from support.cli import UsageError, at_least, cli
-from support.data import TOKEN_FILES, every_twentieth, read_files
+from support.data import count, documents_in, every_twentieth, read_files, text_held_out
 from support.measure import Measurement, joined, parser, short_hash
 from support.tables import print_table
 
@@ -49,27 +52,54 @@ def window_means(values, share):
 
 
 def documents_of(data, tokenizer):
-    """{path: tokens} of a corpus. data: paths, or None for what train.py holds out by default."""
+    """[(name, tokens)] of a corpus. data: paths, or None for what train.py holds out by default."""
     files = read_files(data or ["stdlib"], tokenizer)
-    for path in files:
-        if path.suffix in TOKEN_FILES:
-            raise UsageError(f"{path} has the tokens of many documents: name their texts")
     if data is None:
         files = {path: files[path] for path in every_twentieth(list(files))
                  if path.parent.name != "encodings"}
-    return {path: tokens[:-1] for path, tokens in files.items()}       # without end-of-text
+    return documents_in(files, tokenizer)
+
+
+def choose_text(run, data, is_enough):
+    """([(name, tokens)], the text's name in tables, more about it in words) of what to measure on.
+
+    That is --data, else what the run has held out, else what train.py holds out by default.
+    is_enough(documents): whether a text is long enough.
+    """
+    tokenizer, names, val = run.tokenizer, run.flags["data"], run.flags.get("val")
+    if data:
+        return documents_of(data, tokenizer), " ".join(data), ""
+    if names == ["stdlib"] and not val:
+        return documents_of(None, tokenizer), "stdlib", "every twentieth file"
+    try:
+        files, how = text_held_out(run.ckpt, tokenizer)
+        documents = documents_in(files, tokenizer)
+        if is_enough(documents):
+            folders = " ".join(Path(name).name for name in val or names)
+            return documents, f"held out of {folders}", how
+        reason = "what the run has held out is too short"
+    except UsageError as e:
+        reason = str(e)
+    if tokenizer.eot_token is None:
+        raise UsageError(f"{reason}: name other token files with --data")
+    return documents_of(None, tokenizer), "stdlib", f"every twentieth file, because {reason}"
+
+
+def in_words(text, more):
+    """The text's name and what else `choose_text` says about it."""
+    return f"{text} ({more})" if more else text
 
 
 def middles(documents, L, limit):
     """{name and hash: the L + 1 tokens in the middle of a document}, of at most `limit`."""
     found = {}
-    for path, tokens in documents.items():
+    for name, tokens in documents:
         start = (len(tokens) - L - 1) // 2
         if start >= 0 and len(found) < limit:
             middle = tokens[start : start + L + 1]
-            found[f"{path.name} {short_hash(middle)}"] = middle
+            found[f"{name} {short_hash(middle)}"] = middle
     if not found:
-        longest = max(map(len, documents.values()))
+        longest = max(len(tokens) for _, tokens in documents)
         raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")
     return found
@@ -88,7 +118,7 @@ def nats(model, tokens):
 def main():
     p = parser(__doc__)
     p.add_argument("--data", nargs="+", help="UTF-8 files or folders; each file is a document "
-                   "[the standard library's held-out files]")
+                   "[what the run has held out]")
     p.add_argument("--length", type=at_least(1), help="the longest context L, in tokens (paper: "
                    "2^17) [32 times the training length]")
     p.add_argument("--documents", type=at_least(1), default=16,
@@ -98,9 +128,14 @@ def main():
     args = p.parse_args()
     run = Measurement(args, "perplexity")
     L = args.length or 32 * run.T_train
-    documents = middles(documents_of(args.data, run.tokenizer), L, args.documents)
 
-    what = {"data": " ".join(args.data or ["stdlib"]), "window": args.window, "length": L}
+    def is_enough(documents):
+        return any(len(tokens) > L for _, tokens in documents)
+
+    documents, text, more = choose_text(run, args.data, is_enough)
+    documents = middles(documents, L, args.documents)
+
+    what = {"data": text, "window": args.window, "length": L}
     cells = [what | setting | {"document": name} for setting in run.settings for name in documents]
     for cell in run.missing(cells):
         means = window_means(nats(run.model, documents[cell["document"]]), args.window)
@@ -108,7 +143,8 @@ def main():
 
     lines = [[*setting.values(), *np.exp(means).tolist()] for setting, means in run.means("nats")]
     print_table(["SWE", "RoPE", *positions(L)], lines,
-                f"Perplexity by position, {len(documents)} documents; {run.path}")
+                f"Perplexity by position, {count(len(documents), 'document')}; text: "
+                f"{in_words(text, more)}; {run.path}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ import torch
 
 from lab.figures import pyplot, save
 from support.cli import DEVICE, Parser, UsageError, cli, get_device, products_dtype
+from support.data import documents_in, text_held_out
 from support.maps import inside, maps_of
 from support.measure import table_of
 from support.models import has_windows
@@ -82,9 +83,10 @@ def print_summary(tiles, title):
         found = [tile for tile in tiles if layer in (tile["layer"], "all")]
         w, r, alive, T = (np.array([float(tile[name]) for tile in found])
                           for name in ("w", "r", "alive", "seq_len"))
+        dead = math.nan if np.isnan(alive).any() else int((alive == 0).sum())
         rows.append([layer, len(found), w.min(), np.median(w), w.max(), int((w > T).sum()),
                      r.min(), np.median(r), r.max(), int((r > 0.9).sum()),
-                     alive.mean(), alive.max(), int((alive == 0).sum())])
+                     alive.mean(), alive.max(), dead])
     print_table(["layer", "tiles", "w_min", "w_median", "w_max", "w > T", "r_min", "r_median",
                  "r_max", "r > 0.9", "alive", "most alive", "alive = 0"], rows, title)
 
@@ -145,6 +147,18 @@ def draw_maps(plt, tiles, maps, columns, path):
     save(fig, path)
 
 
+def tokens_to_show(text, tokenizer, ckpt):
+    """The tokens of the maps, a list. text: of --text, or None."""
+    if text is None and tokenizer.eot_token is None:   # a vocabulary of your own has no sentences
+        files, _ = text_held_out(ckpt, tokenizer)
+        _, tokens = documents_in(files, tokenizer)[0]
+        return tokens[:TOKENS].tolist()
+    tokens = tokenizer.encode_ordinary(TEXT if text is None else text)[:TOKENS]
+    if not tokens:
+        raise UsageError("--text must not be empty")
+    return tokens
+
+
 def main():
     p = Parser(__doc__)
     p.add_argument("table", nargs="?", help="print the summary of this tiles.tsv, and measure none")
@@ -152,8 +166,8 @@ def main():
     p.add_argument("--device", default=DEVICE, help=f"cpu, cuda or mps [{DEVICE}]")
     p.add_argument("--table", dest="to", type=Path, help="the table to write; figures go beside "
                    "it [beside the checkpoint]")
-    p.add_argument("--text", default=TEXT, help=f"draw the maps of the first {TOKENS} tokens of "
-                   "this text [four sentences about screening]")
+    p.add_argument("--text", help=f"draw the maps of the first {TOKENS} tokens of this text [four "
+                   "sentences about screening; if the tokens are numbers: what the run held out]")
     args = p.parse_args()
     if args.table:
         print_summary(read_table(args.table), args.table)
@@ -162,9 +176,7 @@ def main():
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device))
     if not has_windows(model):
         raise UsageError(f"{args.ckpt} is a {ckpt['model']}, which has no windows")
-    tokens = tokenizer.encode_ordinary(args.text)[:TOKENS]
-    if not tokens:
-        raise UsageError("--text must not be empty")
+    tokens = tokens_to_show(args.text, tokenizer, ckpt)
     T_train = ckpt["args"]["seq_len"]
     tiles, maps = measure(model, torch.tensor([tokens], device=device), T_train)
     path = args.to or table_of(args.ckpt, "tiles")

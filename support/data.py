@@ -13,6 +13,7 @@ import re
 import sysconfig
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import tiktoken
@@ -302,20 +303,14 @@ def get_data(args, tokenizer):
 
 
 def hold_out(files, args, tokenizer):
-    """(arrays to train on, arrays held out, how they were chosen, in words). files: {path: tokens}
+    """(arrays to train on, arrays held out, how they were chosen, in words).
 
-    The standard library's names say nothing.
+    files: {path: tokens} of --data.
     """
-    held_out, how = {}, ""
     if args.val:
         held_out, how = read_files(args.val, tokenizer), " ".join(args.val)
-    elif args.data != ["stdlib"]:
-        held_out = {path: x for path, x in files.items() if is_held_out(path, args.data)}
-        how = f"{count(len(held_out), 'file')}, by name"
-    n_texts = len([path for path in files if path.suffix not in TOKEN_FILES])
-    if not held_out and n_texts >= 20 and n_texts == len(files):
-        held_out = {path: files[path] for path in every_twentieth(list(files))}
-        how = "every twentieth file"
+    else:
+        held_out, how = held_out_files(files, args.data)
     train = join([tokens for path, tokens in files.items() if path not in held_out])
     if held_out:
         return train, join(list(held_out.values())), how
@@ -325,6 +320,63 @@ def hold_out(files, args, tokenizer):
     cuts = [len(x) - max(len(x) // 20, min(T + 1, len(x) // 2)) for x in train]
     val = [x[cut:] for x, cut in zip(train, cuts)]
     return [x[:cut] for x, cut in zip(train, cuts)], val, how
+
+
+def held_out_files(files, names):
+    """({path: tokens} of the files to hold out, how they were chosen, in words); {} if none are.
+
+    files: all of them, {path: tokens}; names: of --data. The standard library's names say nothing.
+    """
+    if names != ["stdlib"]:
+        found = {path: x for path, x in files.items() if is_held_out(path, names)}
+        if found:
+            return found, f"{count(len(found), 'file')}, by name"
+    n_texts = len([path for path in files if path.suffix not in TOKEN_FILES])
+    if n_texts >= 20 and n_texts == len(files):
+        return {path: files[path] for path in every_twentieth(list(files))}, "every twentieth file"
+    return {}, ""
+
+
+def text_held_out(ckpt, tokenizer):
+    """What train.py has held out of the text of a run: ({path: tokens}, how, in words).
+
+    ckpt: the run's checkpoint. Raises UsageError if its text is not here, or not what it was.
+    """
+    names, val = ckpt["args"]["data"], ckpt["args"].get("val")
+    if is_stream(names):
+        raise UsageError(f"the run was trained on {names[0]}")
+    if not names and not val:
+        raise UsageError("the checkpoint names no text")
+    if not names:                                      # of a training loop of your own
+        return read_files(val, tokenizer), "all of it"
+    args = SimpleNamespace(data=names, val=val, seq_len=ckpt["args"]["seq_len"])
+    files = read_files(names, tokenizer)
+    train, ends, how = hold_out(files, args, tokenizer)
+    # Other files may be held out of a text that has changed, and the run may have read them.
+    if not ckpt.get("corpus", "").endswith(hash_of(train + ends)):
+        raise UsageError(f"{names[0]} is not the text that the run has read")
+    if val:
+        return read_files(val, tokenizer), "all of it"
+    found, _ = held_out_files(files, names)
+    if not found:
+        found = {Path(f"{names[0]} {n}"): tokens for n, tokens in enumerate(ends)}
+    return found, how
+
+
+def documents_in(files, tokenizer):
+    """[(name of its file, tokens)] of all documents in files, {path: tokens}.
+
+    A document ends with end-of-text, of which a vocabulary of your own has none: there a file is a
+    document.
+    """
+    found = []
+    for path, tokens in files.items():
+        ends = [len(tokens)]
+        if tokenizer.eot_token is not None:
+            ends = [*np.flatnonzero(tokens == tokenizer.eot_token).tolist(), len(tokens)]
+        starts = [0, *(end + 1 for end in ends)]
+        found += [(path.name, tokens[a:b]) for a, b in zip(starts, ends) if a < b]
+    return found
 
 
 def read_files(names, tokenizer):

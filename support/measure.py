@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
-from support.data import require_text
 from support.models import count_parameters, has_windows
 from support.run import ROOT, identity, load_checkpoint
 from support.tables import add_row, as_text, read_table
@@ -85,8 +84,7 @@ class Measurement:
         device = get_device(args.device)
         dtype = products_dtype(device)
         self.model, self.tokenizer, ckpt = load_checkpoint(args.ckpt, device, dtype)
-        require_text(self.tokenizer, f"this measurement of {args.ckpt}")
-        self.flags, self.T_train = ckpt["args"], ckpt["args"]["seq_len"]
+        self.ckpt, self.flags, self.T_train = ckpt, ckpt["args"], ckpt["args"]["seq_len"]
         self.path = args.table or table_of(args.ckpt, name)
         self.run = {"model": ckpt["model"], "parameters": count_parameters(self.model),
                     "seed": self.flags["seed"], "seq_len": self.T_train,

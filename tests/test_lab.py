@@ -35,7 +35,7 @@ from support.data import get_tokenizer
 from support.measure import Measurement, parser
 from support.run import load_checkpoint
 from support.tables import RUN, add_row, read_table, read_tables, write_table
-from tests.helpers import INF, ROOT, draw_tokens, needs_matplotlib, write_run
+from tests.helpers import INF, ROOT, arrays_of, draw_tokens, fit, needs_matplotlib, small, write_run
 
 BUNDLED = ROOT / "models/retrieval.pt"
 CPU = torch.device("cpu")
@@ -204,12 +204,72 @@ def test_rows_of_another_number_of_strings_are_not_reused(call, checkpoints, tex
     assert [string.split()[0] for string in strings] == ["0", "1", "1", "2"]
 
 
-def test_token_files_are_not_measured_as_text(tmp_path):
-    (tmp_path / "a.txt").write_text("a text")
-    np.arange(250, dtype="<u2").tofile(tmp_path / "b.bin")
-    for named in (tmp_path / "b.bin", tmp_path):
-        with pytest.raises(UsageError, match="b.bin has the tokens"):
-            perplexity.documents_of([named], get_tokenizer("bytes"))
+def test_a_token_file_has_a_document_for_each_end_of_text(tmp_path):
+    np.array([1, 2, 256, 3, 256, 256, 4, 5], "<u2").tofile(tmp_path / "b.bin")
+    found = perplexity.documents_of([tmp_path], get_tokenizer("bytes"))
+    assert [(name, x.tolist()) for name, x in found] == [
+        ("b.bin", [1, 2]), ("b.bin", [3]), ("b.bin", [4, 5])]
+    (_, tokens), = perplexity.documents_of([tmp_path], get_tokenizer("257"))
+    assert len(tokens) == 8                            # a vocabulary of your own has no such token
+
+
+def run_on(*names, val=None, tokenizer="bytes"):
+    """(what choose_text knows of a run on such a text, its validation data)"""
+    args = SimpleNamespace(data=[str(name) for name in names], val=val, seq_len=8)
+    tokenizer = get_tokenizer(tokenizer)
+    training, held_out = data.get_data(args, tokenizer)
+    return SimpleNamespace(flags=vars(args), tokenizer=tokenizer,
+                           ckpt={"args": vars(args), "corpus": training.corpus}), held_out
+
+
+@pytest.mark.parametrize("n, val, text, how", [
+    (40, None, "held out of books", "every twentieth file"),
+    (3, None, "held out of books", "the last twentieth of the tokens, at least one sequence"),
+    (3, "val.txt", "held out of books", "1 file, by name"),
+    (3, "more.txt", "held out of more.txt", "all of it")])
+def test_what_a_run_has_held_out_is_what_is_measured(tmp_path, n, val, text, how):
+    books = tmp_path / "books"
+    books.mkdir()
+    for i in range(n):
+        (books / f"{i:02}.txt").write_text(chr(65 + i) * 50)
+    flag = None
+    if val:
+        (books / val).write_text("z" * 50)
+    if val == "more.txt":
+        flag = [str(books / val)]
+    run, held_out = run_on(books, val=flag)
+    documents, *words = perplexity.choose_text(run, None, lambda documents: True)
+    assert words == [text, how]
+    found = [tokens.tolist() for _, tokens in documents]
+    expected = [t for tokens in arrays_of(held_out) for t in tokens.tolist() if t != 256]
+    assert sum(found, []) == expected and all(found)
+
+
+@pytest.mark.parametrize("kind, reason", [
+    ("gone", "books does not exist"), ("edited", "is not the text that the run has read"),
+    ("short", "what the run has held out is too short"), ("task", "was trained on passkey"),
+    ("unnamed", "the checkpoint names no text")])
+def test_where_a_run_has_no_text_the_standard_librarys_is_measured_and_named(
+        tmp_path, monkeypatch, kind, reason):
+    books = tmp_path / "books"
+    books.mkdir()
+    (books / "a.txt").write_text("a text " * 99)
+    run, _ = run_on(books)
+    if kind == "gone":
+        books.rename(tmp_path / "elsewhere")
+    if kind == "edited":
+        (books / "a.txt").write_text("another" * 99)
+    if kind in ("task", "unnamed"):
+        run.flags["data"] = ["passkey"] if kind == "task" else []
+    paths = [tmp_path / f"{n:02}.py" for n in range(20)]
+    for path in paths:
+        path.write_text(path.name)
+    monkeypatch.setattr(data, "standard_library", lambda: paths)
+    documents, name, more = perplexity.choose_text(run, None, lambda documents: kind != "short")
+    assert [name for name, _ in documents] == ["19.py"]
+    assert name == "stdlib" and more.endswith(reason)
+    _, name, more = perplexity.choose_text(run, [str(paths[0])], lambda documents: True)
+    assert (name, more) == (str(paths[0]), "")
 
 
 def test_perplexity_holds_out_what_train_py_holds_out_even_if_a_file_cannot_be_read(
@@ -224,7 +284,7 @@ def test_perplexity_holds_out_what_train_py_holds_out_even_if_a_file_cannot_be_r
     _, held_out = data.get_data(args, tokenizer)
     said = "".join(tokenizer.decode(held_out[n].tolist()) for n in range(len(held_out)))
     documents = perplexity.documents_of(None, tokenizer)
-    found = [tokenizer.decode(x.tolist()) for x in documents.values()]
+    found = [tokenizer.decode(x.tolist()) for _, x in documents]
     assert found == re.findall(r"file \d\d", said) == ["file 20", "file 40"]
 
 
@@ -547,6 +607,72 @@ def test_tiles_are_a_row_each_and_a_sample_is_text(call, checkpoints, capsys):
     assert capsys.readouterr().out.splitlines()[2:6] == summary[1:]
     call(sample, "--ckpt", path, "--prompt", "screen", "--tokens", 4, "--device", "cpu")
     assert capsys.readouterr().out.startswith("screen")
+
+
+@needs_matplotlib
+def test_weights_of_a_training_loop_of_your_own_are_measured_like_any_other(call, tmp_path, capsys):
+    """With your own class, on the text that you have held out."""
+    (tmp_path / "own_tiles.py").write_text(
+        "from multiscreen import GatedScreeningTiles\n\n\nclass Tiles(GatedScreeningTiles):\n"
+        "    pass\n")
+    (tmp_path / "held out.txt").write_text("one two three four " * 30)
+    sys.path.append(str(tmp_path))
+    from own_tiles import Tiles
+
+    model, path = small(1, psi=2, vocab_size=257, tiles=Tiles), tmp_path / "runs/mine.pt"
+    train.save_checkpoint(path, model, seq_len=32, step=7, val=["held out.txt"])
+    again, tokenizer, ckpt = train.load_checkpoint(path)
+    tokens = draw_tokens(2, 20)
+    assert torch.equal(again(tokens), model(tokens)) and type(again.layers[0]) is Tiles
+    assert (ckpt["model"], ckpt["step"], tokenizer.name) == ("multiscreen:own_tiles.Tiles", 7,
+                                                             "bytes")
+    flags = ["--ckpt", path, "--device", "cpu"]
+    call(perplexity, *flags, "--length", 64)
+    call(copying, *flags, "--distances", 64, "--strings", 1)
+    assert capsys.readouterr().out.count("text: held out of held out.txt (all of it)") == 2
+    call(abcdigits, *flags, "--lengths", 260, "--trials", 1, "--depths", 0.5)
+    call(passkey, *flags, "--lengths", 400, "--trials", 1, "--depths", 0.5)
+    call(tiles, *flags)
+    call(sample, *flags, "--tokens", 2)
+    found = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert found >= {"mine_perplexity.tsv", "mine_copying.tsv", "mine_abcdigits.tsv",
+                     "mine_passkey.tsv", "mine_tiles.tsv"}
+    tuned = fit(tmp_path / "tuned", "--init", str(path), "--steps", "1")
+    assert tuned["model"] == "multiscreen:own_tiles.Tiles"
+    sys.path.remove(str(tmp_path))
+    del sys.modules["own_tiles"]
+
+
+def test_a_checkpoint_of_your_own_loop_is_refused_where_nobody_could_read_it(tmp_path):
+    class Other(multiscreen.Multiscreen):
+        pass
+
+    with pytest.raises(UsageError, match="Other is neither Multiscreen nor Transformer"):
+        train.save_checkpoint(tmp_path / "a.pt", Other(multiscreen.Config(2, 257)))
+    model = small(vocab_size=65)
+    with pytest.raises(UsageError, match="bytes has 257 tokens, and the model's vocabulary 65"):
+        train.save_checkpoint(tmp_path / "a.pt", model)
+    with torch.no_grad():
+        model.W_E[0] = math.nan
+    with pytest.raises(UsageError, match="a.pt was not written: W_E is not finite"):
+        train.save_checkpoint(tmp_path / "a.pt", model, tokenizer=65)
+    assert not [*tmp_path.iterdir()]
+
+
+@needs_matplotlib
+def test_a_vocabulary_of_your_own_is_measured_where_no_question_is_in_words(call, tmp_path, capsys):
+    """On the token files that the run has held out."""
+    for name, n in (("train.bin", 900), ("val.bin", 300)):
+        (np.arange(n) % 65).astype("<u2").tofile(tmp_path / name)
+    fit(tmp_path / "run", "--tokenizer", "65", "--steps", "1", data=tmp_path)
+    flags = ["--ckpt", tmp_path / "run/ckpt.pt", "--device", "cpu"]
+    call(perplexity, *flags, "--length", 200)
+    assert f"text: held out of {tmp_path.name} (1 file, by name)" in capsys.readouterr().out
+    call(tiles, *flags)
+    assert all(float(row["alive"]) > 0 for row in read_table(tmp_path / "run/tiles.tsv"))
+    for script in (copying, passkey, abcdigits):
+        with pytest.raises(UsageError, match="needs a tokenizer of text, bytes or gpt2"):
+            call(script, *flags)
 
 
 # ------------------------------------------------------------------------------------ benchmarks
