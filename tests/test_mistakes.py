@@ -176,7 +176,7 @@ def test_a_table_that_cannot_be_written_is_explained_before_any_work(folder, mon
     (folder / "out/abcdigits.tsv").rmdir()
 
 
-def test_logits_that_are_not_finite_are_told_and_not_counted_as_wrong(folder, monkeypatch):
+def test_logits_that_are_not_finite_are_reported_and_not_counted_as_wrong(folder, monkeypatch):
     monkeypatch.setattr(Multiscreen, "logits", lambda self, x, head=None: x[..., :1] * math.nan)
     monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(folder / "out/ckpt.pt"),
                                       "--lengths", "260", "--device", "cpu", "--trials", "1"])

@@ -141,8 +141,8 @@ def test_a_long_prompt_goes_through_in_pieces():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad, n_tokens", [(0, 0), (3, 8)])
-def test_logits_that_are_not_finite_are_told_at_once_or_at_the_end(monkeypatch, temperature, bad,
-                                                                   n_tokens):
+def test_logits_that_are_not_finite_are_reported_at_once_or_at_the_end(
+        monkeypatch, temperature, bad, n_tokens):
     """Those of the prompt at once. To look at each new token's, the CPU would wait for the GPU."""
     right = ms.Multiscreen.logits
 

@@ -15,7 +15,7 @@ def test_the_files_are_those_that_are_described():
     assert said == [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
 
 
-def test_only_a_checkpoint_of_yours_is_told_of_other_code(tmp_path, capsys):
+def test_other_code_is_reported_only_for_a_checkpoint_of_yours(tmp_path, capsys):
     """The answers of a model in models/ are tested below."""
     load_checkpoint(ROOT / "models/retrieval.pt")
     assert capsys.readouterr().err == ""

@@ -163,7 +163,7 @@ def test_needles_are_the_digits_of_the_answer(name, T):
             assert found.strip() == str(key) * asks
 
 
-def test_a_length_without_room_for_a_document_is_told():
+def test_a_length_without_room_for_a_document_is_reported():
     """TASK, a filler, the needle, the question, the answer; end-of-text and five more tokens."""
     least = len(TASK + FILLER + NEEDLE.format(50_000) + QUESTION + " 50000") + 6 - 1
     assert len(stream_of(least).sentences) == 5

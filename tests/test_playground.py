@@ -286,7 +286,7 @@ def test_deleting_and_copying_keys_moves_softmax_and_no_relevance(page, seen):
     assert page.evaluate("[...state.copies.values()]") == [0]
 
 
-def test_an_edited_equation_is_told_on_the_page(show, model, tmp_path, monkeypatch):
+def test_an_edited_equation_is_reported_on_the_page(show, model, tmp_path, monkeypatch):
     """The text needs escaping, and has a character of two bytes."""
     monkeypatch.setattr(multiscreen, "trim", lambda s, r: (1 + (s - 1) / r).relu())
     text = "</script><!-- é &amp; \\ PLAYGROUND_DATA"

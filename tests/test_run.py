@@ -64,7 +64,7 @@ def test_a_folder_in_use_is_refused(run):
 # --------------------------------------------------------------- disks and damaged checkpoints
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv"])
-def test_a_full_disk_is_told_by_the_file_and_leaves_the_checkpoint_that_was_there(run, name):
+def test_a_full_disk_names_the_file_and_leaves_the_checkpoint_that_was_there(run, name):
     out, _ = run
     before = (out / "ckpt.pt").read_bytes()
     limit = 30_000 if name == "ckpt.pt" else 300

@@ -101,7 +101,7 @@ def test_a_submission_that_deletes_its_folder_costs_itself_its_points(root, monk
     assert (tests["trim"]["score"], tests["mipe"]["score"]) == (0, 6)
 
 
-def test_a_part_that_hangs_is_told_so():
+def test_a_part_that_hangs_is_reported():
     found, reason = autograder.run_tests({}, 1, 0.01)
     assert (found, reason) == ({}, "this did not finish in 0.01 seconds")
 
