@@ -325,7 +325,7 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
 # ------------------------------------------------------------------------- what is printed
 
 def print_head(args, state, data, device):
-    """What the run is, and the head of the columns."""
+    """Print what the run is, and the heads of the columns."""
     rest = state["parameters"] - state["config"]["vocab_size"] * state["config"]["d_E"]
     where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
     print(f"{args.model}, {state['parameters']:,} parameters ({rest:,} non-embedding), {where}, "
@@ -340,7 +340,7 @@ def print_head(args, state, data, device):
 
 
 def print_step(args, row, left):
-    """A line of numbers. left: the seconds that are left, at most."""
+    """Print a line of numbers. left: the seconds that are left, at most."""
     found = " " * 23                                   # blanks, if the model has no windows
     if "w_min" in row:
         found = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
@@ -350,7 +350,7 @@ def print_step(args, row, left):
 
 
 def print_evaluation(args, row):
-    """A line of words."""
+    """Print an evaluation in words."""
     words = f"validation loss {row['val_loss']:.4f}"
     if "val_bpb" in row:
         words += f", {row['val_bpb']:.3f} bits per byte"

@@ -249,7 +249,7 @@ def half_interval(std, n):
 
 
 def print_differences(one, other, by):
-    """The flags, but for `by`, and the lines of code in which two runs differ."""
+    """Print the flags, but for `by`, and the lines of code in which two runs differ."""
     print(f"\n{one.label} | {other.label}")
     for name in flags_that_differ(one, other):
         if name != by:

@@ -135,7 +135,7 @@ def model_and_setting(name):
 
 
 def draw_mean(ax, x, columns, label, **look):
-    """A curve and a band of one deviation. columns: for each x the values of the seeds."""
+    """Draw a curve and a band of one deviation. columns: for each x the values of the seeds."""
     means, stds = zip(*(mean_and_std(column) for column in columns))
     means, stds = np.array(means), np.nan_to_num(stds)           # one seed has no deviation
     counts = sorted({len(column) for column in columns})
@@ -276,7 +276,7 @@ def best_by_distance(factors):
 
 
 def print_copying(found, x):
-    """A row for each curve and end, and the gain."""
+    """Print a row for each curve and end, and the gain."""
     lines = []
     for name, ends in found.items():
         ends = ends | {"gain": ends["another"] - ends["same"]}

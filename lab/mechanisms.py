@@ -139,7 +139,7 @@ def columns_of(lines):
 
 
 def print_lines(lines, columns):
-    """A row for each mechanism and setting."""
+    """Print a row for each mechanism and setting."""
     table = []
     digits = {"loss": 3, "perplexity": 2, "needles": 0}
     for (model, setting), values in lines.items():
@@ -153,7 +153,7 @@ def print_lines(lines, columns):
 
 
 def draw(lines, columns, path):
-    """A panel for each column: the mean of each mechanism, and small marks for its seeds."""
+    """Draw a panel for each column: the mean of each mechanism, small marks for its seeds."""
     plt = pyplot()
     models = list(dict.fromkeys(model for model, _ in lines))
     fig, axes = plt.subplots(1, len(columns), figsize=(8, 0.3 * len(models) + 2), sharey=True,

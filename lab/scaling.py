@@ -126,7 +126,7 @@ def get_rows(models):
 
 
 def draw(models, path):
-    """The loss by size, a curve for each family."""
+    """Draw the loss by size, a curve for each family."""
     plt = pyplot()
     fig, ax = plt.subplots()
     for family in FAMILIES:

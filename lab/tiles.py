@@ -77,7 +77,7 @@ def measure(model, tokens, T_train):
 
 
 def print_summary(tiles, title):
-    """A row for each layer, and one for all tiles. tiles: dicts, of `measure` or of a table."""
+    """Print a row for each layer, and one for all. tiles: dicts, of `measure` or of a table."""
     rows = []
     for layer in [*dict.fromkeys(tile["layer"] for tile in tiles), "all"]:
         found = [tile for tile in tiles if layer in (tile["layer"], "all")]
@@ -105,7 +105,7 @@ def six_of(tiles):
 
 
 def draw_windows(plt, tiles, w_th, T_train, path):
-    """A point (w, r) for each tile, coloured by layer, and a histogram of each."""
+    """Draw a point (w, r) for each tile, coloured by layer, and a histogram of each."""
     w, r = np.array([tile["w"] for tile in tiles]), [tile["r"] for tile in tiles]
     edge = 2.4 * max(w[w < np.inf].max(initial=1), w_th, T_train)
     w = w.clip(max=edge)                               # infinite windows stand at the right edge
@@ -126,7 +126,7 @@ def draw_windows(plt, tiles, w_th, T_train, path):
 
 
 def draw_maps(plt, tiles, maps, columns, path):
-    """A grid of maps. The colours start far from white, which is exactly 0."""
+    """Draw a grid of maps. The colours start far from white, which is exactly 0."""
     cmap = plt.matplotlib.colors.ListedColormap(plt.cm.plasma_r(np.linspace(0.25, 1, 256)))
     cmap = cmap.with_extremes(bad="0.3", under="white")
     largest = max(float(alpha_d.max()) for alpha_d in maps)
