@@ -110,11 +110,14 @@ class Measurement:
         """
         self.cells = cells
         found = self.found()
+        self.make_last(found)
         todo = [cell for cell in cells if self.key(cell) not in found]
         if len(todo) < len(cells):
             print(f"{len(cells) - len(todo)} of {len(cells)} rows are already in {self.path}",
                   file=sys.stderr)
-        costs = [cell[cost] if cost else 1 for cell in todo]
+        costs = [1 for _ in todo]
+        if cost is not None:
+            costs = [cell[cost] for cell in todo]
         names = [name for name in cells[0] if len({cell[name] for cell in cells}) > 1]
         began = time.perf_counter()
         for n, cell in enumerate(todo):
@@ -138,9 +141,11 @@ class Measurement:
 
     def means(self, column):
         """(setting, the mean over its rows of the numbers in a column) for each setting."""
+        rows = self.rows()
         for setting in self.settings:
-            rows = [row for row in self.rows() if setting.items() <= row.items()]
-            yield setting, np.mean([np.array(row[column].split(), float) for row in rows], axis=0)
+            numbers = [np.array(row[column].split(), float) for row in rows
+                       if setting.items() <= row.items()]
+            yield setting, np.mean(numbers, axis=0)
 
     def found(self):
         """{key: row} of the rows in the table that are of these weights and this code."""
@@ -151,14 +156,20 @@ class Measurement:
         if rows and list(rows[0])[: len(names)] != names:
             raise UsageError(f"{self.path} does not have the columns {' '.join(names)}: move it "
                              "away, or name another with --table")
-        mine = [row for row in rows if all(row[name] == as_text(x) for name, x in self.run.items())]
-        found = {self.key(row): row for row in mine if row["hash"] == self.hash}
+        return {self.key(row): row for row in self.of_this_run(rows) if row["hash"] == self.hash}
 
-        # Figures show the last rows of a run. If an edit was measured and then undone, the rows of
-        # before are made the last ones again.
-        if found and mine[-1]["hash"] != self.hash:
+    def of_this_run(self, rows):
+        """The rows of this run, measured with whatever code."""
+        run = {name: as_text(x) for name, x in self.run.items()}
+        return [row for row in rows if run.items() <= row.items()]
+
+    def make_last(self, found):
+        """Figures show the last rows of a run. Make those that are reused the last ones again.
+
+        They are not if an edit was measured after them, and then undone.
+        """
+        if found and self.of_this_run(read_table(self.path))[-1]["hash"] != self.hash:
             add_row(self.path, next(iter(found.values())))
-        return found
 
     def key(self, row):
         """What identifies a cell, or a row: the run and the names of the cells, as text."""
