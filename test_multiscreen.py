@@ -1140,6 +1140,16 @@ def test_kernel_passes_nan_on_to_the_queries_that_see_it():
 
 
 @needs_kernel
+@pytest.mark.parametrize("v_dtype", [BF16, FP32])
+def test_kernel_gives_gradients_of_0_where_values_are_0_and_dh_is_large(v_dtype):
+    q, k, v, dh = draw_inputs(17, 1, 20, 20, (FP32, v_dtype), H=1)
+    w, r = torch.tensor([9.0]), torch.tensor([0.5])
+    _, dq, dk, _, dw, dr = through_kernel(q, k, 0 * v, w, r, 0, dh * 2.0**90)
+    for x in (dq, dk, dw, dr):
+        assert (x == 0).all()
+
+
+@needs_kernel
 @pytest.mark.parametrize("bad", [math.nan, INF])
 def test_kernel_keeps_the_gradients_of_other_queries_if_one_is_not_finite(bad):
     q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, BF16))

@@ -7,7 +7,7 @@ their text (TEXT). After an edit of one of them the definition screens, and a li
 import hashlib
 import inspect
 import math
-from functools import cache, partial
+from functools import partial
 from types import MethodType
 
 import torch
@@ -34,7 +34,6 @@ SMALL = 2**39
 
 # ------------------------------------------------------------------------------- the screen
 
-@cache
 def text_of(f):
     """The text of a function, with that of the function it wraps; "" if it has no file.
 

@@ -243,6 +243,33 @@ def test_the_tables_of_copying(table, names):
             assert gain == [[f"{mean:.2f} ± {std:.2f}" for mean, std in map(mean_and_std, gains)]]
 
 
+def test_the_significance_of_copying():
+    """Student's t of the gain of Multiscreen with SWE less the local Transformer's, by distance."""
+    found = by_end(read_tables([FOLDER / "copying.tsv"]))
+    ours, theirs = (found[name]["another"] - found[name]["same"]
+                    for name in ("Multiscreen + SWE", "Transformer, local"))
+    t = [mean / (std / 3**0.5) for mean, std in map(mean_and_std, (ours - theirs).T)]
+    said = found_in(COPYING, r"Student's t is ([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+),")
+    said = [*found_in(COPYING, r"at 128 and 256 \(([\d.]+) and ([\d.]+)\)"), *said,
+            *found_in(COPYING, r"at 16,384 and 32,768 \(([\d.]+) and ([\d.]+);")]
+    assert said == [float(f"{x:.1f}") for x in t]
+
+
+def test_copying_at_equal_steps():
+    steps = [str(n) for n in range(13000, 17001, 1000)]
+    rows = [row for row in read_tables([FOLDER / "copying_steps.tsv"], by_step=True)
+            if row["step"] in steps]
+    gains = {}
+    for step in steps:
+        for name, ends in by_end([row for row in rows if row["step"] == step]).items():
+            gains.setdefault(name, []).append(ends["another"] - ends["same"])
+    text = " ".join(COPYING.split())
+    for n, name in ((1, "Multiscreen + SWE"), (1, "Transformer, local"), (0, "Multiscreen + SWE"),
+                    (0, "Transformer, local"), (0, "Transformer, RoPE")):
+        mean, std = mean_and_std(np.mean(gains[name], axis=0)[:, n])
+        assert f"{mean:.2f} ± {std:.2f}" in text
+
+
 def test_the_controls_of_copying():
     rows = read_table(FOLDER / "copying_controls.tsv")
 
