@@ -98,13 +98,14 @@ def read_folder(folder, label, window=10):
     flags = dict(line.partition("\t")[::2] for line in lines)
     log = read_table(folder / "log.tsv")
     losses = {int(row["step"]): float(row["val_loss"]) for row in log if row.get("val_loss")}
-    if not losses:
+    was_stopped = (folder / "diverged.txt").exists()
+    if not losses and not was_stopped:
         raise UsageError(f"{folder} has no validation loss yet: --resume continues it")
     root = folder / "source"
     source = {str(path.relative_to(root)): path.read_text("utf-8").splitlines()
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
-    diverged = (folder / "diverged.txt").exists() or rose(log, losses)
+    diverged = was_stopped or rose(log, losses)
     return Run(label, flags, losses, facts_of(log, window), diverged, source)
 
 
@@ -210,7 +211,9 @@ def flags_that_differ(one, other):
 def last_common_step(runs):
     """The last step at which all runs that did not diverge have a validation loss."""
     steps = [set(run.losses) for run in runs if not run.diverged]
-    if not steps or not set.intersection(*steps):
+    if not steps:
+        raise UsageError("all of these runs have diverged")
+    if not set.intersection(*steps):
         raise UsageError("the runs have no step with a validation loss in common")
     return max(set.intersection(*steps))
 

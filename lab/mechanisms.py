@@ -11,6 +11,7 @@ the share of needles found at each length, and how many seeds learned to look th
 that they guess more than half of the needles' digits in validation. The second form draws a table
 that the first has written beside its figure. docs/mechanisms.md has the protocol.
 """
+import math
 import statistics
 from pathlib import Path
 
@@ -47,8 +48,10 @@ def rows_of(words):
         run = read_folder(Path(path), label)
         name = "perplexity"
         if run.flags["data"] == "abcdigits":
-            name, needle = "abcdigits", column(read_table(Path(path) / "log.tsv"), "needle")
-            run.facts["needle"] = list(needle.values())[-1]
+            name, found = "abcdigits", column(read_table(Path(path) / "log.tsv"), "needle")
+            run.facts["needle"] = math.nan             # of a run that diverged before it was asked
+            if found:
+                run.facts["needle"] = found[max(found)]
         run.label = f"{run.label} {name}"
         runs.append(run)
         if not run.diverged:

@@ -454,6 +454,10 @@ def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, ca
     assert next(line for line in out.splitlines() if line.strip().startswith("b")).split()[:5] == [
         "b", "1", "1", "4626", "-"]
     assert "-x = 1" in out and "+x = 2" in out
+    write_run(tmp_path / "c-0", log_of(1.0)[:3])       # before its first evaluation
+    (tmp_path / "c-0/diverged.txt").write_text("at step 3")
+    call(compare, "a-0", "c-0")
+    assert capsys.readouterr().out.splitlines()[4].split()[:5] == ["c", "1", "1", "4626", "-"]
 
 
 def test_a_loss_that_rose_in_training_and_validation_counts_as_diverged(tmp_path):
