@@ -92,6 +92,18 @@ def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
         assert not torch.equal(plain["weights"]["W_E"], other["weights"]["W_E"]), flags
 
 
+def test_weight_decay_shrinks_matrices_and_nothing_else():
+    model = Multiscreen(multiscreen.Config(psi=2, vocab_size=7))
+    optimizer = train.get_optimizer(model, SimpleNamespace(lr=0.1, weight_decay=0.5))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        shrinks = 0.95 if p.ndim > 1 else 1.0
+        torch.testing.assert_close(p.detach(), shrinks * before[name], msg=name)
+
+
 def diverging(monkeypatch, call):
     """Make one loss of training, the call-th, NaN."""
     right, calls = Multiscreen.loss, 0
