@@ -70,11 +70,18 @@ def ends_of(n):
 
 
 def candidates_of(n, k):
-    """(k strings to read, of which one is asked for, in random order; the other k - 1)."""
+    """(k strings to read, of which one is asked for, in random order; the other k - 1).
+
+    The others go on behind their cues with another character than the one that is asked for.
+    """
     rng = random.Random(f"candidates {n}")
-    others = ["".join(rng.choices(CHARACTERS, k=LENGTH)) for _ in range(k - 1)]
+    asked_for, others = random_strings(n)[0], []
+    while len(others) < k - 1:
+        other = "".join(rng.choices(CHARACTERS, k=LENGTH))
+        if other[CUE] != asked_for[CUE]:
+            others.append(other)
     strings = list(others)
-    strings.insert(rng.randrange(k), random_strings(n)[0])
+    strings.insert(rng.randrange(k), asked_for)
     return strings, others
 
 
@@ -155,6 +162,9 @@ def main():
                    help="tokens of text before the first string [0]")
     args = p.parse_args()
     run = Measurement(args, "copying")
+    if run.tokenizer.name != "bytes":
+        raise UsageError(f"{args.ckpt} was trained with --tokenizer {run.tokenizer.name}: this "
+                         "measurement counts characters, so it needs a model of bytes")
     require_text(run.tokenizer, "copying a string")
     distances = sorted(set(args.distances))
     least = distances[-1] + args.before
@@ -200,10 +210,10 @@ def main():
         for column in ("first_right", "four_right"):
             lines += [[*setting.values(), column.replace("_", " "), *(f"{x:.0%}" for x in shares)]
                       for setting, shares in run.means(column)]
-    guess = "; guessing: 4.13" if run.tokenizer.name == "bytes" else ""
     print_table(["SWE", "RoPE", "end", *distances], lines,
                 "Nats per token of a random string by distance, "
-                f"{count(args.strings, 'string')}{guess}; text: {in_words(text, more)}; {run.path}")
+                f"{count(args.strings, 'string')}; guessing: 4.13; text: {in_words(text, more)}; "
+                f"{run.path}")
 
 
 if __name__ == "__main__":

@@ -358,6 +358,7 @@ def test_one_of_several_candidates_is_asked_for_and_others_are_wrong_answers():
         asked = copying.random_strings(n)[0]
         places.add(strings.index(asked))
         assert sorted([*others, asked]) == sorted(strings) and len(strings) == 8
+        assert asked[copying.CUE] not in [other[copying.CUE] for other in others]
     assert len(places) > 5
     assert copying.candidates_of(3, 1) == ([copying.random_strings(3)[0]], [])
     same, other = [torch.tensor([1.0, 5.0])], [torch.tensor([2.0, 1.0])]
