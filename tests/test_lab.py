@@ -731,6 +731,15 @@ def test_each_training_of_an_experiment_has_flags_that_train_takes_and_its_own_f
     assert len(folders) > 1 or name == "latency"
 
 
+def test_mechanisms_are_tuned_at_the_rates_that_the_protocol_names():
+    found = {"text": set(), "task": set()}
+    trainings, _ = experiments.tune_mechanisms("out", [20])
+    for command, in trainings:
+        args = train.get_args(experiments.shlex.split(command)[2:])
+        found["task" if args.data == ["abcdigits"] else "text"].add(math.log2(args.lr))
+    assert found == {"text": {-10, -8, -6}, "task": {-10, -8}}
+
+
 def test_a_job_ends_at_a_failure_others_go_on_and_a_diverged_run_is_none(tmp_path):
     script = tmp_path / "end.py"
     script.write_text("import sys\nopen(sys.argv[2], 'w')\nsys.exit(int(sys.argv[1]))\n")
