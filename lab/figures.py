@@ -435,12 +435,12 @@ def mean_by_length(cells):
 
 
 def losses(plt, words, by="lr"):
-    """The last validation loss of runs by a flag, such as lr or parameters, a curve a label."""
+    """The validation loss of runs, at the last common step, by a flag such as lr or parameters."""
     fig, ax = plt.subplots()
     runs = read_runs(words)
-    found = {}
+    found, step = {}, last_common_step(runs)
     for group in get_groups(runs, by).values():
-        point = [run.loss() for run in group]
+        point = [run.loss(step) for run in group]
         found.setdefault(group[0].label, {})[float(group[0].flags[by])] = point
     top = max(x for points in found.values() for values in points.values() for x in values
               if not math.isnan(x))

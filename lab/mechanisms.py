@@ -8,8 +8,10 @@ measured with lab.perplexity or abcdigits.py. A row of the table has the means o
 was measured with SWE, or with the best RoPE scaling at each place, has a row of its own. The
 columns are the validation loss, the perplexity at the end of the documents over that at 64 tokens,
 the share of needles found at each length, and how many seeds learned to look things up, which is
-that they guess more than half of the needles' digits in validation. The second form draws a table
-that the first has written beside its figure. docs/mechanisms.md has the protocol.
+that they guess more than half of the needles' digits in validation. The loss is that of the last
+step that all runs on text have; a run on abcdigits counts if it has ended, at --steps or before,
+when it had learned the task. The second form draws a table that the first has written beside its
+figure. docs/mechanisms.md has the protocol.
 """
 import math
 import statistics
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.compare import best_choice, column, get_groups, read_folder
+from lab.compare import best_choice, column, get_groups, last_common_step, read_folder
 from lab.figures import (
     best_cells,
     curves,
@@ -33,6 +35,7 @@ from lab.figures import (
 )
 from lab.perplexity import positions
 from support.cli import Parser, UsageError, cli
+from support.run import read_checkpoint
 from support.tables import as_text, named_paths, print_table, read_table, read_tables
 
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
@@ -49,6 +52,8 @@ def rows_of(words):
         name = "perplexity"
         if run.flags["data"] == "abcdigits":
             name, found = "abcdigits", column(read_table(Path(path) / "log.tsv"), "needle")
+            if not run.diverged and not has_ended(run, Path(path)):
+                raise UsageError(f"{path} has not ended: --resume continues it")
             run.facts["needle"] = math.nan             # of a run that diverged before it was asked
             if found:
                 run.facts["needle"] = found[max(found)]
@@ -59,10 +64,12 @@ def rows_of(words):
     get_groups(runs)                                   # refuses runs that differ in more than seeds
 
     found = []
+    on_text = [run for run in runs if "needle" not in run.facts]
     for run in runs:
-        what, value = "loss", run.loss()
         if "needle" in run.facts:
             what, value = "needle digits", run.facts["needle"]
+        else:
+            what, value = "loss", run.loss(last_common_step(on_text))
         found.append([run.label.rpartition(" ")[0], run.seed, what, "", "", value])
     for name, of_rows in (("perplexity", perplexities), ("abcdigits", needles)):
         if tables[name]:
@@ -71,6 +78,13 @@ def rows_of(words):
     return [{"model": model, "parameters": parameters[model], "seed": seed, "what": what,
              "length": length, "setting": setting, "value": value}
             for model, seed, what, length, setting, value in found]
+
+
+def has_ended(run, folder):
+    """Whether a run on a task has had all its steps, or has learned the task before."""
+    if max(run.losses) >= int(run.flags["steps"]):
+        return True
+    return read_checkpoint(folder / "ckpt.pt")["learned"]
 
 
 def by_setting(rows, *apart):

@@ -24,7 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.compare import best_choice, flags_that_differ, mean_and_std, read_runs
+from lab.compare import (
+    best_choice,
+    flags_that_differ,
+    last_common_step,
+    mean_and_std,
+    read_runs,
+)
 from lab.figures import plain_numbers, pyplot, save
 from support.cli import Parser, UsageError, cli
 from support.models import build_model
@@ -49,7 +55,7 @@ class Model:
 
 def get_models(runs):
     """{family: its Models, each at its best rate, the smallest first}"""
-    rest, choices = {}, {}
+    rest, choices, step = {}, {}, last_common_step(runs)
     for run in runs:
         for name in flags_that_differ(runs[0], run):
             if name in ("corpus", "tokenizer", "seq_len", "batch_tokens", "steps"):
@@ -61,7 +67,7 @@ def get_models(runs):
         if run.seed in of_rate:
             raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: lab.compare "
                              "shows what differs")
-        of_rate[run.seed] = run.loss()
+        of_rate[run.seed] = run.loss(step)
     models = {family: [] for family in FAMILIES}
     for (name, parameters), rates in sorted(choices.items(), key=lambda item: item[0][1]):
         family, lr = name.partition(":")[0], best_choice(rates)

@@ -490,6 +490,37 @@ def test_a_rate_counts_for_scaling_only_with_all_its_seeds(tmp_path):
     assert [(model.lr, model.loss) for model in models] == [("0.1", 1.5)]
 
 
+@needs_matplotlib
+def test_losses_are_those_of_the_last_step_that_all_runs_have(tmp_path, monkeypatch):
+    """A run that is not finished does not stand beside others at their end."""
+    write_run(tmp_path / "a", log_of(1.0), seed=0)
+    write_run(tmp_path / "b", log_of(1.0)[:-1], seed=1)
+    runs = compare.read_runs([f"m={tmp_path}/?"])
+    model, = scaling.get_models(runs)["multiscreen"]
+    assert model.losses == {"0": 3.0, "1": 3.0}
+    fig = figures.losses(figures.pyplot(), [f"m={tmp_path}/?"])
+    assert fig.axes[0].lines[0].get_ydata().tolist() == [3.0]
+    monkeypatch.setattr(mechanisms, "read_tables", lambda words: [])
+    monkeypatch.setattr(mechanisms, "perplexities", lambda rows: [])
+    rows = mechanisms.rows_of([f"m={tmp_path}/?"])
+    assert [row["value"] for row in rows] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_run_on_abcdigits_counts_among_mechanisms_only_if_it_has_ended(tmp_path, monkeypatch,
+                                                                         learned):
+    monkeypatch.setattr(mechanisms, "read_checkpoint", lambda path: {"learned": learned})
+    monkeypatch.setattr(mechanisms, "read_tables", lambda words: [])
+    monkeypatch.setattr(mechanisms, "needles", lambda rows: [])
+    log = [*log_of(1.0)[:-1], {"step": 10, "needle": 0.9}]
+    write_run(tmp_path / "a", log, data="abcdigits")
+    if learned:
+        assert mechanisms.rows_of([f"m={tmp_path}/a"])[0]["value"] == 0.9
+    else:
+        with pytest.raises(UsageError, match="a has not ended"):
+            mechanisms.rows_of([f"m={tmp_path}/a"])
+
+
 def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
     models = [scaling.Model("m", "1", n, n, {"0": loss}) for n, loss in ((100, 3.0), (400, 1.0))]
     assert scaling.size_at(2.0, models, "parameters") == pytest.approx(200)
