@@ -94,8 +94,7 @@ def read_folder(folder, label, window=10):
     if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
         train = pasteable(f"python train.py --out {folder}")
         raise UsageError(f"{folder} holds no run: check its name, or train one, {train}")
-    lines = (folder / "flags.txt").read_text("utf-8", "replace").splitlines()
-    flags = dict(line.partition("\t")[::2] for line in lines)
+    flags = read_flags(folder)
     log = read_table(folder / "log.tsv")
     losses = {int(row["step"]): float(row["val_loss"]) for row in log if row.get("val_loss")}
     was_stopped = (folder / "diverged.txt").exists()
@@ -107,6 +106,12 @@ def read_folder(folder, label, window=10):
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = was_stopped or rose(log, losses)
     return Run(label, flags, losses, facts_of(log, window), diverged, source)
+
+
+def read_flags(folder):
+    """{name of a flag: its value} of a folder that train.py has written."""
+    lines = (folder / "flags.txt").read_text("utf-8", "replace").splitlines()
+    return dict(line.partition("\t")[::2] for line in lines)
 
 
 def column(log, name):

@@ -12,9 +12,11 @@
 
 A curve is a model as train.py names it, or a label as in mine=out/table.tsv. Runs that differ only
 in their seed share a curve: it is their mean, over what all of them have measured, with a band of
-one standard deviation. Where models were measured with several RoPE factors, `retrieval` and
-`copying` show the best at each place, chosen by its result, among those that all seeds have. The
-rows of a figure of measurements are written beside it, as .tsv, if you name it with --out.
+one standard deviation. Tables that lie beside their runs are refused if runs of one label differ in
+more than the seed, as by lab.compare. Where models were measured with several RoPE factors,
+`retrieval` and `copying` show the best at each place, chosen by its result, among those that all
+seeds have. The rows of a figure of measurements are written beside it, as .tsv, if you name it with
+--out.
 """
 import math
 import re
@@ -24,11 +26,13 @@ from pathlib import Path
 import numpy as np
 
 from lab.compare import (
+    Run,
     best_choice,
     changes_of,
     get_groups,
     last_common_step,
     mean_and_std,
+    read_flags,
     read_runs,
 )
 from lab.perplexity import positions
@@ -67,6 +71,31 @@ def curves(rows, *apart):
         of_curve.setdefault(row["seed"], []).append(row)
     keys = [dict(zip(columns, key)) for key in found]
     return {name_of(key, keys): seeds for key, seeds in zip(keys, found.values())}
+
+
+def require_equal_flags(words):
+    """Raise UsageError if runs of one label differ in more than the seed, where they are known.
+
+    words: tables as on a command line. Beside a table of train.py's folder are the run's flags.
+    """
+    runs = {}
+    for label, path in named_paths(words):
+        folder = Path(path).parent
+        if (folder / "flags.txt").exists():
+            flags = read_flags(folder)
+            name = label or f"{flags['model']}, {flags['parameters']} parameters"
+            runs[name, folder] = Run(name, flags, {}, {}, False, {})
+    get_groups(runs.values())
+
+
+def print_steps(rows):
+    """Print after how many steps a model was measured, if its seeds differ in it."""
+    steps = {}
+    for row in rows:
+        steps.setdefault((row["model"], row["parameters"]), set()).add(int(row["step"]))
+    for (model, _), found in steps.items():
+        if len(found) > 1:
+            print(f"{model}: its runs were measured after {min(found):,} to {max(found):,} steps")
 
 
 def shared(seeds, unit):
@@ -543,7 +572,10 @@ def main():
     args = p.parse_args()
     plt, out = pyplot(), args.out or Path("out") / f"{args.figure}.png"
     if args.figure in OF_ROWS:
+        require_equal_flags(args.tables)
         rows = read_tables(args.tables, by_step=args.figure == "copying_steps")
+        if args.figure != "copying_steps":
+            print_steps(rows)
         if args.out:
             keep_rows(out.with_suffix(".tsv"), rows)
         fig = OF_ROWS[args.figure](plt, rows)

@@ -530,7 +530,7 @@ def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
 def row_of(**cells):
     """A row of a measurement."""
     row = dict.fromkeys(RUN, "") | {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16",
-                                    "swe": "", "factor": ""}
+                                    "step": "9", "swe": "", "factor": ""}
     return row | cells | {"hash": "w-c"}
 
 
@@ -590,6 +590,20 @@ def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_kno
                                            nats="1 2 3 4", first_right="", four_right="")])
         labels = fig.axes[0].get_legend_handles_labels()[1]
         assert ("guessing a letter or digit" in labels) == expected
+
+
+@needs_matplotlib
+def test_a_figure_has_no_mean_of_runs_that_differ_in_more_than_the_seed(call, tmp_path, capsys):
+    for seed, rate in enumerate((0.1, 0.1, 0.2)):
+        folder = write_run(tmp_path / f"m-{seed}", log_of(1.0), seed=seed, lr=rate)
+        write_table(folder / "copying.tsv", [row_of(
+            nats="1 2", string="0", distances="128", seed=str(seed), step=str(1000 + seed),
+            first_right="", four_right="")])
+    call(figures, "copying", "mine=m-[01]/copying.tsv")
+    assert "mine: its runs were measured after 1,000 to 1,001 steps" in capsys.readouterr().out
+    for word in ("mine=m-*/copying.tsv", "m-*/copying.tsv"):
+        with pytest.raises(UsageError, match="differ in lr"):
+            call(figures, "copying", word)
 
 
 @needs_matplotlib
