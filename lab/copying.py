@@ -162,10 +162,10 @@ def main():
                    help="tokens of text before the first string [0]")
     args = p.parse_args()
     run = Measurement(args, "copying")
+    require_text(run.tokenizer, "copying a string")
     if run.tokenizer.name != "bytes":
         raise UsageError(f"{args.ckpt} was trained with --tokenizer {run.tokenizer.name}: this "
                          "measurement counts characters, so it needs a model of bytes")
-    require_text(run.tokenizer, "copying a string")
     distances = sorted(set(args.distances))
     least = distances[-1] + args.before
 
