@@ -98,13 +98,39 @@ def print_steps(rows):
             print(f"{model}: its runs were measured after {min(found):,} to {max(found):,} steps")
 
 
-def shared(seeds, unit):
-    """{seed: its rows}, less those for whose document, or other unit, another seed has no row."""
-    units = set.intersection(*({row[unit] for row in rows} for rows in seeds.values()))
+def shared(groups, unit):
+    """{key: its rows}, less those for whose document, or other unit, another key has no row.
+
+    groups: {key: rows}, where a key is a seed, or a (factor, seed).
+    """
+    units = set.intersection(*({row[unit] for row in rows} for rows in groups.values()))
     if not units:
-        model = next(iter(seeds.values()))[0]["model"]
+        model = next(iter(groups.values()))[0]["model"]
         raise UsageError(f"the seeds of {model} have no {unit} in common: measure them on one text")
-    return {seed: [row for row in rows if row[unit] in units] for seed, rows in seeds.items()}
+    return {key: [row for row in rows if row[unit] in units] for key, rows in groups.items()}
+
+
+def by_factor(seeds):
+    """{(RoPE factor, seed): its rows} of {seed: rows}."""
+    found = {}
+    for seed, rows in seeds.items():
+        for row in rows:
+            found.setdefault((row["factor"], seed), []).append(row)
+    return found
+
+
+def best_factor(costs, where):
+    """(factor, {seed: its cost}) of the RoPE factor that costs least. costs: {(factor, seed): cost}
+
+    where: what was measured, in words. Raises UsageError if no factor has all seeds.
+    """
+    choices = {}
+    for (factor, seed), cost in costs.items():
+        choices.setdefault(factor, {})[seed] = cost
+    factor = best_choice(choices)
+    if factor is None:
+        raise UsageError(f"no RoPE factor {where} was measured with all seeds: measure them alike")
+    return factor, choices[factor]
 
 
 def name_of(curve, others):
@@ -274,34 +300,42 @@ def by_end(rows):
     If there are several RoPE factors, the best one at each distance makes one more curve.
     """
     names = one_of([{"ends": "same another"} | row for row in rows], "ends").split()
-    found = {}
-    for name, seeds in curves(rows, "string", "nats", "first_right", "four_right").items():
-        y = [np.mean([numbers(row) for row in of_seed], axis=0)
-             for of_seed in shared(seeds, "string").values()]
-        found[name] = dict(zip(names, np.array(y).reshape(len(y), len(names), -1).swapaxes(0, 1)))
-    scaled = {}
-    for name in found:
-        model, comma, factor = name.partition(", RoPE ×")
-        scaled.setdefault(model, {})[factor] = found[name]
-    for model, factors in scaled.items():
+
+    def means(groups):
+        """{key: the means over the strings that all keys have (ends, distances)}"""
+        return {key: np.mean([numbers(row) for row in found], axis=0).reshape(len(names), -1)
+                for key, found in shared(groups, "string").items()}
+
+    found, best = {}, {}
+    apart = ("string", "nats", "first_right", "four_right")
+    for name, seeds in curves(rows, "factor", *apart).items():
+        factors = {row["factor"] for of_seed in seeds.values() for row in of_seed}
         if len(factors) > 1:
-            for factor in factors:
+            best[f"{name} + best RoPE scaling"] = best_by_distance(means(by_factor(seeds)), names)
+        for factor in factors:
+            if factor == "" or len(factors) == 1:
+                plain = {seed: of_seed for (x, seed), of_seed in by_factor(seeds).items()
+                         if x == factor}
+                of_factor = name
                 if factor:
-                    del found[f"{model}, RoPE ×{factor}"]
-            found[f"{model} + best RoPE scaling"] = best_by_distance(factors)
-    return found
+                    of_factor += f", RoPE ×{factor}"
+                found[of_factor] = means(plain)
+    return {name: {end: np.array([costs[n] for costs in of_seeds.values()])
+                   for n, end in enumerate(names)} for name, of_seeds in (found | best).items()}
 
 
-def best_by_distance(factors):
-    """{end: (seeds, distances)} of the factor with which `same` costs least at each distance."""
-    first = next(iter(factors.values()))
-    best = {end: np.empty_like(costs) for end, costs in first.items()}
-    for n in range(first["same"].shape[1]):
-        choices = {factor: dict(enumerate(ends["same"][:, n])) for factor, ends in factors.items()}
-        factor = best_choice(choices)
-        for end in best:
-            best[end][:, n] = factors[factor][end][:, n]
-    return best
+def best_by_distance(costs, names):
+    """{seed: costs (ends, distances)} of the factor with which `same` costs least at each distance.
+
+    costs: {(factor, seed): (ends, distances)}; names: of the ends.
+    """
+    best = {}
+    for n in range(next(iter(costs.values())).shape[1]):
+        same = {key: of_key[names.index("same"), n] for key, of_key in costs.items()}
+        factor, of_seeds = best_factor(same, "at these distances")
+        for seed in of_seeds:
+            best.setdefault(seed, []).append(costs[factor, seed][:, n])
+    return {seed: np.stack(columns, axis=1) for seed, columns in best.items()}
 
 
 def print_copying(found, x):
@@ -435,20 +469,15 @@ def retrieval(plt, rows):
 
 def best_cells(seeds):
     """{(length, depth): {seed: share}} of {seed: rows}, with the best RoPE factor in each cell."""
-    places = {}
-    for seed, rows in seeds.items():
+    costs = {}
+    for key, rows in by_factor(seeds).items():
         for row in rows:
-            by_factor = places.setdefault((int(row["length"]), float(row["depth"])), {})
-            by_factor.setdefault(row["factor"], {})[seed] = float(row["accuracy"])
+            place = int(row["length"]), float(row["depth"])
+            costs.setdefault(place, {})[key] = -float(row["accuracy"])
     best = {}
-    for place, by_factor in sorted(places.items()):
-        misses = {factor: {seed: 1 - share for seed, share in shares.items()}
-                  for factor, shares in by_factor.items()}
-        factor = best_choice(misses)
-        if factor is None:
-            raise UsageError(f"no RoPE factor at length {place[0]}, depth {place[1]} was measured "
-                             "with all seeds: measure them alike")
-        best[place] = by_factor[factor]
+    for (length, depth), of_cell in sorted(costs.items()):
+        _, of_seeds = best_factor(of_cell, f"at length {length}, depth {depth}")
+        best[length, depth] = {seed: -cost for seed, cost in of_seeds.items()}
     return best
 
 

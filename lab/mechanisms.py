@@ -19,9 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.compare import best_choice, column, get_groups, last_common_step, read_folder
+from lab.compare import column, get_groups, last_common_step, read_folder
 from lab.figures import (
     best_cells,
+    best_factor,
+    by_factor,
     curves,
     keep_rows,
     mean_by_length,
@@ -104,12 +106,11 @@ def perplexities(rows):
     one_of(rows, "data")
     for model, setting, seeds in by_setting(rows, "document", "nats"):
         for position in (64, L):
-            n, choices = positions(L).index(position), {}
-            for seed, of_seed in shared(seeds, "document").items():
-                for factor in {row["factor"] for row in of_seed}:
-                    nats = [numbers(row)[n] for row in of_seed if row["factor"] == factor]
-                    choices.setdefault(factor, {})[seed] = np.exp(np.mean(nats))
-            for seed, value in choices[best_choice(choices)].items():
+            n = positions(L).index(position)
+            costs = {key: np.exp(np.mean([numbers(row)[n] for row in found]))
+                     for key, found in shared(by_factor(seeds), "document").items()}
+            _, of_seeds = best_factor(costs, f"at position {position}")
+            for seed, value in of_seeds.items():
                 yield model, seed, "perplexity", position, setting, value
 
 

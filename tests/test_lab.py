@@ -558,6 +558,29 @@ def test_the_best_factor_of_a_cell_is_one_that_all_seeds_have():
     assert figures.best_cells(rows) == {(256, 0.5): {"0": 0.3, "1": 0.5, "2": 0.4}}
 
 
+def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have():
+    """Factor 4 was measured on the cheap text alone, where it is no better than the others."""
+    measured = [("", "a", 1.0), ("", "b", 3.0), ("4", "a", 1.5)]
+    rows, strings = [], []
+    for seed in "01":
+        for factor, text, nats in measured:
+            row = row_of(seed=seed, factor=factor)
+            strings.append(row | {"string": text, "distances": "128", "nats": f"{nats} {nats}"})
+            rows.append(row | {"document": text, "length": "91", "data": "d",
+                               "nats": " ".join([str(nats)] * 4)})
+    found = figures.by_end(strings)
+    assert found["m"]["same"].tolist() == [[2.0], [2.0]]
+    assert found["m + best RoPE scaling"]["same"].tolist() == [[1.0], [1.0]]
+    values = [value for *_, position, setting, value in mechanisms.perplexities(rows)
+              if setting == "RoPE"]
+    assert values == pytest.approx([math.e] * 4)
+
+    for read, measured in ((figures.by_end, strings), (mechanisms.perplexities, rows)):
+        one_seed_each = [row for row in measured if (row["factor"] == "4") == (row["seed"] == "1")]
+        with pytest.raises(UsageError, match="measured with all seeds"):
+            list(read(one_seed_each))
+
+
 def test_two_runs_of_one_model_and_seed_are_not_drawn_as_one(tmp_path):
     for name in "ab":
         write_table(tmp_path / f"{name}.tsv", [row_of(nats="1", step="5" if name == "a" else "6")])
