@@ -72,6 +72,7 @@ def train(out, args, ckpt=None, init=None):
         load_weights(model, ckpt["weights"], out / "ckpt.pt")
     elif init:
         load_weights(model, init["weights"], args.init)
+    run.import_all(model)
     make_fast(model, args)                             # in place: choose the screen, compile
 
     # What a checkpoint holds, except for what `save` adds. `texts` are those of all modules that

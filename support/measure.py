@@ -28,7 +28,7 @@ import numpy as np
 
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
 from support.models import count_parameters, has_windows
-from support.run import ROOT, identity, load_checkpoint
+from support.run import ROOT, identity, import_all, load_checkpoint
 from support.tables import add_row, as_text, read_table
 
 # ---------------------------------------------------------------------------------- the flags
@@ -90,6 +90,7 @@ class Measurement:
                     "seed": self.flags["seed"], "seq_len": self.T_train,
                     "tokenizer": self.tokenizer.name,
                     "dtype": str(dtype or "float32").removeprefix("torch."), "step": ckpt["step"]}
+        import_all(self.model)
         # What a notebook has defined is in no file: no later row is known to be of the same code.
         self.hash = identity(ckpt) or f"notebook-{time.time_ns()}"
 

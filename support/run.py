@@ -29,14 +29,14 @@ from support import distributed as dist
 from support.cli import UsageError, is_out_of_memory
 from support.data import get_tokenizer, is_run
 from support.fast import choose_screen
-from support.models import build_model, has_windows
+from support.models import build_model, has_windows, random_states, set_random_states
 
 ROOT = Path(multiscreen.__file__).parent
 # Flags that do not say what is trained, and those that only say how far and how often.
 FREE = ("out", "resume", "force", "device", "shard", "compile")
 LENGTH = ("steps", "log_every", "eval_every", "save_every")
 # Files of support/ on which numbers depend. The others only load, print and keep them.
-COMPUTING = ("support/data.py", "support/measure.py", "support/windowed.py")
+COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/windowed.py")
 # What reading a damaged file raises, or one of another kind: zipfile, pickle and PyTorch's reader.
 DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, NotImplementedError, RuntimeError,
           ValueError)
@@ -266,6 +266,16 @@ def load_checkpoint(path, device="cpu", dtype=None):
 
 
 # ------------------------------------------------------------------------------------ the code
+
+@torch.no_grad()
+def import_all(model):
+    """Run a model on two tokens: what its `forward` imports is loaded then, and `texts` has it."""
+    state, training = random_states(), model.training
+    model.eval()
+    model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device))
+    model.train(training)
+    set_random_states(state)
+
 
 def texts():
     """{path: text} of our code and yours, of the modules that are loaded now.

@@ -115,17 +115,22 @@ def test_other_weights_another_tokenizer_or_other_products_are_measured_anew(
     assert fill(measurement(path, table), [1]) == [("", "", 1)]
 
 
+@pytest.mark.parametrize("at_top", [True, False])
 def test_an_edit_in_a_helper_that_your_class_imports_is_measured_anew(
-        checkpoints, tmp_path, monkeypatch):
+        checkpoints, tmp_path, monkeypatch, at_top):
     """And if you undo it, the rows of before count again, also in figures."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for name in ("mine", "its_helper"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "its_helper.py").write_text("FACTOR = 1.0\n")
+    top, inside = "import its_helper\n", ""
+    if not at_top:
+        top, inside = "", "        import its_helper\n"
     (tmp_path / "mine.py").write_text(
-        "import its_helper\nfrom multiscreen import GatedScreeningTiles\n\n\n"
+        f"{top}from multiscreen import GatedScreeningTiles\n\n\n"
         "class Tiles(GatedScreeningTiles):\n"
-        "    def bound(self, h):\n        return its_helper.FACTOR * h\n")
+        f"    def bound(self, h):\n{inside}        return its_helper.FACTOR * h\n")
     importlib.invalidate_caches()
     path, table = checkpoints["multiscreen"], tmp_path / "t.tsv"
     change(path, model="multiscreen:mine.Tiles")
