@@ -196,11 +196,13 @@ def get_groups(runs, by=None):
             raise UsageError(f"--by {by} is no flag of {run.label}")
         name = f"{run.label}, {by} {run.flags[by]}" if by else run.label
         groups.setdefault(name, []).append(run)
-    for name, (first, *others) in groups.items():
-        for n, run in enumerate(others):
-            if run.seed in [other.seed for other in (first, *others[:n])]:
+    for name, group in groups.items():
+        first, seeds = group[0], set()
+        for run in group:
+            if run.seed in seeds:
                 raise UsageError(f"{name} has seed {run.seed} twice: label the runs, as in "
                                  "mine=out")
+            seeds.add(run.seed)
             if different := flags_that_differ(first, run):
                 raise UsageError(f"{name} has runs that differ in {' and '.join(different)}: label "
                                  f"them, as in mine=out, or try --by {different[0]}")

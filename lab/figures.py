@@ -230,7 +230,8 @@ def save(fig, path):
     """Write a figure, with one legend of all its axes below it."""
     handles = {}
     for ax in fig.axes:
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
+        for handle, label in zip(*ax.get_legend_handles_labels()):
+            handles[label] = handle
     if handles:
         fig.legend(handles.values(), handles, loc="outside lower center", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -94,9 +94,11 @@ def by_setting(rows, *apart):
     for seeds in curves(rows, "factor", *apart).values():
         first = next(iter(seeds.values()))[0]
         plain = {seed: [row for row in rows if not row["factor"]] for seed, rows in seeds.items()}
-        if all(plain.values()):
+        all_have_plain = all(plain.values())
+        has_factors = plain != seeds
+        if all_have_plain:
             yield first["model"], "SWE" if first["swe"] else "", plain
-        if plain != seeds and not first["swe"]:
+        if has_factors and not first["swe"]:
             yield first["model"], "RoPE", seeds
 
 
@@ -138,6 +140,9 @@ def get_lines(rows):
         if row["what"] == "perplexity":
             if row["length"] == "64":
                 continue
+            if (row["model"], row["seed"]) not in at_64:
+                raise UsageError(f"{row['model']}, seed {row['seed']}, was not measured as "
+                                 "trained: measure it with --rope-scale 1, too")
             value /= at_64[row["model"], row["seed"]]
             name += " / 64"
         if row["what"] == "needles":
@@ -152,8 +157,15 @@ def columns_of(lines):
     """The columns of the table: loss, perplexity, and needles by length."""
     found = {name for values in lines.values() for name in values if name != "needle digits"}
     order = ("loss", "perplexity", "needles")
-    return sorted(found, key=lambda name: (order.index(name.split()[0]),
-                                           [int(length) for length in name.split()[1:2]]))
+
+    def place(name):
+        what, *more = name.split()
+        length = 0
+        if more:
+            length = int(more[0])
+        return order.index(what), length
+
+    return sorted(found, key=place)
 
 
 def print_lines(lines, columns):

@@ -143,17 +143,6 @@ def test_a_folder_without_a_submission_is_explained(tmp_path):
         autograder.main(["--root", str(tmp_path)])
 
 
-def test_each_exercise_has_its_minutes_which_the_course_shows():
-    names = {test for part in sorted((ROOT / "course/exercises").glob("test_part*.py"))
-             for test in re.findall(r"^def test_(\w+)\(", part.read_text(), re.M)}
-    assert autograder.read_minutes().keys() == names
-    for line in autograder.MINUTES.read_text().splitlines()[1:]:
-        exercise, test, minutes, difficulty = line.split("\t")
-        name = {"cache": "KeyCache"}.get(test, test)
-        if "." in exercise:
-            assert f"| {exercise} | `{name}` | {minutes} | {difficulty} |" in COURSE
-
-
 # ------------------------------------------------------------------------------- the hand-out
 
 @pytest.fixture(scope="module")
