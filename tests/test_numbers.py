@@ -272,21 +272,32 @@ def test_copying_at_equal_steps():
 def test_the_controls_of_copying():
     rows = read_table(FOLDER / "copying_controls.tsv")
 
-    def means(before, candidates, column="nats"):
+    def means(before="0", candidates="1", column="nats", seed="32", model="multiscreen"):
+        wanted = {"before": before, "candidates": candidates, "seed": seed, "model": model}
+        wanted["swe"] = "yes" if model == "multiscreen" else ""
         found = [[float(x) for x in row[column].split()] for row in rows
-                 if row["before"] == before and row["candidates"] == candidates and row["swe"]]
+                 if wanted.items() <= row.items()]
         assert len(found) == 8
         return np.mean(found, axis=0)
 
-    ends = means("0", "1").reshape(4, 4)
-    after_text = means("4096", "1").reshape(4, 3)
     text = COPYING[COPYING.index("**The controls.**") :]
     said = rows_of(text, "nats per character at a distance of")
     cells = [[x.strip() for x in row[1:] if x.strip()] for row in said]
+    ends, after_text = means().reshape(4, 4), means("4096").reshape(4, 3)
     assert cells == [[f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
     for k, *shares_of_right in rows_of(COPYING, "k"):
         right = [*means("0", k, "first_right"), *means("0", k, "four_right")]
         assert shares_of_right == [f"{x:.0%}" for x in right]
+
+    gains = []
+    for model in ("multiscreen", "transformer:6,4,112:local"):
+        same, another, reordered, _ = means(seed="35", model=model).reshape(4, 4)
+        gains += [another - same, reordered - same]
+        same, another, _, _ = means("4096", seed="35", model=model).reshape(4, 3)
+        gains.append(another - same)
+    cells = [[x.strip() for x in row[1:] if x.strip()]
+             for row in rows_of(text, "gain after 3,000 steps")]
+    assert cells == [[f"{x:.2f}" for x in gain] for gain in gains]
 
 
 def test_the_best_scaling_of_copying():
