@@ -376,7 +376,7 @@ def test_a_string_is_copied_only_where_a_character_is_a_token(call, checkpoints,
     monkeypatch.setattr(measure, "load_checkpoint", lambda *inputs: [
         SimpleNamespace(name="gpt2", eot_token=0) if hasattr(x, "encode_ordinary") else x
         for x in load_checkpoint(*inputs)])
-    with pytest.raises(UsageError, match="whose --tokenizer is bytes, not gpt2"):
+    with pytest.raises(UsageError, match="was trained with --tokenizer gpt2"):
         call(copying, "--ckpt", checkpoints["multiscreen"], "--device", "cpu")
 
 
