@@ -252,7 +252,10 @@ def training_step(model, name, length, args):
     def step():
         x = torch.randint(model.config.vocab_size, (B, length + 1), device=model.W_E.device)
         model.loss(x[:, :-1].contiguous(), x[:, 1:].contiguous()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"] or math.inf)
+        if flags["clip"] > 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"])
+        else:
+            torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
