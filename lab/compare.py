@@ -32,7 +32,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cli import Parser, UsageError, at_least, cli, pasteable
+from support.cli import Parser, UsageError, at_least, cli
 from support.tables import named_paths, print_table, read_table, write_table
 
 FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
@@ -92,8 +92,7 @@ def read_row(row, label):
 def read_folder(folder, label, window=10):
     """The Run in a folder that train.py has written."""
     if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
-        train = pasteable(f"python train.py --out {folder}")
-        raise UsageError(f"{folder} holds no run: check its name, or train one, {train}")
+        raise UsageError(f"{folder} is not the folder of a run: name one that train.py has written")
     flags = read_flags(folder)
     log = read_table(folder / "log.tsv")
     losses = {int(row["step"]): float(row["val_loss"]) for row in log if row.get("val_loss")}
