@@ -494,13 +494,12 @@ def main(argv=None):
         ckpt = run.find(out, command)
         init = read_checkpoint(command.init) if command.init and not ckpt else None
         args = get_args(argv, ckpt, init)
-        if ckpt and ckpt["learned"]:
-            print(f"{out} is already finished, at step {ckpt['step']}: it has learned the task")
-        elif ckpt and ckpt["step"] >= args.steps:
-            print(f"{out} is already finished, at step {ckpt['step']}: a larger --steps continues "
-                  "it")
-        else:
+        if not ckpt or ckpt["step"] < args.steps and not ckpt["learned"]:
             train(out, args, ckpt, init)
+        else:
+            run.require_same_flags(ckpt, args)
+            end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
+            print(f"{out} is already finished, at step {ckpt['step']}: {end}")
     dist.leave()
 
 

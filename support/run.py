@@ -118,6 +118,19 @@ def find(out, args):
                      "--out starts a new one")
 
 
+def require_same_flags(ckpt, args):
+    """Raise UsageError if a run that is finished was trained with other flags than the command's.
+
+    Its numbers would pass for those of another recipe. Texts may have moved, so --data is free.
+    """
+    for name, x in vars(args).items():
+        before = ckpt["args"].get(name)
+        if name not in (*FREE, *LENGTH, "data", "val", "recompute") and x not in (before, "auto"):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{args.out} is already finished, with {flag} {as_text(before)} and "
+                             f"not {as_text(x)}: name another --out, or a larger --steps")
+
+
 def begin(out, state):
     """Write flags.txt, log.tsv and source/. A new run deletes what an old one left behind."""
     if state["step"] == 0:

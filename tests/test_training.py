@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path)
 
 def test_five_random_kills_change_nothing(tmp_path):
     """SIGKILL at any moment, then the same command again."""
-    flags = ["--resume", *SMALL, "--steps", "60", "--save-every", "1", "--log-every", "1",
+    flags = ["--resume", *SMALL, "--steps", "40", "--save-every", "1", "--log-every", "1",
              "--eval-every", "20", "--data", str(tmp_path / "text.txt")]
     begin = time.perf_counter()
     whole = fit(tmp_path / "whole", *flags)
