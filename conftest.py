@@ -2,7 +2,10 @@
 
 Each run draws other examples. A failure prints what draws it again.
 """
+import torch
 from hypothesis import settings
+
+torch.set_num_threads(1)                               # on small tensors a second one costs time
 
 # derandomize is given because Hypothesis turns it on by itself where the variable CI is set.
 FRESH = settings(deadline=None, derandomize=False, print_blob=True)

@@ -214,11 +214,11 @@ def arrays_of(data):
 
 
 @contextmanager
-def full_disk():
-    """Inside, the disk is full after 9 bytes of each file."""
+def full_disk(size=9):
+    """Inside, the disk is full after `size` bytes of each file."""
     resource = pytest.importorskip("resource")         # Windows has none
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:

@@ -45,13 +45,14 @@ def fork_process(rank, processes, port, flags, code):
 
 def main(jobs):
     torch.set_num_threads(1)
+    failed = False
     for processes, flags, *code in jobs:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
         pids = [fork_process(rank, processes, port, flags, "".join(code))
                 for rank in range(processes)]
-        if any([os.waitpid(pid, 0)[1] for pid in pids]):
-            sys.exit(1)
+        failed |= any([os.waitpid(pid, 0)[1] for pid in pids])
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -866,6 +866,7 @@ def test_a_name_of_an_idea_is_one_code_and_one_list_of_flags(tmp_path, monkeypat
         check("mine", "--lr 0.1", [0])
 
 
+@pytest.mark.slow
 def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_saved(tmp_path):
     (tmp_path / "out/idea/original-0").mkdir(parents=True)
     (tmp_path / "own.txt").write_text("some text of my own, " * 200)

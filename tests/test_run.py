@@ -1,4 +1,5 @@
 """Tests of support/run.py: a run's folder stays whole, and its checkpoint is checked."""
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -12,8 +13,7 @@ import train
 from support import run as folders
 from support.cli import UsageError, pasteable
 from support.run import read_checkpoint
-from tests.helpers import ROOT, SMALL, TEXT, fit, read_table
-from tests.helpers import run as run_python
+from tests.helpers import ROOT, SMALL, TEXT, fit, full_disk, read_table
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
 
@@ -63,24 +63,20 @@ def test_a_folder_in_use_is_refused(run):
 
 # --------------------------------------------------------------- disks and damaged checkpoints
 
-@pytest.mark.parametrize("name", ["ckpt.pt", "log.tsv"])
-def test_a_full_disk_names_the_file_and_leaves_the_checkpoint_that_was_there(run, name):
+@pytest.mark.parametrize("name, size", [("ckpt.pt", 30_000), ("log.tsv", 300)])
+def test_a_full_disk_names_the_file_and_leaves_the_checkpoint_that_was_there(
+        run, monkeypatch, capsys, name, size):
     out, _ = run
     before = (out / "ckpt.pt").read_bytes()
-    limit = 30_000 if name == "ckpt.pt" else 300
-    code = """if True:
-        import resource, sys, train
-        from support.cli import cli
-        limit, *argv = sys.argv[1:]
-        right = train.run.begin
-        def begin(*inputs):
-            right(*inputs)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-        train.run.begin = begin
-        cli(lambda: train.main(argv))"""
-    done = run_python("-c", code, limit, "--resume", "--out", out, "--steps", "9")
-    assert done.returncode == 1
-    assert done.stderr == f"error: {out / name}: File too large\n"
+    begin = folders.begin
+    with contextlib.ExitStack() as disk, pytest.raises(OSError) as e:
+        def fill_up(*inputs):
+            begin(*inputs)
+            disk.enter_context(full_disk(size))
+
+        monkeypatch.setattr(folders, "begin", fill_up)
+        resume(out, "--steps", "9")
+    assert (e.value.filename, e.value.strerror) == (str(out / name), "File too large")
     assert (out / "ckpt.pt").read_bytes() == before
     assert not [*out.glob("*.tmp")]
 
@@ -175,23 +171,24 @@ def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
     assert said.count("validation loss") == 1
 
 @pytest.mark.parametrize("data", ["text.txt", "abcdigits"])
-def test_the_command_that_a_run_ends_with_works_where_it_is_printed(tmp_path, data):
+def test_the_command_that_a_run_ends_with_works_where_it_is_printed(
+        tmp_path, monkeypatch, capsys, data):
     """In a folder of your own, with your own class and a name that a shell would split."""
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "mine.py").write_text("from multiscreen import GatedScreeningTiles\n\n\n"
                                       "class Tiles(GatedScreeningTiles):\n    pass\n")
-    env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
-    done = run_python(ROOT / "train.py", *SMALL, "--data", data, "--digits", "2", "--steps", "1",
-                      "--seq-len", "64", "--model", "multiscreen:mine.Tiles", "--out", "my run",
-                      cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    command = done.stdout.splitlines()[-1].removeprefix("next: ")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    train.main([*SMALL, "--data", data, "--digits", "2", "--steps", "1", "--seq-len", "64",
+                "--model", "multiscreen:mine.Tiles", "--out", "my run"])
+    del sys.modules["mine"]
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("next: ")
     flags = " --tokens 4 --device cpu"
     if data == "abcdigits":
         flags = " --lengths 160 --depths 0.5 --trials 1 --device cpu"
-    pasted = subprocess.run(command + flags, shell=True, cwd=tmp_path, text=True,
-                            capture_output=True, env=env | {
-                                "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"})
+    env = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    pasted = subprocess.run(command + flags, shell=True, text=True, capture_output=True, env=env)
     assert pasted.returncode == 0, pasted.stderr
 
 

@@ -1,8 +1,5 @@
 """Tests of several processes: they get the numbers of one, and all stop together."""
 import json
-import os
-import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,20 +9,10 @@ import torch
 from multiscreen import GatedScreeningTiles
 from support.cli import get_device
 from support.run import read_checkpoint
-from tests.helpers import ROOT, SMALL, TEXT, fit, read_table, run
+from tests.helpers import SMALL, TEXT, fit, read_table, run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
 STEP = ["--batch-tokens", "256", "--log-every", "1"]
-
-
-def torchrun(n, *flags, code):
-    """Start `train.py FLAGS` in n processes; each runs `code` first."""
-    script = f"{code}\nimport train, support.cli; support.cli.cli(train.main)"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n,
-               "--no_python", sys.executable, "-c", script, *SMALL, *STEP, *flags]
-    return subprocess.Popen([*map(str, command)], cwd=ROOT,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
 
 
 def losses(out):
@@ -44,31 +31,49 @@ loss.calls = 0
 multiscreen.Multiscreen.loss = loss
 """
 
+SIGNAL_TO_ONE = """
+import os, signal, sys, time, torch
+right_save, right_step, steps = torch.save, torch.optim.AdamW.step, []
+def save(*inputs):
+    time.sleep(0.3)
+    right_save(*inputs)
+    print("saved at last", file=sys.stderr, flush=True)
+def step(self, *inputs, **options):
+    steps.append(self)
+    if len(steps) == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return right_step(self, *inputs, **options)
+torch.save, torch.optim.AdamW.step = save, step
+"""
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(a folder of runs of several processes, their output).
 
     Two processes with a copy of the model each. Two that share one copy, resumed by one process,
-    then by two. Four, two to a copy. Last, a run that fails.
+    then by two. Four, two to a copy. Last, a run that fails and one that is stopped.
     """
     folder = tmp_path_factory.mktemp("scale")
     (folder / "text.txt").write_text(TEXT)
-    two, shared, four, bad = (str(folder / name) for name in ("two", "shared", "four", "bad"))
+    names = ("two", "shared", "four", "bad", "stopped")
+    two, shared, four, bad, stopped = (str(folder / name) for name in names)
     new = [*SMALL, *STEP, "--data", str(folder / "text.txt"), "--out"]
     jobs = [(2, [*new, two, "--steps", "6"]),
             (2, [*new, shared, "--steps", "2", "--shard", "2"]),
             (1, ["--resume", "--out", shared, "--steps", "4"]),
             (2, ["--resume", "--out", shared, "--steps", "6", "--shard", "2", "--recompute"]),
             (4, [*new, four, "--steps", "2", "--shard", "2", "--batch-size", "2"]),
-            (2, [*new, bad, "--steps", "99"], NAN_IN_ONE)]
+            (2, [*new, bad, "--steps", "99"], NAN_IN_ONE),
+            (2, [*new, stopped, "--steps", "99"], SIGNAL_TO_ONE)]
     return folder, run("-m", "tests.processes", json.dumps(jobs))
 
 
+@pytest.mark.slow
 def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_path, trained):
     folder, said = trained
     whole = fit(tmp_path / "one", "--steps", "6", *STEP)
-    assert said.stdout.count("cpu in 2 processes") == 4
+    assert said.stdout.count("cpu in 2 processes") == 5
     assert said.stdout.count("validation loss") == 5, said.stderr
     for row, expected in zip(losses(folder / "four"), losses(tmp_path / "one")[:2], strict=True):
         assert row == pytest.approx(expected, rel=2e-4)
@@ -85,6 +90,7 @@ def test_several_processes_compute_what_one_computes_and_resume_each_other(tmp_p
     assert float(last[0]["val_loss"]) == pytest.approx(float(last[1]["val_loss"]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_in_one_process_stops_all(trained):
     folder, said = trained
     assert said.returncode != 0
@@ -93,46 +99,16 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_all(trained):
     assert not (folder / "bad/ckpt.pt").exists()
 
 
-def wait_for(process, step):
-    for line in process.stdout:
-        if line.split("/")[0].strip() == str(step):
-            return
-    pytest.fail(process.stderr.read())
-
-
-def children(process):
-    """The IDs of the processes that torchrun started."""
-    listed = f"/proc/{process.pid}/task/{process.pid}/children"
-    with open(listed) as file:
-        return [int(pid) for pid in file.read().split()]
-
-
-SLOW_TO_SAVE = """
-import sys, time, torch
-right = torch.save
-def save(*inputs):
-    time.sleep(1)
-    right(*inputs)
-    print("saved at last", file=sys.stderr, flush=True)
-torch.save = save
-"""
-
-
-def test_a_signal_to_one_process_saves_and_stops_all(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT)
-    flags = ["--data", tmp_path / "text.txt", "--out", tmp_path / "out", "--steps", 10**6]
-    process = torchrun(2, *flags, code=SLOW_TO_SAVE)
-    wait_for(process, 3)
-    os.kill(children(process)[-1], signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
-
-    # Once a process ends, torchrun gives the others 30 seconds; none may end while the first saves.
-    assert "closing signal" not in errors.partition("saved at last")[0]
-    step = read_checkpoint(tmp_path / "out/ckpt.pt")["step"]
-    assert step >= 3
-    assert f"stopped at step {step}, saved" in errors
-    assert losses(tmp_path / "out")[-1][0] == step
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_and_stops_all(trained):
+    """Once a process ends, torchrun gives the others 30 seconds; none may end while 0 saves."""
+    folder, said = trained
+    assert read_checkpoint(folder / "stopped/ckpt.pt")["step"] == 3
+    assert losses(folder / "stopped")[-1][0] == 3
+    before, after = said.stderr.split("saved at last")
+    assert "stopped at" not in before
+    for rank in (0, 1):
+        assert f"process {rank}: KeyboardInterrupt('stopped at step 3, saved" in after
 
 
 def test_a_process_works_on_its_own_gpu(monkeypatch):

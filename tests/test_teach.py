@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import multiscreen
+from course.exercises import handout
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
 from support.cli import UsageError
@@ -24,8 +25,7 @@ def packed(folder, *flags):
     """What course.exercises.handout packs, unpacked."""
     if not (ROOT / ".git").exists():
         pytest.skip("no git repository")
-    out = run("-m", "course.exercises.handout", "--out", folder / "made.zip", *flags)
-    assert (out.returncode, out.stderr) == (0, "")
+    handout.main(["--out", str(folder / "made.zip"), *flags])
     shutil.unpack_archive(folder / "made.zip", folder / "made")
     return folder / "made"
 
@@ -66,15 +66,20 @@ def graded(root, monkeypatch, *names):
     return {test["name"].split()[1]: test for test in results["tests"]}, results
 
 
+@pytest.mark.slow
 def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch, capsys):
-    """mipe is not mipe_angle. Submitted copies of the tests, and of what they use, are ignored."""
+    """Even if they end the program or delete its folder. mipe is not mipe_angle.
+
+    Submitted copies of the tests, and of what they use, are ignored.
+    """
     submission = root / "submission"
     edit(submission / "part1_screening.py", "(1 - (1 - s) / r)", "(1 - (1 - s) * r)")
     edit(submission / "part1_screening.py", "math.pi * gamma", "gamma")
     for name in ("conftest.py", "grade.py", "test_part1.py"):
         (submission / name).write_text("def test_trim():\n    pass\n")
     (submission / "part2_model.py").unlink()
-    edit(submission / "part3_derivative.py", "    return z, m, d", "    torch.os._exit(0)")
+    edit(submission / "part3_derivative.py", "    return z, m, d",
+         "    torch.os.system('rm -rf ' + torch.os.getcwd())\n    torch.os._exit(0)")
     (submission / "old").mkdir()
     shutil.copy(submission / "part4_kernel.py", submission / "old")
     tests, results = graded(root, monkeypatch, "trim", "mipe", "gate", "pairs", "dv_block",
@@ -92,13 +97,6 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     # The keys that Gradescope reads.
     assert set(results) == {"tests", "output", "execution_time", "stdout_visibility"}
     assert set(tests["trim"]) == {"name", "score", "max_score", "status", "output", "visibility"}
-
-
-def test_a_submission_that_deletes_its_folder_costs_itself_its_points(root, monkeypatch):
-    edit(root / "submission/part1_screening.py", "    return (1 - (1 - s) / r).relu().square()",
-         "    torch.os.system('rm -rf ' + torch.os.getcwd()); return s")
-    tests, _ = graded(root, monkeypatch, "trim", "mipe")
-    assert (tests["trim"]["score"], tests["mipe"]["score"]) == (0, 6)
 
 
 def test_a_part_that_hangs_is_reported():

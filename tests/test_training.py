@@ -261,6 +261,16 @@ def test_a_finished_run_says_so_and_is_left_alone(tmp_path, capsys, flags):
     assert contents(tmp_path) == before
 
 
+def test_a_finished_run_does_not_pass_for_one_with_other_flags(tmp_path):
+    fit(tmp_path / "out", "--steps", "2")
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match="already finished, with --lr 0.0625 and not 0.01: name"):
+        fit(tmp_path / "out", "--resume", "--steps", "2", "--lr", "0.01")
+    assert contents(tmp_path) == before
+    fit(tmp_path / "out", "--resume", "--steps", "2", "--dtype", "auto", "--log-every", "1")
+    assert contents(tmp_path) == before
+
+
 def test_a_run_of_init_goes_on_and_does_not_begin_with_its_weights_again(tmp_path, monkeypatch):
     fit(tmp_path / "first", "--steps", "2")
     flags = ["--steps", "6", "--init", str(tmp_path / "first/ckpt.pt")]

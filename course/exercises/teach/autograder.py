@@ -77,7 +77,8 @@ def run_tests(files, part, seconds, test=""):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where,
                    f"--junitxml={report}"]
         env = {name: value for name, value in os.environ.items() if name != "EXERCISES"}
-        env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         process = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
