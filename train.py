@@ -491,7 +491,7 @@ def main(argv=None):
     dist.join()
     command = get_parser().parse_args(argv)
     with run.locked(command.out) as out:
-        ckpt = run.find(out, command)
+        ckpt = run.find_checkpoint(out, command)
         init = read_checkpoint(command.init) if command.init and not ckpt else None
         args = get_args(argv, ckpt, init)
         if not ckpt or ckpt["step"] < args.steps and not ckpt["learned"]:

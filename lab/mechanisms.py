@@ -38,7 +38,7 @@ from lab.figures import (
 from lab.perplexity import positions
 from support.cli import Parser, UsageError, cli
 from support.run import read_checkpoint
-from support.tables import as_text, named_paths, print_table, read_table, read_tables
+from support.tables import as_cell, named_paths, print_table, read_table, read_tables
 
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
             "RoPE": "with the best RoPE scaling"}
@@ -227,7 +227,7 @@ def main():
     if tables:
         rows = read_table(tables[0])
     else:
-        rows = [{name: as_text(x) for name, x in row.items()} for row in rows_of(args.runs)]
+        rows = [{name: as_cell(x) for name, x in row.items()} for row in rows_of(args.runs)]
         keep_rows(args.out.with_suffix(".tsv"), rows)
     lines = get_lines(rows)
     columns = columns_of(lines)

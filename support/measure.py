@@ -29,7 +29,7 @@ import numpy as np
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
 from support.models import count_parameters, has_windows
 from support.run import ROOT, identity, import_all, load_checkpoint
-from support.tables import add_row, as_text, read_table
+from support.tables import add_row, as_cell, read_table
 
 # ---------------------------------------------------------------------------------- the flags
 
@@ -161,7 +161,7 @@ class Measurement:
 
     def of_this_run(self, rows):
         """The rows of this run, measured with whatever code."""
-        run = {name: as_text(x) for name, x in self.run.items()}
+        run = {name: as_cell(x) for name, x in self.run.items()}
         return [row for row in rows if run.items() <= row.items()]
 
     def make_last(self, found):
@@ -175,7 +175,7 @@ class Measurement:
     def key(self, row):
         """What identifies a cell, or a row: the run and the names of the cells, as text."""
         row = self.run | row
-        return tuple(as_text(row[name]) for name in [*self.run, *self.cells[0]])
+        return tuple(as_cell(row[name]) for name in [*self.run, *self.cells[0]])
 
 
 def table_of(ckpt, name):

@@ -83,7 +83,7 @@ def require_utf8(path):
         raise UsageError(f"the name {os.fsencode(path)} is not UTF-8: choose another") from None
 
 
-def find(out, args):
+def find_checkpoint(out, args):
     """The checkpoint of the run in a folder, if it continues; None if a new run begins.
 
     args: the flags of the command. A run that was killed before its first checkpoint begins again.
@@ -127,8 +127,8 @@ def require_same_flags(ckpt, args):
         before = ckpt["args"].get(name)
         if name not in (*FREE, *LENGTH, "data", "val", "recompute") and x not in (before, "auto"):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{args.out} is already finished, with {flag} {as_text(before)} and "
-                             f"not {as_text(x)}: name another --out, or a larger --steps")
+            raise UsageError(f"{args.out} is already finished, with {flag} {as_typed(before)} and "
+                             f"not {as_typed(x)}: name another --out, or a larger --steps")
 
 
 def begin(out, state):
@@ -139,7 +139,7 @@ def begin(out, state):
     flags = {name: x for name, x in state["args"].items() if name not in FREE}
     flags |= {"corpus": state["corpus"], "parameters": state["parameters"],
               "changes": "; ".join(state["changes"]), "torch": torch.__version__}
-    lines = [f"{name}\t{as_text(x)}\n" for name, x in flags.items()]
+    lines = [f"{name}\t{as_typed(x)}\n" for name, x in flags.items()]
     texts = {"flags.txt": "".join(lines), "log.tsv": state["log"]}
     texts |= {f"source/{path}": text for path, text in state["source"].items()}
     if (out / "source").exists():
@@ -150,7 +150,7 @@ def begin(out, state):
             (out / name).write_text(text, "utf-8", "surrogateescape")
 
 
-def as_text(x):
+def as_typed(x):
     """A flag's value on one line, as you would type it."""
     if isinstance(x, list):
         x = " ".join(x)
@@ -162,7 +162,7 @@ def note_changes(old, new):
 
     old: the checkpoint; new: what the next one will hold.
     """
-    flags = {name: f"--{name.replace('_', '-')} {as_text(old['args'].get(name))} | {as_text(x)}"
+    flags = {name: f"--{name.replace('_', '-')} {as_typed(old['args'].get(name))} | {as_typed(x)}"
              for name, x in new["args"].items()
              if name not in FREE and old["args"].get(name) != x}
     others = []

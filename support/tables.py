@@ -58,10 +58,10 @@ def add_row(path, row):
 
 def as_line(cells):
     """A line of a table. A tab in a cell, as in the name of a file, becomes a space."""
-    return "\t".join(as_text(x) for x in cells) + "\n"
+    return "\t".join(as_cell(x) for x in cells) + "\n"
 
 
-def as_text(x):
+def as_cell(x):
     """A cell of a table: "" for what does not apply."""
     if x is None:
         return ""
