@@ -33,6 +33,11 @@ def rows_of(text, title):
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
 
+def cells_of(text, title):
+    """The cells of that table behind the first column, without the empty ones."""
+    return [[x.strip() for x in row[1:] if x.strip()] for row in rows_of(text, title)]
+
+
 def found_in(text, pattern):
     """The numbers that a pattern finds once in a text whose lines may be broken anywhere."""
     match, = re.findall(pattern, " ".join(text.split()))
@@ -283,23 +288,21 @@ def test_the_controls_of_copying():
         return np.mean(found, axis=0)
 
     text = COPYING[COPYING.index("**The controls.**") :]
-    said = rows_of(text, "nats per character at a distance of")
-    cells = [[x.strip() for x in row[1:] if x.strip()] for row in said]
     ends, after_text = means().reshape(4, 4), means("4096").reshape(4, 3)
-    assert cells == [[f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
-    for k, *shares_of_right in rows_of(COPYING, "k"):
-        right = [*means("0", k, "first_right"), *means("0", k, "four_right")]
-        assert shares_of_right == [f"{x:.0%}" for x in right]
+    assert cells_of(text, "nats per character at a distance of") == [
+        [f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
 
-    gains = []
-    for model in ("multiscreen", "transformer:6,4,112:local"):
-        same, another, reordered, _ = means(seed="35", model=model).reshape(4, 4)
-        gains += [another - same, reordered - same]
-        same, another, _, _ = means("4096", seed="35", model=model).reshape(4, 3)
-        gains.append(another - same)
-    cells = [[x.strip() for x in row[1:] if x.strip()]
-             for row in rows_of(text, "gain after 3,000 steps")]
-    assert cells == [[f"{x:.2f}" for x in gain] for gain in gains]
+    runs = [{"seed": "32"}, {"seed": "35"}, {"seed": "35", "model": "transformer:6,4,112:local"}]
+    gains, right = [], []
+    for run in runs:
+        same, another, reordered, _ = means(**run).reshape(4, 4)
+        same_after, another_after, _, _ = means("4096", **run).reshape(4, 3)
+        gains += [another - same, reordered - same, another_after - same_after]
+        for k in ("2", "8", "32"):
+            right.append([k, *(f"{x:.0%}" for column in ("first_right", "four_right")
+                               for x in means("0", k, column, **run))])
+    assert cells_of(text, "gain at a distance of") == [[f"{x:.2f}" for x in x_s] for x_s in gains]
+    assert cells_of(text, "model | k") == right
 
 
 def test_the_best_scaling_of_copying():
