@@ -15,7 +15,8 @@ same         the string that was read
 another      another random string, cue and all
 reordered    the cue, then the characters of the string in another order: a model that remembers
              which characters it has read, but not their order, finds this end as cheap
-near-miss    the string with every fourth character behind the cue changed
+near-miss    the string with every fourth character behind the cue changed, of which only the others
+             count: nobody can know what a changed character is
 
 With --before N the model reads N tokens of text before the string. With --candidates K it reads K
 strings, one after another, and is asked for one of them by its cue. Then the table also has how
@@ -138,6 +139,18 @@ def nats_of_ends(model, start, text, places, ends, cue):
     return np.array([[x.mean().item() for x in found] for found in costs])
 
 
+def means_of(costs, ends):
+    """The mean cost of each of ENDS at each place. Of a near miss what was not changed counts."""
+    unchanged = [a == b for a, b in zip(ends["same"], ends["near-miss"])]
+    means = []
+    for name, found in zip(ENDS, costs):
+        for x in found:
+            if name == "near-miss":
+                x = x[torch.tensor(unchanged[CUE:])]
+            means.append(x.mean().item())
+    return means
+
+
 def are_right(same, others, n):
     """At each place 1 if the first n tokens cost less than those of all others, else 0.
 
@@ -193,7 +206,7 @@ def main():
         costs = costs_of_ends(run.model, start, texts[n][args.before :],
                               [distance - 2 * len(line_end) for distance in distances],
                               [line_end + encode(way) for way in ways], len(line_end) + CUE)
-        nats = [x.mean().item() for found in costs[: len(ENDS)] for x in found]
+        nats = means_of(costs, ends)
         same, others = costs[0], costs[len(ENDS) :]
         first_right = four_right = ""                  # of one candidate there is no choice
         if args.candidates > 1:

@@ -356,6 +356,12 @@ def test_the_ends_are_controls_of_each_other_and_the_same_each_time():
     assert len({copying.random_strings(n)[m] for n in range(30) for m in (0, 1)}) == 60
 
 
+def test_of_a_near_miss_the_characters_that_were_not_changed_count():
+    costs = torch.zeros(28)
+    costs[3::4] = 4.0
+    assert copying.means_of([[costs]] * 4, copying.ends_of(0)) == [1, 1, 1, 0]
+
+
 def test_one_of_several_candidates_is_asked_for_and_others_are_wrong_answers():
     places = set()
     for n in range(30):
