@@ -17,7 +17,7 @@ t95             half the 95 % interval of the change, by Student's t. If it is l
                 change, other seeds may well turn the change around. With three seeds it is 2.48
                 times the deviation
 grad            the median gradient norm of the second half of the run
-spikes          logged losses more than 5 standard deviations above the mean of the --window before
+spikes          logged losses more than 5 standard deviations above the mean of --before losses
 alive, w_max    at the end: the share of the pairs in the windows whose relevance is above 0, and
                 the largest window
 tokens_per_s    compare them only if each run had a machine to itself
@@ -69,30 +69,30 @@ class Run:
 
 # ----------------------------------------------------------------------------------- read runs
 
-def read_runs(words, window=10):
-    """The Runs that the words of a command line name. window: of count_spikes"""
+def read_runs(words, before=10):
+    """The Runs that the words of a command line name. before: of count_spikes"""
     runs = []
     for label, path in named_paths(words):
         if path.endswith(".tsv"):
             runs += [read_row(row, label) for row in read_table(path)]
         else:
-            runs.append(read_folder(Path(path), label, window))
+            runs.append(read_folder(Path(path), label, before))
     return runs
 
 
 def read_row(row, label):
     """The Run in a row of a table that --table has written."""
     if not row.keys() >= {"run", "model", "seed", "step", "val_loss"}:
-        raise UsageError("a table of runs is one that lab.compare has written with --table")
+        raise UsageError("of tables compare reads those that it has written with --table")
     facts = {name: float(row.get(name) or "nan") for name in FACTS}
     losses = {int(row["step"]): float(row["val_loss"] or "nan")}
     return Run(label or row["run"], row, losses, facts, row["end"] == "diverged", {})
 
 
-def read_folder(folder, label, window=10):
+def read_folder(folder, label, before=10):
     """The Run in a folder that train.py has written."""
     if not (folder / "flags.txt").exists() or not (folder / "log.tsv").exists():
-        raise UsageError(f"{folder} is not the folder of a run: name one that train.py has written")
+        raise UsageError(f"{folder} is not a run's folder: name one that train.py has written")
     flags = read_flags(folder)
     log = read_table(folder / "log.tsv")
     losses = {int(row["step"]): float(row["val_loss"]) for row in log if row.get("val_loss")}
@@ -104,7 +104,7 @@ def read_folder(folder, label, window=10):
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = was_stopped or rose(log, losses)
-    return Run(label, flags, losses, facts_of(log, window), diverged, source)
+    return Run(label, flags, losses, facts_of(log, before), diverged, source)
 
 
 def read_flags(folder):
@@ -135,10 +135,10 @@ def rose(log, losses):
     return statistics.mean(list(training.values())[-n:]) > statistics.mean(before)
 
 
-def facts_of(log, window):
+def facts_of(log, before):
     """{name of FACTS: number} of a log, NaN for a column that it lacks."""
     facts = dict.fromkeys(FACTS, math.nan)
-    facts["spikes"] = count_spikes(list(column(log, "loss").values()), window)
+    facts["spikes"] = count_spikes(list(column(log, "loss").values()), before)
     norms = list(column(log, "grad_norm").values())
     speeds = list(column(log, "tokens_per_s").values())
     if norms:
@@ -151,12 +151,12 @@ def facts_of(log, window):
     return facts
 
 
-def count_spikes(losses, window):
-    """How many losses lie more than 5 deviations above the mean of the `window` before."""
+def count_spikes(losses, before):
+    """How many losses lie more than 5 deviations above the mean of so many before them."""
     count = 0
-    for n in range(window, len(losses)):
-        before = losses[n - window : n]
-        if losses[n] > statistics.fmean(before) + 5 * statistics.pstdev(before):
+    for n in range(before, len(losses)):
+        last = losses[n - before : n]
+        if losses[n] > statistics.fmean(last) + 5 * statistics.pstdev(last):
             count += 1
     return count
 
@@ -279,10 +279,10 @@ def main():
                    "label=folder, or tables that this command has written")
     p.add_argument("--by", help="a row for each value of this flag of train.py, such as lr")
     p.add_argument("--table", type=Path, help="write a row for each run to this file")
-    p.add_argument("--window", type=at_least(2), default=10,
+    p.add_argument("--before", type=at_least(2), default=10,
                    help="how many losses before one say whether it is a spike [10]")
     args = p.parse_args()
-    runs = read_runs(args.runs, args.window)
+    runs = read_runs(args.runs, args.before)
     groups, step = get_groups(runs, args.by), last_common_step(runs)
 
     rows = []

@@ -19,8 +19,8 @@ failure; its job has no more to measure.
 up to 16 times the training length, and compares them with `idea original`. What follows -- are more
 flags of train.py; give them to `idea original`, too, unless they are the idea. Do not edit anything
 until it ends, because each seed reads the code when it starts. A name is one code and one list of
-flags: after an edit choose another name. The runs are in out/idea/ of the folder where you are;
-outside of this repository call `python PATH/lab/experiments.py idea NAME`.
+flags: after an edit choose another name. The runs are in out/idea/ of the folder where you are; in
+a folder of your own first `export PYTHONPATH=/path/to/this/repository`.
 """
 import hashlib
 import os
@@ -64,7 +64,7 @@ def scaling(out, seeds):
     runs = f"'{out}/multiscreen_psi?_lr*-*' '{out}/transformer_?,?,*_lr*-*'"
     yield [[f"python -m lab.compare {runs} --table {out}/report/scaling.tsv",
             f"python -m lab.scaling {out}/report/scaling.tsv --out {out}/report/scaling.png"],
-           ["python -m lab.compare --window 64 "
+           ["python -m lab.compare --before 64 "
             f"'Transformer={out}/transformer_3,4,64_lr0.001-*' "
             f"'Transformer, no weight decay={out}/no_decay-*' "
             f"'Transformer, no clipping={out}/no_clipping-*' "
@@ -98,7 +98,7 @@ def rates(out, seeds):
                                         ("transformer", "Transformer")))
     yield [[f"python -m lab.figures losses --by lr {runs} --out {out}/report/lr_sweep.png"],
            [f"python -m lab.compare --by lr {runs} --table {out}/report/lr_sweep.tsv"],
-           [f"python -m lab.compare --by lr --window 64 'Transformer, 16 layers={out}/deep_t*' "
+           [f"python -m lab.compare --by lr --before 64 'Transformer, 16 layers={out}/deep_t*' "
             f"'Multiscreen, 16 layers={out}/deep_m*' --table {out}/report/deep.tsv"],
            [f"python -m lab.figures logs {logs} --out {out}/report/curves.png",
             f"python -m lab.compare {logs} --table {out}/report/curves.tsv"]]
@@ -255,7 +255,9 @@ def copying(out, seeds):
                 job += [f"{TRAIN} {flags} {data} --eval-every 1000 --steps {step} --seed {seed} "
                         f"--out {run}",
                         f"{measure} --distances 128 1024 --table {run}/copying_steps.tsv"]
-            jobs.append([*job, measure])
+            controls = f"{measure} --distances 128 1024 4096 --table {run}/copying_controls.tsv"
+            jobs.append([*job, measure, f"{controls} --before 4096",
+                         *(f"{controls} --candidates {k}" for k in (2, 8, 32))])
     yield [[f"python -m lab.experiments collect {out}/copying/text"]]
     yield jobs
     for figure in ("copying", "copying_steps"):
@@ -424,9 +426,11 @@ def require_same_idea(name, flags, seeds):
         raise UsageError(f"{name!r}: name your idea in one word, as in idea mine")
     if name != "original" and not list(Path("out/idea").glob("original-*")):
         original = pasteable("python -m lab.experiments idea original")
-        raise UsageError(f"first train the code without your edit in the same way: {original}")
+        raise UsageError("first train the code without your edit, in this folder and with the same "
+                         f"flags: {original}")
     kept = Path(f"out/idea/{name}.txt")
-    if kept.exists() and kept.read_text() != flags:
+    has_runs = any(Path("out/idea").glob(f"{name}-*/flags.txt"))
+    if has_runs and kept.exists() and kept.read_text() != flags:
         raise UsageError(f"{name} was trained with the flags {kept.read_text() or '(none)'}: "
                          "choose another name")
     for seed in seeds:
@@ -501,7 +505,8 @@ def main():
         names = [name for name in EXPERIMENTS if name != "tiny" and not name.startswith("tune")]
     for name in names:
         if name not in EXPERIMENTS:
-            raise UsageError(f"{name} is no experiment: use {', '.join(EXPERIMENTS)}")
+            raise UsageError(f"{name} is no experiment: use {', '.join(EXPERIMENTS)}, all, or idea "
+                             "NAME")
         seeds = args.seeds or SEEDS.get(name, range(3))
         stages += EXPERIMENTS[name](args.out, list(seeds))
     if args.print:

@@ -21,6 +21,7 @@ seeds have. The rows of a figure of measurements are written beside it, as .tsv,
 import math
 import re
 import statistics
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,14 @@ def plain_numbers(plt, axis, at=(1, 2, 5)):
     axis.set_major_locator(plt.LogLocator(subs=at))
     axis.set_major_formatter("{x:,.0f}")
     axis.set_minor_locator(plt.NullLocator())
+
+
+def figure_path(text):
+    """The type of --out: a name that ends as figures do."""
+    path = Path(text)
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ArgumentTypeError(f"{text!r} names no figure: end it with .png, .pdf or .svg")
+    return path
 
 
 def save(fig, path):
@@ -598,7 +607,7 @@ def main():
     p.add_argument("tables", nargs="+", metavar="TSV", help="tables, runs of train.py, or "
                    "label=path; for many at once label='pattern*'")
     p.add_argument("--by", default="lr", help="for losses: the flag of train.py on the x axis [lr]")
-    p.add_argument("--out", type=Path, help="the figure to write [out/FIGURE.png]")
+    p.add_argument("--out", type=figure_path, help="the figure to write [out/FIGURE.png]")
     args = p.parse_args()
     plt, out = pyplot(), args.out or Path("out") / f"{args.figure}.png"
     if args.figure in OF_ROWS:

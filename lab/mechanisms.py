@@ -25,6 +25,7 @@ from lab.figures import (
     best_factor,
     by_factor,
     curves,
+    figure_path,
     keep_rows,
     mean_by_length,
     mean_in_words,
@@ -218,7 +219,7 @@ def draw(lines, columns, path):
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN", help="label=folders, or a table")
-    p.add_argument("--out", type=Path, default=Path("out/mechanisms.png"),
+    p.add_argument("--out", type=figure_path, default=Path("out/mechanisms.png"),
                    help="the figure to write, and beside it its table [out/mechanisms.png]")
     args = p.parse_args()
     tables = [word for word in args.runs if word.endswith(".tsv")]

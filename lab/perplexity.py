@@ -6,7 +6,7 @@ negative log-likelihood is averaged over a window of positions around it. The pa
 the same name has the details.
 
 Paper:  python -m lab.perplexity --data pg19/ --documents 5747 --length 131072 \\
-            --window 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/1.3B-0/ckpt.pt
+            --share 0.1 --rope-scale 1 2 4 8 16 32 64 --ckpt out/paper/1.3B-0/ckpt.pt
         The texts are the 5,747 books of PG-19 that are longer than 2^17 tokens. Run the same for
         353M and the ablation rope, and without --rope-scale for psi32, psi48 and the others.
 Small:  python -m lab.perplexity --ckpt out/ckpt.pt
@@ -81,7 +81,7 @@ def choose_text(run, data, is_enough):
     except UsageError as e:
         reason = str(e)
     if tokenizer.eot_token is None:
-        raise UsageError(f"{reason}: name other token files with --data")
+        raise UsageError(f"{reason}: use a smaller --length, or other token files with --data")
     return documents_of(None, tokenizer), "stdlib", f"every twentieth file, because {reason}"
 
 
@@ -123,7 +123,7 @@ def main():
                    "2^17) [32 times the training length]")
     p.add_argument("--documents", type=at_least(1), default=16,
                    help="measure at most this many documents (paper: 5747) [16]")
-    p.add_argument("--window", type=at_least(0, float), default=0.3, help="average over the "
+    p.add_argument("--share", type=at_least(0, float), default=0.3, help="average over the "
                    "positions within this share of the reported one (paper: 0.1) [0.3]")
     args = p.parse_args()
     run = Measurement(args, "perplexity")
@@ -135,10 +135,10 @@ def main():
     documents, text, more = choose_text(run, args.data, is_enough)
     documents = middles(documents, L, args.documents)
 
-    what = {"data": text, "window": args.window, "length": L}
+    what = {"data": text, "window": args.share, "length": L}
     cells = [what | setting | {"document": name} for setting in run.settings for name in documents]
     for cell in run.missing(cells):
-        means = window_means(nats(run.model, documents[cell["document"]]), args.window)
+        means = window_means(nats(run.model, documents[cell["document"]]), args.share)
         run.add(cell, nats=joined(means))
 
     lines = [[*setting.values(), *np.exp(means).tolist()] for setting, means in run.means("nats")]

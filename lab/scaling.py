@@ -31,7 +31,7 @@ from lab.compare import (
     mean_and_std,
     read_runs,
 )
-from lab.figures import plain_numbers, pyplot, save
+from lab.figures import figure_path, plain_numbers, pyplot, save
 from support.cli import Parser, UsageError, cli
 from support.models import build_model
 from support.tables import print_table
@@ -150,7 +150,7 @@ def draw(models, path):
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN", help="as for lab.compare")
-    p.add_argument("--out", type=Path, default=Path("out/scaling.png"),
+    p.add_argument("--out", type=figure_path, default=Path("out/scaling.png"),
                    help="the figure to write [out/scaling.png]")
     args = p.parse_args()
     runs = read_runs(args.runs)

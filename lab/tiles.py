@@ -28,6 +28,7 @@ step 100, and 10 of these accepted a key again at some later checkpoint, up to s
 tiles at step 200, 5 did (LOG.md).
 """
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,9 @@ def main():
     write_table(path, tiles)
     print_summary(tiles, f"Windows, acceptance widths and pairs alive; {path}")
 
+    if not find_spec("matplotlib"):
+        print("no figures: they need matplotlib (pip install matplotlib)")
+        return
     plt = pyplot()
     w_th = getattr(model.config, "w_th", None) or model.layers[0].w_th
     draw_windows(plt, tiles, w_th, T_train, path.with_name(f"{path.stem}_windows.png"))

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
+from support.data import count
 from support.models import count_parameters, has_windows
 from support.run import ROOT, identity, import_all, load_checkpoint
 from support.tables import add_row, as_cell, read_table
@@ -86,10 +87,11 @@ class Measurement:
         self.model, self.tokenizer, ckpt = load_checkpoint(args.ckpt, device, dtype)
         self.ckpt, self.flags, self.T_train = ckpt, ckpt["args"], ckpt["args"]["seq_len"]
         self.path = args.table or table_of(args.ckpt, name)
-        self.run = {"model": ckpt["model"], "parameters": count_parameters(self.model),
-                    "seed": self.flags["seed"], "seq_len": self.T_train,
-                    "tokenizer": self.tokenizer.name,
-                    "dtype": str(dtype or "float32").removeprefix("torch."), "step": ckpt["step"]}
+        self.columns = {"model": ckpt["model"], "parameters": count_parameters(self.model),
+                        "seed": self.flags["seed"], "seq_len": self.T_train,
+                        "tokenizer": self.tokenizer.name,
+                        "dtype": str(dtype or "float32").removeprefix("torch."),
+                        "step": ckpt["step"]}
         import_all(self.model)
         # What a notebook has defined is in no file: no later row is known to be of the same code.
         self.hash = identity(ckpt) or f"notebook-{time.time_ns()}"
@@ -120,6 +122,8 @@ class Measurement:
         if cost is not None:
             costs = [cell[cost] for cell in todo]
         names = [name for name in cells[0] if len({cell[name] for cell in cells}) > 1]
+        if todo:
+            print(f"measuring {count(len(todo), 'row')} of {self.path}", file=sys.stderr)
         began = time.perf_counter()
         for n, cell in enumerate(todo):
             if cell["swe"]:
@@ -133,7 +137,7 @@ class Measurement:
 
     def add(self, cell, **values):
         """Append the row of a cell."""
-        add_row(self.path, self.run | cell | values | {"hash": self.hash})
+        add_row(self.path, self.columns | cell | values | {"hash": self.hash})
 
     def rows(self):
         """The rows of the cells that `missing` was given, dicts of text."""
@@ -153,7 +157,7 @@ class Measurement:
         if not self.path.exists():
             return {}
         rows = read_table(self.path)
-        names = [*self.run, *self.cells[0]]
+        names = [*self.columns, *self.cells[0]]
         if rows and list(rows[0])[: len(names)] != names:
             raise UsageError(f"{self.path} does not have the columns {' '.join(names)}: move it "
                              "away, or name another with --table")
@@ -161,7 +165,7 @@ class Measurement:
 
     def of_this_run(self, rows):
         """The rows of this run, measured with whatever code."""
-        run = {name: as_cell(x) for name, x in self.run.items()}
+        run = {name: as_cell(x) for name, x in self.columns.items()}
         return [row for row in rows if run.items() <= row.items()]
 
     def make_last(self, found):
@@ -174,8 +178,8 @@ class Measurement:
 
     def key(self, row):
         """What identifies a cell, or a row: the run and the names of the cells, as text."""
-        row = self.run | row
-        return tuple(as_cell(row[name]) for name in [*self.run, *self.cells[0]])
+        row = self.columns | row
+        return tuple(as_cell(row[name]) for name in [*self.columns, *self.cells[0]])
 
 
 def table_of(ckpt, name):

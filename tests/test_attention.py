@@ -116,16 +116,6 @@ def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
     torch.testing.assert_close(found.sum(-1), torch.ones(20, dtype=s.dtype))
 
 
-@pytest.mark.parametrize("n", [2**12, 2**16, 2**20])
-def test_entmax_of_very_many_keys_sums_to_one(n):
-    """Equal scores, and those nearly equal, take the most steps."""
-    layer = attention.Entmax(SimpleNamespace(d_E=2, N_H=1))
-    for spread in (0.0, 0.01, 0.1):
-        s = spread * torch.randn(1, n, generator=random(0))
-        assert layer.weights(s, None).sum().item() == pytest.approx(1, abs=1e-4)
-
-
-@torch.no_grad()
 def test_forgetting_is_as_exact_far_away():
     """c, the sum of log f, is a thousand there: its differences would lose three digits."""
     model, x = moved_model(name_of("forgetting")), draw_tokens(1, 1500)
@@ -164,10 +154,3 @@ def test_the_softpick_of_the_guide_is_a_file_that_trains(tmp_path, monkeypatch):
     fit(tmp_path / "out", "--model", name_of("softpick.Softpick", "1,2,8"), "--steps", "2")
     del sys.modules["softpick"]
     assert (tmp_path / "out/source/softpick.py").read_text() == code
-
-
-def test_the_table_of_mechanisms_names_each_of_them():
-    rows = [line.split("  ")[0] for line in attention.__doc__.split("\n\n")[3].splitlines()[1:]]
-    known = {name for name in rows if name != "(none)"}
-    assert known
-    assert known < attention.VARIANTS.keys()

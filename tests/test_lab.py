@@ -115,6 +115,13 @@ def test_other_weights_another_tokenizer_or_other_products_are_measured_anew(
     assert fill(measurement(path, table), [1]) == [("", "", 1)]
 
 
+def test_in_a_notebook_nothing_is_reused(checkpoints, tmp_path, monkeypatch):
+    """Functions that it has replaced are in no file."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    for _ in range(2):
+        assert fill(measurement(checkpoints["multiscreen"], tmp_path / "t.tsv"), [1])
+
+
 @pytest.mark.parametrize("at_top", [True, False])
 def test_an_edit_in_a_helper_that_your_class_imports_is_measured_anew(
         checkpoints, tmp_path, monkeypatch, at_top):
@@ -861,7 +868,9 @@ def test_a_name_of_an_idea_is_one_code_and_one_list_of_flags(tmp_path, monkeypat
     source = tmp_path / "out/idea/mine-0/source"
     for folder in (source, tmp_path / "out/idea/original-0"):
         folder.mkdir(parents=True)
+    check("mine", "--lr 0.01", [0])                    # of which nothing was trained
     check("mine", "--lr 0.1", [0])
+    (source.parent / "flags.txt").write_text("")
     check("mine", "--lr 0.1", [0])
     with pytest.raises(UsageError, match="trained with the flags --lr 0.1"):
         check("mine", "", [0])

@@ -25,10 +25,12 @@ from support.cli import UsageError, cli
 from support.data import Sequences, batches, get_tokenizer
 from support.maps import alive_pairs, windows
 from support.run import load_checkpoint, read_checkpoint
+from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
     ROOT,
     SMALL,
+    args_of,
     assert_same_weights,
     draw_tokens,
     fit,
@@ -92,9 +94,31 @@ def test_clipping_weight_decay_and_learning_rate_are_applied(tmp_path):
         assert not torch.equal(plain["weights"]["W_E"], other["weights"]["W_E"]), flags
 
 
+def test_a_step_is_the_same_in_one_pass_and_in_several(tmp_path):
+    """Passes read other sequences, and their gradients are averaged."""
+    flags = ["--steps", "2", "--batch-tokens", "256", "--log-every", "1"]
+    fit(tmp_path / "several", *flags)
+    fit(tmp_path / "one", *flags, "--batch-size", "8")
+    several, one = ([[float(row[name]) for name in ("loss", "grad_norm")]
+                     for row in read_table(tmp_path / run / "log.tsv")[:2]]
+                    for run in ("several", "one"))
+    for a, b in zip(several, one):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_a_resumed_run_takes_another_weight_decay_and_keeps_its_kernel(tmp_path):
+    fit(tmp_path / "a", "--steps", "2", "--kernel", "windowed")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    a = fit(tmp_path / "a", "--resume", "--steps", "3", "--kernel", "windowed")
+    b = fit(tmp_path / "b", "--resume", "--steps", "3", "--kernel", "windowed",
+            "--weight-decay", "0.5")
+    assert not torch.equal(a["weights"]["W_E"], b["weights"]["W_E"])
+    assert load_checkpoint(tmp_path / "a/ckpt.pt")[0].screen is screen_windowed
+
+
 def test_weight_decay_shrinks_matrices_and_nothing_else():
     model = Multiscreen(multiscreen.Config(psi=2, vocab_size=7))
-    optimizer = train.get_optimizer(model, SimpleNamespace(lr=0.1, weight_decay=0.5))
+    optimizer = train.get_optimizer(model, args_of(["--lr", "0.1", "--weight-decay", "0.5"]))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
@@ -156,8 +180,12 @@ def test_a_checkpoint_holds_only_finite_weights(tmp_path, monkeypatch):
 def test_losses_are_read_only_where_they_are_shown_or_a_task_needs_them(tmp_path, monkeypatch):
     """To read one, the CPU has to wait for the GPU."""
     right, read = train.read, []
-    monkeypatch.setattr(train, "read", lambda out, unread, state, step: read.append(step) or right(
-        out, unread, state, step))
+
+    def noted(out, unread, state, step):
+        read.append(step)
+        return right(out, unread, state, step)
+
+    monkeypatch.setattr(train, "read", noted)
     fit(tmp_path / "out", "--steps", "13", "--log-every", "5", "--eval-every", "13",
         "--save-every", "7")
     assert read == [1, 5, 7, 10, 13]
@@ -446,15 +474,6 @@ def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
     assert all(path.read_text() == "before" for path in mine)
 
 
-def test_a_folder_may_have_the_name_of_a_stream(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "abcdigits").mkdir()
-    (tmp_path / "abcdigits/a.txt").write_text("a folder of text\n" * 99)
-    ckpt = fit(tmp_path / "out", "--steps", "1", "--data", "abcdigits", "text.txt")
-    assert ckpt["corpus"].startswith("2 files") and ckpt["data_state"] == ()
-    assert ckpt["args"]["data"] == [str(tmp_path / name) for name in ("abcdigits", "text.txt")]
-
-
 def test_flags_txt_says_what_the_run_is(tmp_path):
     fit(tmp_path / "out", "--steps", "1", "--lr", "0.5")
     flags = dict(line.split("\t") for line in (tmp_path / "out/flags.txt").read_text().splitlines())
@@ -477,6 +496,16 @@ def test_evaluation_counts_nats_and_bits_per_byte():
     assert 0 < row.pop("alive") < 1
     assert row == {"val_loss": pytest.approx(math.log(257), abs=1e-6),
                    "val_bpb": pytest.approx(math.log2(257), abs=1e-6)}
+
+
+def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_over_the_data():
+    model = small(1, moved=True, vocab_size=257)
+    text = draw_tokens(1201, n=120).numpy().astype(np.uint16)
+    data, args = Sequences([text], 40, 257, "test"), SimpleNamespace(batch_size=4)
+    row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
+    x = torch.stack([torch.from_numpy(data[n]) for n in range(30)])
+    assert row["val_loss"] == pytest.approx(model.loss(x[:, :-1], x[:, 1:]).item(), rel=1e-5)
+    assert [*Sequences([np.zeros(1001, np.uint16)], 10, 257, "test").spread(4)] == [0, 25, 50, 75]
 
 
 def test_end_of_text_is_no_byte():

@@ -231,6 +231,9 @@ def message(case, causes, found, wanted, wrong, name):
         return "\n".join([*lines, other])
     if not lines and case.hint:
         lines.append(case.hint)
+    if not lines and what.startswith("the gradient") and not found[what].any():
+        return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
+                "on the way?")
     lines.append(describe_numbers(found[what], wanted[what], f"{what} of {name}", case.tolerance))
     if case.outputs and len(wrong) < len(wanted):
         lines.append(f"wrong: {', '.join(wrong)}")
@@ -250,9 +253,6 @@ def describe_other(found, wanted, what, name):
     if x.shape == y.shape and y.is_floating_point() and x.dtype != y.dtype:
         return (f"{what} of {name} is {x.dtype}; it should be {y.dtype}: did .float(), or a new "
                 "tensor without dtype=, change it?")
-    if what.startswith("the gradient") and not x.any():
-        return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
-                "on the way?")
     return ""
 
 

@@ -170,8 +170,8 @@ MISTAKES = {
         (lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0), "queries and keys were swapped"),
         (lambda q, k, w, r, i0=0: ms.trim(q @ k, r[:, None, None]), "k must be transposed: "
          "q @ k.transpose(-2, -1)"),
-        (lambda q, k, w, r, i0=0: ms.trim(q @ k.T, r[:, None, None]), "k.T swaps all four axes: "
-         "q @ k.transpose(-2, -1)"),
+        (lambda q, k, w, r, i0=0: ms.trim(q @ k.permute(3, 2, 1, 0), r[:, None, None]), "k.T swaps "
+         "all four axes: q @ k.transpose(-2, -1)"),
         (lambda q, k, w, r, i0=0: ms.trim(q @ k.mT, r), "r has the shape (H,) and s (B, H, T, S): "
          "w[:, None, None] and r[:, None, None] align them"),
         (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r), "i0 is ignored: the first query stands "
@@ -209,6 +209,7 @@ MISTAKES = {
         (lambda x: torch.where(length(x) < 1e-6, x, x * torch.tanh(length(x)) / length(x)),
          TANH_NORM_AT_0),
         (lambda x: x * torch.tanh(length(x)) / length(x), TANH_NORM_AT_0),
+        (lambda x: x * torch.tanh(length(x)) / (length(x) + 1e-8), TANH_NORM_AT_0),
         (lambda x: x * torch.tanh(length(x)) / length(x).clamp_min(1e-6), TANH_NORM_AT_0)],
 }
 
