@@ -117,7 +117,7 @@ def use_products_of(model, dtype):
 
 # ------------------------------------------------------------------------------- short runs
 
-# The definition: comparing others with it takes a second, and test_choice.py does that.
+# The definition, which everything else is compared with.
 SMALL = ["--psi", "2", "--seq-len", "32", "--batch-size", "4", "--warmup", "2", "--device", "cpu",
          "--kernel", "definition"]
 TEXT = "".join(f"{n} bottles of beer on the wall, {n} bottles of beer.\n" for n in range(400))
@@ -169,8 +169,8 @@ def assert_same_weights(a, b):
 # flags.txt of `python train.py --psi 2`, without what no test looks at.
 RUN_FLAGS = {"model": "multiscreen", "psi": 2, "w_th": 256.0, "data": "stdlib", "digits": 6,
              "tokenizer": "bytes", "seq_len": 64, "batch_tokens": 512, "steps": 20, "lr": 0.0625,
-             "seed": 0, "log_every": 1, "equations": "abc", "parameters": 4626, "init_weights": "",
-             "changes": "", "versions": "", "corpus": "c1"}
+             "seed": 0, "log_every": 1, "parameters": 4626, "changes": "",
+             "corpus": "c1"}
 
 
 def write_run(folder, log, **flags):

@@ -106,14 +106,19 @@ def test_a_step_is_the_same_in_one_pass_and_in_several(tmp_path):
         assert a == pytest.approx(b, rel=1e-4)
 
 
-def test_a_resumed_run_takes_another_weight_decay_and_keeps_its_kernel(tmp_path):
-    fit(tmp_path / "a", "--steps", "2", "--kernel", "windowed")
+def test_a_resumed_run_takes_another_weight_decay(tmp_path):
+    fit(tmp_path / "a", "--steps", "2")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    a = fit(tmp_path / "a", "--resume", "--steps", "3", "--kernel", "windowed")
-    b = fit(tmp_path / "b", "--resume", "--steps", "3", "--kernel", "windowed",
-            "--weight-decay", "0.5")
+    a = fit(tmp_path / "a", "--resume", "--steps", "3")
+    b = fit(tmp_path / "b", "--resume", "--steps", "3", "--weight-decay", "0.5")
     assert not torch.equal(a["weights"]["W_E"], b["weights"]["W_E"])
-    assert load_checkpoint(tmp_path / "a/ckpt.pt")[0].screen is screen_windowed
+
+
+@pytest.mark.parametrize("kernel, screen", [
+    ("definition", Multiscreen.screen), ("auto", screen_windowed)])
+def test_a_loaded_run_screens_by_the_definition_if_it_was_trained_so(tmp_path, kernel, screen):
+    fit(tmp_path / "out", "--steps", "1", "--kernel", kernel)
+    assert load_checkpoint(tmp_path / "out/ckpt.pt")[0].screen is screen
 
 
 def test_weight_decay_shrinks_matrices_and_nothing_else():

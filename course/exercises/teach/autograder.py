@@ -62,8 +62,7 @@ def read_files(source, submission):
 def run_tests(files, part, seconds, test=""):
     """Run the tests of a part, or one of them, in a process of their own.
 
-    Returns {test: None if it passed, otherwise its message}, and what to say of a test that is not
-    in it.
+    Returns {test: (whether it passed, its message)}, and what to say of a test that is not in it.
     """
     where = f"course/exercises/test_part{part}.py"
     if test:
@@ -102,28 +101,30 @@ def end(process):
 
 
 def read_report(path):
-    """Read a report in JUnit's format, as {test: None if it passed, otherwise its message}."""
+    """Read a report in JUnit's format, as {test: (whether it passed, its message)}."""
     found = {}
     for case in ET.parse(path).iter("testcase"):
         wrong = [x for x in case if x.tag in ("failure", "error", "skipped")]
-        name = case.get("name").removeprefix("test_")
-        found[name] = (wrong[0].text or wrong[0].get("message")) if wrong else None
+        message = "right"
+        if wrong:
+            message = wrong[0].text or wrong[0].get("message")
+        found[case.get("name").removeprefix("test_")] = (not wrong, message)
     return found
 
 
 def grade(files, refused, minutes):
-    """Run every test of the table. Returns {test: None if it passed, otherwise its message}."""
+    """Run every test of the table. Returns {test: (whether it passed, its message)}."""
     found = {}
     for part in range(1, len(PARTS) + 1):
         tests = [test for test, (exercise, _) in minutes.items() if exercise[0] == str(part)]
         if part in refused:
-            found |= {test: refused[part] for test in tests}
+            found |= {test: (False, refused[part]) for test in tests}
             continue
         results, _ = run_tests(files, part, LONGEST["part"]) if tests else ({}, "")
         for test in tests:
             if test not in results:
                 again, reason = run_tests(files, part, LONGEST["test"], test)
-                results[test] = again.get(test, reason)
+                results[test] = again.get(test, (False, reason))
         found |= {test: results[test] for test in tests}
     return found
 
@@ -132,11 +133,10 @@ def as_results(found, minutes, output, seconds):
     """The content of results.json."""
     tests = []
     for test, (exercise, points) in minutes.items():
-        message = found[test]
-        passed = message is None
+        passed, message = found[test]
         tests.append({"name": f"{exercise} {test}", "score": points if passed else 0,
                       "max_score": points, "status": "passed" if passed else "failed",
-                      "output": "right" if passed else message, "visibility": "visible"})
+                      "output": message, "visibility": "visible"})
     return {"tests": tests, "output": output, "execution_time": round(seconds),
             "stdout_visibility": "hidden"}
 
