@@ -294,14 +294,17 @@ def test_the_controls_of_copying():
         [f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
 
     runs = [{"seed": "32"}, {"seed": "35"}, {"seed": "35", "model": "transformer:6,4,112:local"}]
-    gains, right = [], []
+    gains, right, lost = [], [], []
     for run in runs:
-        same, another, reordered, _ = means(**run).reshape(4, 4)
+        same, another, reordered, near_miss = means(**run).reshape(4, 4)
         same_after, another_after, _, _ = means("4096", **run).reshape(4, 3)
         gains += [another - same, reordered - same, another_after - same_after]
+        lost += [*((near_miss - same) / (another - same))]
         for k in ("2", "8", "32"):
             right.append([k, *(f"{x:.0%}" for column in ("first_right", "four_right")
                                for x in means("0", k, column, **run))])
+    assert found_in(text, r"lose (\d+) to (\d+) % of the gain") == [
+        round(100 * min(lost)), round(100 * max(lost))]
     assert cells_of(text, "gain at a distance of") == [[f"{x:.2f}" for x in x_s] for x_s in gains]
     assert cells_of(text, "model | k") == right
 
