@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))                          # for `python PATH/lab/experiments.py`
 
 from support.cli import Parser, UsageError, at_least, cli, pasteable  # noqa: E402
+from support.data import every_twentieth, standard_library  # noqa: E402
 
 TRAIN = "python train.py --resume"
 
@@ -381,8 +382,6 @@ SEEDS = {"abcdigits": range(24, 32), "ablations_abcdigits": range(24, 27), "pass
 
 def collect(folder):
     """The text of `copying`: the sources of Python and of all packages; each 20th file in val/."""
-    from support.data import every_twentieth, standard_library
-
     files = [*standard_library(), *sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py"))]
     held_out, folder = set(every_twentieth(files)), Path(folder)
     if not folder.exists():

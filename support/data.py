@@ -311,7 +311,10 @@ def hold_out(files, args, tokenizer):
         held_out, how = read_files(args.val, tokenizer), " ".join(args.val)
     else:
         held_out, how = held_out_files(files, args.data)
-    train = join([tokens for path, tokens in files.items() if path not in held_out])
+    kept = [tokens for path, tokens in files.items() if path not in held_out]
+    if args.val and not kept:
+        raise UsageError(f"--val {how} holds out all of --data: leave some of it to train on")
+    train = join(kept)
     if held_out:
         return train, join(list(held_out.values())), how
 

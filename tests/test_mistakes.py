@@ -107,6 +107,7 @@ MISTAKES = [
     # Data. Other files that cannot be used are in test_data.py.
     ("--data missing.txt", "missing.txt does not exist"), ("--data empty.txt", "fewer than one"),
     ("--data short.txt", "fewer than one sequence"), ("--data empty.bin", "empty, or"),
+    ("--val text.txt", "text.txt holds out all of --data: leave some of it to train on"),
     ("--data odd.bin", "not a whole number of tokens"),
     ("--data abcdigits --digits 1", "digits"), ("--data abcdigits --digits 19", "digits"),
     # Folders and checkpoints.
