@@ -309,6 +309,20 @@ def test_the_controls_of_copying():
     assert cells_of(text, "model | k") == right
 
 
+def test_the_shares_of_32_prompts():
+    rows = read_table(FOLDER / "copying_candidates.tsv")
+    shares = []
+    for k in ("2", "32"):
+        for model, swe in (("multiscreen", "yes"), ("transformer:6,4,112:local", "")):
+            right = [[float(x) for x in row["four_right"].split()] for row in rows
+                     if (row["candidates"], row["model"], row["swe"]) == (k, model, swe)]
+            assert len(right) == 32
+            shares += [float(f"{100 * x:.0f}") for x in np.mean(right, axis=0)]
+    numbers = r"(\d+), (\d+) and (\d+) %"
+    assert shares == found_in(COPYING, rf"with two strings in {numbers} .*? and in {numbers} .*? "
+                                       rf"with 32 strings in {numbers} and in {numbers}")
+
+
 def test_the_best_scaling_of_copying():
     found = by_end(read_tables([FOLDER / "copying_scaled.tsv"]))
     best = found["Transformer, RoPE + best RoPE scaling"]["same"].T[1:5]
