@@ -16,6 +16,7 @@ CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cel
 CODE = ["".join(cell["source"]) for cell in CELLS]
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_the_notebook_runs_and_shows_what_its_text_says(tmp_path, monkeypatch, capsys):
     """Without a GPU. The cell that trains takes 4 steps in place of 400."""

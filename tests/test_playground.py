@@ -15,6 +15,8 @@ from support.run import load_checkpoint
 from tests.browser import CHROMIUM, Browser
 from tests.helpers import INF, ROOT, small
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model():

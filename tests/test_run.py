@@ -170,6 +170,7 @@ def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
     assert said.count("saved") == 3
     assert said.count("validation loss") == 1
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["text.txt", "abcdigits"])
 def test_the_command_that_a_run_ends_with_works_where_it_is_printed(
         tmp_path, monkeypatch, capsys, data):

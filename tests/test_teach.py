@@ -166,6 +166,7 @@ def test_no_link_in_the_hand_out_is_dead(course):
     assert [link for path, link in links if not (path.parent / link).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_tests_run_in_the_hand_out_and_the_stubs_fail(course):
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "course/exercises/test_part1.py",
               cwd=course, env=os.environ | {"EXERCISES": "", "PYTHONPATH": str(course)})

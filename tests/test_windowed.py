@@ -66,6 +66,7 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     assert len(seen) == (1 if 6 * T * 399 <= 2**14 else 1 + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
 def test_memory_is_linear_whatever_the_windows():
     """Forward and backward over 2^12 positions with an infinite window; T x T takes 64 MiB."""
