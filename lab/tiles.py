@@ -184,15 +184,15 @@ def main():
     write_table(path, tiles)
     print_summary(tiles, f"Windows, acceptance widths and pairs alive; {path}")
 
+    if not maps:
+        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
     if not find_spec("matplotlib"):
         print("no figures: they need matplotlib (pip install matplotlib)")
         return
     plt = pyplot()
     w_th = getattr(model.config, "w_th", None) or model.layers[0].w_th
     draw_windows(plt, tiles, w_th, T_train, path.with_name(f"{path.stem}_windows.png"))
-    if not maps:
-        print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
-    else:
+    if maps:
         columns = len(tiles) // len(model.layers)
         draw_maps(plt, tiles, maps, columns, path.with_name(f"{path.stem}_maps.png"))
         if six := six_of(tiles):
