@@ -494,7 +494,8 @@ def main(argv=None):
         ckpt = run.find_checkpoint(out, command)
         init = read_checkpoint(command.init) if command.init and not ckpt else None
         args = get_args(argv, ckpt, init)
-        if not ckpt or ckpt["step"] < args.steps and not ckpt["learned"]:
+        finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
+        if not finished:
             train(out, args, ckpt, init)
         else:
             run.require_same_flags(ckpt, args)

@@ -17,7 +17,8 @@ t95             half the 95 % interval of the change, by Student's t. If it is l
                 change, other seeds may well turn the change around. With three seeds it is 2.48
                 times the deviation
 grad            the median gradient norm of the second half of the run
-spikes          logged losses more than 5 standard deviations above the mean of --before losses
+spikes          logged losses more than 5 standard deviations above the mean of the ten before
+                (--before)
 alive, w_max    at the end: the share of the pairs in the windows whose relevance is above 0, and
                 the largest window
 tokens_per_s    compare them only if each run had a machine to itself
@@ -83,7 +84,7 @@ def read_runs(words, before=10):
 def read_row(row, label):
     """The Run in a row of a table that --table has written."""
     if not row.keys() >= {"run", "model", "seed", "step", "val_loss"}:
-        raise UsageError("of tables compare reads those that it has written with --table")
+        raise UsageError("compare reads only those tables that it has written with --table")
     facts = {name: float(row.get(name) or "nan") for name in FACTS}
     losses = {int(row["step"]): float(row["val_loss"] or "nan")}
     return Run(label or row["run"], row, losses, facts, row["end"] == "diverged", {})

@@ -123,12 +123,13 @@ def require_same_flags(ckpt, args):
 
     Its numbers would pass for those of another recipe. Texts may have moved, so --data is free.
     """
-    for name, x in vars(args).items():
-        before = ckpt["args"].get(name)
-        if name not in (*FREE, *LENGTH, "data", "val", "recompute") and x not in (before, "auto"):
+    before, now = ckpt["args"], vars(args)
+    for name in changed_flags(before, now):
+        if name not in (*LENGTH, "data", "val", "recompute") and now[name] != "auto":
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{args.out} is already finished, with {flag} {as_typed(before)} and "
-                             f"not {as_typed(x)}: name another --out, or a larger --steps")
+            raise UsageError(f"{args.out} is already finished, with {flag} "
+                             f"{as_typed(before.get(name))} and not {as_typed(now[name])}: name "
+                             "another --out, or a larger --steps")
 
 
 def begin(out, state):
@@ -157,14 +158,20 @@ def as_typed(x):
     return " ".join(str(x).split())
 
 
+def changed_flags(old, new):
+    """The names of the flags that differ between two runs' args, dicts, but for FREE."""
+    return [name for name, x in new.items() if name not in FREE and old.get(name) != x]
+
+
 def note_changes(old, new):
     """Print how a resumed run differs from its checkpoint, and note what has another effect.
 
     old: the checkpoint; new: what the next one will hold.
     """
-    flags = {name: f"--{name.replace('_', '-')} {as_typed(old['args'].get(name))} | {as_typed(x)}"
-             for name, x in new["args"].items()
-             if name not in FREE and old["args"].get(name) != x}
+    flags = {}
+    for name in changed_flags(old["args"], new["args"]):
+        flag, x, y = name.replace("_", "-"), old["args"].get(name), new["args"][name]
+        flags[name] = f"--{flag} {as_typed(x)} | {as_typed(y)}"
     others = []
     if old["corpus"] == new["corpus"]:
         flags.pop("data", None)                        # the same texts, moved

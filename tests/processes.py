@@ -51,8 +51,10 @@ def main(jobs):
             port = free.getsockname()[1]
         pids = [fork_process(rank, processes, port, flags, "".join(code))
                 for rank in range(processes)]
-        failed |= any([os.waitpid(pid, 0)[1] for pid in pids])
-    sys.exit(failed)
+        if any([os.waitpid(pid, 0)[1] for pid in pids]):
+            failed = True
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

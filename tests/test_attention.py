@@ -116,6 +116,16 @@ def test_entmax_with_many_keys_is_that_of_sorting_and_sums_to_one():
     torch.testing.assert_close(found.sum(-1), torch.ones(20, dtype=s.dtype))
 
 
+@pytest.mark.parametrize("n", [2**12, 2**16, 2**20])
+def test_entmax_of_very_many_keys_sums_to_one(n):
+    """Equal scores, and those nearly equal, take the most steps."""
+    layer = attention.Entmax(SimpleNamespace(d_E=2, N_H=1))
+    for spread in (0.0, 0.01, 0.1):
+        s = spread * torch.randn(1, n, generator=random(0))
+        assert layer.weights(s, None).sum().item() == pytest.approx(1, abs=1e-4)
+
+
+@torch.no_grad()
 def test_forgetting_is_as_exact_far_away():
     """c, the sum of log f, is a thousand there: its differences would lose three digits."""
     model, x = moved_model(name_of("forgetting")), draw_tokens(1, 1500)

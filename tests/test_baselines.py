@@ -17,6 +17,7 @@ from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
 from tests.helpers import (
     args_of,
+    assert_same_weights,
     draw_tokens,
     fit,
     moved_model,
@@ -203,10 +204,14 @@ def test_train_takes_the_papers_settings_for_each_model(flags, recipe):
 
 @pytest.mark.parametrize("name", [*transformers("1,2,16"),
                                   *(f"multiscreen:{name}" for name in ablations.VARIANTS)])
-def test_a_named_model_is_trained_and_loaded(tmp_path, name):
-    fit(tmp_path / "out", "--model", name, "--steps", "2")
-    model, _, ckpt = train.load_checkpoint(tmp_path / "out/ckpt.pt")
-    assert (ckpt["model"], ckpt["step"]) == (name, 2)
+def test_a_named_model_is_trained_resumed_and_loaded(tmp_path, name):
+    whole = fit(tmp_path / "whole", "--model", name, "--steps", "2")
+    fit(tmp_path / "parts", "--model", name, "--steps", "1")
+    train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "2"])
+    model, _, parts = train.load_checkpoint(tmp_path / "parts/ckpt.pt")
+    assert parts["model"] == name
+    assert parts["step"] == 2
+    assert_same_weights(parts, whole)
     assert has_windows(model) == ("multiscreen" in name or "screening" in name)
     if has_windows(model):
         maps = maps_of(model, draw_tokens(1, 20))

@@ -1,11 +1,13 @@
 """Tests of several processes: they get the numbers of one, and all stop together."""
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from multiscreen import GatedScreeningTiles
+from support.cli import get_device
 from support.run import read_checkpoint
 from tests.helpers import SMALL, TEXT, fit, read_table, run
 
@@ -107,6 +109,16 @@ def test_a_signal_to_one_process_saves_and_stops_all(trained):
     assert "stopped at" not in before
     for rank in (0, 1):
         assert f"process {rank}: KeyboardInterrupt('stopped at step 3, saved" in after
+
+
+def test_a_process_works_on_its_own_gpu(monkeypatch):
+    """Without set_device, FSDP2 and Triton would use the first GPU in every process."""
+    own = []
+    monkeypatch.setattr(torch.cuda, "set_device", own.append)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device, **__: SimpleNamespace(
+        is_mps=True, item=lambda: 0.0, is_cuda=True, device=torch.device(device)))
+    assert get_device("cuda:3") == torch.device("cuda:3")
+    assert own == [torch.device("cuda:3")]
 
 
 def test_recomputed_activations_are_the_same_bits(tmp_path, monkeypatch):

@@ -482,6 +482,15 @@ def test_a_run_leaves_other_files_alone_and_force_overwrites_it(tmp_path):
     assert all(path.read_text() == "before" for path in mine)
 
 
+def test_a_folder_may_have_the_name_of_a_stream(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "abcdigits").mkdir()
+    (tmp_path / "abcdigits/a.txt").write_text("a folder of text\n" * 99)
+    ckpt = fit(tmp_path / "out", "--steps", "1", "--data", "abcdigits", "text.txt")
+    assert ckpt["corpus"].startswith("2 files") and ckpt["data_state"] == ()
+    assert ckpt["args"]["data"] == [str(tmp_path / name) for name in ("abcdigits", "text.txt")]
+
+
 def test_flags_txt_says_what_the_run_is(tmp_path):
     fit(tmp_path / "out", "--steps", "1", "--lr", "0.5")
     flags = dict(line.split("\t") for line in (tmp_path / "out/flags.txt").read_text().splitlines())

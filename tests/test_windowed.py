@@ -66,6 +66,32 @@ def test_decoding_calls_the_definition_once_for_near_keys_and_once_a_far_tile(se
     assert len(seen) == (1 if 6 * T * 399 <= 2**14 else 1 + 3)
 
 
+@pytest.mark.parametrize("T, windows", [
+    (39, [2.5, 20.0, INF]), (150, [1.5, 16.0, 17.5, 33.0, 64.0, 65.0, 100.0, INF]),
+    (1040, [9.0, INF])])
+def test_second_derivatives_are_those_of_the_definition(T, windows):
+    """In one call, in pieces, and at T = 1,040 in recomputed pieces."""
+    q, k, v = correlated(0, 1, len(windows), T, T, V=8)
+    w, r = torch.tensor(windows).double(), torch.linspace(0.3, 1, len(windows)).double()
+    dh = torch.randn(v.shape, generator=random(1), dtype=torch.float64)
+    found = []
+    for screen in (ms.screen, screen_windowed):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v, w, r)]
+        first = torch.autograd.grad(screen(*inputs), inputs, dh, create_graph=True)
+        size = sum(g.square().sum() for g in first)
+        found.append([*first, *torch.autograd.grad(size, inputs)])
+    for a, b in zip(*found):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12 * a.abs().max().item())
+
+
+def test_empty_inputs_screen_to_empty_or_zero_outputs():
+    for B, H, T, S in ((0, 2, 5, 5), (1, 0, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0)):
+        q, k, v = torch.ones(B, H, T, 16), torch.ones(B, H, S, 16), torch.ones(B, H, S, 8)
+        h = screen_windowed(q, k, v, torch.full((H,), 3.0), torch.ones(H))
+        assert h.shape == (B, H, T, 8)
+        assert (h == 0).all()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="reads the peak memory the Unix way")
 def test_memory_is_linear_whatever_the_windows():
