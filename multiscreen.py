@@ -241,7 +241,7 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        start: the position of x's first token; first: that of the oldest key in the cache.
+        start: the position of x's first token.
         """
         w, r = self.window(), self.acceptance()
         start = 0 if cache is None else cache.end
@@ -250,10 +250,11 @@ class GatedScreeningTiles(nn.Module):
         # q and k have the same positions, so one call encodes both.
         q_tilde, k_tilde = self.encode(unit(torch.cat((q, k))), i, w).chunk(2)
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
-        first = 0
+        i0 = 0
         if cache is not None:
-            k_tilde, v_bar, first = cache.append(k_tilde, v_bar, w)
-        h = screen(q_tilde, k_tilde, v_bar, w, r, start - first)
+            k_tilde, v_bar = cache.append(k_tilde, v_bar, w)
+            i0 = k_tilde.shape[2] - x.shape[1]         # the queries belong to the last keys
+        h = screen(q_tilde, k_tilde, v_bar, w, r, i0)
         return self.bound(h.to(x.dtype))
 
     def gate(self, x):
@@ -284,6 +285,7 @@ class Multiscreen(nn.Module):
     None means that of the parameters.
     """
     logits_at_once = 2**25                             # `loss` keeps no more of them in memory
+    tokens_at_once = 2**9                              # of a long text, to decode it with caches
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
         super().__init__()
@@ -306,14 +308,14 @@ class Multiscreen(nn.Module):
         """Eq. 12, `screen` above. To use a faster twin or your own, assign it to model.screen."""
         return screen(q, k, v, w, r, i0)
 
-    def hidden(self, tokens, caches=None, screen=None):
-        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one KeyCache per layer.
+    def hidden(self, tokens, caches=None):
+        """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one for each layer.
 
-        All tokens go through a layer at once; for long texts, see `pieces`.
+        All tokens go through a layer at once. Split a long text, as `stream` does.
         """
         x = self.embed(checked(tokens))
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x = layer(x, screen or self.screen, cache)
+            x = layer(x, self.screen, cache)
         return x
 
     def head(self):
@@ -359,30 +361,10 @@ class Multiscreen(nn.Module):
 
     # ------------------------------------------------------------------ using a trained model
 
-    # A `screen` that is known to read no key at distance w or more, and to need O(T) memory. Only
-    # while it screens may a cache forget keys; support/fast.py, which chooses it, says so here.
-    windowed_screen = None
-    tokens_at_once, pairs_at_once = 2**12, 2**26       # of a long text, in `pieces`
-
-    def may_forget(self):
-        """Whether a cache may forget the keys that no window reaches."""
-        return self.screen is self.windowed_screen
-
     def new_caches(self):
-        """An empty KeyCache for each layer."""
-        return [KeyCache(self.may_forget()) for _ in self.layers]
-
-    def pieces(self, tokens):
-        """Tokens (B, T) cut into pieces that go through `hidden` one after another, with caches.
-
-        This saves memory. A piece has at most `tokens_at_once` and, unless the screen needs only
-        O(T) memory, at most `pairs_at_once` of queries and keys over all tiles.
-        """
-        most = self.tokens_at_once
-        if self.screen is not self.windowed_screen:
-            pairs = tokens.numel() * self.config.N_H   # for one query per sequence
-            most = min(most, max(self.pairs_at_once // pairs, 1))
-        return tokens.split(most, 1)
+        """An empty cache for each layer: a KeyCache, or the kind that a screen's `cache` names."""
+        kind = getattr(self.screen, "cache", KeyCache)
+        return [kind() for _ in self.layers]
 
     @torch.no_grad()
     def stream(self, tokens, n, temperature=0.0, top_k=None, generator=None):
@@ -397,7 +379,7 @@ class Multiscreen(nn.Module):
         caches, head, finite = self.new_caches(), self.head(), True
         for step in range(n):
             # The prompt goes through in pieces, then one token per step: caches hold the rest.
-            for piece in self.pieces(checked(tokens)):
+            for piece in checked(tokens).split(self.tokens_at_once, 1):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
 
@@ -428,18 +410,21 @@ class Multiscreen(nn.Module):
         They are what the model's own `screen` returns if the values are the identity matrix, one
         map for each call. It is given in pieces of d_V columns, the width of a model's values.
         """
-        maps = []
+        maps, own = [], self.screen
 
         def record(q, k, v, w, r, i0=0):
             B, H, S, V = v.shape
             missing = -S % V                           # zero columns that make S a multiple of V
             identity = F.pad(torch.eye(S, dtype=q.dtype, device=q.device), (0, missing))
-            columns = [self.screen(q, k, e.expand(B, H, S, V), w, r, i0)
-                       for e in identity.split(V, 1)]
+            columns = [own(q, k, e.expand(B, H, S, V), w, r, i0) for e in identity.split(V, 1)]
             maps.append(torch.cat(columns, -1)[..., :S])
-            return self.screen(q, k, v, w, r, i0)
+            return own(q, k, v, w, r, i0)
 
-        self.hidden(tokens, screen=record)
+        self.screen = record
+        try:
+            self.hidden(tokens)
+        finally:
+            self.screen = own
         return maps
 
     @torch.no_grad()
@@ -453,37 +438,22 @@ class Multiscreen(nn.Module):
 
 
 class KeyCache:
-    """The encoded keys and the values of a layer's tokens, oldest first.
+    """The encoded keys and the values of all tokens that a layer has seen.
 
-    forgets: drop those that no later query can see, at distance w or more; see `may_forget`.
     Gradients flow through it. For truncated backpropagation, detach its k and v between calls.
     """
-    spare = 1023                                       # tokens it has room for, to save copies
 
-    def __init__(self, forgets=False):
-        self.forgets, self.k, self.v = forgets, None, None
-        self.first = self.end = 0                      # positions: the oldest key, the next token
+    def __init__(self):
+        self.k = self.v = None
+        self.end = 0                                   # the position of the next token
 
     def append(self, k, v, w):
-        """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept, and `first`.
+        """Add keys (B, H, T, K) and values (B, H, T, V). Returns those of all tokens.
 
-        w: the windows of the layer, (H,).
+        w: the layer's windows, (H,), for a kind of cache that drops what none of them reaches.
         """
-        # n: how many keys there are. With gradients there is no spare room, as backward may need
-        # the tensors of earlier calls, so each call makes new ones.
-        T, n = k.shape[2], self.end - self.first
-        room = 0 if torch.is_grad_enabled() else self.spare
-        if self.k is None:
-            self.k, self.v = k[:, :, :0], v[:, :, :0]
-        if n + T > self.k.shape[2] or room == 0:
-            kept = n
-            if self.forgets:
-                kept = math.ceil(min(n, w.max().item()))       # n, too, if a window is NaN
-            self.k = F.pad(self.k[:, :, n - kept : n], (0, 0, 0, T + room))
-            self.v = F.pad(self.v[:, :, n - kept : n], (0, 0, 0, T + room))
-            self.first = self.end - kept
-            n = kept
-        self.k[:, :, n : n + T] = k
-        self.v[:, :, n : n + T] = v
-        self.end += T
-        return self.k[:, :, : n + T], self.v[:, :, : n + T], self.first
+        self.end += k.shape[2]
+        if self.k is not None:
+            k, v = torch.cat((self.k, k), 2), torch.cat((self.v, v), 2)
+        self.k, self.v = k, v
+        return k, v

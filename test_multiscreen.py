@@ -599,7 +599,7 @@ def with_small_windows(model):
     """The model with windows of 2.6, 21.1 and 8.4 in each layer, and a screen that stays inside."""
     for tile in model.layers:
         tile.s_w.data = torch.tensor([0.5, 3.0, 2.0]).to(tile.s_w)
-    model.screen = model.windowed_screen = screen_windowed
+    model.screen = screen_windowed
     return model
 
 
@@ -637,7 +637,7 @@ def test_a_cache_keeps_all_keys_if_a_window_or_the_screen_reaches_them(s_w, stay
 
     model.screen = screen
     if stays_in_its_windows:
-        model.windowed_screen = screen
+        screen.cache = screen_windowed.cache
     caches = model.new_caches()
     for n in (70_000, 1, 2_000):
         model(draw_tokens(1, n), caches)

@@ -13,7 +13,7 @@ warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut 
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
 A printed line has the step, loss (nats per token), learning rate, gradient norm before clipping,
-smallest, median and largest window, milliseconds per step, tokens per second, and time left.
+smallest, median and largest window, milliseconds per step, tokens per second, and minutes left.
 
 The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.tsv, with a row for
 each line of numbers; source/, the code that ran; and more, listed in support/run.py.
@@ -22,34 +22,33 @@ import math
 import shlex
 import time
 from argparse import BooleanOptionalAction
-from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 
-from support import cli, run
+from support import cli
 from support import distributed as dist  # one process or many, of which only number 0 prints
 from support.cli import at_least
-from support.data import absolute, batches, get_data, get_tokenizer
+from support.data import TASKS, absolute, batches, get_data, get_tokenizer
 from support.fast import make_fast
-from support.maps import alive_pairs, windows
-from support.models import (
-    build_model,
-    count_parameters,
-    name_of,
-    random_states,
-    recipe,
-    set_random_states,
-    set_seeds,
+from support.maps import alive_pairs
+from support.models import SIZES, build_model, recipe, set_seeds, windows
+from support.run import (
+    FIXED,
+    FREE,
+    Run,
+    find_checkpoint,
+    load_checkpoint,
+    load_weights,
+    read_checkpoint,
+    require_same_flags,
+    save_checkpoint,
 )
-from support.run import load_checkpoint, load_weights, read_checkpoint
+from support.tasks import get_documents
 
 __all__ = ["load_checkpoint", "main", "save_checkpoint", "train"]      # for your own code
-
-# The columns of the log. Only tasks have the last two.
-COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
-           "val_loss", "val_bpb", "alive", "needle", "base")
 
 
 def train(out, args, ckpt=None, init=None):
@@ -66,88 +65,70 @@ def train(out, args, ckpt=None, init=None):
     sizes = {field: getattr(args, name) for name, field in SIZES.items()}
     set_seeds(args.seed)
     model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
-    data, val_data = get_data(args, tokenizer)
-
+    get = get_documents if args.data in TASKS else get_data
+    data, val_data = get(args, tokenizer)
     if ckpt:
         load_weights(model, ckpt["weights"], out / "ckpt.pt")
     elif init:
         load_weights(model, init["weights"], args.init)
-    run.import_all(model)
+    run = Run(out, args, model, data, ckpt)            # counts the steps, and writes into `out`
     make_fast(model, args)                             # in place: choose the screen, compile
 
-    # What a checkpoint holds, except for what `save` adds. `texts` are those of all modules that
-    # are loaded by now, the kernel's among them.
-    state = {"model": args.model, "config": asdict(model.config), "tokenizer": args.tokenizer,
-             "args": vars(args), "corpus": data.corpus, "source": run.texts(), "changes": [],
-             "parameters": count_parameters(model), "step": 0, "drawn": 0, "learned": False,
-             "log": "\t".join(COLUMNS) + "\n"}
-    if ckpt:
-        run.note_changes(ckpt, state)
-        for name in ("step", "drawn", "log"):
-            state[name] = ckpt[name]
-
     # The optimizer must see the sharded weights.
-    dist.distribute(model, args.shard, device)
+    if dist.world() > 1:
+        dist.shard(model)
     optimizer = get_optimizer(model, args)
     if ckpt:
-        dist.set_moments(model, optimizer, ckpt["optimizer"])
-        if ckpt["args"]["data"] == args.data:          # other data start from the top
-            data.state = ckpt["data_state"]
-        set_random_states(ckpt["random_states"])       # if your layers draw random numbers
+        run.resume(ckpt, model, optimizer, data)
     del ckpt, init                                     # and with them their weights
-    if dist.rank() == 0:
-        run.begin(out, state)
-    print_head(args, state, data, device)
 
     # The loop. `unread` holds the losses and gradient norms of the steps since they were last read,
-    # on the device: to read them, the CPU must wait for the GPU. `state` is as last saved, except
-    # for its log.
-    step, drawn, unread = state["step"], state["drawn"], []
-    sequences_per_step = args.batch_tokens // args.seq_len
+    # on the device: to read them, the CPU must wait for the GPU.
+    first_step, unread = run.step, []
     began = since = time.perf_counter()
-    first_step = step
     last = stopping = False
-    with dist.stop_requests() as signals:              # Ctrl-C, SIGTERM, SIGHUP
+    with run.begin(), cli.stop_requests() as signals:  # Ctrl-C, SIGTERM, SIGHUP
+        print(f"{args.model}, {run.facts['parameters']:,} parameters, {device}, {args.dtype}")
+        print(f"{data} of {args.seq_len} tokens; steps {run.step} to {args.steps} of "
+              f"{args.batch_tokens:,} tokens", flush=True)
         while not last and not stopping:
-            lr = set_rate(optimizer, args, step)
-            loss, norm = train_step(model, data, args, drawn)
+            lr = set_rate(optimizer, args, run.step)
+            loss, norm = train_step(model, data, args, run.drawn)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            step, drawn = step + 1, drawn + sequences_per_step
+            run.step += 1
+            run.drawn += args.batch_tokens // args.seq_len
+            run.learned = data.observe(loss, args.batch_tokens // args.seq_len)
             unread.append((loss, norm))
-            learned = data.observe(loss, sequences_per_step)       # a task gets harder, and ends
-            last = learned or step == args.steps
+            last = run.learned or run.step == args.steps           # a task ends when it is learned
             stopping = dist.total(len(signals)) > 0    # if any of the processes got one
 
-            logs = last or step == 1 or step % args.log_every == 0
-            evaluates = last or step % args.eval_every == 0
-            saves = last or stopping or step % args.save_every == 0
+            logs = last or run.step == 1 or run.step % args.log_every == 0
+            evaluates = last or run.step % args.eval_every == 0
+            saves = last or stopping or run.step % args.save_every == 0
             if not (logs or evaluates or saves):
                 continue
-            steps = len(unread)
-            loss, norm = read(out, unread, state, step)
+            # A checkpoint is only written if all numbers before it were finite.
+            numbers = torch.stack([torch.stack(pair) for pair in unread]).tolist()
+            for step, (loss, norm) in enumerate(numbers, run.step - len(numbers) + 1):
+                run.require_finite(step, loss=loss, grad_norm=norm)
+            unread.clear()
             now = time.perf_counter()
-            seconds = (now - since) / steps            # for each step since the last reading
             if logs:
-                row = {"step": step, "loss": loss, "lr": lr, "grad_norm": norm, **windows(model),
-                       "ms": 1e3 * seconds, "tokens_per_s": args.batch_tokens / seconds}
-                left = (now - began) / (step - first_step) * (args.steps - step)
-                print_step(args, row, left)
-                log(out, state, row)
+                seconds = (now - since) / len(numbers)             # per step
+                left = (now - began) / (run.step - first_step) * (args.steps - run.step)
+                run.log(loss=loss, lr=lr, grad_norm=norm, **windows(model), ms=1e3 * seconds,
+                        tokens_per_s=args.batch_tokens / seconds, min_left=left / 60)
             if evaluates:
-                row = {"step": step, **evaluate(model, data, val_data, args, tokenizer)}
-                require_finite(out, state, step, val_loss=row["val_loss"])
-                print_evaluation(args, row)
-                log(out, state, row)
+                row = evaluate(model, data, val_data, args, tokenizer)
+                run.require_finite(run.step, val_loss=row["val_loss"])
+                run.log(**row)
             if saves:
-                place = {"step": step, "drawn": drawn, "learned": learned}
-                save(out, args, state, place, model, optimizer, data)
+                run.save(model, optimizer, data)
             since = time.perf_counter()
     if stopping and not last:                          # `cli` prints it without a traceback
-        raise KeyboardInterrupt(f"stopped at step {step}, saved {out / 'ckpt.pt'}: "
+        raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}: "
                                 f"{how_to_go_on(args)}")
-    if dist.world() == 1:
-        print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
     command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
     print(f"next: {cli.pasteable(command)}")
 
@@ -182,57 +163,28 @@ def set_rate(optimizer, args, step):
 def train_step(model, data, args, drawn):
     """Run a step's passes forward and backward. Returns (loss, gradient norm before clipping).
 
-    Both are tensors on the device. drawn: how many sequences all processes together have drawn
-    before this step.
+    Both are tensors on the device. drawn: the sequences that were drawn before this step.
     """
-    sequences_per_pass = args.batch_size * dist.world()
-    n_passes = args.batch_tokens // (sequences_per_pass * args.seq_len)
+    mine = dist.my_share(range(drawn, drawn + args.batch_tokens // args.seq_len))
+    passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
     total = 0.0
-    for n in range(n_passes):
-        first = drawn + n * sequences_per_pass
-        x = dist.draw(data, first, args, model.W_E.device)                   # (batch_size, T + 1)
-        # Only the last backward averages gradients over the processes, as with DDP's no_sync.
-        dist.average_in_next_backward(model, n == n_passes - 1)
-        loss = model.loss(x[:, :-1], x[:, 1:]) / n_passes
+    for numbers in passes:
+        x = get_batch(data, numbers, args.seed, model.W_E.device)
+        loss = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
         loss.backward()
         total = total + loss.detach()
-    if args.clip > 0:
-        norm = clip_grad_norm_(model.parameters(), args.clip)
-    else:
-        norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    largest = args.clip if args.clip > 0 else math.inf
+    norm = clip_grad_norm_(model.parameters(), largest)
     return dist.mean(total), dist.full(norm)
 
 
-def read(out, unread, state, step):
-    """The loss and gradient norm of this step, as numbers; those of earlier ones are checked, too.
-
-    So a checkpoint is only written if all numbers before it were finite.
-    """
-    numbers = torch.stack([x for pair in unread for x in pair]).tolist()
-    losses, norms = numbers[0::2], numbers[1::2]
-    for n, (loss, norm) in enumerate(zip(losses, norms)):
-        require_finite(out, state, step - len(losses) + n + 1, loss=loss, grad_norm=norm)
-    unread.clear()
-    return losses[-1], norms[-1]
-
-
-def require_finite(out, state, step, **values):
-    """Raise UsageError if a value is not finite, and keep the reason in diverged.txt."""
-    for name, x in values.items():
-        if not math.isfinite(x):
-            raise diverged(out, state, step, f"{name} is {x:g}")
-
-
-def diverged(out, state, step, reason):
-    """The UsageError of a run that diverged at a step, after writing it to diverged.txt."""
-    saved = "nothing was saved"
-    if state["step"] > 0:
-        saved = f"{out / 'ckpt.pt'} holds step {state['step']}"
-    message = (f"training diverged: at step {step} {reason}; {saved}: try a smaller --lr, or undo "
-               "your last edit")
-    if dist.rank() == 0:
-        (out / "diverged.txt").write_text(f"{message}\n", "utf-8")
-    return cli.UsageError(message, code=3)
+def get_batch(data, numbers, seed, device):
+    """The sequences of these numbers on the device, (len(numbers), T + 1)."""
+    x = torch.from_numpy(np.stack([data.draw(n, seed) for n in numbers]))
+    # From pinned memory a GPU copies while it computes.
+    if device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=x.is_pinned())
 
 
 @torch.no_grad()
@@ -258,129 +210,17 @@ def evaluate(model, data, val_data, args, tokenizer):
     if n_bytes > 0:
         row["val_bpb"] = nats / math.log(2) / n_bytes
 
+    # Called on the training data, whose state says how much help the task still gives.
+    row |= data.extra_columns(model, batches(val_data, 64, args.batch_size))
+
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
     row |= alive_pairs(model, tokens)
-
-    # Called on the training data, whose state says how much help the task still gives.
-    row |= data.extra_columns(model, batches(val_data, 64, args.batch_size))
     model.train()
     return row
 
 
-def save(out, args, state, place, model, optimizer, data):
-    """Write the checkpoint: `state`, weights, moments, the place in the data, the random states.
-
-    place: the step that is done, how many sequences were drawn, whether the task is learned.
-    """
-    weights, moments = dist.get_states(model, optimizer)
-    # Only process 0 has the weights, and all must agree whether the run goes on.
-    infinite = [name for name, W in weights.items() if not W.isfinite().all()]
-    if dist.total(len(infinite)) > 0:
-        raise diverged(out, state, place["step"], "a weight is not finite")
-    state |= place | {"data_state": data.state, "random_states": random_states()}
-    if dist.rank() == 0:
-        run.save(out / "ckpt.pt", state | {"weights": weights, "optimizer": moments})
-    # All wait until process 0 has written: if another one ended first, torchrun would end it.
-    dist.wait()
-    end = ", the last step: the model has learned the task" if place["learned"] else ""
-    print(f"{state['step']:>6}/{args.steps:<6} saved {out / 'ckpt.pt'}{end}", flush=True)
-
-
-def sample(model, val_data, tokenizer):
-    """The first 32 tokens of the validation data and the model's continuation of them, as text."""
-    device = model.W_E.device
-    prompt = torch.from_numpy(val_data[0][:32])[None].to(device)
-    generator = torch.Generator(device).manual_seed(0)
-    with torch.compiler.set_stance("force_eager"):     # compiling would take longer
-        answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
-    return cli.printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
-
-
-def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0, val=()):
-    """Write the weights of a training loop of your own, for `load_checkpoint` and all commands.
-
-    tokenizer, seq_len, seed: as the flags of those names; step: how many steps were trained; val:
-    files and folders of text that you have held out, on which lab.perplexity and lab.copying
-    measure. There are no optimizer's moments in it, so --init starts from it, and --resume cannot.
-    """
-    config, n_vocab = asdict(model.config), get_tokenizer(str(tokenizer)).n_vocab
-    if n_vocab > config["vocab_size"]:
-        raise cli.UsageError(f"--tokenizer {tokenizer} has {n_vocab} tokens, and the model's "
-                             f"vocabulary {config['vocab_size']}: name the one it was trained with")
-    args = {name: get_default(name) for name in (*SIZES, "digits", "kernel")}
-    args |= {"model": name_of(model), "tokenizer": str(tokenizer), "seq_len": seq_len, "seed": seed,
-             "data": [], "val": absolute(list(val))}
-    if args["model"].startswith("multiscreen"):        # a Transformer's sizes are in its name
-        args |= {name: config[field] for name, field in SIZES.items()}
-    weights = {name: W.detach().cpu() for name, W in model.state_dict().items()}
-    for name, W in weights.items():
-        if not W.isfinite().all():
-            raise cli.UsageError(f"{path} was not written: {name} is not finite")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    run.save(path, {"model": args["model"], "config": config, "weights": weights, "args": args,
-                    "tokenizer": args["tokenizer"], "source": run.texts(), "step": step})
-
-
-# ------------------------------------------------------------------------- what is printed
-
-def print_head(args, state, data, device):
-    """Print what the run is, and the heads of the columns."""
-    rest = state["parameters"] - state["config"]["vocab_size"] * state["config"]["d_E"]
-    where = f"{device} in {dist.world()} processes" if dist.world() > 1 else device
-    print(f"{args.model}, {state['parameters']:,} parameters ({rest:,} non-embedding), {where}, "
-          f"{args.dtype}")
-    print(f"{data} of {args.seq_len} tokens; {args.steps} steps of {args.batch_tokens:,} tokens")
-    if state["step"] > 0:
-        print(f"continuing at step {state['step']}")
-    elif args.init:
-        print(f"weights from {args.init}")
-    print(f"{'step':>13} {'loss':>8} {'lr':>8} {'|grad|':>8} {'w min':>6} {'median':>7} {'max':>8} "
-          f"{'ms':>7} {'tok/s':>8} {'min left':>8}", flush=True)
-
-
-def print_step(args, row, left):
-    """Print a line of numbers. left: the seconds that are left, at most."""
-    found = " " * 23                                   # blanks, if the model has no windows
-    if "w_min" in row:
-        found = f"{row['w_min']:6.2f} {row['w_median']:7.1f} {row['w_max']:8.4g}"
-    print(f"{row['step']:>6}/{args.steps:<6} {row['loss']:8.4f} {row['lr']:8.2g} "
-          f"{row['grad_norm']:8.4f} {found} {row['ms']:7.0f} {row['tokens_per_s']:8.0f} "
-          f"{left / 60:8.1f}", flush=True)
-
-
-def print_evaluation(args, row):
-    """Print an evaluation in words."""
-    words = f"validation loss {row['val_loss']:.4f}"
-    if "val_bpb" in row:
-        words += f", {row['val_bpb']:.3f} bits per byte"
-    if "alive" in row:
-        words += f"; {row['alive']:.1%} of the pairs inside the windows are alive"
-    for name in ("needle", "base"):
-        if name in row:
-            words += f"; {name} {row[name]:.3f}"
-    print(f"{row['step']:>6}/{args.steps:<6} {words}", flush=True)
-
-
-def log(out, state, row):
-    """Append a row to the log, in its file and in what the next checkpoint will hold."""
-    cells = [f"{row[name]:.6g}" if name in row else "" for name in COLUMNS]
-    cells[0] = str(row["step"])
-    line = "\t".join(cells) + "\n"
-    state["log"] += line
-    if dist.rank() == 0:
-        with run.naming(out / "log.tsv"), open(out / "log.tsv", "a") as file:
-            file.write(line)
-
-
 # ---------------------------------------------------------------------------------------- flags
-
-# The flags that set the sizes of Config, and the names of its fields.
-SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
-         "w_th": "w_th"}
-FIXED = ("model", *SIZES, "tokenizer")                 # a checkpoint's, which no flag may change
-
 
 def get_parser():
     p, positive, amount = cli.Parser(__doc__), at_least(1), at_least(0, float)
@@ -428,8 +268,6 @@ def get_parser():
                    "needs a C++ compiler [yes, on a CUDA GPU with Triton]")
     p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
                    help="recompute each layer's activations in backward: saves memory, costs time")
-    p.flag("--shard", 1, "torchrun processes that share a copy of the weights, gradients, moments",
-           positive)
     p.flag("--log-every", 10, "steps between printed lines", positive)
     p.flag("--eval-every", 250, "steps between evaluations", positive)
     p.flag("--save-every", None, "steps between checkpoints [--eval-every]", positive)
@@ -439,7 +277,7 @@ def get_parser():
     group = p.add_mutually_exclusive_group()
     group.add_argument("--resume", action="store_true",
                        help="continue the run in OUT, or begin it; flags that you leave out stay "
-                       "as they were, except --device, --shard and --compile")
+                       "as they were, except --device and --compile")
     group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     return p
 
@@ -450,24 +288,22 @@ def get_args(argv=None, ckpt=None, init=None):
     ckpt: that of a continued run; init: that of --init. Raises UsageError for impossible flags.
     """
     parser = get_parser()
-    kept = {}
+    command, kept = parser.parse_args(argv), {}
     if ckpt:
-        kept = {name: x for name, x in ckpt["args"].items() if name not in run.FREE}
+        kept = {name: x for name, x in ckpt["args"].items() if name not in FREE}
     elif init:
         kept = {name: x for name, x in init["args"].items() if name in FIXED}
-    model = kept.get("model") or parser.parse_args(argv).model
-    parser.set_defaults(**recipe(model))
-    parser.set_defaults(**kept)
+    parser.set_defaults(**(recipe(kept.get("model", command.model)) | kept))
     args = parser.parse_args(argv)
     for name in FIXED:
-        if name in kept and getattr(args, name) != kept[name]:
-            flag = f"--{name.replace('_', '-')}"
+        flag, x = f"--{name.replace('_', '-')}", getattr(args, name)
+        if name in kept and x != kept[name]:
             raise cli.UsageError(f"the checkpoint was trained with {flag} {kept[name]}: leave "
                                  f"{flag} out, or start a new run")
-    for name in ("psi", "tiles", "d_E", "d_K", "d_V", "w_th"):
-        if args.model.startswith("transformer") and getattr(args, name) != get_default(name):
-            raise cli.UsageError(f"--{name.replace('_', '-')} is for Multiscreen: a Transformer's "
-                                 "sizes are in its name, transformer:N_L,N_H,d_E")
+        in_name = args.model.startswith("transformer") and name in SIZES and name != "layers"
+        if in_name and x != get_parser().get_default(name):
+            raise cli.UsageError(f"{flag} is for Multiscreen: a Transformer's sizes are in its "
+                                 "name, transformer:N_L,N_H,d_E")
 
     # What follows from other flags.
     args.data = absolute(args.data)
@@ -483,25 +319,19 @@ def get_args(argv=None, ckpt=None, init=None):
     return args
 
 
-def get_default(name):
-    return get_parser().get_default(name)
-
-
+@dist.joined()
 def main(argv=None):
-    dist.join()
     command = get_parser().parse_args(argv)
-    with run.locked(command.out) as out:
-        ckpt = run.find_checkpoint(out, command)
-        init = read_checkpoint(command.init) if command.init and not ckpt else None
-        args = get_args(argv, ckpt, init)
-        finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
-        if not finished:
-            train(out, args, ckpt, init)
-        else:
-            run.require_same_flags(ckpt, args)
-            end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
-            print(f"{out} is already finished, at step {ckpt['step']}: {end}")
-    dist.leave()
+    out = Path(command.out)
+    ckpt = find_checkpoint(out, command)
+    init = read_checkpoint(command.init) if command.init and not ckpt else None
+    args = get_args(argv, ckpt, init)
+    if ckpt is None or ckpt["step"] < args.steps and not ckpt["learned"]:
+        train(out, args, ckpt, init)
+    else:
+        require_same_flags(ckpt, args)
+        end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
+        print(f"{out} is already finished, at step {ckpt['step']}: {end}")
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ def decoder(model, name, length, args):
     """A function that decodes one more token after `length` random tokens."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=model.W_E.device)
     caches, head = model.new_caches(), model.head()
-    for piece in model.pieces(tokens):
+    for piece in tokens.split(model.tokens_at_once, 1):
         model.hidden(piece, caches)
 
     @torch.no_grad()

@@ -123,7 +123,7 @@ def costs_of_ends(model, start, text, places, ends, cue):
         if place == places[0]:
             new = start + text[:place]
         if new:
-            for piece in model.pieces(tensor(new)):
+            for piece in tensor(new).split(model.tokens_at_once, 1):
                 model.hidden(piece, caches)
 
         # Each end continues from here. What it adds to copies of the caches is forgotten.

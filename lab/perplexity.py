@@ -109,9 +109,10 @@ def middles(documents, L, limit):
 def nats(model, tokens):
     """Negative log-likelihoods of the tokens at positions 1 .. L. (L + 1,) -> (L,)"""
     x = torch.from_numpy(tokens.astype(np.int64)).to(model.W_E.device)[None]
+    inputs, targets = (part.split(model.tokens_at_once, 1) for part in (x[:, :-1], x[:, 1:]))
     caches, head, found = model.new_caches(), model.head(), []
-    for inputs, targets in zip(model.pieces(x[:, :-1]), model.pieces(x[:, 1:])):
-        found.append(model.nats(model.hidden(inputs, caches)[0], targets[0], head))
+    for some, answers in zip(inputs, targets):
+        found.append(model.nats(model.hidden(some, caches)[0], answers[0], head))
     return torch.cat(found).double().cpu().numpy()
 
 

@@ -5,7 +5,10 @@ import math
 import os
 import platform
 import shlex
+import signal
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -97,6 +100,31 @@ def rank():
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
+@contextmanager
+def stop_requests():
+    """Inside `with stop_requests() as stop`, Ctrl-C, SIGTERM and SIGHUP append to the list `stop`.
+
+    A second one ends the process at once, except under torchrun, which repeats signals itself.
+    Afterwards the old handlers are restored. Only the main thread can set handlers.
+    """
+    stop, handlers = [], {}
+
+    def note(sent, _):
+        stop.append(sent)
+        if not torch.distributed.is_initialized():
+            signal.signal(sent, signal.SIG_DFL)
+
+    if threading.current_thread() is threading.main_thread():
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(s) is not signal.SIG_IGN:          # nohup ignores SIGHUP
+                handlers[s] = signal.signal(s, note)
+    try:
+        yield stop
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler or signal.SIG_DFL)
+
+
 def get_device(name):
     """The torch.device of that name, after checking that it works. A GPU becomes the current one.
 
@@ -140,17 +168,13 @@ def products_dtype(device, name="auto"):
 
 
 def pasteable(command):
-    """A command of this repository, such as `python -m lab.sample`, as the current folder needs it.
+    """A command `python -m ..` of this repository, as the current folder needs it.
 
-    Elsewhere Python finds our scripts by their path, and our modules through PYTHONPATH. So your
-    own files, and what you name relative to your folder, stay where you are.
+    So your own files, and what you name relative to your folder, stay where you are.
     """
     if Path.cwd() == ROOT:
         return command
-    python, script, *rest = command.split(" ", 2)
-    if script == "-m":
-        return f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH {command}"
-    return " ".join([python, shlex.quote(str(ROOT / script)), *rest])
+    return f"PYTHONPATH={shlex.quote(str(ROOT))}:$PYTHONPATH {command}"
 
 
 def error_line(e):

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import sysconfig
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +20,7 @@ import torch
 
 from support.cli import UsageError, pasteable
 
-# Endless documents of a task, made by get_data of these modules.
-STREAMS = {"abcdigits": "abcdigits", "passkey": "lab.passkey"}
+TASKS = (["abcdigits"], ["passkey"])                   # --data that names no files: tasks.py
 TOKEN_FILES = (".bin", ".npy")
 HELD_OUT = ("val", "valid", "validation")              # names of files and folders
 JOINED = 2**20                                         # token files up to this size are joined
@@ -160,7 +158,7 @@ def standard_library():
 def read_text(path):
     """The text of a UTF-8 file, without a byte order mark. Raises UsageError for anything else."""
     if ".jsonl" in path.suffixes or path.suffix == ".parquet":
-        prepare = pasteable("python -m support.prepare")
+        prepare = pasteable("python -m lab.prepare")
         raise UsageError(f"{path}: {prepare} turns it into token files")
     try:
         return path.read_text("utf-8-sig")
@@ -208,7 +206,7 @@ def require_known(tokens, path, n_vocab):
 class Sequences:
     """Contiguous sequences of T + 1 tokens, T inputs and T targets, cut from arrays of tokens.
 
-    A task's endless documents, `Stream` in abcdigits.py, have the same attributes.
+    A task's endless documents, `Stream` in tasks.py, have the same attributes.
     """
     state = ()                                         # what a checkpoint keeps, besides `drawn`
     corpus = ""                                        # what was read, in words, with a hash
@@ -269,25 +267,15 @@ def batches(data, n, batch_size):
         yield torch.from_numpy(np.stack([data[i] for i in numbers[first : first + batch_size]]))
 
 
-def is_stream(names):
-    """Whether --data names a task. Beside other names, the same word names a folder."""
-    return len(names) == 1 and names[0] in STREAMS
-
-
 def absolute(names):
     """What --data or --val names, valid from any folder."""
-    if is_stream(names) or names == ["stdlib"]:
+    if names in (["stdlib"], *TASKS):
         return names
     return [os.path.abspath(name) for name in names]
 
 
 def get_data(args, tokenizer):
-    """(training data, validation data) of train.py's flags: text, or the documents of a task."""
-    if is_stream(args.data):
-        if args.val:
-            raise UsageError(f"--val is for text: --data {args.data[0]} makes its own documents")
-        require_text(tokenizer, f"--data {args.data[0]}")
-        return import_module(STREAMS[args.data[0]]).get_data(args, tokenizer)
+    """(training data, validation data) of train.py's flags, if they name text."""
     files = read_files(args.data, tokenizer)
     train, val, how = hold_out(files, args, tokenizer)
     n_bytes = sum(path.stat().st_size for path in files)
@@ -346,7 +334,7 @@ def text_held_out(ckpt, tokenizer):
     ckpt: the run's checkpoint. Raises UsageError if its text is not here, or not what it was.
     """
     names, val = ckpt["args"]["data"], ckpt["args"].get("val")
-    if is_stream(names):
+    if names in TASKS:
         raise UsageError(f"the run was trained on {names[0]}")
     if not names and not val:
         raise UsageError("the checkpoint names no text")

@@ -1,13 +1,16 @@
 """Make a model fast: a faster twin of `screen`, torch.compile, CUDA graphs, recomputing.
 
-A twin repeats equations of multiscreen.py, so it screens only as long as these have the text that
+A twin repeats equations of multiscreen.py, so it screens only as long as these have the code that
 it was written for. Beside each twin stands which functions these are (EQUATIONS) and a hash of
-their text (TEXT). After an edit of one of them the definition screens, and a line says so.
+their code (CODE). After an edit of one of them the definition screens, and a line says so.
 """
+import ast
 import hashlib
 import inspect
 import math
+import sys
 from functools import partial
+from textwrap import dedent
 from types import MethodType
 
 import torch
@@ -20,8 +23,7 @@ from multiscreen import Multiscreen
 from support import distributed as dist
 from support import windowed
 from support.cli import UsageError, error_line
-from support.maps import maps_of
-from support.models import count_parameters, has_windows, random_states
+from support.models import count_parameters, random_states
 
 # Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of
 # MiPE and RoPE take fewer: they would be computed, in float64, for every number that they rotate.
@@ -34,21 +36,26 @@ SMALL = 2**39
 
 # ------------------------------------------------------------------------------- the screen
 
-def text_of(f):
-    """The text of a function, with that of the function it wraps; "" if it has no file.
-
-    Both are needed: a wrapper of yours may still name ours as the function that it wraps.
-    """
+def code_of(f):
+    """The code of a function without its comments and docstrings; "" if it has no file."""
     try:
-        return inspect.getsource(f.__code__) + inspect.getsource(inspect.unwrap(f).__code__)
+        tree = ast.parse(dedent(inspect.getsource(f.__code__)))
     except (AttributeError, OSError):
         return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree)
 
 
-def hash_of_texts(names):
-    """A hash of the text of functions of multiscreen, as they are in memory: a notebook's count."""
-    text = "".join(text_of(getattr(multiscreen, name)) for name in names)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def hash_of_code(names):
+    """A hash of functions of multiscreen, as they are in memory: a notebook's count.
+
+    Of a function that wraps another one both count, because your wrapper may name ours.
+    """
+    functions = [getattr(multiscreen, name) for name in names]
+    code = [code_of(f) + code_of(inspect.unwrap(f)) for f in functions]
+    return hashlib.sha256("".join(code).encode()).hexdigest()[:12]
 
 
 class CannotScreen(Exception):
@@ -56,8 +63,8 @@ class CannotScreen(Exception):
 
 
 def require_unedited(twin):
-    """Raise CannotScreen if a twin, a module, repeats functions that have another text now."""
-    if hash_of_texts(twin.EQUATIONS) != twin.TEXT:
+    """Raise CannotScreen if a twin, a module, repeats functions that have other code now."""
+    if hash_of_code(twin.EQUATIONS) != twin.CODE:
         raise CannotScreen(f"one of {', '.join(twin.EQUATIONS)} is not the one {twin.__name__} was "
                            "written for")
 
@@ -65,73 +72,82 @@ def require_unedited(twin):
 def choose_screen(model, kernel="auto"):
     """Set what a model screens with, in place. Returns a line that says so. kernel: of --kernel.
 
-    `auto` takes the fused kernel on a GPU, else windowed.py, else the definition: multiscreen's
-    `screen` as it is now, or the `own_screen` of the layers' class. If you ask for `windowed`, no
-    text is looked at: you vouch that nothing lies beyond w. Call it again after each edit.
-
-    Raises UsageError if the one that `kernel` asks for cannot run.
+    `auto` takes the fused kernel on a GPU, else windowed.py, else the definition. Call it again
+    after each edit. Prints a warning on stderr if the model sees later tokens. Raises UsageError if
+    the one that `kernel` asks for cannot run.
     """
-    if not calls_screen(model):
-        model.screen, model.windowed_screen = Multiscreen.screen, None
-        return "screening by the layers' own code: there are no relevance maps"
-    definition, name = Multiscreen.screen, "multiscreen.screen"
-    in_windows = windowed.screen_windowed
-    if hasattr(model.layers[0], "own_screen"):
-        definition, name = model.layers[0].own_screen, model.layers[0].own_screen.__name__
-        in_windows = partial(windowed.screen_windowed, screen=definition)
-
-    kinds = [kernel]
-    if kernel == "auto":
-        kinds = ["windowed", "definition"]
-        if model.W_E.is_cuda:
-            kinds = ["triton", *kinds]
+    calls_screen, sees_later_tokens = try_out(model)
+    if sees_later_tokens:
+        print("warning: the model's output at a token depends on later tokens, which it has to "
+              "predict, so its losses will be too low: has an edit dropped a mask?",
+              file=sys.stderr)
+    if not calls_screen:
+        model.screen = Multiscreen.screen
+        return "the layers mix tokens by their own code: there are no relevance maps"
+    ways = {"definition": [use_definition], "windowed": [use_windows], "triton": [use_kernel],
+            "auto": [use_unedited_windows, use_definition]}[kernel]
+    if kernel == "auto" and model.W_E.is_cuda:
+        ways.insert(0, use_kernel)
     reasons = []
-    for kind in kinds:
+    for use in ways:
         try:
-            if kind == "triton":
-                require_kernel(model)
-            elif kind == "windowed" and kernel == "auto":
-                require_windows(model)
+            return "; ".join([*reasons, use(model)])
         except CannotScreen as e:
             reasons.append(str(e))
-        else:
-            break
-    else:
-        raise UsageError(f"--kernel {kernel}: {reasons[0]}")
-
-    if kind == "triton":
-        import screening_triton
-
-        model.screen, line = screening_triton.screen, "screening by the fused kernel"
-    elif kind == "windowed":
-        model.screen, line = in_windows, f"screening in windows, by {name}"
-    else:
-        model.screen, line = definition, f"screening by {name}, with T x S memory"
-    model.windowed_screen = None
-    if kind != "definition":
-        model.windowed_screen = model.screen
-    return "; ".join([*reasons, line])
+    raise UsageError(f"--kernel {kernel}: {reasons[0]}")
 
 
 @torch.no_grad()
-def calls_screen(model):
-    """Whether each layer calls the `screen` that it is given, once."""
-    was_training = model.training
-    maps = maps_of(model.eval(), torch.zeros(1, 2, dtype=torch.int64, device=model.W_E.device))
+def try_out(model):
+    """(whether each layer calls the `screen` it is given, once; whether a token sees later ones).
+
+    Of three sequences, two are equal, since a layer may draw random numbers, and the second half of
+    the last one differs.
+    """
+    calls, screen, was_training = [], model.screen, model.training
+
+    def count(*inputs):
+        calls.append(inputs)
+        return screen(*inputs)
+
+    tokens = torch.arange(64, device=model.W_E.device) % model.config.vocab_size
+    others = torch.cat([tokens[:32], tokens[32:].flip(0)])
+    model.screen = count
+    with torch.random.fork_rng([]), torch.compiler.set_stance("force_eager"):
+        x, again, y = model.eval().hidden(torch.stack([tokens, tokens, others]))[:, :32]
+    model.screen = screen
     model.train(was_training)
-    return len(maps) > 0
+    noise, change = (x - again).abs().max().item(), (x - y).abs().max().item()
+    return len(calls) == len(model.layers), noise < 1e-6 < change
 
 
-def require_windows(model):
-    """Raise CannotScreen if `screen_windowed` may not screen."""
+def use_definition(model):
+    """Let a model screen by multiscreen's `screen`, or by the `own_screen` of the layers' class."""
+    model.screen = getattr(model.layers[0], "own_screen", Multiscreen.screen)
+    return f"screening by {model.screen.__module__}.{model.screen.__name__}, with T x S memory"
+
+
+def use_windows(model):
+    """Let a model screen in windows, by its definition: you vouch that nothing lies beyond w."""
+    screen = getattr(model.layers[0], "own_screen", Multiscreen.screen)
+    model.screen = windowed.screen_windowed
+    if screen is not Multiscreen.screen:
+        model.screen = partial(windowed.screen_windowed, screen=screen)
+        model.screen.cache = windowed.WindowCache
+    return f"screening in windows, by {screen.__module__}.{screen.__name__}"
+
+
+def use_unedited_windows(model):
+    """As use_windows. Raises CannotScreen if something may lie beyond w."""
     if hasattr(model.layers[0], "own_screen"):
         raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} may look beyond "
                            "its window")
     require_unedited(windowed)
+    return use_windows(model)
 
 
-def require_kernel(model):
-    """Raise CannotScreen if the fused kernel may not screen."""
+def use_kernel(model):
+    """Let a model screen by the fused kernel. Raises CannotScreen if it may not."""
     import screening_triton as fused  # takes a second, and is of no use on a CPU
 
     if hasattr(model.layers[0], "own_screen"):
@@ -146,6 +162,9 @@ def require_kernel(model):
         raise CannotScreen(str(e)) from None
     require_unedited(fused)
     require_right(fused.screen, model.W_E.device)
+    fused.screen.cache = windowed.WindowCache
+    model.screen = fused.screen
+    return "screening by the fused kernel"
 
 
 @torch.enable_grad()
@@ -176,28 +195,11 @@ def require_right(screen, device):
                                "report it")
 
 
-@torch.no_grad()
-def warn_of_later_tokens(model):
-    """Print a line if the second half of 64 tokens changes the hidden states of the first half."""
-    tokens = torch.arange(64, device=model.W_E.device)[None] % model.config.vocab_size
-    others = torch.cat([tokens[:, :32], tokens[:, 32:].flip(1)], 1)
-    with torch.random.fork_rng([]):
-        model.eval()
-        # Twice the same, since a layer may draw random numbers or keep something between calls.
-        x, again, y = (model.hidden(some)[:, :32] for some in (tokens, tokens, others))
-        model.train()
-    if torch.equal(x, again) and (x - y).abs().max() > 1e-6:
-        print("warning: the model's output at a token depends on later tokens, which it has to "
-              "predict, so its losses will be too low: has an edit dropped a mask?", flush=True)
-
-
 # ------------------------------------------------------------------------------- training
 
 def make_fast(model, args):
     """Choose the screen, recompute, compile, all in place. args: train.py's flags."""
-    if has_windows(model):
-        print(choose_screen(model, args.kernel))
-    warn_of_later_tokens(model)
+    print(choose_screen(model, args.kernel))
     if args.recompute:
         recompute(model)
     wants_compile = args.compile
@@ -254,7 +256,8 @@ def compile_model(model):
     model.nats = torch.compile(model.nats, **options)
     screen = model.screen
     if getattr(screen, "func", screen) is windowed.screen_windowed:        # or a `partial` of it
-        model.screen = model.windowed_screen = torch.compiler.disable(screen)
+        model.screen = torch.compiler.disable(screen)
+        model.screen.cache = windowed.WindowCache
 
 
 def undo_compile(model):

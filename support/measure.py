@@ -29,7 +29,7 @@ import numpy as np
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
 from support.data import count
 from support.models import count_parameters, has_windows
-from support.run import ROOT, identity, import_all, load_checkpoint
+from support.run import ROOT, identity, load_checkpoint
 from support.tables import add_row, as_cell, read_table
 
 # ---------------------------------------------------------------------------------- the flags
@@ -92,9 +92,8 @@ class Measurement:
                         "tokenizer": self.tokenizer.name,
                         "dtype": str(dtype or "float32").removeprefix("torch."),
                         "step": ckpt["step"]}
-        import_all(self.model)
         # What a notebook has defined is in no file: no later row is known to be of the same code.
-        self.hash = identity(ckpt) or f"notebook-{time.time_ns()}"
+        self.hash = identity(self.model, ckpt["weights"]) or f"notebook-{time.time_ns()}"
 
         # SWE comes last, because expanded windows stay expanded.
         if args.swe and not has_windows(self.model):

@@ -9,6 +9,7 @@
 """
 import os
 import random
+import statistics
 import sys
 from importlib import import_module
 
@@ -16,7 +17,12 @@ import numpy as np
 import torch
 
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from support import distributed as dist
 from support.cli import UsageError, error_line
+
+# The flags that set the sizes of Config, and the names of its fields.
+SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",
+         "w_th": "w_th"}
 
 
 def build_model(name, config, dtype=None):
@@ -132,6 +138,19 @@ def count_parameters(model):
 def has_windows(model):
     """Whether a model screens: it has windows, relevances, and a function `screen`."""
     return all(hasattr(layer, "s_w") for layer in model.layers)
+
+
+def windows_of(model):
+    """The windows of each layer of a model that has some, tensors (H,)."""
+    return [dist.full(layer.window().detach()) for layer in model.layers]
+
+
+def windows(model):
+    """Columns of the log: the smallest, median and largest window, of a model that has some."""
+    if not has_windows(model):
+        return {}
+    w = torch.cat(windows_of(model)).tolist()
+    return {"w_min": min(w), "w_median": statistics.median(w), "w_max": max(w)}
 
 
 # ------------------------------------------------- random numbers, which layers of yours may draw

@@ -11,69 +11,54 @@ continues the run or --force overwrites it.
     lock          an empty file that keeps a second run out while one trains
 """
 import hashlib
+import math
 import os
 import pickle
 import shutil
 import sys
-import sysconfig
 import zipfile
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import torch
 
-import multiscreen
 from multiscreen import Multiscreen
 from support import distributed as dist
-from support.cli import UsageError, is_out_of_memory
-from support.data import get_tokenizer, is_run
+from support.cli import ROOT, UsageError, is_out_of_memory
+from support.data import absolute, get_tokenizer, is_run
 from support.fast import choose_screen
-from support.models import build_model, has_windows, random_states, set_random_states
+from support.models import (
+    SIZES,
+    build_model,
+    has_windows,
+    name_of,
+    random_states,
+    set_random_states,
+)
 
-ROOT = Path(multiscreen.__file__).parent
-# Flags that do not say what is trained, and those that only say how far and how often.
-FREE = ("out", "resume", "force", "device", "shard", "compile")
-LENGTH = ("steps", "log_every", "eval_every", "save_every")
-# Files of support/ on which numbers depend. The others only load, print and keep them.
-COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/windowed.py")
+# What --resume does with flags. It may change all others, and a line says so.
+FIXED = ("model", *SIZES, "tokenizer")                 # never changes: the checkpoint's
+FREE = ("out", "resume", "force", "device", "compile")             # of the command, not the run
+LENGTH = ("steps", "log_every", "eval_every", "save_every")        # how far and how often only
+# Columns of log.tsv. Only tasks have the last two.
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
+           "val_loss", "val_bpb", "alive", "needle", "base")
+# Our code that trains and measures. Of the files of support/, COMPUTING are those on which numbers
+# depend; the others load, print and keep them.
+COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/tasks.py",
+             "support/windowed.py")
+OURS = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", *COMPUTING,
+        "support/cli.py", "support/distributed.py", "support/fast.py", "support/maps.py",
+        "support/run.py", "support/tables.py", "lab/perplexity.py", "lab/baselines/transformer.py")
 # What reading a damaged file raises, or one of another kind: zipfile, pickle and PyTorch's reader.
 DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, NotImplementedError, RuntimeError,
           ValueError)
 
 
 # ------------------------------------------------------------------------------- the folder
-
-@contextmanager
-def locked(name):
-    """`with locked(name) as out`: make the folder if it is missing, and keep other runs out.
-
-    A command that is refused before its run begins leaves nothing behind.
-    """
-    out = Path(name)
-    if out == Path() or out.exists() and not out.is_dir():
-        raise UsageError(f"--out {name}: name a folder, a new one or that of an earlier run")
-    require_utf8(out)
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    lock = filelock.FileLock(out / "lock", timeout=0)
-    try:
-        if dist.rank() == 0:
-            out.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        dist.wait()
-        yield out
-    except filelock.Timeout:
-        raise UsageError(f"{out} is in use by another process: stop it, or name another --out"
-                         ) from None
-    finally:
-        if lock.is_locked:
-            lock.release()
-            if not is_run(out):
-                (out / "lock").unlink()
-                for folder in made:
-                    if not any(folder.iterdir()):
-                        folder.rmdir()
-
 
 def require_utf8(path):
     """Raise UsageError if a name is not UTF-8 on the disk: PyTorch finds no other file."""
@@ -89,6 +74,9 @@ def find_checkpoint(out, args):
     args: the flags of the command. A run that was killed before its first checkpoint begins again.
     One that diverged is a result: it is refused with exit code 3. Raises UsageError to refuse.
     """
+    if out == Path() or out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: name a folder, a new one or that of an earlier run")
+    require_utf8(out)
     if args.resume and args.init:
         raise UsageError("--init begins a run and --resume continues one: leave one of them out")
     if args.init and Path(args.init).resolve().parent == out.resolve():
@@ -123,32 +111,21 @@ def require_same_flags(ckpt, args):
 
     Its numbers would pass for those of another recipe. Texts may have moved, so --data is free.
     """
-    before, now = ckpt["args"], vars(args)
-    for name in changed_flags(before, now):
-        if name not in (*LENGTH, "data", "val", "recompute") and now[name] != "auto":
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{args.out} is already finished, with {flag} "
-                             f"{as_typed(before.get(name))} and not {as_typed(now[name])}: name "
-                             "another --out, or a larger --steps")
+    for name, line in changed_flags(ckpt["args"], vars(args)).items():
+        if name not in (*LENGTH, "data", "val", "recompute") and getattr(args, name) != "auto":
+            change = line.replace("|", "and not")
+            raise UsageError(f"{args.out} is already finished, with {change}: name another --out, "
+                             "or a larger --steps")
 
 
-def begin(out, state):
-    """Write flags.txt, log.tsv and source/. A new run deletes what an old one left behind."""
-    if state["step"] == 0:
-        for name in ("ckpt.pt", "diverged.txt"):
-            (out / name).unlink(missing_ok=True)
-    flags = {name: x for name, x in state["args"].items() if name not in FREE}
-    flags |= {"corpus": state["corpus"], "parameters": state["parameters"],
-              "changes": "; ".join(state["changes"]), "torch": torch.__version__}
-    lines = [f"{name}\t{as_typed(x)}\n" for name, x in flags.items()]
-    texts = {"flags.txt": "".join(lines), "log.tsv": state["log"]}
-    texts |= {f"source/{path}": text for path, text in state["source"].items()}
-    if (out / "source").exists():
-        shutil.rmtree(out / "source")
-    for name, text in texts.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        with naming(out / name):
-            (out / name).write_text(text, "utf-8", "surrogateescape")
+def changed_flags(old, new):
+    """{flag: a line that says how it differs} between two runs' args, dicts, but for FREE."""
+    changed = {}
+    for name, x in new.items():
+        if name not in FREE and old.get(name) != x:
+            flag = name.replace("_", "-")
+            changed[name] = f"--{flag} {as_typed(old.get(name))} | {as_typed(x)}"
+    return changed
 
 
 def as_typed(x):
@@ -158,42 +135,184 @@ def as_typed(x):
     return " ".join(str(x).split())
 
 
-def changed_flags(old, new):
-    """The names of the flags that differ between two runs' args, dicts, but for FREE."""
-    return [name for name, x in new.items() if name not in FREE and old.get(name) != x]
+# ----------------------------------------------------------------------------- while it trains
 
+class Run:
+    """A run that trains: how far it is, and what it writes into its folder, `out`.
 
-def note_changes(old, new):
-    """Print how a resumed run differs from its checkpoint, and note what has another effect.
-
-    old: the checkpoint; new: what the next one will hold.
+    step, drawn, learned: the optimizer's steps, the sequences drawn for them, and whether a task is
+    learned. The training loop counts them. saved: the step of the last checkpoint, 0 before it.
+    facts: what all checkpoints say, such as the flags and the code. rows: the text of log.tsv.
+    Of several processes, number 0 writes.
     """
-    flags = {}
-    for name in changed_flags(old["args"], new["args"]):
-        flag, x, y = name.replace("_", "-"), old["args"].get(name), new["args"][name]
-        flags[name] = f"--{flag} {as_typed(x)} | {as_typed(y)}"
-    others = []
-    if old["corpus"] == new["corpus"]:
-        flags.pop("data", None)                        # the same texts, moved
-    else:
-        others.append("other data")
-    others += [f"other code in {path}" for path, text in new["source"].items()
-               if old["source"].get(path, text) != text]
-    for line in [*flags.values(), *others]:
-        print(f"changed at step {old['step']}: {line}")
-    noted = [line for name, line in flags.items() if name not in LENGTH] + others
-    new["changes"] = list(old["changes"])
-    if noted:
-        new["changes"].append(f"from step {old['step']}: {', '.join(noted)}")
+
+    def __init__(self, out, args, model, data, ckpt=None):
+        """ckpt: the checkpoint of the run, if it continues. Prints what has changed since."""
+        self.out, self.args, self.learned = out, args, False
+        self.step = self.drawn = self.saved = 0
+        self.rows = "\t".join(COLUMNS) + "\n"
+        self.facts = {"model": args.model, "config": asdict(model.config), "args": vars(args),
+                      "tokenizer": args.tokenizer, "corpus": data.corpus, "source": texts(model),
+                      "parameters": sum(p.numel() for p in model.parameters()), "changes": []}
+        if ckpt:
+            self.step = self.saved = ckpt["step"]
+            self.drawn, self.rows = ckpt["drawn"], ckpt["log"]
+            self.note_changes(ckpt)
+
+    def note_changes(self, ckpt):
+        """Print how this run differs from its checkpoint, and note what has another effect."""
+        changes = changed_flags(ckpt["args"], self.facts["args"])
+        if ckpt["corpus"] != self.facts["corpus"]:
+            changes["corpus"] = "other data"
+        else:
+            changes.pop("data", None)                  # the same texts, moved
+        for path, text in self.facts["source"].items():
+            if ckpt["source"].get(path, text) != text:
+                changes[path] = f"other code in {path}"
+        for line in changes.values():
+            print(f"changed at step {self.step}: {line}")
+        noted = [line for name, line in changes.items() if name not in LENGTH]
+        self.facts["changes"] = list(ckpt["changes"])
+        if noted:
+            self.facts["changes"].append(f"from step {self.step}: {', '.join(noted)}")
+
+    def resume(self, ckpt, model, optimizer, data):
+        """Go on where a checkpoint was saved: moments, place in the data, random numbers."""
+        set_moments(model, optimizer, ckpt["optimizer"])
+        if ckpt["args"]["data"] == self.facts["args"]["data"]:     # other data start from the top
+            data.state = ckpt["data_state"]
+        set_random_states(ckpt["random_states"])       # if your layers draw some
+
+    @contextmanager
+    def begin(self):
+        """Inside, the run's folder is there, and no other run may begin in it."""
+        if dist.rank() > 0:
+            yield
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(self.out / "lock", timeout=0):
+                # Another run may have begun or gone on here since the checkpoint was looked for.
+                command = SimpleNamespace(**(vars(self.args) | {"init": None}))
+                ckpt = find_checkpoint(self.out, command)
+                if ckpt and ckpt["step"] != self.step:
+                    raise UsageError(f"{self.out} has changed meanwhile: repeat the command")
+                self.write_head()
+                yield
+        except filelock.Timeout:
+            raise UsageError(f"{self.out} is in use by another process: stop it, or name another "
+                             "--out") from None
+
+    def write_head(self):
+        """Write flags.txt, log.tsv and source/. A new run deletes what an old one left behind."""
+        if self.step == 0:
+            for name in ("ckpt.pt", "diverged.txt"):
+                (self.out / name).unlink(missing_ok=True)
+        if (self.out / "source").exists():
+            shutil.rmtree(self.out / "source")
+        facts = self.facts
+        flags = {name: x for name, x in facts["args"].items() if name not in FREE}
+        flags |= {"corpus": facts["corpus"], "parameters": facts["parameters"],
+                  "changes": "; ".join(facts["changes"]), "torch": torch.__version__}
+        files = {"flags.txt": "".join(f"{name}\t{as_typed(x)}\n" for name, x in flags.items()),
+                 "log.tsv": self.rows}
+        files |= {f"source/{path}": text for path, text in facts["source"].items()}
+        for name, text in files.items():
+            (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+            with naming(self.out / name):
+                (self.out / name).write_text(text, "utf-8", "surrogateescape")
+
+    def log(self, **row):
+        """Print numbers by their names, and append those of COLUMNS as a row of the log."""
+        self.print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
+        cells = [f"{row[name]:.6g}" if name in row else "" for name in COLUMNS]
+        cells[0] = str(self.step)
+        line = "\t".join(cells) + "\n"
+        self.rows += line
+        if dist.rank() == 0:
+            with naming(self.out / "log.tsv"), open(self.out / "log.tsv", "a") as file:
+                file.write(line)
+
+    def print(self, words):
+        """Print a line that begins with the step."""
+        print(f"{self.step:>6}/{self.args.steps:<6} {words}", flush=True)
+
+    def save(self, model, optimizer, data):
+        """Write the checkpoint: weights, moments, the place in the data, the random states."""
+        weights, moments = get_states(model, optimizer)
+        # Only process 0 has the weights, and all must agree whether the run goes on.
+        infinite = [name for name, W in weights.items() if not W.isfinite().all()]
+        if dist.total(len(infinite)) > 0:
+            raise self.diverged(self.step, "a weight is not finite")
+        if dist.rank() == 0:
+            write_checkpoint(self.out / "ckpt.pt", self.facts | {
+                "step": self.step, "drawn": self.drawn, "learned": self.learned, "log": self.rows,
+                "weights": weights, "optimizer": moments, "data_state": data.state,
+                "random_states": random_states()})
+        # All wait until process 0 has written: if another one ended first, torchrun would end it.
+        dist.total(0)
+        self.saved = self.step
+        end = ", the last step: the model has learned the task" if self.learned else ""
+        self.print(f"saved {self.out / 'ckpt.pt'}{end}")
+
+    def require_finite(self, step, **values):
+        """Raise UsageError if a number of a step is not finite: the run has diverged."""
+        for name, x in values.items():
+            if not math.isfinite(x):
+                raise self.diverged(step, f"{name} is {x:g}")
+
+    def diverged(self, step, reason):
+        """The UsageError of a run that diverged at a step, after writing it to diverged.txt."""
+        saved = "nothing was saved"
+        if self.saved > 0:
+            saved = f"{self.out / 'ckpt.pt'} holds step {self.saved}"
+        message = (f"training diverged: at step {step} {reason}; {saved}: try a smaller --lr, or "
+                   "undo your last edit")
+        if dist.rank() == 0:
+            (self.out / "diverged.txt").write_text(f"{message}\n", "utf-8")
+        return UsageError(message, code=3)
 
 
-def save(path, state):
+def get_states(model, optimizer):
+    """(weights, moments) as whole tensors in process 0's memory, by the names of the parameters.
+
+    All processes must take part; the others get nothing. A parameter that has had no gradient has
+    zeros for the moments that the others have; an optimizer may have none at all.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights, moments = get_state_dict(model, optimizer, options=options)
+    known = {key: x for state in moments.get("state", {}).values() for key, x in state.items()
+             if torch.is_tensor(x)}
+    if known:
+        for name, W in weights.items():
+            zeros = {key: x.new_zeros(W.shape if x.ndim else ()) for key, x in known.items()}
+            moments["state"].setdefault(name, zeros)
+    return weights, moments
+
+
+def set_moments(model, optimizer, moments):
+    """Give an optimizer the moments that get_states returned. It keeps its own rates and decays."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    if not moments.get("state"):
+        return                                         # plain SGD, say
+    own = [{name: x for name, x in group.items() if name != "params"}
+           for group in optimizer.param_groups]
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, moments, options=options)
+    for group, settings in zip(optimizer.param_groups, own):
+        group.update(settings)
+
+
+def write_checkpoint(path, contents):
     """Write a checkpoint: the file at `path` is always complete, the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming(path):
             with open(temporary, "wb") as file:
-                torch.save(state, file)
+                torch.save(contents, file)
                 file.flush()
                 os.fsync(file.fileno())                # a power cut must not leave an empty file
             os.replace(temporary, path)
@@ -270,10 +389,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model.to(device).eval()
     # No warning for this repository's own models, whose answers a test checks.
     if Path(path).resolve().parent != ROOT / "models":
-        files = {"multiscreen.py", path_of(type(model.layers[0]).__module__)}
-        now, before = texts(), ckpt["source"]
-        for file in sorted(files & now.keys() & before.keys()):
-            if now[file] != before[file]:
+        now, before = texts(model), ckpt["source"]
+        for file in {"multiscreen.py", path_of(type(model.layers[0]).__module__)}:
+            if now.get(file) != before.get(file):
                 print(f"{path} was trained with another {file}", file=sys.stderr)
     if has_windows(model):
         kernel = ckpt["args"].get("kernel")
@@ -285,42 +403,41 @@ def load_checkpoint(path, device="cpu", dtype=None):
     return model, get_tokenizer(ckpt["tokenizer"]), ckpt
 
 
+def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0, val=()):
+    """Write the weights of a training loop of your own, for `load_checkpoint` and all commands.
+
+    tokenizer, seq_len, seed: as the flags of those names; step: how many steps were trained; val:
+    files and folders of text that you have held out, on which lab.perplexity and lab.copying
+    measure. There are no optimizer's moments in it, so --init starts from it, and --resume cannot.
+    """
+    path, config = Path(path), asdict(model.config)
+    n_vocab = get_tokenizer(str(tokenizer)).n_vocab
+    if n_vocab > config["vocab_size"]:
+        raise UsageError(f"--tokenizer {tokenizer} has {n_vocab} tokens, and the model's "
+                             f"vocabulary {config['vocab_size']}: name the one it was trained with")
+    args = {"model": name_of(model), "tokenizer": str(tokenizer), "seq_len": seq_len, "seed": seed,
+            "data": [], "val": absolute(list(val)), "digits": 6, "kernel": "auto"}
+    if args["model"].startswith("multiscreen"):        # a Transformer's sizes are in its name
+        args |= {name: config[field] for name, field in SIZES.items()}
+    weights = {name: W.detach().cpu() for name, W in model.state_dict().items()}
+    for name, W in weights.items():
+        if not W.isfinite().all():
+            raise UsageError(f"{path} was not written: {name} is not finite")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(path, {"model": args["model"], "config": config, "weights": weights,
+                            "args": args, "tokenizer": args["tokenizer"], "source": texts(model),
+                            "step": step})
+
+
 # ------------------------------------------------------------------------------------ the code
 
-@torch.no_grad()
-def import_all(model):
-    """Run a model on two tokens: what its `forward` imports is loaded then, and `texts` has it."""
-    state, training = random_states(), model.training
-    model.eval()
-    model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device))
-    model.train(training)
-    set_random_states(state)
-
-
-def texts():
-    """{path: text} of our code and yours, of the modules that are loaded now.
-
-    Libraries are left out. A module is known by its name, since your file may be in any folder.
-    """
-    library = Path(sysconfig.get_paths()["stdlib"])
-    found = {}
-    for name, module in sorted(sys.modules.items()):
-        file = Path(getattr(module, "__file__", None) or "")
-        is_package = bool({"site-packages", "dist-packages"} & set(file.parts))
-        is_file = file.is_absolute() and file.suffix == ".py"
-        if is_file and not is_package and library not in file.parents:
-            if name in ("__main__", "__mp_main__"):    # both are the script, as python calls it
-                name = name_of_main(file)
-            elif file.name == "__init__.py":
-                name += ".__init__"
-            found[path_of(name)] = file.read_text("utf-8", "replace")
-    return found
-
-
-def name_of_main(file):
-    """The name of the module that was started, as `python lab/x.py` or as `python -m lab.x`."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name.removesuffix(".__main__") if spec else file.stem
+def texts(model):
+    """{path: text} of the code that trains a model: ours, and the file of your class of layers."""
+    files = {path: ROOT / path for path in OURS}
+    module = sys.modules[type(model.layers[0]).__module__]
+    if hasattr(module, "__file__"):
+        files[path_of(module.__name__)] = Path(module.__file__)
+    return {path: file.read_text("utf-8", "replace") for path, file in files.items()}
 
 
 def path_of(module):
@@ -328,19 +445,20 @@ def path_of(module):
     return module.replace(".", "/") + ".py"
 
 
-def identity(ckpt):
+def identity(model, weights):
     """What a measurement is tied to: a hash of the weights, and one of the code that computes.
 
-    That is all code of ours and yours that is loaded, except for what support/ has beside
-    COMPUTING. None in a notebook, where functions may be replaced that no file has.
+    That is the code of `texts`, except for what support/ has beside COMPUTING, and of the command
+    that measures. None in a notebook, where functions may be replaced that no file has.
     """
     if not hasattr(sys.modules["__main__"], "__file__"):
         return None
-    weights = hashlib.sha256()
-    for name, W in sorted(ckpt["weights"].items()):
-        weights.update(name.encode())
-        weights.update(W.contiguous().reshape(-1).view(torch.uint8).numpy())
-    code = [(path, text) for path, text in texts().items()
+    numbers = hashlib.sha256()
+    for name, W in sorted(weights.items()):
+        numbers.update(name.encode())
+        numbers.update(W.contiguous().reshape(-1).view(torch.uint8).numpy())
+    code = [(path, text) for path, text in texts(model).items()
             if not path.startswith("support/") or path in COMPUTING]
+    code.append(Path(sys.modules["__main__"].__file__).read_text("utf-8", "replace"))
     code = hashlib.sha256(repr(code).encode())
-    return f"{weights.hexdigest()[:12]}-{code.hexdigest()[:12]}"
+    return f"{numbers.hexdigest()[:12]}-{code.hexdigest()[:12]}"

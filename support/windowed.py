@@ -1,9 +1,9 @@
-"""Screening (Eq. 12) cut into pieces: the same numbers in O(T w) time and O(T) memory.
+"""Screening (Eq. 12) cut into blocks: the same numbers in O(T w) time and O(T) memory.
 
-h is a plain sum over the keys, so it may be cut anywhere. Each piece is a call of the definition.
-This assumes that no query sees beyond its window, so it is used only while EQUATIONS have the text
+h is a plain sum over the keys, so it may be cut anywhere. Each part is a call of the definition.
+This assumes that no query sees beyond its window, so it is used only while EQUATIONS have the code
 that they had when this was written; see support/fast.py. Trim is not among them: it looks at just
-one query and one key, and all pieces call the current one. If keys compete, the denominator is
+one query and one key, and all parts call the current one. If keys compete, the denominator is
 computed as an extra column of the values.
 
 A tile's reach is the distance of the farthest key that its queries may see: ceil(w) - 1, as in the
@@ -11,17 +11,48 @@ kernel, or S - 1 if that is less.
 """
 import math
 from functools import partial
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import multiscreen
+from multiscreen import KeyCache
 
-EQUATIONS, TEXT = ("softmask", "relevance", "screen"), "9083c1d64fce"
-PAIRS = 2**20                       # query-key pairs in one call; beyond, backward recomputes
-PAIRS_ON_GPU = 2**24                # .. up to which a GPU is fastest with just one call of all
+EQUATIONS, CODE = ("softmask", "relevance", "screen"), "c0e9b6f85b3d"
+NEAR, FAR = 16, 64                  # queries in a block, of tiles that reach up to 16 keys, and more
+PAIRS = 2**20                       # query-key pairs of a tile, beyond which backward recomputes
+PAIRS_ON_GPU = 2**24                # .. of all tiles, up to which a GPU is fastest with one call
+
+
+class WindowCache(KeyCache):
+    """A KeyCache without the keys that no window reaches, and with room for more tokens."""
+    spare = 1023                                       # tokens it has room for, to save copies
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0                                     # the keys that it has, without spare room
+
+    def append(self, k, v, w):
+        """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept.
+
+        w: the windows of the layer, (H,).
+        """
+        T = k.shape[2]
+        self.end += T
+        # With gradients there is no spare room: backward may need the tensors of earlier calls.
+        room = 0 if torch.is_grad_enabled() else self.spare
+        if self.k is None:
+            self.k, self.v = k[:, :, :0], v[:, :, :0]
+        if self.n + T > self.k.shape[2] or room == 0:
+            kept = math.ceil(min(self.n, w.max().item()))          # n, too, if a window is NaN
+            old = slice(self.n - kept, self.n)
+            self.k, self.v = (F.pad(x[:, :, old], (0, 0, 0, T + room)) for x in (self.k, self.v))
+            self.n = kept
+        new = slice(self.n, self.n + T)
+        self.k[:, :, new], self.v[:, :, new] = k, v
+        self.n += T
+        return self.k[:, :, : self.n], self.v[:, :, : self.n]
 
 
 def screen_windowed(q, k, v, w, r, i0=0, screen=None):
@@ -30,7 +61,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     It is called just once for up to 128 keys, for few pairs on a GPU, and for shapes that no model
     asks for (S != i0 + T).
 
-    The pieces depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
+    The blocks depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
     example for any other w: trace `screen` instead.
     """
     screen = screen or multiscreen.screen
@@ -39,94 +70,34 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     if S <= 128 or S != i0 + T or is_fastest_at_once:
         return screen(q, k, v, w, r, i0)
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
-    if T <= 16:
-        return few_queries(q, k, v, w, r, i0, screen, reaches)
-
-    # Let narrow tiles reach 16, 32 or 64 keys back, so that neighbours can share calls.
-    groups = [(reach, len([*tiles])) for reach, tiles in groupby(map(round_up, reaches))]
-    sizes = [n for _, n in groups]
-    dtype, dtype_of_h = torch.promote_types(q.dtype, torch.float32), v.dtype
-    q, k, v = (x.to(dtype).split(sizes, 1) for x in (q, k, v))
-    w, r = w.split(sizes), r.split(sizes)
-    h = [in_blocks(q[n], k[n], v[n], w[n], r[n], i0, screen, reach)
-         for n, (reach, _) in enumerate(groups)]
-    return torch.cat(h, 2).transpose(1, 2).to(dtype_of_h)
-
-
-def round_up(reach):
-    """16, 32 or 64 for a reach up to that many keys; a longer one stays as it is."""
-    for n in (16, 32, 64):
-        if reach <= n:
-            return n
-    return reach
-
-
-def ceil_div(a, b):
-    """a / b, rounded up, for whole numbers."""
-    return -(-a // b)
-
-
-def few_queries(q, k, v, w, r, i0, screen, reaches):
-    """Few queries, as in decoding. (B, H, T, V)
-
-    Tiles that reach at most 256 keys back share a call, and each other tile has its own. All share
-    one if it has at most 2^14 pairs: a second call would cost more than it saves.
-    """
-    B, H, T, _ = q.shape
-    if max(reaches) <= 256 or B * H * T * max(reaches) <= 2**14:
-        first = max(i0 - max(reaches), 0)              # the oldest key that is seen
+    if T <= NEAR:                                      # as in decoding: one call, of what is seen
+        first = max(i0 - max(reaches), 0)
         return screen(q, k[:, :, first:], v[:, :, first:], w, r, i0 - first)
-    groups = [[n] for n, reach in enumerate(reaches) if reach > 256]
-    near = [n for n, reach in enumerate(reaches) if reach <= 256]
-    if near:
-        groups.append(near)
-    h = v.new_empty(B, H, T, v.shape[3])
-    for tiles in groups:
-        # The slice of one tile is a view; the list of several copies their keys.
-        some = tiles
-        if len(tiles) == 1:
-            some = slice(tiles[0], tiles[0] + 1)
-        first = max(i0 - max(reaches[n] for n in tiles), 0)
-        h[:, some] = screen(q[:, some], k[:, some, first:], v[:, some, first:], w[some], r[some],
-                            i0 - first)
-    return h
+
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    inputs = [x.to(dtype) for x in (q, k, v)]
+    h = q.new_empty(B, H, T, v.shape[3], dtype=dtype)
+    order = sorted(range(H), key=lambda n: reaches[n])
+    n_near = len([reach for reach in reaches if reach <= NEAR])
+    for C, tiles in ((NEAR, order[:n_near]), (FAR, order[n_near:])):
+        if tiles:
+            some = [x[:, tiles] for x in inputs]
+            h[:, tiles] = in_blocks(C, screen, *some, w[tiles], r[tiles], i0,
+                                    [reaches[n] for n in tiles])
+    return h.to(v.dtype)
 
 
-def in_blocks(q, k, v, w, r, i0, screen, reach):
-    """Many queries, of tiles with one reach: N blocks of C = min(reach, 64) queries. (B, T, H, V)
-
-    Keys are cut into blocks like queries, and zeros fill up the blocks: zero values add nothing.
-    """
-    B, _, T, _ = q.shape
-    C = min(reach, 64)
-    q = cut(q, C, ceil_div(T, C))
-    f = partial(screen_blocks, screen, w, r)
-    if torch.is_grad_enabled() and B * T * (reach + C) > PAIRS:
-        f = partial(checkpoint, f, use_reentrant=False, preserve_rng_state=False)
-    if reach == C:
-        h = narrow(f, q, k, v, i0)
-    else:
-        h = wide(f, q, k, v, i0, reach)
-    return h.movedim(2, 3).flatten(1, 2)[:, :T]
+screen_windowed.cache = WindowCache
 
 
-def narrow(f, q, k, v, i0):
-    """h of blocks q (B, N, H, C, K) that reach C keys back: into the block before their own.
+def in_blocks(C, screen, q, k, v, w, r, i0, reaches):
+    """h of tiles in the order of their reach, a sum, in which each pass adds one block of keys.
 
-    The two blocks of keys are laid side by side, as 2 C keys, so that a query needs only one call.
-    """
-    _, N, _, C, _ = q.shape
-    k, v = (torch.cat([cut(x, C, N, front) for front in (C - i0, -i0)], 3) for x in (k, v))
-    return concatenate(in_calls(f, C, q, k, v))
-
-
-def wide(f, q, k, v, i0, reach):
-    """h of blocks q (B, N, H, C, K) that reach farther: a sum, in which each pass adds one block.
-
-    In a pass each block of queries meets the keys that lie `back` blocks before it. For C = 4,
-    i0 = 6, T = 11, reach = 10 (in use C is 64) the keys 0 .. 16 are cut into these blocks, with
-    zeros for dots. `before` = 2 of them lie before the queries 6 .. 16, which make N = 3 blocks.
-    Below its keys stands the number of the block of queries that meets them:
+    Queries and keys are cut into blocks of C, and zeros fill them up: zero values add nothing. In a
+    pass each block of queries meets the keys that lie `back` blocks before it. For C = 4, i0 = 6,
+    T = 11, reach = 10 the keys 0 .. 16 are cut into these blocks, with zeros for dots. `before` = 2
+    of them lie before the queries 6 .. 16, which make N = 3 blocks. Below its keys stands the
+    number of the block of queries that meets them:
 
                     . . 0 1 | 2 3 4 5 | 6 7 8 9 | 10 11 12 13 | 14 15 16 .
         back = 0                           0           1            2
@@ -134,51 +105,32 @@ def wide(f, q, k, v, i0, reach):
         back = 2       0         1         2
         back = 3       1         2
     """
-    _, N, _, C, _ = q.shape
-    before = ceil_div(i0, C)
+    B, _, T, _ = q.shape
+    N, before = math.ceil(T / C), math.ceil(i0 / C)
+    q = cut(q, C, N)
     k, v = (cut(x, C, before + N, -i0 % C) for x in (k, v))
-    h = concatenate(in_calls(f, 0, q, k[:, before:], v[:, before:]))
-    farthest = min(ceil_div(reach, C), before + N - 1)
+    f = partial(screen_blocks, screen)
+    if torch.is_grad_enabled() and B * T * (reaches[-1] + C) > PAIRS:
+        f = partial(checkpoint, f, use_reentrant=False, preserve_rng_state=False)
+    h = f(q, k[:, before:], v[:, before:], w, r, 0)
+    farthest = min(math.ceil(reaches[-1] / C), before + N - 1)
     for back in range(1, farthest + 1):
-        first = max(back - before, 0)                  # the first block of queries that meets one
-        keys = slice(before + first - back, before + N - back)
-        n = first
-        for part in in_calls(f, back * C, q[:, first:], k[:, keys], v[:, keys]):
-            h[:, n : n + part.shape[1]] += part
-            n += part.shape[1]
-    return h
+        # The first block of queries that meets one, and the first tile that reaches it.
+        n = max(back - before, 0)
+        tile = len([reach for reach in reaches if reach <= (back - 1) * C])
+        keys = slice(before + n - back, before + N - back)
+        h[:, n:, tile:] += f(q[:, n:, tile:], k[:, keys, tile:], v[:, keys, tile:], w[tile:],
+                             r[tile:], back * C)
+    return h.movedim(1, 2).flatten(2, 3)[:, :, :T]
 
 
 def cut(x, C, N, front=0):
-    """(B, H, S, D), after `front` rows of zeros, as N blocks of C rows: (B, N, H, C, D).
-
-    A negative front leaves out rows; zeros fill the last block.
-    """
-    rows = front, N * C - front - x.shape[2]
-    x = F.pad(x, (0, 0, *rows)) if any(rows) else x
+    """(B, H, S, D), after `front` rows of zeros, as N blocks of C rows: (B, N, H, C, D)."""
+    x = F.pad(x, (0, 0, front, N * C - front - x.shape[2]))
     return x.unflatten(2, (N, C)).movedim(2, 1)
 
 
-def in_calls(f, i0, q, k, v):
-    """Yield f(i0, q, k, v) of as many blocks at a time as have PAIRS pairs, in order.
-
-    The shares are equal, so that each call can reuse the memory which the last one freed.
-    """
-    B, N, H, C, _ = q.shape
-    n_calls = ceil_div(B * N * H * C * k.shape[3], PAIRS)
-    for some in zip(*(x.chunk(n_calls, 1) for x in (q, k, v))):
-        yield f(i0, *some)
-
-
-def screen_blocks(screen, w, r, i0, q, k, v):
-    """`screen` of each block of queries with its keys: (B, n, H, C, V). i0: from its first key."""
+def screen_blocks(screen, q, k, v, w, r, i0):
+    """`screen` of each block of queries with its keys. (B, N, H, C, V). i0: from its first key."""
     h = screen(*(x.flatten(0, 1) for x in (q, k, v)), w, r, i0)
     return h.unflatten(0, (len(q), -1))
-
-
-def concatenate(parts):
-    """Concatenate parts (B, n, H, C, V). A single part is not copied."""
-    parts = [*parts]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, 1)

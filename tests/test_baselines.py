@@ -231,7 +231,7 @@ def test_a_variant_that_screens_by_itself_says_so(tmp_path, capsys, call):
     flags = ["--model", name, "--steps", "2", "--eval-every", "1"]
     fit(tmp_path / "out", *flags, "--kernel", "auto")
     said = capsys.readouterr().out
-    assert "screening by the layers' own code: there are no relevance maps" in said
+    assert "by their own code: there are no relevance maps" in said
     assert "alive" not in said
     assert {row["alive"] for row in read_table(tmp_path / "out/log.tsv")} == {""}
     call(tiles, "--ckpt", tmp_path / "out/ckpt.pt")

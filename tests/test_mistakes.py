@@ -97,7 +97,6 @@ MISTAKES = [
     (f"--seed {2**64}", "must be a number"), ("--steps 0", "--steps: "),
     ("--w-th 1", "w_th is 1.0"),
     ("--batch-tokens 500", "--batch-tokens 500: it must be a multiple of 128"),
-    ("--shard 2", "--shard 2: it must divide the number of processes, 1"),
     ("--nonsense 1", "nonsense"), ("--kernel fast", "--kernel: invalid choice: 'fast'"),
     ("--model nothing", "'nothing' is unknown"), ("--model multiscreen:what", "what is unknown"),
     ("--model transformer:3M", "transformer:3M is unknown"),
@@ -156,7 +155,7 @@ def test_a_model_that_cannot_be_is_refused_before_the_data_is_read(tmp_path, mon
     assert complaint(lambda: train.main(argv)).startswith("error: ")
 
 
-@pytest.mark.parametrize("flags", ["--data empty.txt", "--psi 100000", "--shard 2"])
+@pytest.mark.parametrize("flags", ["--data empty.txt", "--psi 100000"])
 def test_even_force_overwrites_a_run_only_with_one_that_can_start(folder, monkeypatch, flags):
     monkeypatch.chdir(folder)
     before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}

@@ -9,7 +9,7 @@ from multiscreen import Config, Multiscreen
 from support.fast import choose_screen
 from support.maps import maps_of
 from support.models import build_model
-from support.windowed import screen_windowed
+from support.windowed import WindowCache, screen_windowed
 from tests.helpers import (
     INF,
     correlated,
@@ -115,27 +115,20 @@ def test_tokens_of_another_shape_are_refused(shape):
 
 @torch.no_grad()
 def test_a_long_prompt_goes_through_in_pieces():
-    """At most 2^26 pairs B H T S if each query sees every key; else 4,096 tokens."""
     model, sizes = small(1, moved=True), []
-    tokens = draw_tokens(1, 9000)
-    B, T, H = 1, 9000, model.config.N_H
-    pieces = model.pieces(tokens)
-    assert torch.equal(torch.cat(pieces, 1), tokens)
-    assert max(piece.shape[1] for piece in pieces) == 2**26 // (B * H * T)
-    choose_screen(model)
-    assert [piece.shape[1] for piece in model.pieces(tokens)] == [4096, 4096, 808]
+    tokens = draw_tokens(1, 100)
 
     def screen(q, k, *others):
         sizes.append(q.shape[2])
         return ms.screen(q, k, *others)
 
-    model.screen = screen
-    whole = model.hidden(tokens[:, :100])
-    caches, model.pieces = model.new_caches(), lambda tokens: tokens.split(40, 1)
-    parts = [model.hidden(piece, caches) for piece in model.pieces(tokens[:, :100])]
+    model.screen, model.tokens_at_once = screen, 40
+    whole = model.hidden(tokens)
+    caches = model.new_caches()
+    parts = [model.hidden(piece, caches) for piece in tokens.split(40, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
     sizes.clear()
-    model.generate(tokens[:, :100], 2)
+    model.generate(tokens, 2)
     assert sizes[:: model.config.N_L] == [40, 40, 20, 1]
 
 
@@ -169,11 +162,11 @@ class Nearby(torch.nn.Module):
         return torch.tensor(3.0)
 
     def forward(self, x, screen, cache):
-        start, first, v = cache.end if cache else 0, 0, (x @ self.W_V)[:, None]
-        i = torch.arange(start, start + x.shape[1])
+        v, T = (x @ self.W_V)[:, None], x.shape[1]
         if cache:
-            _, v, first = cache.append(v[..., :1], v, self.window())
-        d = i[:, None] - torch.arange(first, first + v.shape[2])
+            _, v = cache.append(v[..., :1], v, self.window())
+        S = v.shape[2]
+        d = torch.arange(S - T, S)[:, None] - torch.arange(S)
         p = ((d >= 0) & (d < 3)).to(x)
         return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
 
@@ -182,12 +175,12 @@ class Nearby(torch.nn.Module):
 def test_a_layer_of_your_own_needs_no_more_than_the_model_says():
     model = small(1)
     model.layers = torch.nn.ModuleList([Nearby(), Nearby()])
-    model.windowed_screen = model.screen               # the layers do not look beyond their windows
-    tokens, caches = draw_tokens(2, 2200), model.new_caches()
+    # The layers do not look beyond their windows.
+    tokens, caches = draw_tokens(2, 2200), [WindowCache(), WindowCache()]
     whole = model(tokens)
     parts = [model(part, caches) for part in tokens.split([1100, 1090, *[1] * 10], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
-    assert caches[0].first > 0
+    assert caches[0].n < caches[0].end
     assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
     assert maps_of(model, tokens[:, :9]) == []
 
@@ -247,7 +240,7 @@ def test_a_full_cache_forgets_what_no_window_reaches_but_nothing_with_the_defini
     choose_screen(model, kernel)
     caches, tokens = model.new_caches(), draw_tokens(1, 2130)
     parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
-    assert [cache.end - cache.first for cache in caches] == [kept] * 2
+    assert [getattr(cache, "n", cache.end) for cache in caches] == [kept] * 2
     whole = model(tokens)
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-3, atol=1e-4)
 
@@ -262,9 +255,9 @@ def test_a_screen_of_your_own_gets_its_own_maps_and_a_cache_that_keeps_all():
     everything.stays_in_window = True
     model, tokens = small(1, moved=True), draw_tokens(1, 2130)
     choose_screen(model)
-    assert model.may_forget()
+    assert isinstance(model.new_caches()[0], WindowCache)
     model.screen = everything
-    assert not model.may_forget()
+    assert type(model.new_caches()[0]) is ms.KeyCache
     maps = model.relevance_maps(tokens[:, :70])
     assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 70, 70)] * model.config.N_L
     past = torch.ones(70, 70).tril().bool()
@@ -273,7 +266,7 @@ def test_a_screen_of_your_own_gets_its_own_maps_and_a_cache_that_keeps_all():
 
     caches = model.new_caches()
     parts = [model(part, caches) for part in tokens.split([1100, 1030], 1)]
-    assert {cache.end - cache.first for cache in caches} == {2130}
+    assert {cache.k.shape[2] for cache in caches} == {2130}
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens), rtol=1e-3, atol=1e-4)
 
 

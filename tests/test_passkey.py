@@ -1,23 +1,14 @@
-"""Tests of support/tasks/passkey.py: the documents that teach a model passkey."""
+"""Tests of support/tasks.py: the documents that teach a model passkey."""
 import math
 import re
 
 import numpy as np
 import pytest
 
-from lab.passkey import (
-    FILLER,
-    GROWN_AFTER,
-    HELPED,
-    HELPED_UNTIL,
-    NEEDLE,
-    QUESTION,
-    TASK,
-    PasskeyStream,
-    passkey_prompts,
-)
+from lab.passkey import passkey_prompts
 from support.cli import UsageError
 from support.data import get_tokenizer
+from support.tasks import FILLER, NEEDLE, QUESTION, TASK, PasskeyStream
 from tests.helpers import fit, read_table, texts_of
 from tests.test_abcdigits import no_gpt2
 
@@ -73,9 +64,9 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
     texts = texts_of(stream, 400)
     prompts = [text for text in texts if TASK in text]
     assert len(prompts) == pytest.approx(100, abs=30)
-    stream.looked_up = HELPED_UNTIL - 1
+    stream.looked_up = PasskeyStream.HELPED_UNTIL - 1
     assert 5 < sum(TASK in text for text in texts_of(stream, 40)) < 20
-    stream.looked_up = HELPED_UNTIL
+    stream.looked_up = PasskeyStream.HELPED_UNTIL
     assert all(TASK in text for text in texts_of(stream, 40))
     assert all(re.search(re.escape(QUESTION) + r" \d+<", text) for text in prompts)
     prompt, stated = FILLER * 5 + QUESTION, []
@@ -95,8 +86,8 @@ def test_three_in_four_training_documents_are_ends_of_prompts():
     assert max(lengths.count(n) for n in range(1, 6)) < 1.5 * len(lengths) / 5
 
 
-@pytest.mark.parametrize("looked_up, longest", [(0, 19), (GROWN_AFTER // 2, 88),
-                                                (GROWN_AFTER, 409), (10**9, 409)])
+@pytest.mark.parametrize("looked_up, longest", [(0, 19), (PasskeyStream.GROWN_AFTER // 2, 88),
+                                                (PasskeyStream.GROWN_AFTER, 409), (10**9, 409)])
 def test_the_ends_grow(looked_up, longest):
     """From 19 to 0.8 * 512 characters; halfway, their geometric mean."""
     stream = stream_of(512)
@@ -119,7 +110,8 @@ def test_the_losses_are_those_of_the_documents_that_help():
     nats = [math.log(5 * min(9 * 10 ** (len(key) - 1), 40_001)) for key in keys]
     new = sum(n for n, key, last in zip(nats, keys, [None, *keys]) if key != last)
     places = 5_000 * math.log(14)
-    expected = HELPED * (places + new) / len(text), HELPED * (places + sum(nats)) / len(text)
+    share = PasskeyStream.HELPED / len(text)
+    expected = share * (places + new), share * (places + sum(nats))
     assert stream.losses() == pytest.approx(expected, rel=0.03)
 
 

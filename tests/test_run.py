@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
 import train
 from support import run as folders
+from support.models import build_model
 from support.cli import UsageError, pasteable
 from support.run import read_checkpoint
 from tests.helpers import ROOT, SMALL, TEXT, fit, full_disk, read_table
@@ -43,7 +45,7 @@ def test_a_resumed_run_has_its_whole_log_again(run):
 
 def hold(folder, pipe):
     """Lock a folder until a message arrives."""
-    with folders.locked(str(folder)):
+    with filelock.FileLock(folder / "lock"):
         pipe.send("locked")
         pipe.recv()
 
@@ -68,13 +70,13 @@ def test_a_full_disk_names_the_file_and_leaves_the_checkpoint_that_was_there(
         run, monkeypatch, capsys, name, size):
     out, _ = run
     before = (out / "ckpt.pt").read_bytes()
-    begin = folders.begin
+    begin = folders.Run.write_head
     with contextlib.ExitStack() as disk, pytest.raises(OSError) as e:
         def fill_up(*inputs):
             begin(*inputs)
             disk.enter_context(full_disk(size))
 
-        monkeypatch.setattr(folders, "begin", fill_up)
+        monkeypatch.setattr(folders.Run, "write_head", fill_up)
         resume(out, "--steps", "9")
     assert (e.value.filename, e.value.strerror) == (str(out / name), "File too large")
     assert (out / "ckpt.pt").read_bytes() == before
@@ -121,35 +123,30 @@ def test_the_code_of_a_run_is_that_of_the_modules_it_loaded(run):
 def test_the_identity_of_a_measurement_has_the_weights_and_the_code_that_computes(
         tmp_path, monkeypatch):
     """Yours, and of ours what numbers depend on."""
-    ckpt = {"weights": {"W": torch.zeros(3)}}
-    before = folders.identity(ckpt)
-    assert folders.identity(ckpt) == before
-    weights, code = folders.identity({"weights": {"W": torch.ones(3)}}).split("-")
+    (tmp_path / "my_idea.py").write_text("from multiscreen import GatedScreeningTiles\n\n\n"
+                                         "class Tiles(GatedScreeningTiles):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = build_model("multiscreen:my_idea.Tiles", {"psi": 2, "vocab_size": 9})
+    right, zeros = folders.texts(model), {"W": torch.zeros(3)}
+    assert "class Tiles" in right["my_idea.py"]
+    before = folders.identity(model, zeros)
+    assert folders.identity(model, zeros) == before
+    weights, code = folders.identity(model, {"W": torch.ones(3)}).split("-")
     assert weights != before.split("-")[0]
     assert code == before.split("-")[1]
-
-    right = folders.texts()
     for path, counts in (("multiscreen.py", True), ("support/windowed.py", True),
-                         ("support/data.py", True), ("support/cli.py", False)):
+                         ("my_idea.py", True), ("support/cli.py", False)):
         edited = right | {path: right[path] + "# an edit"}
-        monkeypatch.setattr(folders, "texts", lambda edited=edited: edited)
-        assert (folders.identity(ckpt) != before) == counts
+        monkeypatch.setattr(folders, "texts", lambda model, edited=edited: edited)
+        assert (folders.identity(model, zeros) != before) == counts
         monkeypatch.undo()
-
-    # What your class imports is loaded, too.
-    (tmp_path / "my_idea.py").write_text("import my_helper\n")
-    (tmp_path / "my_helper.py").write_text("x = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import my_idea
-
-    assert folders.texts()["my_helper.py"] == "x = 1\n"
-    assert folders.identity(ckpt) != before
-    for module in (my_idea, my_idea.my_helper):
-        del sys.modules[module.__name__]
+        monkeypatch.syspath_prepend(tmp_path)
+    del sys.modules["my_idea"]
 
     # In a notebook, functions may be replaced that no file has.
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 9})
     monkeypatch.delattr(sys.modules["__main__"], "__file__")
-    assert folders.identity(ckpt) is None
+    assert folders.identity(model, zeros) is None
 
 
 # ------------------------------------------------------------------------------ fine-tuning
@@ -168,7 +165,7 @@ def test_checkpoints_have_their_own_rhythm(tmp_path, capsys):
     fit(tmp_path / "out", "--steps", "5", "--eval-every", "5", "--save-every", "2")
     said = capsys.readouterr().out
     assert said.count("saved") == 3
-    assert said.count("validation loss") == 1
+    assert said.count("val_loss") == 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["text.txt", "abcdigits"])

@@ -1,11 +1,11 @@
-"""Tests of support/tasks/abcdigits.py: the documents that teach a model ABCDigits."""
+"""Tests of support/tasks.py: the documents that teach a model ABCDigits."""
 import re
 
 import numpy as np
 import pytest
 
-from abcdigits import FLAT_AFTER, HELPED, OWN, OWN_UNTIL, ABCDigitsStream
 from support.data import get_tokenizer
+from support.tasks import ABCDigitsStream
 from tests.helpers import texts_of
 
 # ------------------------------------------------------------------- the stream of ABCDigits
@@ -32,7 +32,7 @@ def test_the_abcdigits_stream_can_be_continued_and_its_held_out_part_is_apart():
     texts = texts_of(stream, 50)
     assert len(set(texts)) == 50
     assert texts_of(stream_of(400, 3), 50) == texts
-    stream.looked_up = FLAT_AFTER                           # as even as the held-out part
+    stream.looked_up = stream.FLAT_AFTER               # as even as the held-out part
     assert not set(texts_of(stream_of(400, 3, part=1), 50)) & set(texts_of(stream, 50))
 
 
@@ -51,9 +51,9 @@ def test_nine_of_ten_digits_are_own_in_half_of_the_documents_at_first():
     assert share(stream) == pytest.approx(0.45, abs=0.07)
     by_chance = share(held_out)                                # the most frequent of ten digits
     assert by_chance < 0.12
-    stream.looked_up = OWN_UNTIL // 2
+    stream.looked_up = ABCDigitsStream.OWN_UNTIL // 2
     assert share(stream) == pytest.approx(0.225, abs=0.07)
-    stream.looked_up = OWN_UNTIL
+    stream.looked_up = ABCDigitsStream.OWN_UNTIL
     assert share(stream) < 0.12
 
 
@@ -70,7 +70,8 @@ def test_own_digits_come_together_in_a_quarter_of_the_documents_and_alone_in_ano
     assert np.concatenate(alone).mean() == pytest.approx((0.02 + 0.17) / 2, abs=0.03)
 
 
-@pytest.mark.parametrize("looked_up", [0, OWN_UNTIL // 2, FLAT_AFTER])
+@pytest.mark.parametrize("looked_up", [
+    0, ABCDigitsStream.OWN_UNTIL // 2, ABCDigitsStream.FLAT_AFTER])
 def test_the_losses_are_those_of_one_who_knows_the_rules(looked_up):
     """A line costs its letter's entropy, plus its number's if it is new or without lookup."""
     stream = stream_of(256, 2)
@@ -87,8 +88,8 @@ def test_the_losses_are_those_of_one_who_knows_the_rules(looked_up):
             p[0] += own
         return (entropy(together) + entropy(first) + entropy(second)) / 2
 
-    helped = HELPED * max(1 - looked_up / OWN_UNTIL, 0)
-    number = helped * number(OWN) + (1 - helped) * number(0)
+    helped = ABCDigitsStream.HELPED * max(1 - looked_up / ABCDigitsStream.OWN_UNTIL, 0)
+    number = helped * number(ABCDigitsStream.OWN) + (1 - helped) * number(0)
     lines, new = np.mean([[len(r), len(set(r))] for r in rows], axis=0)
     letters = lines * entropy(weights)
     least, without = stream.losses()
@@ -113,9 +114,9 @@ def test_the_stream_becomes_flatter_while_the_loss_shows_lookup():
     assert stream.base == 2
     for _ in range(30):
         stream.observe(least, 0)
-    stream.observe(without, FLAT_AFTER // 4)                           # one step is not enough
+    stream.observe(without, stream.FLAT_AFTER // 4)    # one step is not enough
     assert stream.base == pytest.approx(2 - 0.9 / 4)
-    stream.observe(0.0, FLAT_AFTER)
+    stream.observe(0.0, ABCDigitsStream.FLAT_AFTER)
     assert stream.base == 1.1
     assert held_out.base == 1.1
     assert share_of_needles() > 2 * early

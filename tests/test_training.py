@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-import abcdigits
 import multiscreen
 import train
-from abcdigits import ABCDigitsStream
 from multiscreen import Multiscreen
 from support import run
 from support.cli import UsageError, cli
 from support.data import Sequences, batches, get_tokenizer
-from support.maps import alive_pairs, windows
+from support.maps import alive_pairs
+from support.models import windows
 from support.run import load_checkpoint, read_checkpoint
+from support.tasks import ABCDigitsStream
 from support.windowed import screen_windowed
 from tests.helpers import (
     INF,
@@ -48,7 +48,7 @@ def test_training_learns_and_logs_what_it_does(tmp_path):
     """On a repetitive text the loss falls from about 5.5 nats a byte to a third in 60 steps."""
     fit(tmp_path / "out", "--steps", "60", "--eval-every", "60", "--psi", "3", *DEFAULT)
     rows = read_table(tmp_path / "out/log.tsv")
-    assert tuple(rows[0]) == train.COLUMNS
+    assert tuple(rows[0]) == run.COLUMNS
     assert [int(row["step"]) for row in rows] == [1, 10, 20, 30, 40, 50, 60, 60]
     first, last = rows[0], rows[-1]
     assert float(first["loss"]) > 5
@@ -187,13 +187,14 @@ def test_a_checkpoint_holds_only_finite_weights(tmp_path, monkeypatch):
 
 def test_losses_are_read_only_where_they_are_shown_or_a_task_needs_them(tmp_path, monkeypatch):
     """To read one, the CPU has to wait for the GPU."""
-    right, read = train.read, []
+    right, read = run.Run.require_finite, []
 
-    def noted(out, unread, state, step):
-        read.append(step)
-        return right(out, unread, state, step)
+    def noted(self, step, **values):
+        if step == self.step and "loss" in values:
+            read.append(step)
+        right(self, step, **values)
 
-    monkeypatch.setattr(train, "read", noted)
+    monkeypatch.setattr(run.Run, "require_finite", noted)
     fit(tmp_path / "out", "--steps", "13", "--log-every", "5", "--eval-every", "13",
         "--save-every", "7")
     assert read == [1, 5, 7, 10, 13]
@@ -242,7 +243,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
         fit(tmp_path / "parts", "--resume", *flags)
     else:
         train.main(["--resume", "--out", str(tmp_path / "parts")])
-    assert f"continuing at step {step}" in capsys.readouterr().out
+    assert f"steps {step} to 12" in capsys.readouterr().out
     parts = read_checkpoint(tmp_path / "parts/ckpt.pt")
     assert parts["step"] == 12
     assert parts["drawn"] == whole["drawn"] == 96
@@ -364,8 +365,8 @@ def test_resume_cannot_change_the_model(tmp_path, flags, message):
 
 
 def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monkeypatch):
-    monkeypatch.setattr(abcdigits, "FLAT_AFTER", 40)
-    monkeypatch.setattr(abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(ABCDigitsStream, "FLAT_AFTER", 40)
+    monkeypatch.setattr(ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     whole = fit(tmp_path / "whole", "--steps", "6", "--digits", "2", data="abcdigits")
     fit(tmp_path / "parts", "--steps", "4", "--digits", "2", data="abcdigits")
     train.main(["--resume", "--out", str(tmp_path / "parts"), "--steps", "6"])
@@ -377,8 +378,8 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
 
 
 def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(abcdigits, "DONE_AFTER", 12)
-    monkeypatch.setattr(abcdigits.ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    monkeypatch.setattr(ABCDigitsStream, "DONE_AFTER", 12)
+    monkeypatch.setattr(ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
     run = ("--steps", "9", "--eval-every", "9", "--log-every", "9")
     assert fit(tmp_path / "out", *run, data="abcdigits")["step"] == 3
     assert "3/9      saved" in (printed := capsys.readouterr().out)
@@ -405,9 +406,9 @@ def test_what_resume_changes_is_shown_and_noted(tmp_path, monkeypatch, capsys):
         fit(out, "--steps", "3")
     assert contents(out) == before
 
-    right = run.texts()
+    right = run.texts(small())
     edited = right | {"train.py": right["train.py"] + "# an edit"}
-    monkeypatch.setattr(run, "texts", lambda: edited)
+    monkeypatch.setattr(run, "texts", lambda model: edited)
     (tmp_path / "more.txt").write_text("more")
     data = ["--data", str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
     capsys.readouterr()
@@ -619,8 +620,7 @@ def test_needles_are_right_where_the_model_guesses_their_digits():
         assert columns["base"] == data.base
 
 
-def test_the_sizes_are_on_the_first_line_and_a_sample_at_the_end(tmp_path, capsys):
+def test_the_size_is_on_the_first_line(tmp_path, capsys):
     fit(tmp_path / "out", "--steps", "1")
     lines = capsys.readouterr().out.splitlines()
-    assert "multiscreen, 4,626 parameters (3,598 non-embedding), cpu, float32" in lines
-    assert any(line.startswith("a sample") for line in lines)
+    assert "multiscreen, 4,626 parameters, cpu, float32" in lines

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from multiscreen import Multiscreen, double, product
+from support.windowed import WindowCache
 
 SIZES = {                                              # N_L, N_H, d_E
     "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
@@ -141,10 +142,11 @@ class Block(nn.Module):
         start = 0 if cache is None else cache.end
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k, v = self.project(x, i)
-        first = 0
+        i0 = 0
         if cache is not None:
-            k, v, first = cache.append(k, v, self.window())
-        h = self.mix(q, k, v, start - first, screen)
+            k, v = cache.append(k, v, self.window())
+            i0 = k.shape[2] - q.shape[2]               # the queries belong to the last keys
+        h = self.mix(q, k, v, i0, screen)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
         return product("bhtk,hke->bte", h.to(x.dtype), W_O, self.dtype)
 
@@ -206,6 +208,8 @@ class Transformer(Multiscreen):
         x = F.rms_norm(x, x.shape[-1:], eps=1e-5)
         return product("...e,ne->...n", x, self.W_E if head is None else head, self.dtype)
 
-    def may_forget(self):
-        """A layer that does not screen has a mask of its own."""
-        return super().may_forget() if hasattr(self.layers[0], "s_w") else True
+    def new_caches(self):
+        """As Multiscreen's; for a layer that does not screen, with the window of its mask."""
+        if hasattr(self.layers[0], "s_w"):
+            return super().new_caches()
+        return [WindowCache() for _ in self.layers]

@@ -1,6 +1,6 @@
 """Turn a corpus into two files of tokens for train.py.
 
-    python -m support.prepare tokens/ corpus/*.jsonl.zst
+    python -m lab.prepare tokens/ corpus/*.jsonl.zst
     python train.py --data tokens/ --tokenizer gpt2
 
 The files are .jsonl (also .gz, .zst) or .parquet with one document per row, or else one document
@@ -60,7 +60,7 @@ def main(argv=None):
         if not path.is_file():
             raise UsageError(f"{path} does not exist, or is no file")
     tokenizer = get_tokenizer(args.tokenizer)
-    require_text(tokenizer, "support.prepare")
+    require_text(tokenizer, "lab.prepare")
     part.mkdir(parents=True)
     try:
         write(part, args, tokenizer)
