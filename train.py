@@ -12,8 +12,8 @@ The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no cli
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
-A printed line has the step, loss (nats per token), learning rate, gradient norm before clipping,
-smallest, median and largest window, milliseconds per step, tokens per second, and minutes left.
+A printed line names its numbers as log.tsv does: loss in nats per token, learning rate, gradient
+norm before clipping, median and largest window, milliseconds per step, and minutes left at most.
 
 The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.tsv, with a row for
 each line of numbers; source/, the code that ran; and more, listed in support/run.py.
@@ -71,13 +71,10 @@ def train(out, args, ckpt=None, init=None):
         load_weights(model, ckpt["weights"], out / "ckpt.pt")
     elif init:
         load_weights(model, init["weights"], args.init)
-    run = Run(out, args, model, data, ckpt)            # counts the steps, and writes into `out`
     make_fast(model, args)                             # in place: choose the screen, compile
-
-    # The optimizer must see the sharded weights.
-    if dist.world() > 1:
-        dist.shard(model)
-    optimizer = get_optimizer(model, args)
+    run = Run(out, args, model, data, ckpt)            # counts the steps, and writes into `out`
+    dist.shard(model)                                  # over the processes of torchrun, if any
+    optimizer = get_optimizer(model, args)             # it must see the sharded weights
     if ckpt:
         run.resume(ckpt, model, optimizer, data)
     del ckpt, init                                     # and with them their weights
@@ -129,6 +126,8 @@ def train(out, args, ckpt=None, init=None):
     if stopping and not last:                          # `cli` prints it without a traceback
         raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}: "
                                 f"{how_to_go_on(args)}")
+    if dist.world() == 1:
+        print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
     command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
     print(f"next: {cli.pasteable(command)}")
 
@@ -169,6 +168,7 @@ def train_step(model, data, args, drawn):
     passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
     total = 0.0
     for numbers in passes:
+        dist.average_in_next_backward(model, numbers is passes[-1])
         x = get_batch(data, numbers, args.seed, model.W_E.device)
         loss = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
         loss.backward()
@@ -220,6 +220,15 @@ def evaluate(model, data, val_data, args, tokenizer):
     return row
 
 
+def sample(model, val_data, tokenizer):
+    """The first 32 tokens of the validation data and the model's continuation of them, as text."""
+    prompt = torch.from_numpy(val_data[0][:32])[None].to(model.W_E.device)
+    generator = torch.Generator(prompt.device).manual_seed(0)
+    with torch.compiler.set_stance("force_eager"):     # compiling would take longer
+        answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
+    return cli.printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
+
+
 # ---------------------------------------------------------------------------------------- flags
 
 def get_parser():
@@ -249,11 +258,11 @@ def get_parser():
            positive)
     p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
            at_least(0))
-    p.flag("--lr", 2**-4, "learning rate (paper: 2^-4; Transformer: 1e-3 to 2e-4, set by size)",
+    p.flag("--lr", None, "learning rate [the paper's: 2^-4; Transformer: 1e-3 to 2e-4, by size]",
            amount)
-    p.flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices (paper: 0; Transformer: 0.1)",
-           amount)
-    p.flag("--clip", 0.0, "largest gradient norm, 0 for none (paper: 0; Transformer: 1)",
+    p.flag("--weight-decay", None, "AdamW's weight decay, for matrices [the paper's: 0; "
+           "Transformer: 0.1]", amount)
+    p.flag("--clip", None, "largest gradient norm, 0 for none [the paper's: 0; Transformer: 1]",
            amount)
     p.flag("--seed", 0, "seed of the initial weights and of the order of the data",
            at_least(0))
@@ -287,21 +296,23 @@ def get_args(argv=None, ckpt=None, init=None):
 
     ckpt: that of a continued run; init: that of --init. Raises UsageError for impossible flags.
     """
-    parser = get_parser()
-    command, kept = parser.parse_args(argv), {}
+    parser, kept = get_parser(), {}
     if ckpt:
         kept = {name: x for name, x in ckpt["args"].items() if name not in FREE}
     elif init:
         kept = {name: x for name, x in init["args"].items() if name in FIXED}
-    parser.set_defaults(**(recipe(kept.get("model", command.model)) | kept))
+    parser.set_defaults(**kept)
     args = parser.parse_args(argv)
+    for name, x in recipe(args.model).items():
+        if getattr(args, name) is None:
+            setattr(args, name, x)
     for name in FIXED:
         flag, x = f"--{name.replace('_', '-')}", getattr(args, name)
-        if name in kept and x != kept[name]:
+        if x != kept.get(name, x):
             raise cli.UsageError(f"the checkpoint was trained with {flag} {kept[name]}: leave "
                                  f"{flag} out, or start a new run")
-        in_name = args.model.startswith("transformer") and name in SIZES and name != "layers"
-        if in_name and x != get_parser().get_default(name):
+        is_in_name = args.model.startswith("transformer") and name in SIZES and name != "layers"
+        if is_in_name and x != get_parser().get_default(name):
             raise cli.UsageError(f"{flag} is for Multiscreen: a Transformer's sizes are in its "
                                  "name, transformer:N_L,N_H,d_E")
 
@@ -310,12 +321,13 @@ def get_args(argv=None, ckpt=None, init=None):
     if args.val:
         args.val = absolute(args.val)
     args.save_every = args.save_every or args.eval_every
-    tokens_per_pass = args.batch_size * args.seq_len * dist.world()
+    world = dist.world()
+    tokens_per_pass = args.batch_size * args.seq_len * world
     args.batch_tokens = args.batch_tokens or tokens_per_pass
     if args.batch_tokens % tokens_per_pass != 0:
         raise cli.UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of "
                              f"{tokens_per_pass} ({args.batch_size} sequences x {args.seq_len} "
-                             f"tokens x {dist.world()} processes)")
+                             f"tokens x {world} processes)")
     return args
 
 
@@ -326,7 +338,8 @@ def main(argv=None):
     ckpt = find_checkpoint(out, command)
     init = read_checkpoint(command.init) if command.init and not ckpt else None
     args = get_args(argv, ckpt, init)
-    if ckpt is None or ckpt["step"] < args.steps and not ckpt["learned"]:
+    is_finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
+    if not is_finished:
         train(out, args, ckpt, init)
     else:
         require_same_flags(ckpt, args)

@@ -77,10 +77,12 @@ def full(x):
 
 
 def shard(model):
-    """Let the processes hold one copy of a model between them, in place.
+    """Let several processes hold one copy of a model between them, in place.
 
     All must hold the same model beforehand.
     """
+    if world() == 1:
+        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -89,3 +91,9 @@ def shard(model):
         fully_shard(part, mesh=mesh)
     for name in ("loss", "relevance_maps"):
         register_fsdp_forward_method(model, name)
+
+
+def average_in_next_backward(model, now):
+    """Let the next backward pass average the gradients over the processes, or only add them up."""
+    if world() > 1:
+        model.set_requires_gradient_sync(now)

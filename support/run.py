@@ -43,9 +43,12 @@ from support.models import (
 FIXED = ("model", *SIZES, "tokenizer")                 # never changes: the checkpoint's
 FREE = ("out", "resume", "force", "device", "compile")             # of the command, not the run
 LENGTH = ("steps", "log_every", "eval_every", "save_every")        # how far and how often only
-# Columns of log.tsv. Only tasks have the last two.
+# Columns of log.tsv, of which only tasks have the last two; and in which form a number is printed.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
+PRINTED = {"loss": "7.4f", "lr": "7.2g", "grad_norm": "8.4f", "w_median": "6.1f", "w_max": "7.4g",
+           "ms": "5.0f", "min_left": "5.1f", "val_loss": "7.4f", "val_bpb": "6.3f",
+           "alive": "5.1%", "needle": "5.1%", "base": "5.3f"}
 # Our code that trains and measures. Of the files of support/, COMPUTING are those on which numbers
 # depend; the others load, print and keep them.
 COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/tasks.py",
@@ -224,7 +227,8 @@ class Run:
 
     def log(self, **row):
         """Print numbers by their names, and append those of COLUMNS as a row of the log."""
-        self.print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
+        self.print("  ".join(f"{name} {row[name]:{form}}" for name, form in PRINTED.items()
+                             if name in row))
         cells = [f"{row[name]:.6g}" if name in row else "" for name in COLUMNS]
         cells[0] = str(self.step)
         line = "\t".join(cells) + "\n"
@@ -432,11 +436,18 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
 # ------------------------------------------------------------------------------------ the code
 
 def texts(model):
-    """{path: text} of the code that trains a model: ours, and the file of your class of layers."""
+    """{path: text} of the code that trains a model: ours, and that of your class of layers.
+
+    To yours belong the modules in the folder of its file that are loaded: the file imports them.
+    """
     files = {path: ROOT / path for path in OURS}
     module = sys.modules[type(model.layers[0]).__module__]
-    if hasattr(module, "__file__"):
+    if path_of(module.__name__) not in files and hasattr(module, "__file__"):
         files[path_of(module.__name__)] = Path(module.__file__)
+        for name, other in list(sys.modules.items()):
+            file = Path(getattr(other, "__file__", None) or "")
+            if file.parent == Path(module.__file__).parent and file not in files.values():
+                files[path_of(name)] = file
     return {path: file.read_text("utf-8", "replace") for path, file in files.items()}
 
 

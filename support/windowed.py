@@ -20,7 +20,7 @@ import multiscreen
 from multiscreen import KeyCache
 
 EQUATIONS, CODE = ("softmask", "relevance", "screen"), "c0e9b6f85b3d"
-NEAR, FAR = 16, 64                  # queries in a block, of tiles that reach up to 16 keys, and more
+NEAR, FAR = 16, 64                  # queries in a block, of tiles that reach up to 16 keys, or more
 PAIRS = 2**20                       # query-key pairs of a tile, beyond which backward recomputes
 PAIRS_ON_GPU = 2**24                # .. of all tiles, up to which a GPU is fastest with one call
 

@@ -54,8 +54,8 @@ class GatedScreeningTiles(nn.Module):
         rotate q and k by MiPE. Then h = screen(q_tilde, k_tilde, v_bar, w, r, i0) (Eq. 12) and
         u = TanhNorm(h) (Eq. 14). Without a cache x starts at position 0, and with one at position
         `cache.end`. cache.append(k_tilde, v_bar, w) adds the new keys and values (exercise 2.9; the
-        test brings a cache of its own). It returns all keys, all values, and the position of the
-        first key.
+        test brings a cache of its own). It returns all keys and all values that it has, the oldest
+        first; i0 is the number of these keys before the first query's own.
         """
         raise NotImplementedError("Exercise 2.3: Eq. 16, the screening unit of each tile")
 
@@ -72,10 +72,10 @@ class KeyCache:
 
     def __init__(self):
         self.k = self.v = None
-        self.first = self.end = 0                      # positions: the oldest key, the next token
+        self.end = 0                                   # the position of the next token
 
     def append(self, k, v, w):
-        """Add (B, H, T, K) keys and (B, H, T, V) values. Returns all kept ones, and `first`.
+        """Add (B, H, T, K) keys and (B, H, T, V) values. Returns all keys and all values.
 
         You may keep everything. If you want to bound the memory, drop the keys that lie outside
         every window; w: (H,).

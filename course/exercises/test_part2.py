@@ -80,7 +80,7 @@ def positions(start, x):
 def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms.unit,
               window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn=ms.mipe,
               bound=ms.tanh_norm, begin=lambda start: start, reuse=True,
-              i0=lambda start, first, end: start - first):
+              i0=lambda start, n_keys, n_queries: n_keys - n_queries):
     """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_V on."""
     w, r = window(self.s_w), acceptance(self.s_r)
     q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
@@ -90,8 +90,8 @@ def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms
     q, k, v = turn(unit_qk(q), phi), turn(unit_qk(k), phi), unit_v(v)
     if cache is None or not reuse:
         return bound(screen(q, k, v, w, r, 0))
-    k, v, first = cache.append(k, v, w)
-    return bound(screen(q, k, v, w, r, i0(start, first, cache.end)))
+    k, v = cache.append(k, v, w)
+    return bound(screen(q, k, v, w, r, i0(start, k.shape[2], x.shape[1])))
 
 
 def as_it_is(x, *_):
@@ -118,7 +118,7 @@ class Cache:
         self.k = self.join(self.k, k)[:, :, oldest - self.first :]
         self.v = self.join(self.v, v)[:, :, oldest - self.first :]
         self.first = oldest
-        return self.k, self.v, self.first
+        return self.k, self.v
 
 
 def cache_with(**methods):
@@ -239,12 +239,12 @@ MISTAKES = {
          "that it returns"),
         ({"begin": lambda start: 0}, "MiPE counts from 0 in each call: positions continue at "
          "cache.end"),
-        ({"i0": lambda start, first, end: 0}, "i0 is not passed to screen: the queries begin after "
-         "the keys in the cache"),
-        ({"i0": lambda start, first, end: end - first}, "cache.end was read after append: the "
-         "queries begin where it was before"),
-        ({"i0": lambda start, first, end: start}, "the cache may drop old keys: i0 counts from the "
-         "first key that append returns")]],
+        ({"i0": lambda start, n_keys, n_queries: 0}, "i0 is not passed to screen: the queries "
+         "begin after the keys in the cache"),
+        ({"i0": lambda start, n_keys, n_queries: n_keys}, "i0 is the number of keys before the "
+         "first query's own: the new keys are not among them"),
+        ({"i0": lambda start, n_keys, n_queries: start}, "the cache may drop old keys: i0 counts "
+         "from the first key that append returns")]],
     "forward": [
         (updated(add=lambda x, updates: updates.sum(1)), "the residual is missing: Eq. 2 adds the "
          "updates to x"),
@@ -267,10 +267,8 @@ MISTAKES = {
          "back"),
         (cache_with(append=append_and_forget_the_end), "append must move cache.end on, by the "
          "number of new tokens"),
-        (cache_with(append=lambda self, k, v, w: (*Cache.append(self, k, v, w)[:2], 0)), "the "
-         "third result is the position of the first key that is returned"),
-        (cache_with(append=lambda self, k, v, w: Cache.append(self, k, v, w)[:2]), "append returns "
-         "three things: the keys, the values, and the position of the first key"),
+        (cache_with(append=lambda self, k, v, w: Cache.append(self, k, v, w)[::-1]), "append "
+         "returns the keys, and then the values"),
         (cache_with(join=lambda self, old, new: new if old is None else torch.cat((new, old), 2)),
          "the oldest key comes first"),
         (cache_with(join=lambda self, old, new: new if old is None else torch.cat((old, new), 1)),
@@ -419,8 +417,8 @@ def test_screening():
           case(draw_inputs(2, 9, 24), [], twice, tolerance=1e-4, hint="the argument `screen` is "
                "ignored: the caller chooses what screens"),
           case(draw_inputs(2, 12, 24), [5, 1, 1, 4, 1], ms.screen, tolerance=1e-4, hint="with a "
-               "cache: the queries start at cache.end as it is before append, and i0 counts from "
-               "the first key that append returns"))
+               "cache: the queries start at cache.end as it is before append, and i0 is the number "
+               "of keys that append returns before the first query's own"))
 
 
 def test_forward():
@@ -434,8 +432,9 @@ def test_cache():
         found, start = [], 0
         for part in ((k[:, :, :20], v[:, :, :20]), (k[:, :, 20:24], v[:, :, 20:24]),
                      (k[:, :, 24:], v[:, :, 24:])):
-            kept, values, first = cache.append(*part, w)
+            kept, values = cache.append(*part, w)
             end = start + part[0].shape[2]
+            first = end - kept.shape[2]
             oldest = max(start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
             found.append([at_positions(x, first, oldest, end) for x in (kept, values)])
             found[-1].append(torch.tensor([cache.end]))
@@ -455,7 +454,7 @@ def test_cache():
     check("cache", call, lambda cache: cache(), *[
         case(k, v, torch.tensor(w).double(), outputs=outputs, hint="append is called with 20, 4 "
              f"and 1 new tokens, for windows of {w}: it must return all keys that a new query may "
-             "see, the oldest first, and the position of the first")
+             "see, the oldest first, and all their values")
         for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])])
 
 
