@@ -81,8 +81,7 @@ def train(out, args, ckpt=None, init=None):
 
     # The loop. `unread` holds the losses and gradient norms of the steps since they were last read,
     # on the device: to read them, the CPU must wait for the GPU.
-    first_step, unread = run.step, []
-    began = since = time.perf_counter()
+    unread, since = [], time.perf_counter()
     last = stopping = False
     with run.begin(), cli.stop_requests() as signals:  # Ctrl-C, SIGTERM, SIGHUP
         print(f"{args.model}, {run.facts['parameters']:,} parameters, {device}, {args.dtype}")
@@ -110,10 +109,9 @@ def train(out, args, ckpt=None, init=None):
             for step, (loss, norm) in enumerate(numbers, run.step - len(numbers) + 1):
                 run.require_finite(step, loss=loss, grad_norm=norm)
             unread.clear()
-            now = time.perf_counter()
             if logs:
-                seconds = (now - since) / len(numbers)             # per step
-                left = (now - began) / (run.step - first_step) * (args.steps - run.step)
+                seconds = (time.perf_counter() - since) / len(numbers)         # per step
+                left = seconds * (args.steps - run.step)
                 run.log(loss=loss, lr=lr, grad_norm=norm, **windows(model), ms=1e3 * seconds,
                         tokens_per_s=args.batch_tokens / seconds, min_left=left / 60)
             if evaluates:

@@ -1,4 +1,7 @@
-"""What all commands share: flags, errors of one line, the device, commands and text to print."""
+"""What all commands share: flags, errors of one line, signals, the device, text to print.
+
+Every command starts here. Read it if you add a command, or wonder where an error line comes from.
+"""
 import argparse
 import ctypes
 import math

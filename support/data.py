@@ -5,6 +5,8 @@ uint16 or, if the vocabulary has more than 65,536, uint32; or numpy's .npy. `std
 of Python's own library. Held out are the files that --val names; else those that are named val,
 valid or validation, or are in a folder of that name; else every twentieth of 20 or more texts; else
 the last twentieth of the tokens.
+
+train.py calls `get_data` before it trains. Read it to learn what a model is trained and tested on.
 """
 import hashlib
 import math

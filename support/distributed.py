@@ -4,6 +4,8 @@ Each process draws its own sequences. All of them hold one copy of the weights, 
 moments between them, and gradients are averaged over all. Without torchrun there is one process,
 number 0, and nothing is distributed. FSDP2 and its checkpoints are imported where they are used:
 they take as long as the rest of PyTorch.
+
+On a laptop you need not read this: what train.py calls here then does nothing.
 """
 import atexit
 import os

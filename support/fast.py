@@ -3,6 +3,9 @@
 A twin repeats equations of multiscreen.py, so it screens only as long as these have the code that
 it was written for. Beside each twin stands which functions these are (EQUATIONS) and a hash of
 their code (CODE). After an edit of one of them the definition screens, and a line says so.
+
+train.py calls `make_fast` once, and `load_checkpoint` calls `choose_screen`. Read it if a line says
+that the definition screens, or before you add a kernel.
 """
 import ast
 import hashlib

@@ -1,4 +1,7 @@
-"""What relevance maps say: which pairs of a query and a key are inside the window, and alive."""
+"""What relevance maps say: which pairs of a query and a key are inside the window, and alive.
+
+Evaluations in train.py log the share of alive pairs; lab/tiles.py looks at single tiles.
+"""
 import torch
 
 from multiscreen import softmask

@@ -1,5 +1,7 @@
 """What the measuring commands share: flags, a trained model, its settings, and a table of rows.
 
+abcdigits.py and the measuring tools of lab/ use it. Read it before you write a tool of your own.
+
 A command lists its cells. A cell is a dict that says what is measured, and becomes a row of a table
 beside the checkpoint. A cell that has a row is not measured again, so a command that was stopped
 goes on where it was when you repeat it:

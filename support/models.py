@@ -6,6 +6,8 @@
     transformer:8M                     45M, 353M, 1.3B; or N_L,N_H,d_E of your choice
     transformer:4,4,72:alibi           a word of VARIANTS in lab/baselines/attention.py
     transformer:4,4,72:my_file.Block   a class of yours
+
+train.py and `load_checkpoint` build their models here. Read it if your class is not accepted.
 """
 import os
 import random

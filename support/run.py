@@ -9,6 +9,9 @@ continues the run or --force overwrites it.
     source/       the code that ran
     diverged.txt  why the run diverged
     lock          an empty file that keeps a second run out while one trains
+
+train.py begins, logs and saves by `Run`; all other commands read by `load_checkpoint`. Read it to
+learn what a checkpoint holds, and when a run is refused.
 """
 import hashlib
 import math
@@ -79,7 +82,6 @@ def find_checkpoint(out, args):
     """
     if out == Path() or out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: name a folder, a new one or that of an earlier run")
-    require_utf8(out)
     if args.resume and args.init:
         raise UsageError("--init begins a run and --resume continues one: leave one of them out")
     if args.init and Path(args.init).resolve().parent == out.resolve():

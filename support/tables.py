@@ -2,6 +2,8 @@
 
 A row says which run was measured (the columns RUN), what was measured, the values, and in "hash"
 with which weights and which code.
+
+Measuring tools write such tables by support/measure.py, and lab/figures.py draws them.
 """
 import glob
 import math

@@ -8,6 +8,9 @@ computed as an extra column of the values.
 
 A tile's reach is the distance of the farthest key that its queries may see: ceil(w) - 1, as in the
 kernel, or S - 1 if that is less.
+
+support/fast.py chooses it. Read it after multiscreen.py, if you want to know how a sum over all
+keys becomes one over a window without a kernel.
 """
 import math
 from functools import partial
