@@ -1,6 +1,7 @@
 """Endless documents to train on, from which a model learns to look up: --data abcdigits, passkey.
 
-train.py draws from them in place of a text. Read it to learn how such a model was taught. Each is a curriculum, whose help ends once the loss shows lookup.
+train.py draws from them in place of a text. Read it to learn how such a model was taught. Each is a
+curriculum, whose help ends once the loss shows lookup.
 
 ABCDigits. The letter of a line is drawn with weights b^0 .. b^25, whose order is new in each
 document. At first b is 2, so a few letters fill a document, and half of the documents help. There
