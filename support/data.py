@@ -212,7 +212,6 @@ class Sequences:
     """
     state = ()                                         # what a checkpoint keeps, besides `drawn`
     corpus = ""                                        # what was read, in words, with a hash
-    reads_losses = False                               # `observe` does not need the loss
     next_command = "-m lab.sample"                     # to try the model
 
     def __init__(self, arrays, T, n_vocab, what):

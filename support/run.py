@@ -82,6 +82,7 @@ def find_checkpoint(out, args):
     """
     if out == Path() or out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: name a folder, a new one or that of an earlier run")
+    require_utf8(out)
     if args.resume and args.init:
         raise UsageError("--init begins a run and --resume continues one: leave one of them out")
     if args.init and Path(args.init).resolve().parent == out.resolve():
