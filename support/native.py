@@ -1,0 +1,168 @@
+"""Screening (Eq. 12) in C++, for a CPU: builds support/screen.cpp, and calls it from PyTorch.
+
+A query meets only the keys in its window that Trim keeps, forward and backward, so this is several
+times as fast as windowed.py, and it takes O(T) memory. screen.cpp repeats Eqs. 8, 9, 11 and 12; the
+softmask depends on the distance alone, so its values come from multiscreen's `softmask` in a table,
+through which the gradient flows on to w.
+
+The C++ compiler of this machine, $CXX or c++, builds it when it is first needed, in a second or
+two. The library is kept among torch's extensions, in your own cache, for all later commands.
+"""
+import ctypes
+import hashlib
+import math
+import os
+import shlex
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import _appdirs
+
+import multiscreen
+from support.windowed import WindowCache, screen_windowed
+
+EQUATIONS, CODE = ("trim", "softmask", "relevance", "screen"), "46395311d169"
+SOURCE = Path(__file__).with_name("screen.cpp")
+# Without -fno-loop-unroll-and-jam, GCC works on two alive keys at once, five times as slowly.
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd",
+         "-fno-loop-unroll-and-jam", "-std=c++17", "-shared", "-fPIC"]
+
+
+# ------------------------------------------------------------------------------ the library
+
+@cache
+def library(d_K, d_V):
+    """screen.cpp for keys and values of these sizes, as ctypes loads it.
+
+    Raises OSError if it cannot be built, kept or loaded here.
+    """
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    command = [*compiler, *FLAGS, f"-DD_K={d_K}", f"-DD_V={d_V}"]
+    # The macros that a compiler defines tell its version and what this processor can do.
+    macros = output([*command, "-dM", "-E", "-x", "c++", os.devnull])
+    key = hashlib.sha256(repr((command, macros, SOURCE.read_text("utf-8"))).encode())
+    path = own_folder() / f"screen_{key.hexdigest()[:16]}.so"
+    if not path.exists():
+        build(command, path)
+    return ctypes.CDLL(str(path))
+
+
+def output(command):
+    """What a command prints. Raises OSError if it fails."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except subprocess.CalledProcessError as e:
+        raise OSError(f"{command[0]} fails: {e.stderr.strip()[:200]}") from None
+
+
+def own_folder():
+    """The folder of the library. Raises OSError if another user could put a library there."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR", _appdirs.user_cache_dir("torch_extensions"))
+    folder = Path(root, "multiscreen")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} belongs to another user, or others may write to it")
+    return folder
+
+
+def build(command, path):
+    """Compile screen.cpp to `path`, with OpenMP if the compiler has it.
+
+    Another process may do the same at this moment: the file is there as a whole, or not at all.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building_") as folder:
+        built = Path(folder, path.name)
+        command = [*command, str(SOURCE), "-o", str(built)]
+        try:
+            output([*command, "-fopenmp"])
+        except OSError:
+            output(command)
+        os.replace(built, path)
+
+
+# ----------------------------------------------------------------------------- from PyTorch
+
+class Sizes(ctypes.Structure):
+    """As in screen.cpp."""
+    _fields_ = [(name, ctypes.c_int64) for name in ("B", "H", "T", "S", "i0", "distances",
+                                                    "threads")]
+
+
+class Tensor(ctypes.Structure):
+    """As in screen.cpp: where the rows of a tensor (B, H, T, D) lie."""
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in "bht")]
+
+    def __init__(self, x):
+        super().__init__(x.data_ptr(), *x.stride()[:3])
+
+
+def pointer(x):
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def inputs_of(q, k, v, m, r, reach, i0):
+    """The first arguments of both functions of screen.cpp."""
+    (B, H, T, _), S = q.shape, k.shape[2]
+    sizes = Sizes(B, H, T, S, i0, m.shape[1], torch.get_num_threads())
+    return sizes, pointer(reach), Tensor(q), Tensor(k), Tensor(v), pointer(m), pointer(r)
+
+
+class Screen(torch.autograd.Function):
+    """Eq. 12 and its gradients. m: (H, distances), the softmask; reach: (H,) integers."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, m, r, reach, i0):
+        q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+        m, r = m.contiguous(), r.contiguous()
+        ctx.save_for_backward(q, k, v, m, r, reach)
+        ctx.i0 = i0
+        h = zero_rows(q, v.shape[3])
+        library(q.shape[3], v.shape[3]).forward(*inputs_of(q, k, v, m, r, reach, i0), Tensor(h))
+        return h
+
+    @staticmethod
+    def backward(ctx, dh):
+        if torch.is_grad_enabled():                    # create_graph=True
+            raise NotImplementedError("support.native.screen is differentiable once: for second "
+                                      "derivatives use --kernel windowed")
+        q, k, v, m, r, reach = ctx.saved_tensors
+        dh = with_contiguous_rows(dh)
+        dq, dk, dv = (zero_rows(x, x.shape[3]) for x in (q, k, v))
+        # Each sequence has its own, which are then added up.
+        dm, dr = m.new_zeros(len(q), *m.shape), r.new_zeros(len(q), *r.shape)
+        library(q.shape[3], v.shape[3]).backward(
+            *inputs_of(q, k, v, m, r, reach, ctx.i0), Tensor(dh), Tensor(dq), Tensor(dk),
+            Tensor(dv), pointer(dm), pointer(dr))
+        return dq, dk, dv, dm.sum(0), dr.sum(0), None, None
+
+
+def zero_rows(x, D):
+    """Zeros (B, H, T, D) for x (B, H, T, any), with the layout of a layer's projections."""
+    B, H, T, _ = x.shape
+    return x.new_zeros(B, T, H, D).transpose(1, 2)
+
+
+def with_contiguous_rows(x):
+    """x, or a copy of it where its last dimension is not contiguous."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def screen(q, k, v, w, r, i0=0):
+    """`screen` (Eq. 12), in float32 on a CPU. What is not float32 goes to `screen_windowed`.
+
+    It is differentiable once.
+    """
+    if any(x.dtype != torch.float32 or not x.is_cpu for x in (q, k, v, w, r)):
+        return screen_windowed(q, k, v, w, r, i0)
+    farthest = max(k.shape[2], i0 + q.shape[2])
+    reach = [math.ceil(min(farthest, x)) - 1 for x in w.tolist()]
+    d = -torch.arange(max(reach, default=0) + 1)
+    m = multiscreen.softmask(d, w[:, None])
+    return Screen.apply(q, k, v, m, r, torch.tensor(reach), i0)
+
+
+screen.cache = WindowCache
