@@ -267,9 +267,10 @@ def get_parser():
     p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
     p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
            "(paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
-    p.flag("--kernel", "auto", "how to screen: definition (multiscreen.screen), windowed, triton "
-           "(the fused kernel), or auto: the fastest that runs here, if its equations are unedited",
-           choices=["auto", "definition", "windowed", "triton"])
+    p.flag("--kernel", "auto", "how to screen: definition (multiscreen.screen), windowed, cpp (in "
+           "C++, on a CPU), triton (the fused kernel, on a GPU), or auto: the fastest that runs "
+           "here, if its equations are unedited",
+           choices=["auto", "definition", "windowed", "cpp", "triton"])
     p.add_argument("--compile", action=BooleanOptionalAction,
                    help="torch.compile the model, and record CUDA graphs on a GPU; on a CPU it "
                    "needs a C++ compiler [yes, on a CUDA GPU with Triton]")

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import multiscreen
 from multiscreen import Multiscreen
 from support import distributed as dist
-from support import windowed
+from support import native, windowed
 from support.cli import UsageError, error_line
 from support.models import count_parameters, random_states
 
@@ -75,9 +75,9 @@ def require_unedited(twin):
 def choose_screen(model, kernel="auto"):
     """Set what a model screens with, in place. Returns a line that says so. kernel: of --kernel.
 
-    `auto` takes the fused kernel on a GPU, else windowed.py, else the definition. Call it again
-    after each edit. Prints a warning on stderr if the model sees later tokens. Raises UsageError if
-    the one that `kernel` asks for cannot run.
+    `auto` takes the fused kernel on a GPU or native.py on a CPU, else windowed.py, else the
+    definition. Call it again after each edit. Prints a warning on stderr if the model sees later
+    tokens. Raises UsageError if the one that `kernel` asks for cannot run.
     """
     calls_screen, sees_later_tokens = try_out(model)
     if sees_later_tokens:
@@ -87,10 +87,12 @@ def choose_screen(model, kernel="auto"):
     if not calls_screen:
         model.screen = Multiscreen.screen
         return "the layers mix tokens by their own code: there are no relevance maps"
-    ways = {"definition": [use_definition], "windowed": [use_windows], "triton": [use_kernel],
-            "auto": [use_unedited_windows, use_definition]}[kernel]
+    ways = {"definition": [use_definition], "windowed": [use_windows], "cpp": [use_cpp],
+            "triton": [use_kernel], "auto": [use_unedited_windows, use_definition]}[kernel]
     if kernel == "auto" and model.W_E.is_cuda:
         ways.insert(0, use_kernel)
+    elif kernel == "auto" and model.W_E.is_cpu and not hasattr(model.layers[0], "own_screen"):
+        ways.insert(0, use_cpp)
     reasons = []
     for use in ways:
         try:
@@ -164,38 +166,58 @@ def use_kernel(model):
     except (RuntimeError, ValueError) as e:
         raise CannotScreen(str(e)) from None
     require_unedited(fused)
-    require_right(fused.screen, model.W_E.device)
+    require_right(fused.screen, model.W_E.device, torch.bfloat16)
     fused.screen.cache = windowed.WindowCache
     model.screen = fused.screen
     return "screening by the fused kernel"
 
 
+def use_cpp(model):
+    """Let a model screen in C++, on a CPU. Raises CannotScreen if it may not."""
+    if hasattr(model.layers[0], "own_screen"):
+        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} is not the one "
+                           "in C++")
+    if not model.W_E.is_cpu or model.W_E.dtype != torch.float32 or model.dtype is not None:
+        raise CannotScreen("the screen in C++ is for float32 on a CPU")
+    require_unedited(native)
+    try:
+        library = native.library(model.config.d_K, model.config.d_V)
+    except OSError as e:
+        raise CannotScreen(f"no screen in C++ ({error_line(e)})") from None
+    require_right(native.screen, model.W_E.device, torch.float32)
+    model.screen = native.screen
+    line = "screening in C++, by support/screen.cpp"
+    if not library.has_threads():
+        line += ", on one thread, because the compiler has no OpenMP"
+    return line
+
+
 @torch.enable_grad()
-def require_right(screen, device):
-    """Raise CannotScreen if the kernel errs on this GPU in one case: compilers have mistakes, too.
+def require_right(screen, device, dtype):
+    """Raise CannotScreen if a twin errs on this machine in one case: compilers have mistakes, too.
 
     Queries and keys lie near one direction, since most pairs of independent ones are rejected, and
-    a wrong window would not show. Values are bfloat16. Errors are those of the value and of every
-    gradient, relative to its length; rounding makes 0.3 %.
+    a wrong window would not show. dtype: that of the values. Errors are those of the value and of
+    every gradient, relative to its length; rounding to bfloat16 makes 0.3 %.
     """
     g, unit = torch.Generator().manual_seed(0), multiscreen.unit
     q, k, v, dh = torch.randn(4, 1, 4, 300, 64, generator=g)
     direction = 2 * torch.ones(16)
     q, k = unit(q[..., :16] + direction), unit(k[..., :16] + direction)
     w, r = torch.tensor([1.5, 17.0, 250.0, math.inf]), torch.tensor([1.0, 0.2, 0.5, 0.5])
-    inputs = [x.to(device).requires_grad_() for x in (q, k, unit(v).bfloat16(), w, r)]
+    inputs = [x.to(device).requires_grad_() for x in (q, k, unit(v).to(dtype), w, r)]
     found = []
     for f in (screen, multiscreen.screen):
         try:
             h = f(*inputs)
             found.append([h, *torch.autograd.grad(h, inputs, dh.to(h))])
         except Exception as e:                         # whatever it is, this one cannot be used
-            raise CannotScreen(f"on this GPU {f.__module__}.screen fails ({error_line(e)})") from e
+            raise CannotScreen(f"{f.__module__}.screen fails here ({error_line(e)})") from e
     for name, a, b in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
         error = ((a - b).float().norm() / b.float().norm()).item()
         if not error < 0.01:
-            raise CannotScreen(f"on this GPU the kernel's {name} is wrong by {error:.1%}: please "
-                               "report it")
+            raise CannotScreen(f"on this machine, {name} of {screen.__module__}.screen is wrong by "
+                               f"{error:.1%}: please report it")
 
 
 # ------------------------------------------------------------------------------- training
@@ -249,7 +271,7 @@ def compile_model(model):
     """torch.compile the layers, the head and the loss, in place. Equal layers share their graphs.
 
     The embedding is left out, because a compiled lookup adds up its gradient with atomics, and two
-    runs would differ. So is `screen_windowed`, whose calls depend on w.
+    runs would differ. So are `screen_windowed`, whose calls depend on w, and the screen in C++.
     """
     # On a CPU, constant sizes make Multiscreen's graphs 3 to 8 % slower than symbolic ones do.
     options = {"dynamic": None if model.W_E.is_cuda else True, "options": OPTIONS}
@@ -258,7 +280,8 @@ def compile_model(model):
     model.head = torch.compile(model.head, **options)
     model.nats = torch.compile(model.nats, **options)
     screen = model.screen
-    if getattr(screen, "func", screen) is windowed.screen_windowed:        # or a `partial` of it
+    function = getattr(screen, "func", screen)         # that of a `partial`, too
+    if function in (windowed.screen_windowed, native.screen):
         model.screen = torch.compiler.disable(screen)
         model.screen.cache = windowed.WindowCache
 

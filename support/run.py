@@ -54,8 +54,8 @@ PRINTED = {"loss": "7.4f", "lr": "7.2g", "grad_norm": "8.4f", "w_median": "6.1f"
            "alive": "5.1%", "needle": "5.1%", "base": "5.3f"}
 # Our code that trains and measures. Of the files of support/, COMPUTING are those on which numbers
 # depend; the others load, print and keep them.
-COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/tasks.py",
-             "support/windowed.py")
+COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/native.py",
+             "support/screen.cpp", "support/tasks.py", "support/windowed.py")
 OURS = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", *COMPUTING,
         "support/cli.py", "support/distributed.py", "support/fast.py", "support/maps.py",
         "support/run.py", "support/tables.py", "lab/perplexity.py", "lab/baselines/transformer.py")

@@ -4,7 +4,9 @@ Tensors come from local generators with a drawn seed. Queries and keys are corre
 unit vectors in 16 dimensions almost never pass Trim, and a test would only compare zeros.
 """
 import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -24,10 +26,12 @@ from course.exercises import grade
 from course.exercises.grade import random
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from screening_triton import available
+from support import native
 from support.data import get_data, get_tokenizer
 from support.models import build_model
 from support.run import read_checkpoint
 from support.tables import write_table
+from support.windowed import screen_windowed
 from tests import DEVICE
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +39,9 @@ INF = math.inf
 # needs_kernel: native on a GPU, else interpreted. needs_interpreter: interpreted even with a GPU.
 needs_kernel = pytest.mark.skipif(not available(DEVICE), reason="the kernel cannot run here")
 needs_interpreter = pytest.mark.skipif(not available("cpu"), reason="needs Triton's interpreter")
+has_cpp = shutil.which(os.environ.get("CXX", "c++")) is not None
+needs_cpp = pytest.mark.skipif(not has_cpp, reason="needs a C++ compiler")
+CPU_SCREEN = native.screen if has_cpp else screen_windowed         # what `auto` takes on a CPU
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
 
 seeds = st.integers(0, 2**31 - 1)

@@ -9,8 +9,7 @@ import torch
 from lab.baselines import attention
 from support.fast import choose_screen
 from support.maps import alive_pairs
-from support.windowed import screen_windowed
-from tests.helpers import ROOT, draw_tokens, fit, moved_model, random
+from tests.helpers import CPU_SCREEN, ROOT, draw_tokens, fit, moved_model, random
 from tests.reference import MECHANISMS, entmax, reference_transformer
 
 
@@ -140,7 +139,7 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     model, x = moved_model(name_of("screening")), draw_tokens(1, 300)
     exact = model(x)
     choose_screen(model)
-    assert model.screen is screen_windowed
+    assert model.screen is CPU_SCREEN
     torch.testing.assert_close(model(x), exact, atol=1e-4, rtol=1e-4)
     maps = model.relevance_maps(x)
     assert [alpha_d.shape for alpha_d in maps] == [(1, 3, 300, 300)] * 2

@@ -11,6 +11,7 @@ from support.maps import maps_of
 from support.models import build_model
 from support.windowed import WindowCache, screen_windowed
 from tests.helpers import (
+    CPU_SCREEN,
     INF,
     correlated,
     draw_tokens,
@@ -69,7 +70,7 @@ def test_an_edit_of_logits_acts_in_training(monkeypatch):
         monkeypatch.undo()
 
 
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed, CPU_SCREEN])
 def test_relevances_are_float32_in_an_autocast(screen):
     """With r = 0.01 and products of 16 bits h would be another one: nearly equal q and k."""
     q, _, v = (x.float() for x in correlated(1, 1, 2, 200, 200))
@@ -81,7 +82,7 @@ def test_relevances_are_float32_in_an_autocast(screen):
     assert torch.equal(alpha_d, ms.relevance(q, k, w, r))
 
 
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen, screen_windowed, CPU_SCREEN])
 def test_a_step_in_an_autocast_is_one_with_products_of_16_bits(screen):
     """The loss and every gradient, for tiles with r = 0.01 whose queries find their own keys."""
     model, tokens = small(1, moved=True), draw_tokens(2, 151)
@@ -231,7 +232,8 @@ def test_gradients_flow_through_caches(build, forgets):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("kernel, kept", [("definition", 2130), ("windowed", 9 + 1030)])
+@pytest.mark.parametrize("kernel, kept", [
+    ("definition", 2130), ("windowed", 9 + 1030), ("auto", 9 + 1030)])
 @torch.no_grad()
 def test_a_full_cache_forgets_what_no_window_reaches_but_nothing_with_the_definition(kernel, kept):
     model = small(2, moved=True, N_L=2)

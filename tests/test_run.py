@@ -115,7 +115,7 @@ def test_a_model_without_what_training_needs_can_be_tried_but_not_resumed(run):
 
 def test_the_code_of_a_run_is_that_of_the_modules_it_loaded(run):
     out, ckpt = run
-    for path in ("multiscreen.py", "train.py", "support/windowed.py"):
+    for path in ("multiscreen.py", "train.py", "support/windowed.py", "support/screen.cpp"):
         assert (out / "source" / path).read_text() == (ROOT / path).read_text()
     assert not any("site-packages" in path or path == "os.py" for path in ckpt["source"])
 
@@ -135,7 +135,8 @@ def test_the_identity_of_a_measurement_has_the_weights_and_the_code_that_compute
     assert weights != before.split("-")[0]
     assert code == before.split("-")[1]
     for path, counts in (("multiscreen.py", True), ("support/windowed.py", True),
-                         ("my_idea.py", True), ("support/cli.py", False)):
+                         ("support/screen.cpp", True), ("my_idea.py", True),
+                         ("support/cli.py", False)):
         edited = right | {path: right[path] + "# an edit"}
         monkeypatch.setattr(folders, "texts", lambda model, edited=edited: edited)
         assert (folders.identity(model, zeros) != before) == counts

@@ -27,6 +27,7 @@ from support.run import load_checkpoint, read_checkpoint
 from support.tasks import ABCDigitsStream
 from support.windowed import screen_windowed
 from tests.helpers import (
+    CPU_SCREEN,
     INF,
     ROOT,
     SMALL,
@@ -115,7 +116,7 @@ def test_a_resumed_run_takes_another_weight_decay(tmp_path):
 
 
 @pytest.mark.parametrize("kernel, screen", [
-    ("definition", Multiscreen.screen), ("auto", screen_windowed)])
+    ("definition", Multiscreen.screen), ("windowed", screen_windowed), ("auto", CPU_SCREEN)])
 def test_a_loaded_run_screens_by_the_definition_if_it_was_trained_so(tmp_path, kernel, screen):
     fit(tmp_path / "out", "--steps", "1", "--kernel", kernel)
     assert load_checkpoint(tmp_path / "out/ckpt.pt")[0].screen is screen
