@@ -28,12 +28,11 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from support import cli
+from support import check, cli
 from support import distributed as dist  # one process or many, of which only number 0 prints
 from support.cli import at_least
 from support.data import TASKS, absolute, batches, get_data, get_tokenizer
 from support.fast import make_fast
-from support.maps import alive_pairs
 from support.models import SIZES, build_model, recipe, set_seeds, windows
 from support.run import (
     FIXED,
@@ -125,6 +124,7 @@ def train(out, args, ckpt=None, init=None):
         raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}: "
                                 f"{how_to_go_on(args)}")
     if dist.world() == 1:
+        check.warn(model, check.LONG)                  # a leak may grow while a model trains
         print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
     command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
     print(f"next: {cli.pasteable(command)}")
@@ -213,7 +213,7 @@ def evaluate(model, data, val_data, args, tokenizer):
 
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
-    row |= alive_pairs(model, tokens)
+    row |= check.alive_pairs(model, tokens)
     model.train()
     return row
 

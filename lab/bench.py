@@ -35,7 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from multiscreen import softmask, trim, unit
+from multiscreen import softmask, trim
+from support import check
 from support.cli import DEVICE, Parser, UsageError, at_least, cli, get_device, products_dtype
 from support.fast import choose_screen, compile_model, try_to_record
 from support.models import build_model, count_parameters, has_windows, recipe
@@ -45,7 +46,8 @@ from support.windowed import screen_windowed
 
 COLUMNS = ("model", "parameters", "what", "setting", "length", "machine", "ms", "parts_ms")
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-# The largest error of the kernel that is right, over the largest value, by the type of v.
+# The largest error of a kernel that is right, relative to the length of what is right in a tile, by
+# the type of v.
 LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -89,36 +91,22 @@ def report(args, device, times, **row):
 # ------------------------------------------------------------------------------- is it right?
 
 def draw_inputs(T, w, dtype, device):
-    """q and k around one direction of their tile, v, w, r: a tile for each window in w."""
-    torch.manual_seed(0)
-    H = len(w)
-    base = torch.randn(1, H, 1, 16, device=device)
-    q, k = (unit(0.6 * base + 0.4 * torch.randn(1, H, T, 16, device=device)) for _ in range(2))
-    v = unit(torch.randn(1, H, T, 64, device=device)).to(dtype)
-    return [q, k, v, torch.tensor(w, device=device), torch.full((H,), 0.5, device=device)]
-
-
-def with_gradients(screen, inputs):
-    """h, and the gradients of all inputs."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    h = screen(*inputs)
-    return [h.detach(), *torch.autograd.grad(h, inputs, torch.ones_like(h))]
+    """q, k, v, w, r and dh: a tile for each window in w, v in dtype."""
+    return check.draw_case(T, 0, w, [0.5] * len(w), dtype=dtype, device=device)
 
 
 def check_kernel(screen, device, lengths=(2**12 - 1, 2**15, 2**17)):
     """Compare the kernel with float64. Raises UsageError if it is wrong."""
-    windows = (2.0, 17.5, 256.0, 5000.0, math.inf)
     for T in lengths:
         for dtype, limit in LIMITS.items():
-            inputs = draw_inputs(T, windows, dtype, device)
-            exact = with_gradients(screen_windowed, [x.double() for x in inputs])
-            first, second = with_gradients(screen, inputs), with_gradients(screen, inputs)
-            errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(first, exact)]
-            print(f"kernel, {T} positions, {dtype}: largest error {max(errors):.2g} of the "
-                  "largest value", flush=True)
-            if not all(error < limit for error in errors):                 # a NaN is not
+            inputs = draw_inputs(T, [2.0, 17.5, 256.0, 5000.0, math.inf], dtype, device)
+            errors = check.screen_errors(screen, inputs, exact=screen_windowed)
+            error = max(tiles.max().item() for tiles in errors.values())
+            print(f"kernel, {T} positions, {dtype}: largest error {error:.2g}", flush=True)
+            if not error < limit:
                 raise UsageError(f"the kernel is wrong on this machine: more than {limit}")
-            if not all(torch.equal(a, b) for a, b in zip(first, second)):
+            first, second = (check.value_and_gradients(screen, inputs) for _ in range(2))
+            if not all(torch.equal(first[name], second[name]) for name in first):
                 raise UsageError("the kernel gives other bits the second time")
 
 
@@ -131,9 +119,9 @@ def time_kernel(T, device, args):
     layer = build_model("multiscreen", {"psi": 48, "N_L": 1, "d_E": 1, "vocab_size": 1}).layers[0]
     windows = {"initial": layer.window().tolist(), "trained-like": trained_like(48).tolist(),
                "infinite": [math.inf] * 16}
-    ways = {("fused kernel", name): (screen, draw_inputs(T, w, torch.bfloat16, device))
+    ways = {("fused kernel", name): (screen, draw_inputs(T, w, torch.bfloat16, device)[:-1])
             for name, w in windows.items()}
-    inputs = draw_inputs(T, windows["initial"], torch.bfloat16, device)
+    inputs = draw_inputs(T, windows["initial"], torch.bfloat16, device)[:-1]
     ways["FlexAttention", "initial"] = flex_screen(T, inputs[3]), inputs
     for name in ATTENTION:
         q, k, v = torch.randn(3, 1, 16, T, 128, dtype=torch.bfloat16, device=device)

@@ -14,6 +14,7 @@ import time
 
 import torch
 
+from support import check
 from support.cli import DEVICE, Parser, UsageError, cli, get_device, printable, products_dtype
 from support.run import load_checkpoint
 
@@ -47,6 +48,7 @@ def main():
 
     device = get_device(args.device)
     model, tokenizer, _ = load_checkpoint(args.ckpt, device, products_dtype(device))
+    check.warn(model, file=sys.stderr)                 # decoding may not be what was trained
     given = tokenizer.encode_ordinary(args.prompt)
     if not given and tokenizer.eot_token is None:
         raise UsageError(f"{args.ckpt} was trained on numbers without an end-of-text to begin "

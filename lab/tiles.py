@@ -35,9 +35,9 @@ import numpy as np
 import torch
 
 from lab.figures import pyplot, save
+from support.check import inside, maps_of
 from support.cli import DEVICE, Parser, UsageError, cli, get_device, products_dtype
 from support.data import documents_in, text_held_out
-from support.maps import inside, maps_of
 from support.measure import table_of
 from support.models import has_windows
 from support.run import load_checkpoint

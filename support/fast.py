@@ -11,7 +11,6 @@ import ast
 import hashlib
 import inspect
 import math
-import sys
 from functools import partial
 from textwrap import dedent
 from types import MethodType
@@ -23,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 import multiscreen
 from multiscreen import Multiscreen
+from support import check, native, windowed
 from support import distributed as dist
-from support import native, windowed
 from support.cli import UsageError, error_line
-from support.models import count_parameters, random_states
+from support.models import count_parameters, has_windows, random_states
 
 # Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of
 # MiPE and RoPE take fewer: they would be computed, in float64, for every number that they rotate.
@@ -76,17 +75,9 @@ def choose_screen(model, kernel="auto"):
     """Set what a model screens with, in place. Returns a line that says so. kernel: of --kernel.
 
     `auto` takes the fused kernel on a GPU or native.py on a CPU, else windowed.py, else the
-    definition. Call it again after each edit. Prints a warning on stderr if the model sees later
-    tokens. Raises UsageError if the one that `kernel` asks for cannot run.
+    definition. Call it again after each edit. Raises UsageError if the one that `kernel` asks for
+    cannot run.
     """
-    calls_screen, sees_later_tokens = try_out(model)
-    if sees_later_tokens:
-        print("warning: the model's output at a token depends on later tokens, which it has to "
-              "predict, so its losses will be too low: has an edit dropped a mask?",
-              file=sys.stderr)
-    if not calls_screen:
-        model.screen = Multiscreen.screen
-        return "the layers mix tokens by their own code: there are no relevance maps"
     ways = {"definition": [use_definition], "windowed": [use_windows], "cpp": [use_cpp],
             "triton": [use_kernel], "auto": [use_unedited_windows, use_definition]}[kernel]
     if kernel == "auto" and model.W_E.is_cuda:
@@ -100,30 +91,6 @@ def choose_screen(model, kernel="auto"):
         except CannotScreen as e:
             reasons.append(str(e))
     raise UsageError(f"--kernel {kernel}: {reasons[0]}")
-
-
-@torch.no_grad()
-def try_out(model):
-    """(whether each layer calls the `screen` it is given, once; whether a token sees later ones).
-
-    Of three sequences, two are equal, since a layer may draw random numbers, and the second half of
-    the last one differs.
-    """
-    calls, screen, was_training = [], model.screen, model.training
-
-    def count(*inputs):
-        calls.append(inputs)
-        return screen(*inputs)
-
-    tokens = torch.arange(64, device=model.W_E.device) % model.config.vocab_size
-    others = torch.cat([tokens[:32], tokens[32:].flip(0)])
-    model.screen = count
-    with torch.random.fork_rng([]), torch.compiler.set_stance("force_eager"):
-        x, again, y = model.eval().hidden(torch.stack([tokens, tokens, others]))[:, :32]
-    model.screen = screen
-    model.train(was_training)
-    noise, change = (x - again).abs().max().item(), (x - y).abs().max().item()
-    return len(calls) == len(model.layers), noise < 1e-6 < change
 
 
 def use_definition(model):
@@ -192,39 +159,33 @@ def use_cpp(model):
     return line
 
 
-@torch.enable_grad()
 def require_right(screen, device, dtype):
     """Raise CannotScreen if a twin errs on this machine in one case: compilers have mistakes, too.
 
-    Queries and keys lie near one direction, since most pairs of independent ones are rejected, and
-    a wrong window would not show. dtype: that of the values. Errors are those of the value and of
-    every gradient, relative to its length; rounding to bfloat16 makes 0.3 %.
+    dtype: that of the values; rounding to bfloat16 makes errors of up to 1 %.
     """
-    g, unit = torch.Generator().manual_seed(0), multiscreen.unit
-    q, k, v, dh = torch.randn(4, 1, 4, 300, 64, generator=g)
-    direction = 2 * torch.ones(16)
-    q, k = unit(q[..., :16] + direction), unit(k[..., :16] + direction)
-    w, r = torch.tensor([1.5, 17.0, 250.0, math.inf]), torch.tensor([1.0, 0.2, 0.5, 0.5])
-    inputs = [x.to(device).requires_grad_() for x in (q, k, unit(v).to(dtype), w, r)]
-    found = []
-    for f in (screen, multiscreen.screen):
-        try:
-            h = f(*inputs)
-            found.append([h, *torch.autograd.grad(h, inputs, dh.to(h))])
-        except Exception as e:                         # whatever it is, this one cannot be used
-            raise CannotScreen(f"{f.__module__}.screen fails here ({error_line(e)})") from e
-    for name, a, b in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
-        error = ((a - b).float().norm() / b.float().norm()).item()
-        if not error < 0.01:
+    windows, widths = [1.5, 17.0, 250.0, math.inf], [1.0, 0.2, 0.5, 0.1]
+    try:
+        inputs = check.draw_case(300, 0, windows, widths, dtype=dtype, device=device)
+        errors = check.screen_errors(screen, inputs)
+    except Exception as e:                             # whatever it is, this one cannot be used
+        raise CannotScreen(f"{screen.__module__}.screen fails here ({error_line(e)})") from e
+    for name, error in errors.items():
+        if not error.max() < 0.02:
             raise CannotScreen(f"on this machine, {name} of {screen.__module__}.screen is wrong by "
-                               f"{error:.1%}: please report it")
+                               f"{error.max():.1%}: please report it")
 
 
 # ------------------------------------------------------------------------------- training
 
 def make_fast(model, args):
-    """Choose the screen, recompute, compile, all in place. args: train.py's flags."""
-    print(choose_screen(model, args.kernel))
+    """Choose the screen, recompute, compile, all in place. args: train.py's flags.
+
+    Prints a warning if the model breaks a promise of support/check.py.
+    """
+    if has_windows(model):
+        print(choose_screen(model, args.kernel))
+    check.warn(model)
     if args.recompute:
         recompute(model)
     wants_compile = args.compile

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support import check
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
 from support.data import count
 from support.models import count_parameters, has_windows
@@ -94,6 +95,7 @@ class Measurement:
                         "tokenizer": self.tokenizer.name,
                         "dtype": str(dtype or "float32").removeprefix("torch."),
                         "step": ckpt["step"]}
+        check.warn(self.model, file=sys.stderr)        # decoding may not be what was trained
         # What a notebook has defined is in no file: no later row is known to be of the same code.
         self.hash = identity(self.model, ckpt["weights"]) or f"notebook-{time.time_ns()}"
 

@@ -57,7 +57,7 @@ PRINTED = {"loss": "7.4f", "lr": "7.2g", "grad_norm": "8.4f", "w_median": "6.1f"
 COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "support/native.py",
              "support/screen.cpp", "support/tasks.py", "support/windowed.py")
 OURS = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", *COMPUTING,
-        "support/cli.py", "support/distributed.py", "support/fast.py", "support/maps.py",
+        "support/cli.py", "support/distributed.py", "support/fast.py", "support/check.py",
         "support/run.py", "support/tables.py", "lab/perplexity.py", "lab/baselines/transformer.py")
 # What reading a damaged file raises, or one of another kind: zipfile, pickle and PyTorch's reader.
 DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, NotImplementedError, RuntimeError,

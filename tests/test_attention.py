@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lab.baselines import attention
+from support.check import alive_pairs
 from support.fast import choose_screen
-from support.maps import alive_pairs
 from tests.helpers import CPU_SCREEN, ROOT, draw_tokens, fit, moved_model, random
 from tests.reference import MECHANISMS, entmax, reference_transformer
 

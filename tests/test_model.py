@@ -6,8 +6,8 @@ import torch
 
 import multiscreen as ms
 from multiscreen import Config, Multiscreen
+from support.check import maps_of
 from support.fast import choose_screen
-from support.maps import maps_of
 from support.models import build_model
 from support.windowed import WindowCache, screen_windowed
 from tests.helpers import (

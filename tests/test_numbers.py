@@ -17,7 +17,7 @@ from lab.compare import (
     read_runs,
 )
 from lab.figures import best_cells, by_end, curves, mean_by_length
-from support.maps import inside
+from support.check import inside
 from support.tables import read_table, read_tables
 from tests.helpers import ROOT
 

@@ -19,9 +19,9 @@ import multiscreen
 import train
 from multiscreen import Multiscreen
 from support import run
+from support.check import alive_pairs
 from support.cli import UsageError, cli
 from support.data import Sequences, batches, get_tokenizer
-from support.maps import alive_pairs
 from support.models import windows
 from support.run import load_checkpoint, read_checkpoint
 from support.tasks import ABCDigitsStream
