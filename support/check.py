@@ -177,7 +177,7 @@ def draw_case(T, i0, w, r, seed=0, dtype=torch.float32, device="cpu"):
     """[q, k, v, w, r, dh] for a screen, T queries at i0, and a tile for each window in w.
 
     Queries and keys lie near one direction, 1 - s around r: most pairs of independent ones are
-    rejected, and a wrong window would not show. dtype: that of v.
+    rejected, and a wrong window would not show. dtype: that of v and dh.
     """
     g, H, S = torch.Generator().manual_seed(seed), len(w), i0 + T
     w, r = torch.tensor(w), torch.tensor(r)
@@ -185,7 +185,7 @@ def draw_case(T, i0, w, r, seed=0, dtype=torch.float32, device="cpu"):
     x = unit(torch.randn(16, generator=g)) + spread * torch.randn(1, H, T + S, 16, generator=g)
     q, k = unit(x).split((T, S), 2)
     v, dh = (torch.randn(1, H, size, 64, generator=g) for size in (S, T))
-    return [x.to(device) for x in (q, k, unit(v).to(dtype), w, r, dh)]
+    return [x.to(device) for x in (q, k, unit(v).to(dtype), w, r, dh.to(dtype))]
 
 
 def value_and_gradients(screen, inputs, i0=0):

@@ -79,7 +79,7 @@ def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
         exec(code, {})
     assert re.fullmatch(
         r"12\n"                                        # the number of the prompt's last letter
-        r"screening in windows, by multiscreen.screen "
+        r"the screen in C\+\+ is for float32 on a CPU; screening in windows, by multiscreen.screen "
         r"torch.Size\(\[4, 32\]\)\n", capsys.readouterr().out, re.S)
 
 
