@@ -15,7 +15,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -151,6 +151,22 @@ def with_contiguous_rows(x):
     return x if x.stride(3) == 1 else x.contiguous()
 
 
+def windows_of(w, n):
+    """(reach, softmask) for the first n distances, as screen.cpp takes them. w: (H,)."""
+    reach = [math.ceil(min(n, x)) - 1 for x in w.tolist()]
+    d = -torch.arange(max(reach, default=0) + 1)
+    return torch.tensor(reach), multiscreen.softmask(d, w[:, None])
+
+
+@lru_cache(maxsize=64)
+def kept_windows_of(w, n, softmask):
+    """windows_of windows w, a tuple, which do not change while a model generates a text.
+
+    softmask: multiscreen's, which you may have edited since.
+    """
+    return windows_of(torch.tensor(w), n)
+
+
 def screen(q, k, v, w, r, i0=0):
     """`screen` (Eq. 12), in float32 on a CPU. What is not float32 goes to `screen_windowed`.
 
@@ -158,11 +174,14 @@ def screen(q, k, v, w, r, i0=0):
     """
     if any(x.dtype != torch.float32 or not x.is_cpu for x in (q, k, v, w, r)):
         return screen_windowed(q, k, v, w, r, i0)
-    farthest = max(k.shape[2], i0 + q.shape[2])
-    reach = [math.ceil(min(farthest, x)) - 1 for x in w.tolist()]
-    d = -torch.arange(max(reach, default=0) + 1)
-    m = multiscreen.softmask(d, w[:, None])
-    return Screen.apply(q, k, v, m, r, torch.tensor(reach), i0)
+    # More distances than there are, up to a power of two: the next token has the same.
+    farthest = max(k.shape[2], i0 + q.shape[2]) - 1
+    n = 2 ** farthest.bit_length()
+    if torch.is_grad_enabled():
+        reach, m = windows_of(w, n)
+    else:
+        reach, m = kept_windows_of(tuple(w.tolist()), n, multiscreen.softmask)
+    return Screen.apply(q, k, v, m, r, reach, i0)
 
 
 screen.cache = WindowCache

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 import multiscreen as ms
 from support import fast, native, windowed
@@ -22,6 +23,7 @@ from tests.helpers import (
     correlated,
     draw_tokens,
     full_disk,
+    moved_model,
     needs_cpp,
     random,
     seeds,
@@ -224,10 +226,44 @@ def test_recomputed_layers_have_the_same_gradients():
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), wanted))
 
 
+@torch.no_grad()
+def test_the_softmask_is_computed_once_for_many_tokens_and_anew_after_an_edit(monkeypatch):
+    """For each layer at each power of two of the context, here 128, 256 and 512."""
+    model, tokens, calls = moved_model("multiscreen"), draw_tokens(1, 100), []
+    fast.choose_screen(model, "cpp")
+    right = ms.softmask
+
+    def softmask(d, w):
+        calls.append(w)
+        return right(d, w)
+
+    with monkeypatch.context() as m:
+        m.setattr(ms, "softmask", softmask)
+        model.generate(tokens, 200)
+    assert len(calls) == 3 * len(model.layers)
+
+    before = model(tokens)
+    monkeypatch.setattr(ms, "softmask", lambda d, w: 0.1 * right(d, w))
+    assert not torch.allclose(model(tokens), before, atol=0.1)
+    monkeypatch.undo()
+    model.expand_windows(5)
+    found = model(tokens)
+    assert not torch.allclose(found, before, atol=0.1)
+    fast.choose_screen(model, "definition")
+    torch.testing.assert_close(model(tokens), found, rtol=1e-4, atol=1e-4)
+
+
 def test_a_second_derivative_is_refused_and_the_message_names_the_flag(inputs):
     leaves = [x.requires_grad_() for x in inputs]
     with pytest.raises(NotImplementedError, match="--kernel windowed"):
         torch.autograd.grad(native.screen(*leaves).sum(), leaves, create_graph=True)
+
+
+def test_forward_mode_is_refused(inputs):
+    """Even without gradients, PyTorch would silently drop a tangent: the derivative would be 0."""
+    for context in (torch.enable_grad, torch.no_grad):
+        with context(), forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward"):
+            native.screen(forward_ad.make_dual(inputs[0], inputs[1]), *inputs[1:])
 
 
 # ------------------------------------------------------------------------------- the library
