@@ -29,9 +29,9 @@ import screening_triton as fused
 from multiscreen import Config, KeyCache, Multiscreen
 from support.windowed import screen_windowed
 from tests import reference
-from tests.helpers import (
+from tests.helpers import ROOT
+from tests.inputs import (
     INF,
-    ROOT,
     acceptances,
     correlated,
     draw_tokens,

@@ -1,16 +1,10 @@
-"""Shared by the tests: random inputs, small models, short runs.
-
-Tensors come from local generators with a drawn seed. Queries and keys are correlated: independent
-unit vectors in 16 dimensions almost never pass Trim, and a test would only compare zeros.
-"""
-import math
+"""Shared by the tests of what stands around the model: short runs, folders of runs, data."""
 import os
 import re
 import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,86 +12,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
 
 import train
-from course.exercises import grade
-from course.exercises.grade import random
-from multiscreen import Config, GatedScreeningTiles, Multiscreen
-from screening_triton import available
 from support import native
 from support.data import get_data, get_tokenizer
 from support.models import build_model
 from support.run import read_checkpoint
 from support.tables import write_table
 from support.windowed import screen_windowed
-from tests import DEVICE
+from tests.inputs import move_away, random
 
 ROOT = Path(__file__).parent.parent
-INF = math.inf
-# needs_kernel: native on a GPU, else interpreted. needs_interpreter: interpreted even with a GPU.
-needs_kernel = pytest.mark.skipif(not available(DEVICE), reason="the kernel cannot run here")
-needs_interpreter = pytest.mark.skipif(not available("cpu"), reason="needs Triton's interpreter")
 has_cpp = shutil.which(os.environ.get("CXX", "c++")) is not None
 needs_cpp = pytest.mark.skipif(not has_cpp, reason="needs a C++ compiler")
 CPU_SCREEN = native.screen if has_cpp else screen_windowed         # what `auto` takes on a CPU
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
-
-seeds = st.integers(0, 2**31 - 1)
-widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9),
-                   st.just(INF))
-acceptances = st.floats(0.02, 1.0)
-
-
-def draws(n, **options):
-    """Settings of a slow property: n examples, but in the nightly profile as many as it has."""
-    nightly = settings.get_profile("nightly").max_examples
-    if settings().max_examples == nightly:
-        n = nightly
-    return settings(max_examples=n, **options)
-
-
-def draw_tokens(*shape, seed=0, n=50):
-    """Random integers from 0 to n - 1."""
-    return torch.randint(n, shape, generator=random(seed))
-
-
-# Similarities spread over (0, 1).
-correlated = partial(grade.correlated, V=64, rho=0.8)
-
-
-# ----------------------------------------------------------------------------------- models
-
-def small(seed=0, moved=False, vocab_size=50, dtype=None, tiles=GatedScreeningTiles, **sizes):
-    """A small model; moved=True takes its parameters far from their initial values.
-
-    Then windows range from 1.1 to inf and r from 0.05 to 0.95, and many pairs pass Trim.
-    """
-    torch.manual_seed(seed)
-    config = Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes))
-    model = Multiscreen(config, dtype, tiles)
-    if moved:
-        move_away(model, random(seed))
-    return model
-
-
-@torch.no_grad()
-def move_away(model, g):
-    """Move the parameters of a Multiscreen or an ablation far from their initial values."""
-    for tile in model.layers:
-        tile.s_w.uniform_(-2.0, 6.0, generator=g)
-        tile.s_r.uniform_(-3.0, 3.0, generator=g)
-        tile.s_O.uniform_(-1.0, 1.0, generator=g)
-        tile.W_Q.copy_(0.3 * torch.randn(tile.W_Q.shape, generator=g))
-        tile.W_K.copy_(tile.W_Q + 0.1 * torch.randn(tile.W_Q.shape, generator=g))
-        tile.W_V.mul_(20)
-        if hasattr(tile, "W_G"):
-            tile.W_G.mul_(10)
-    model.layers[0].s_w[0] = INF
-    model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # make tokens similar
-    model.s_E.fill_(0.7)
-    model.s_F.fill_(1.3)
 
 
 @torch.no_grad()
@@ -114,12 +43,6 @@ def moved_model(name, dtype=None):
         for p in model.parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=g))
     return model
-
-
-def use_products_of(model, dtype):
-    """Let the model's matrix products run in dtype."""
-    for part in [model, *model.layers]:
-        part.dtype = dtype
 
 
 # ------------------------------------------------------------------------------- short runs

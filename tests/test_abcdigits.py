@@ -14,7 +14,8 @@ import multiscreen as ms
 from support.cli import UsageError
 from support.data import get_tokenizer
 from support.run import load_checkpoint
-from tests.helpers import INF, fit, read_table
+from tests.helpers import fit, read_table
+from tests.inputs import INF
 
 # Is GPT-2's BPE installed?
 no_gpt2 = pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE")

@@ -9,7 +9,8 @@ import torch
 from lab.baselines import attention
 from support.check import alive_pairs
 from support.fast import choose_screen
-from tests.helpers import CPU_SCREEN, ROOT, draw_tokens, fit, moved_model, random
+from tests.helpers import CPU_SCREEN, ROOT, fit, moved_model
+from tests.inputs import draw_tokens, random
 from tests.reference import MECHANISMS, entmax, reference_transformer
 
 

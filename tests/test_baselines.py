@@ -15,14 +15,8 @@ from support.cli import UsageError
 from support.measure import rope_factor, scale_rope
 from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
-from tests.helpers import (
-    args_of,
-    assert_same_weights,
-    draw_tokens,
-    fit,
-    moved_model,
-    read_table,
-)
+from tests.helpers import args_of, assert_same_weights, fit, moved_model, read_table
+from tests.inputs import draw_tokens
 from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
 TINY = {"psi": 3, "N_L": None, "vocab_size": 50}

@@ -15,7 +15,8 @@ from multiscreen import GatedScreeningTiles
 from support import check, fast, windowed
 from support.models import build_model
 from support.run import load_checkpoint
-from tests.helpers import ROOT, fit, moved_model, needs_interpreter, run
+from tests.helpers import ROOT, fit, moved_model, run
+from tests.inputs import needs_interpreter
 
 SIZES = {"psi": 3, "N_L": 2, "vocab_size": 50}
 BLOCK = "transformer:2,2,24"

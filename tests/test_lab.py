@@ -35,7 +35,8 @@ from support.data import get_tokenizer
 from support.measure import Measurement, parser
 from support.run import load_checkpoint
 from support.tables import RUN, add_row, read_table, read_tables, write_table
-from tests.helpers import INF, ROOT, arrays_of, draw_tokens, fit, needs_matplotlib, small, write_run
+from tests.helpers import ROOT, arrays_of, fit, needs_matplotlib, write_run
+from tests.inputs import INF, draw_tokens, small
 
 BUNDLED = ROOT / "models/retrieval.pt"
 CPU = torch.device("cpu")

@@ -10,15 +10,8 @@ from support.check import maps_of
 from support.fast import choose_screen
 from support.models import build_model
 from support.windowed import WindowCache, screen_windowed
-from tests.helpers import (
-    CPU_SCREEN,
-    INF,
-    correlated,
-    draw_tokens,
-    random,
-    small,
-    use_products_of,
-)
+from tests.helpers import CPU_SCREEN
+from tests.inputs import INF, correlated, draw_tokens, random, small, use_products_of
 
 
 @pytest.mark.parametrize("sizes", [

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from multiscreen import screen
-from tests.helpers import ROOT, needs_interpreter, run
+from tests.helpers import ROOT, run
+from tests.inputs import needs_interpreter
 
 NOTEBOOK = ROOT / "course/exercises/notebook.ipynb"
 CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

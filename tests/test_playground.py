@@ -13,7 +13,8 @@ from multiscreen import relevance, screen, softmask
 from support.cli import UsageError
 from support.run import load_checkpoint
 from tests.browser import CHROMIUM, Browser
-from tests.helpers import INF, ROOT, small
+from tests.helpers import ROOT
+from tests.inputs import INF, small
 
 pytestmark = pytest.mark.slow
 

@@ -26,18 +26,8 @@ from support.models import windows
 from support.run import load_checkpoint, read_checkpoint
 from support.tasks import ABCDigitsStream
 from support.windowed import screen_windowed
-from tests.helpers import (
-    CPU_SCREEN,
-    INF,
-    ROOT,
-    SMALL,
-    args_of,
-    assert_same_weights,
-    draw_tokens,
-    fit,
-    read_table,
-    small,
-)
+from tests.helpers import CPU_SCREEN, ROOT, SMALL, args_of, assert_same_weights, fit, read_table
+from tests.inputs import INF, draw_tokens, small
 
 # The default kernel, so that its bits are compared.
 DEFAULT = ["--kernel", "auto"]

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 
 import multiscreen as ms
 from support.windowed import screen_windowed
-from tests.helpers import (
-    INF,
-    acceptances,
-    correlated,
-    random,
-    run,
-    seeds,
-    widths,
-)
+from tests.helpers import run
+from tests.inputs import INF, acceptances, correlated, random, seeds, widths
 
 
 def h_and_gradients(screen, q, k, v, w, r, i0, seed):
