@@ -1,12 +1,61 @@
-"""The proof, in the order of the equations: hand-worked points, properties, a float64 reference.
+"""The proof that this code is the paper: what is claimed, by which test, compared with what.
 
-First the equations of one screening unit, then the model, then the fused kernel against the
-definition. Read it in two sittings, the second for the kernel. The reference is tests/reference.py.
-`pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 examples of each property.
+claim, and below it the test                                      compared with
+----------------------------------------------------------------  ----------------------------------
+Each equation
+ 1 is one function, whose docstring has its number                multiscreen.py, docs/variants.md
+     test_every_equation_has_one_owner_and_the_guide_agrees
+ 2 is right at points worked out by hand                          numbers written in the test
+     test_..._by_hand, for Eqs. 4, 6, 7, 9, 10 and 11
+ 3 is right for any input: Eqs. 8 to 12                           the paper, a loop over pairs
+     test_screen_against_a_loop_over_pairs
+ 4 makes relevance absolute: other keys do not change it          itself, bit for bit
+     test_relevance_of_a_pair_does_not_depend_on_other_keys
+ 5 is exactly 0 for later keys, for keys at distance w or more,   itself, bit for bit
+   and for keys at or below Trim's threshold
+     test_causality_and_window_edge_are_bitwise
+     test_a_key_exactly_on_the_threshold_contributes_nothing_at_all
+ 6 is right 2^20 tokens away from the first                       80-bit numbers
+     test_mipe_angle_is_right_far_out
+ 7 has finite gradients, also where a vector is 0                 the limit worked out by hand
+     test_unit_of_zero_is_zero_with_a_finite_gradient
+     test_tanh_norm_has_a_finite_jacobian_everywhere
 
-Many tests share these, from tests/helpers.py: correlated(seed, B, H, T, S) draws unit q, k and v
-that often pass Trim; widths and acceptances draw w in [1, inf] and r; small(seed) is a small model;
-with moved=True its parameters are far from their initial values, and windows and relevances differ.
+The model, Eqs. 1 to 18
+ 8 has the paper's logits and the gradient of every weight        the paper
+     test_logits_and_every_gradient_equal_the_paper_in_float64
+ 9 has the paper's sizes and initial values                       the paper's tables
+     test_parameter_counts_are_the_papers
+     test_initial_values_are_the_papers
+10 sees no later token                                            itself, bit for bit
+     test_the_model_is_causal_bitwise
+11 gives the same in pieces with a cache                          one pass over the whole text
+     test_cached_chunks_equal_one_pass
+12 with products of 16 bits keeps its geometry in float32         itself, with rounded weights
+     test_products_run_in_16_bits_and_geometry_in_float32
+
+The fused kernel, screening_triton.py
+13 has the value and all five gradients of Eq. 12                 the definition in float64, with
+     test_kernel_is_as_good_as_torch_in_value_and_every_gradient  about twice PyTorch's own error
+     test_kernel_with_shared_keys_is_as_good_as_torch
+14 keeps the edges of Trim and of the windows exactly             itself, bit for bit, and with NaN
+     test_kernel_drops_a_key_exactly_on_the_threshold             in place of what it must not read
+     test_kernel_causality_and_window_edge_are_bitwise
+     test_kernel_never_visits_what_lies_outside_the_windows
+15 keeps the gradient of w that comes through MiPE                the definition in float64
+     test_kernel_keeps_the_gradient_of_the_window_through_mipe
+16 gives the model the same logits and gradients                  the paper; the definition
+     test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient
+
+"The paper" is tests/reference.py: the paper once more in plain lines of float64, with loops over
+tokens, written independently of multiscreen.py. If you trust those lines, you need not trust ours.
+"Any input" is what Hypothesis draws with tests/inputs.py, so that queries often find keys; each run
+draws other examples, and `pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 of
+each property. tests/kernel.py says how exact the kernel must be. Without a GPU the kernel runs in
+Triton's interpreter. Claims 3 to 8 are also checked of support/windowed.py where a test has it.
+
+What users do with a model, such as generation, is tested in tests/test_generation.py, and what else
+the kernel takes and refuses in tests/test_kernel.py.
 """
 from tests import DEVICE
 
@@ -15,13 +64,13 @@ from tests import DEVICE
 import functools
 import math
 import re
-from contextlib import nullcontext
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import multiscreen as ms
@@ -29,7 +78,6 @@ import screening_triton as fused
 from multiscreen import Config, KeyCache, Multiscreen
 from support.windowed import screen_windowed
 from tests import reference
-from tests.helpers import ROOT
 from tests.inputs import (
     INF,
     acceptances,
@@ -42,6 +90,17 @@ from tests.inputs import (
     small,
     use_products_of,
     widths,
+)
+from tests.kernel import (
+    BF16,
+    FP16,
+    FP32,
+    QUICKLY,
+    assert_as_good_as_torch,
+    draw_inputs,
+    some_blocks,
+    through_kernel,
+    use_blocks,
 )
 
 MANY = 150                          # keys; screen_windowed makes no cuts below 129
@@ -65,6 +124,12 @@ def guards(equation):
 
 # -------------------------------------------------------------------------- equations 4 to 14
 
+def test_the_table_of_claims_names_tests_of_this_file():
+    named = re.findall(r"^ +(test_\w+)", __doc__, re.M)
+    assert len(named) > 16
+    assert set(named) <= set(globals())
+
+
 def test_every_equation_has_one_owner_and_the_guide_agrees():
     # By n, the functions whose docstrings say "Eq. (n)".
     owners = {}
@@ -78,7 +143,7 @@ def test_every_equation_has_one_owner_and_the_guide_agrees():
     assert all(len(names) == 1 for names in owners.values()), owners
 
     # The guide's table: | n, m | ... | `function`.
-    guide = (ROOT / "docs/variants.md").read_text()
+    guide = Path(__file__).with_name("docs").joinpath("variants.md").read_text()
     rows = re.findall(r"^\| *([\d, ]+?) *\|.*?\| *`([\w.]+)`", guide, re.M)
     table = {int(n): name.split(".")[-1] for numbers, name in rows for n in numbers.split(",")}
     assert table == {n: names[0] for n, names in owners.items()}
@@ -484,49 +549,6 @@ def test_loss_is_the_cross_entropy_of_the_logits_in_chunks_too(monkeypatch):
         torch.testing.assert_close(model.loss(x, y, "none"), each)
 
 
-def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
-    model = small(1, moved=True)
-    tokens = draw_tokens(2, 41)
-    loss = model.loss(tokens, torch.full_like(tokens, -100))
-    loss.backward()
-    assert loss == 0
-    assert all((p.grad == 0).all() for p in model.parameters())
-
-
-def test_what_the_model_does_not_take_is_refused():
-    model, x = small(1), draw_tokens(2, 8)
-    for sizes in ({"psi": 0}, {"N_L": 0}, {"vocab_size": 0}, {"d_K": 1}, {"w_th": 1.0}):
-        with pytest.raises(ValueError, match="expected more than"):
-            Config(**sizes)
-    for wrong in (x[0], x[:, :0], x[:, :, None]):
-        with pytest.raises(ValueError, match="tokens has shape"):
-            model(wrong)
-        with pytest.raises(ValueError, match="tokens has shape"):
-            model.generate(wrong, 1)
-    with pytest.raises(ValueError, match="targets has shape"):
-        model.loss(x, x.flatten())
-    with pytest.raises(ValueError, match="'sum'"):
-        model.loss(x, x, "sum")
-    for options in ({"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}):
-        with pytest.raises(ValueError, match="expected"):
-            model.generate(x, 1, **options)
-    with pytest.raises(TypeError, match="keep them in float32"):
-        small(1).half()(x)
-    model.s_F.data.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="not finite"):
-        model.generate(x, 1)
-
-
-def test_the_definition_screens_until_another_screen_is_assigned(monkeypatch):
-    """As it stands when it is called: so an edit in a notebook acts on a model that exists."""
-    model, inputs = Multiscreen(Config(2, vocab_size=7)), object()
-    monkeypatch.setattr(ms, "screen", lambda *given: given)
-    assert model.screen(*[inputs] * 5, i0=3) == (*[inputs] * 5, 3)
-    model.screen = screen_windowed
-    assert model.screen is screen_windowed
-    assert vars(model)["screen"] is screen_windowed            # no property, no second name
-
-
 @draws(10)
 @given(seed=seeds, T=st.integers(2, 90), dtype=st.sampled_from([None, torch.bfloat16]),
        data=st.data())
@@ -595,265 +617,7 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
     torch.testing.assert_close(parts, whole, rtol=1e-3, atol=1e-4)
 
 
-def with_small_windows(model):
-    """The model with windows of 2.6, 21.1 and 8.4 in each layer, and a screen that stays inside."""
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([0.5, 3.0, 2.0]).to(tile.s_w)
-    model.screen = screen_windowed
-    return model
-
-
-@torch.no_grad()
-def test_a_cache_drops_keys_that_no_later_query_sees_and_no_others():
-    model = with_small_windows(small(2, moved=True))
-    tokens, caches = draw_tokens(2, 4120), model.new_caches()
-    pieces = tokens.split([1500, 1, 10, 1200, 1, 1, 1407], 1)
-    parts = torch.cat([model(piece, caches) for piece in pieces], 1)
-    torch.testing.assert_close(parts, model(tokens), rtol=1e-3, atol=1e-4)
-    # The last piece, a window, and spare room.
-    assert all(cache.k.shape[2] < 1407 + 22 + 1024 for cache in caches)
-
-
-def test_gradients_flow_through_caches_that_drop_keys():
-    model = with_small_windows(small(2, moved=True).double())
-    tokens = draw_tokens(2, 151)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    wanted = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
-    caches = model.new_caches()
-    logits = torch.cat([model(piece, caches) for piece in x.split([70, 1, 5, 74], 1)], 1)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
-    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), wanted)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("s_w, stays_in_its_windows", [(INF, True), (0.0, False)])
-def test_a_cache_keeps_all_keys_if_a_window_or_the_screen_reaches_them(s_w, stays_in_its_windows):
-    model, seen = small(1, N_L=1), []
-    model.layers[0].s_w[1] = s_w
-
-    def screen(q, k, v, w, r, i0=0):
-        seen.append((i0, k.shape[2]))
-        return v[:, :, -q.shape[2]:]
-
-    model.screen = screen
-    if stays_in_its_windows:
-        screen.cache = screen_windowed.cache
-    caches = model.new_caches()
-    for n in (70_000, 1, 2_000):
-        model(draw_tokens(1, n), caches)
-    assert seen == [(0, 70_000), (70_000, 70_001), (70_001, 72_001)]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_generation_equals_recomputation_of_the_whole_text(temperature):
-    model = with_small_windows(small(2, moved=True).double())
-    tokens, generator = draw_tokens(4, 33), random(3)
-    seen = tokens
-    for _ in range(30):
-        z = model(seen)[:, -1]
-        if temperature == 0:
-            new = z.argmax(-1, keepdim=True)
-        else:
-            new = torch.multinomial((z / temperature).softmax(-1), 1, generator=generator)
-        seen = torch.cat((seen, new), 1)
-    found = model.generate(tokens, 30, temperature=temperature, generator=random(3))
-    assert torch.equal(found, seen[:, 33:])
-    assert model.generate(tokens, 0).shape == (4, 0)
-
-
-@torch.no_grad()
-def test_the_whole_of_a_long_prompt_is_read():
-    model, n_read = small(1, N_L=1), 0
-    model.layers[0].s_w.fill_(INF)
-
-    def screen(q, k, v, w, r, i0=0):
-        nonlocal n_read
-        assert i0 == n_read
-        n_read += q.shape[2]
-        assert k.shape[2] == n_read
-        return v[:, :, -q.shape[2]:]
-
-    model.screen = screen
-    model.generate(draw_tokens(1, 9000), 2)
-    assert n_read == 9001                              # the first new token, too
-
-
-def test_sampling_respects_the_temperature_and_the_generator():
-    model = small(2, moved=True)
-    tokens = draw_tokens(1, 9)
-
-    def sample(seed, **options):
-        return model.generate(tokens, 12, generator=random(seed), **options)
-
-    greedy = model.generate(tokens, 12)
-    assert torch.equal(sample(0, temperature=1.0, top_k=1), greedy)
-    assert torch.equal(sample(1, temperature=1e-4), greedy)
-    first, again, other = (sample(seed, temperature=2.0, top_k=20) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("temperature, top_k", [(1.0, None), (2.5, 50), (2.5, 99), (2.5, 30),
-                                                (2.5, 5), (0.5, 3)])
-def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits_over_the_temperature(temperature,
-                                                                                   top_k):
-    model, generator = small(2, moved=True, psi=1, d_K=2, d_V=2), random(0)
-    tokens = draw_tokens(2, 9)
-    with torch.no_grad():
-        z = model(tokens)[:, -1]
-    kept = z.topk(min(top_k or 50, 50)).indices
-    p = torch.zeros(2, 50).scatter(1, kept, (z.gather(1, kept) / temperature).softmax(1))
-
-    options = {"temperature": temperature}
-    if top_k is not None:
-        options["top_k"] = top_k
-    drawn = model.generate(tokens.repeat(3000, 1), 1, generator=generator, **options)
-    drawn = drawn.view(3000, 2)
-    share = torch.stack([drawn[:, n].bincount(minlength=50) for n in (0, 1)]) / 3000
-    assert ((share - p).abs() <= 5 * (p / 3000).sqrt()).all()
-
-
-def test_windows_beyond_the_training_length_are_expanded_and_no_others():
-    model = small(1, moved=True)
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([9.0, 99.0, 99.001]).log()            # w = 10, 100, 100.001
-    model.expand_windows(100.0005)
-    for tile in model.layers:
-        assert ms.window(tile.s_w).isinf().tolist() == [False, False, True]
-        tile.s_w.data[1] = 0                                               # w = 2, exactly
-    model.expand_windows(2)
-    for tile in model.layers:
-        assert ms.window(tile.s_w).isinf().tolist() == [True, False, True]
-    tokens = draw_tokens(2, 120)
-    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
-    model = small(1, moved=True)
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([math.log(9.0), math.log(99.0), INF])         # w = 10, 100
-    maps = model.relevance_maps(draw_tokens(2, 120))
-    assert [alpha_d.shape for alpha_d in maps] == [(2, 3, 120, 120)] * 3
-    distance = torch.arange(120)[:, None] - torch.arange(120)
-    for alpha_d in maps:
-        assert (alpha_d >= 0).all()
-        assert (alpha_d <= 1 + 1e-5).all()
-        assert (alpha_d[..., distance < 0] == 0).all()
-        assert (alpha_d[:, 0][:, distance >= 10] == 0).all()
-        assert alpha_d.diagonal(dim1=-2, dim2=-1).amax() > 0
-    assert any((alpha_d[:, 2][:, distance >= 101] > 0).any() for alpha_d in maps)
-
-
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_relevance_maps_are_the_weights_that_the_models_own_screen_gives(factor):
-    model, tokens, given = small(1, moved=True), draw_tokens(2, 140), []
-
-    def screen(q, k, v, w, r, i0=0):
-        given.append((q, k, w, r))
-        return factor * ms.screen(q, k, v, w, r, i0)
-
-    model.screen = screen
-    model(tokens)
-    wanted = [factor * ms.relevance(*inputs) for inputs in given]
-    if factor == 1:
-        model.screen = screen_windowed                 # the same weights
-    for alpha_d, right in zip(model.relevance_maps(tokens), wanted, strict=True):
-        torch.testing.assert_close(alpha_d, right, rtol=1e-3, atol=1e-5)
-
-
-# --------------------------------------- the fused kernel: native on a GPU, interpreted elsewhere
-
-# Inputs, in this order: q, k, v, w, r, i0, and dh, the gradient of h.
-FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-# The largest relative error of rounding to nearest.
-ROUNDING = {FP32: 2**-24, FP16: 2**-11, BF16: 2**-8}
-# Shrinking would take minutes in the interpreter.
-QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
-some_blocks = st.sampled_from([None, (16, 32), (32, 16), (32, 32), (64, 32)])
-
-
-def use_blocks(blocks):
-    """A context with blocks of (queries, keys). None: the blocks as shipped."""
-    if not blocks:
-        return nullcontext()
-    warps_and_stages = (4, 2) if DEVICE == "cuda" else (1, 1)
-    return mock.patch.object(fused, "block_sizes", lambda *args: (*blocks, *warps_and_stages))
-
-
-def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """h and the five gradients from the kernel. blocks=None: as shipped."""
-    inputs = [x.detach().to(DEVICE).requires_grad_() for x in (q, k, v, w, r)]
-    # This fills new memory with NaN: what the kernel never writes shows.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with use_blocks(blocks):
-            h = fused.screen(*inputs, i0)
-            gradients = torch.autograd.grad(h, inputs, dh.to(DEVICE))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return [h.detach().cpu(), *(g.cpu() for g in gradients)]
-
-
-def through_torch(q, k, v, w, r, i0, dh):
-    """h and the five gradients from the definition."""
-    inputs = [x.detach().requires_grad_() for x in (q, k, v, w, r)]
-    h = ms.screen(*inputs, i0)
-    return [h.detach(), *torch.autograd.grad(h, inputs, dh.to(h.dtype))]
-
-
-def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
-    """The kernel's error is at most about twice PyTorch's on operands of v's dtype.
-
-    Errors are against float64. PyTorch's counts as at least one rounding of the largest value: its
-    16-bit results may be nearer by luck.
-    """
-    q64, k64, v64, w64, r64 = (x.double() for x in (q, k, v, w, r))
-    exact = through_torch(q64, k64, v64, w64, r64, i0, dh)
-    plain = through_torch(q.to(v.dtype), k.to(v.dtype), v, w, r, i0, dh)
-    fast = through_kernel(q, k, v, w, r, i0, dh, blocks)
-
-    # The kernel rounds each relevance, and each dL/ds, to 16 bits before it multiplies them. So add
-    # one rounding of each term of the sums, because a sum may be far smaller than its terms.
-    w64.requires_grad_()
-    r64.requires_grad_()
-    dh64, rounding = dh.double(), ROUNDING[v.dtype]
-    s = (q64 @ k64.mT).requires_grad_()
-    d = torch.arange(k.shape[2]) - torch.arange(i0, i0 + q.shape[2])[:, None]
-    alpha_d = ms.trim(s, r64[:, None, None]) * ms.softmask(d, w64[:, None, None])
-    ds, = torch.autograd.grad(alpha_d, s, (dh64 @ v64.mT).abs(), retain_graph=True)
-    slack = {"h": rounding * alpha_d.detach() @ v64.abs(), "dq": rounding * ds @ k64.abs(),
-             "dk": rounding * ds.mT @ q64.abs(), "dv": rounding * alpha_d.detach().mT @ dh64.abs()}
-
-    # dw and dr are sums over all pairs, far smaller than their terms. So add 1e-6 of the sum of the
-    # terms' magnitudes; in dr 1e-6/r, because the last bit of s moves z by 1/r bits.
-    of_w, of_r = torch.autograd.grad(alpha_d, (w64, r64), dh64.abs() @ v64.abs().mT)
-    slack |= {"dw": 1e-6 * of_w.abs(), "dr": 1e-6 * of_r.abs() / r}
-
-    dtypes = {"h": v.dtype, "dq": q.dtype, "dk": k.dtype, "dv": v.dtype, "dw": w.dtype,
-              "dr": r.dtype}
-    for (name, dtype), x_fast, x_plain, x_exact in zip(dtypes.items(), fast, plain, exact):
-        assert x_fast.dtype == dtype, name
-        assert x_fast.shape == x_exact.shape, name
-        largest = x_exact.abs().max()
-        plain_error = (x_plain.double() - x_exact).abs().max()
-        if name not in ("dw", "dr"):
-            of_result = ROUNDING[v.dtype if dtype == FP32 else dtype] * largest
-            plain_error = torch.maximum(plain_error, of_result)
-        allowed = 2 * plain_error + 2e-6 + slack[name]
-        if DEVICE == "cuda":                                   # its cos and sin: off by 2^-20.5
-            allowed = allowed + 2**-17 * largest
-        error = (x_fast.double() - x_exact).abs()
-        assert (error <= allowed).all(), (name, error / allowed)           # fails on NaN
-
-
-def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
-    """Correlated q, k, v and a gradient dh of h. dtypes: that of q and k, then that of v."""
-    q, k, v = correlated(seed, B, H, T, S, rho=rho)
-    dh = torch.randn(B, H, T, 64, generator=random(seed + 1), dtype=torch.float64)
-    return q.to(dtypes[0]), k.to(dtypes[0]), v.to(dtypes[1]), dh.to(dtypes[1])
-
+# ------------------------------------------------------------------------------- the fused kernel
 
 @needs_kernel
 @draws(4, phases=QUICKLY)
@@ -908,27 +672,28 @@ def test_kernel_with_shared_keys_is_as_good_as_torch(seed, B, T, S, before, keys
 
 
 @needs_kernel
-def test_kernel_rounds_the_sum_of_shared_keys_once():
-    q, k, v, _ = (x.to(DEVICE) for x in draw_inputs(19, 1, 1, 200, (FP32, BF16)))
-    w, r = torch.tensor([INF, 150.0], device=DEVICE), torch.ones(2, device=DEVICE)
-    one = fused.screen(q, k, v, w, r, 199)
-    with mock.patch.object(fused, "KEYS_PER_PROGRAM", 16):
-        many = fused.screen(q, k, v, w, r, 199)
-    assert (many == one).double().mean() > 0.95            # the rest differs by float32's order
+@pytest.mark.parametrize("s", range(1, 1024, 93))
+def test_kernel_drops_a_key_exactly_on_the_threshold(s):
+    """However 1/r rounds."""
+    def screen(*inputs):
+        return fused.screen(*(x.to(DEVICE) for x in inputs))
+
+    assert_a_key_on_the_threshold_contributes_nothing(screen, 1 - s / 1024, 30)
 
 
 @needs_kernel
-def test_kernel_reads_a_cache_in_place():
-    """Decoding copies no slice of a buffer: float32 keys, 16-bit values."""
-    q, k, v, _ = draw_inputs(3, 2, 1, 90, (FP32, BF16))
-    q, k, v = (x.to(DEVICE) for x in (q, k, v))
-    w, r = torch.tensor([40.0, INF], device=DEVICE), torch.tensor([0.4, 0.9], device=DEVICE)
-    with mock.patch.object(fused, "launch", wraps=fused.launch) as launch:
-        for T, in_place in ((1, True), (17, False)):       # for 17 queries k is split
-            fused.screen(q.expand(-1, -1, T, -1), k[:, :, :70], v[:, :, :70], w, r, 69)
-            inputs = launch.call_args.args[1]
-            assert (inputs[1].data_ptr() == k.data_ptr()) == in_place
-            assert inputs[2].data_ptr() == v.data_ptr()
+@pytest.mark.parametrize("T", [1, 17])
+def test_kernel_counts_keys_however_far_a_window_reaches(T):
+    def screen(*inputs):
+        *tensors, i0 = inputs
+        return fused.screen(*(x.to(DEVICE) for x in tensors), i0)
+
+    if DEVICE == "cuda":
+        assert_far_keys_count(screen, T)
+        return
+    # Large blocks, of which there are fewer to interpret.
+    with use_blocks((32, 8192)), mock.patch.object(fused, "KEYS_PER_PROGRAM", 8192):
+        assert_far_keys_count(screen, T)
 
 
 @needs_kernel
@@ -941,51 +706,6 @@ def test_kernel_sees_exactly_the_window_wherever_blocks_begin(i0):
     q, k, v, dh = draw_inputs(12, 1, 47, 50, (FP32, FP32))
     w, r = torch.tensor([31.1, 30.1]), torch.tensor([0.5, 1.0])
     assert_as_good_as_torch(q, k, v, w, r, i0, dh, (16, 16))
-
-
-@needs_kernel
-def test_kernel_has_the_right_softmask_where_a_block_holds_many_windows():
-    """All keys match and value j is the unit vector j, so that h_ij is m_ij."""
-    q, v = torch.zeros(1, 6, 64, 16), torch.eye(64).expand(1, 6, 64, 64)
-    q[..., 0] = 1
-    inputs = q, q, v, torch.linspace(1.1, 12.1, 6), torch.ones(6)
-    exact = ms.screen(*(x.double() for x in inputs))
-    with use_blocks((64, 64)):
-        m = fused.screen(*(x.to(DEVICE) for x in inputs)).cpu()
-    assert (m - exact).abs().max() < (1e-6 if DEVICE == "cpu" else 2**-18)
-
-
-@needs_kernel
-@pytest.mark.parametrize("case", ["same", "opposite", "zero", "threshold", "wide"])
-def test_kernel_at_special_points(case):
-    q, k, v, dh = draw_inputs(4, 1, 30, 30, (FP32, FP32), 0.9 if case == "opposite" else 0.6)
-    w, r = torch.tensor([7.0, INF]), torch.tensor([0.5, 1.0])
-    if case == "same":
-        k = q
-    elif case == "opposite":
-        k = -q
-    elif case == "zero":
-        q[:, :, 3:9], k[:, :, 20:] = 0, 0
-    elif case == "threshold":
-        q, k = torch.zeros(2, 1, 2, 30, 16)
-        q[..., 0] = 1
-        k[:, 0, :, 0] = 0.5                            # s = 1/2 where r = 1/2; s = 0 where r = 1
-        k[..., 1] = 1
-    else:                                              # d_K = 32, d_V = 128
-        q, k, v, dh = (torch.cat((x, x), 3) for x in (q / 2**0.5, k / 2**0.5, v, dh))
-    if case in ("opposite", "threshold"):
-        assert all((x == 0).all() for x in through_kernel(q, k, v, w, r, 0, dh))
-    assert_as_good_as_torch(q, k, v, w, r, 0, dh, (16, 16))
-
-
-@needs_kernel
-@pytest.mark.parametrize("s", range(1, 1024, 93))
-def test_kernel_drops_a_key_exactly_on_the_threshold(s):
-    """However 1/r rounds."""
-    def screen(*inputs):
-        return fused.screen(*(x.to(DEVICE) for x in inputs))
-
-    assert_a_key_on_the_threshold_contributes_nothing(screen, 1 - s / 1024, 30)
 
 
 @needs_kernel
@@ -1060,134 +780,6 @@ def test_kernel_never_visits_what_lies_outside_the_windows(w, end):
 
 
 @needs_kernel
-def test_kernel_takes_any_strides_and_more_than_two_billion_elements(tmp_path):
-    q, k, v, dh = draw_inputs(8, 2, 34, 34, (FP32, FP16))
-    k = k[:1].expand(k.shape)
-    w, r = torch.tensor([[9.0, 1.0, INF, 1.0], [0.4, 1.0, 0.9, 1.0]])[:, ::2]
-    dh = dh[:, :, :1].expand(dh.shape)
-    compact = [x.contiguous() for x in (q, k, v, w, r)]
-    wanted = through_kernel(*compact, 0, dh.contiguous())
-    every_second = torch.zeros(2, 2, 34, 32)
-    every_second[..., ::2] = q
-
-    # v has 2^26 elements from key to key: 4 GB on a GPU; on a CPU only addresses, a sparse file.
-    n, path = 33 * 2**26 + 2**20, tmp_path / "v"
-    if DEVICE == "cuda":
-        memory = torch.empty(n, dtype=FP16, device="cuda")
-    else:
-        memory = torch.from_file(str(path), True, n, dtype=FP16)
-    v_apart = memory.as_strided((2, 2, 34, 64), (256, 64, 2**26, 1)).copy_(v)
-    found = through_kernel(every_second[..., ::2], k, v_apart, w, r, 0, dh)
-    assert all(map(torch.equal, found, wanted))
-    path.unlink(missing_ok=True)
-
-
-@needs_kernel
-@pytest.mark.parametrize("T", [1, 20])
-def test_kernel_takes_transposed_float32_and_q_and_k_of_two_dtypes(T):
-    q, k, v, dh = draw_inputs(16, 1, T, 20, (FP32, FP32))
-    w, r = torch.tensor([9.0, INF]), torch.tensor([0.4, 0.9])
-    wanted = through_kernel(q, k, v, w, r, 20 - T, dh)
-    turned = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    found = through_kernel(*turned, w, r, 20 - T, dh)
-    assert all(map(torch.equal, found, wanted))
-    v, dh = v.to(BF16), dh.to(BF16)
-    assert_as_good_as_torch(q.to(BF16), k, v, w, r, 20 - T, dh)
-
-
-@needs_kernel
-@pytest.mark.parametrize("T", [1, 17])
-def test_kernel_counts_keys_however_far_a_window_reaches(T):
-    def screen(*inputs):
-        *tensors, i0 = inputs
-        return fused.screen(*(x.to(DEVICE) for x in tensors), i0)
-
-    if DEVICE == "cuda":
-        assert_far_keys_count(screen, T)
-        return
-    # Large blocks, of which there are fewer to interpret.
-    with use_blocks((32, 8192)), mock.patch.object(fused, "KEYS_PER_PROGRAM", 8192):
-        assert_far_keys_count(screen, T)
-
-
-@needs_kernel
-@pytest.mark.parametrize("v_dtype", [BF16, FP32])
-def test_kernel_scales_its_gradients_with_dh_however_small_or_large(v_dtype):
-    """Here dh . v is the largest that the numbers of dh and v allow, in the second sequence."""
-    q, k, _, _ = draw_inputs(17, 2, 20, 20, (FP32, FP32), H=1)
-    v, dh = torch.full((2, 2, 1, 20, 64), 0.125, dtype=v_dtype)
-    dh[0] /= 1024
-    w, r = torch.tensor([9.0]), torch.tensor([0.5])
-    _, *wanted = through_kernel(q, k, v, w, r, 0, dh)
-    assert all(x.isfinite().all() and x.any() for x in wanted)
-    for factor in (0.0, 2.0**-60, 2.0**60):
-        _, *found = through_kernel(q, k, v, w, r, 0, dh * factor)
-        for x, right in zip(found, wanted):
-            torch.testing.assert_close(x, right * factor, rtol=1e-6, atol=0)
-
-
-@needs_kernel
-def test_kernel_takes_empty_inputs():
-    for B, H, T, S in ((0, 2, 5, 5), (1, 0, 5, 5), (1, 2, 0, 5), (1, 2, 5, 0), (1, 2, 20, 0)):
-        q, k, v, dh = draw_inputs(18, B, T, S, (FP32, FP32), H=H)
-        inputs = q, k, v, torch.full((H,), 3.0), torch.ones(H)
-        h, *gradients = through_kernel(*inputs, 0, dh)
-        for x, same in zip([h, *gradients], [dh, *inputs]):
-            assert x.shape == same.shape
-            assert not x.any()
-
-
-@needs_kernel
-def test_kernel_passes_nan_on_to_the_queries_that_see_it():
-    """A diverged model must not look like one that finds nothing."""
-    q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, FP32))
-    q[0, 0, 20], k[0, 1, 5] = math.nan, math.nan
-    w, r = torch.tensor([4.0, 4.0]), torch.tensor([0.5, 0.5])
-    h, dq, *_ = through_kernel(q, k, v, w, r, 0, dh)
-    for x in (h, dq):
-        assert x[0, 0, 20].isnan().all()
-        assert x[0, 1, 5:9].isnan().all()
-
-
-@needs_kernel
-@pytest.mark.parametrize("v_dtype", [BF16, FP32])
-def test_kernel_gives_gradients_of_0_where_values_are_0_and_dh_is_large(v_dtype):
-    q, k, v, dh = draw_inputs(17, 1, 20, 20, (FP32, v_dtype), H=1)
-    w, r = torch.tensor([9.0]), torch.tensor([0.5])
-    _, dq, dk, _, dw, dr = through_kernel(q, k, 0 * v, w, r, 0, dh * 2.0**90)
-    for x in (dq, dk, dw, dr):
-        assert (x == 0).all()
-
-
-@needs_kernel
-@pytest.mark.parametrize("bad", [math.nan, INF])
-def test_kernel_keeps_the_gradients_of_other_queries_if_one_is_not_finite(bad):
-    q, k, v, dh = draw_inputs(13, 1, 40, 40, (FP32, BF16))
-    w, r = torch.tensor([4.0, 4.0]), torch.tensor([0.5, 0.5])
-    _, wanted, *_ = through_kernel(q, k, v, w, r, 0, dh)
-    dh[:, :, 20] = bad
-    _, dq, *_ = through_kernel(q, k, v, w, r, 0, dh)
-    others = [i for i in range(40) if i != 20]
-    torch.testing.assert_close(dq[:, :, others], wanted[:, :, others], rtol=1e-2, atol=1e-3)
-
-
-@needs_kernel
-@pytest.mark.parametrize("v_dtype", [FP16, BF16])
-def test_kernel_finds_exact_matches_with_the_smallest_r(v_dtype):
-    """With two parts of q and k: each relevance is right to one rounding of v's dtype, and 1e-3."""
-    assert fused.choose_parts("forward", FP32, v_dtype) == (FP16, 2)
-    q, _, _ = (x.float() for x in correlated(14, 1, 1, 64, 64))
-    v, w, r = torch.eye(64).expand(1, 1, 64, 64), torch.tensor([INF]), ms.acceptance(
-        torch.tensor([-INF]))
-    k = ms.unit(q + 3e-3 * torch.randn(q.shape, generator=random(15)))     # near matches
-    k[:, :, ::3] = q[:, :, ::3]
-    exact = ms.screen(*(x.double() for x in (q, k, v, w, r)))
-    h = fused.screen(*(x.to(DEVICE) for x in (q, k, v.to(v_dtype), w, r))).cpu().double()
-    assert (exact.diagonal(dim1=-2, dim2=-1) > 0.2).all()
-    assert (h - exact).abs().max() < ROUNDING[v_dtype] + 1e-3
-
-
-@needs_kernel
 def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
     """d(s_w) through the rotations and the softmask, with 16-bit values: off by at most 2.5e-3.
 
@@ -1234,61 +826,3 @@ def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
     for name, g in grads[ms.screen].items():
         torch.testing.assert_close(grads[fused.screen][name], g, rtol=1e-3,
                                    atol=1e-4 * g.abs().max().item(), msg=name)
-
-
-@needs_kernel
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")                  # inside torch
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param(
-    "inductor", marks=pytest.mark.skipif(DEVICE == "cpu", reason="slow, for a GPU"))])
-def test_kernel_is_an_operator_that_torch_compiles_into_a_graph(backend):
-    q, k, v, dh = draw_inputs(11, 1, 20, 20, (FP32, FP32))
-    w, r = torch.tensor([5.0, INF]), torch.tensor([0.4, 0.9])
-    inputs = [x.to(DEVICE).requires_grad_() for x in (q, k, v, w, r)]
-    if backend == "aot_eager":
-        order = torch.tensor([1, 0], device=DEVICE)
-        torch.library.opcheck(fused._screen, (*inputs, order, 3))
-
-    def work(q, k, v, w, r):
-        return ms.tanh_norm(fused.screen(2 * q, k, v, w, r))
-
-    compiled = torch.compile(work, backend=backend, fullgraph=True)
-    wanted = torch.autograd.grad((work(*inputs) * dh.to(DEVICE)).sum(), inputs)
-    found = torch.autograd.grad((compiled(*inputs) * dh.to(DEVICE)).sum(), inputs)
-    for x, right in zip(found, wanted):
-        torch.testing.assert_close(x, right, rtol=1e-5, atol=1e-5 * right.abs().max().item())
-
-
-@needs_kernel
-@pytest.mark.parametrize("name", ["q", "k", "v", "w", "r"])
-def test_kernel_refuses_second_derivatives_on_every_path(name):
-    q, k, v, _ = draw_inputs(15, 1, 4, 4, (FP32, FP32), H=1)
-    inputs = dict(zip("qkvwr", (q, k, v, torch.tensor([5.0]), torch.tensor([0.9]))))
-    inputs = {n: x.to(DEVICE).requires_grad_() for n, x in inputs.items()}
-    x = inputs[name]
-
-    def loss(y):
-        return fused.screen(*(inputs | {name: y}).values()).square().sum()
-
-    def first_derivative():
-        return torch.autograd.grad(loss(x), x, create_graph=True)[0]
-
-    paths = (lambda: torch.autograd.grad(first_derivative().sum(), x),
-             lambda: first_derivative().sum().backward(),
-             lambda: torch.autograd.functional.vhp(loss, x, torch.ones_like(x)),
-             lambda: torch.func.jvp(loss, (x.detach(),), (torch.ones_like(x),)))
-    for path in paths:
-        with pytest.raises((NotImplementedError, RuntimeError), match="once|forward|setup_context"):
-            path()
-
-
-def test_kernel_refuses_inputs_that_it_does_not_support():
-    q, k, v, w, r = *(x.float() for x in correlated(0, 1, 2, 4, 4)), torch.ones(2), torch.ones(2)
-    with pytest.raises(TypeError, match="float64"):
-        fused.screen(q.double(), k, v, w, r)
-    with pytest.raises(ValueError, match="powers of two"):
-        fused.screen(q, k, v[..., :3], w, r)
-    fits = {"q": q, "k": k, "v": v, "w": w, "r": r}
-    wrong = (("k", k[:, :1]), ("k", k[:, :, :3]), ("v", v[:, :, :3]), ("w", w[:1]), ("r", r[0]))
-    for name, part in wrong:
-        with pytest.raises(ValueError, match="has shape"):
-            fused.screen(**fits | {name: part})

@@ -22,7 +22,7 @@ and 5 % in 4096 .. 65536. --ckpt times a trained model, too. The models take tur
 work on the machine slows them all alike. Each row is printed and added to --table, out/latency.tsv,
 as soon as it is measured; `python -m lab.figures latency` draws the forward passes.
 
-    pytest -q test_multiscreen.py -k kernel        tests the compiled kernel on your GPU
+`pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
 """
 import gc
 import math

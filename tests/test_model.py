@@ -284,3 +284,46 @@ def test_relevance_maps_follow_an_edit_inside_screen(monkeypatch):
         monkeypatch.setattr(ms, "screen", right)
         wanted = before if chosen is screen_windowed else maps
         torch.testing.assert_close(model.relevance_maps(tokens), wanted)
+
+
+def test_without_targets_the_loss_is_zero_and_so_is_its_gradient():
+    model = small(1, moved=True)
+    tokens = draw_tokens(2, 41)
+    loss = model.loss(tokens, torch.full_like(tokens, -100))
+    loss.backward()
+    assert loss == 0
+    assert all((p.grad == 0).all() for p in model.parameters())
+
+
+def test_what_the_model_does_not_take_is_refused():
+    model, x = small(1), draw_tokens(2, 8)
+    for sizes in ({"psi": 0}, {"N_L": 0}, {"vocab_size": 0}, {"d_K": 1}, {"w_th": 1.0}):
+        with pytest.raises(ValueError, match="expected more than"):
+            Config(**sizes)
+    for wrong in (x[0], x[:, :0], x[:, :, None]):
+        with pytest.raises(ValueError, match="tokens has shape"):
+            model(wrong)
+        with pytest.raises(ValueError, match="tokens has shape"):
+            model.generate(wrong, 1)
+    with pytest.raises(ValueError, match="targets has shape"):
+        model.loss(x, x.flatten())
+    with pytest.raises(ValueError, match="'sum'"):
+        model.loss(x, x, "sum")
+    for options in ({"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}):
+        with pytest.raises(ValueError, match="expected"):
+            model.generate(x, 1, **options)
+    with pytest.raises(TypeError, match="keep them in float32"):
+        small(1).half()(x)
+    model.s_F.data.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.generate(x, 1)
+
+
+def test_the_definition_screens_until_another_screen_is_assigned(monkeypatch):
+    """As it stands when it is called: so an edit in a notebook acts on a model that exists."""
+    model, inputs = Multiscreen(Config(2, vocab_size=7)), object()
+    monkeypatch.setattr(ms, "screen", lambda *given: given)
+    assert model.screen(*[inputs] * 5, i0=3) == (*[inputs] * 5, 3)
+    model.screen = screen_windowed
+    assert model.screen is screen_windowed
+    assert vars(model)["screen"] is screen_windowed            # no property, no second name
