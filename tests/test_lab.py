@@ -489,6 +489,19 @@ def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, ca
     assert capsys.readouterr().out.splitlines()[4].split()[:5] == ["c", "1", "1", "4626", "-"]
 
 
+@pytest.mark.parametrize("losses, spikes", [
+    ([4.0], 0), ([4.01], 1), ([-9.0], 0),
+    ([9.0, 9.0], 1),                                   # of the ten before the second, one is 9
+    ([9.0, *5 * [1.0, 2.0], 4.01], 2)])
+def test_a_spike_is_a_loss_five_deviations_above_the_mean_of_the_ten_before(
+        tmp_path, losses, spikes):
+    """After five times 1 and 2: their mean is 1.5, their deviation 0.5, so the limit is 4."""
+    log = [{"step": n + 1, "loss": x} for n, x in enumerate([*5 * [1.0, 2.0], *losses])]
+    write_run(tmp_path / "a", [*log, {"step": len(log), "val_loss": 3.0}])
+    run, = compare.read_runs([tmp_path / "a"])
+    assert run.facts["spikes"] == spikes
+
+
 def test_a_loss_that_rose_in_training_and_validation_counts_as_diverged(tmp_path):
     for name, training, val in (("rose", 2.0, 4.0), ("overfits", -1.0, 4.0), ("fell", 2.0, 2.0)):
         log = [{"step": n, "loss": 2 + training * n / 30} for n in range(1, 31)]
