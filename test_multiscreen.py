@@ -485,6 +485,28 @@ def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, moved, sizes
                                    msg=lambda m, name=name: f"{name}: {m}")
 
 
+@guards("Eqs. (1), (3) and (18), the log scales")
+@draws(15)
+@given(s=st.floats(-15, 60))
+@example(s=-15.0)
+@example(s=60.0)
+def test_each_log_scale_acts_as_its_exponential_however_large_or_small(s):
+    """s_E of the embedding, s_O of a tile's update, s_F of the logits."""
+    model = small(1, moved=True, N_L=1).double()
+    layer, tokens = model.layers[0], draw_tokens(1, 9)
+    x = torch.randn(1, 9, 24, generator=random(0), dtype=torch.float64)
+
+    def scaled(s):
+        model.s_E.data.fill_(s)
+        layer.s_O.data.fill_(s)
+        model.s_F.data.fill_(s)
+        return model.embed(tokens), layer(x, model.screen) - x, model.logits(x)
+
+    with torch.no_grad():
+        for ours, plain in zip(scaled(s), scaled(0.0)):
+            torch.testing.assert_close(ours / math.exp(s), plain, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("psi, total, non_embedding", [
     (8, 4_134_146, 917_698), (16, 27_546_626, 14_680_834), (32, 286_347_266, 234_884_098),
     (48, 1_304_884_226, 1_189_092_098), (64, 3_963_961_346, 3_758_108_674)])

@@ -16,19 +16,8 @@ import multiscreen as ms
 from support import fast, native, windowed
 from support.cli import UsageError
 from support.models import build_model
-from tests.helpers import (
-    INF,
-    ROOT,
-    acceptances,
-    correlated,
-    draw_tokens,
-    full_disk,
-    moved_model,
-    needs_cpp,
-    random,
-    seeds,
-    widths,
-)
+from tests.helpers import ROOT, full_disk, moved_model, needs_cpp
+from tests.inputs import INF, acceptances, correlated, draw_tokens, random, seeds, widths
 from tests.test_windowed import h_and_gradients
 
 pytestmark = needs_cpp

@@ -83,6 +83,21 @@ def test_a_full_disk_names_the_file_and_leaves_the_checkpoint_that_was_there(
     assert not [*out.glob("*.tmp")]
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+        tmp_path, monkeypatch):
+    """Otherwise a power cut could leave an empty file."""
+    path, happened, right = tmp_path / "ckpt.pt", [], os.replace
+
+    def replace(*paths):
+        happened.append("replaced")
+        right(*paths)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", lambda file: happened.append(os.fstat(file).st_size))
+    folders.write_checkpoint(path, {"W": torch.zeros(99)})
+    assert happened == [path.stat().st_size, "replaced"]
+
+
 def test_what_a_checkpoint_holds_is_checked_before_it_is_used(run):
     """Every byte of the weights has a checksum, and they must fit the model."""
     out, ckpt = run

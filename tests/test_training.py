@@ -10,24 +10,27 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import multiscreen
 import train
 from multiscreen import Multiscreen
-from support import run
+from support import distributed, run
 from support.check import alive_pairs
-from support.cli import UsageError, cli
+from support.cli import UsageError, cli, stop_requests
 from support.data import Sequences, batches, get_tokenizer
 from support.models import windows
 from support.run import load_checkpoint, read_checkpoint
 from support.tasks import ABCDigitsStream
 from support.windowed import screen_windowed
 from tests.helpers import CPU_SCREEN, ROOT, SMALL, args_of, assert_same_weights, fit, read_table
-from tests.inputs import INF, draw_tokens, small
+from tests.inputs import INF, draw_tokens, draws, small
 
 # The default kernel, so that its bits are compared.
 DEFAULT = ["--kernel", "auto"]
@@ -95,6 +98,29 @@ def test_a_step_is_the_same_in_one_pass_and_in_several(tmp_path):
                     for run in ("several", "one"))
     for a, b in zip(several, one):
         assert a == pytest.approx(b, rel=1e-4)
+
+
+@draws(20)
+@given(processes=st.integers(1, 4), passes=st.integers(1, 4), batch_size=st.integers(1, 3),
+       drawn=st.integers(0, 99))
+def test_all_passes_of_all_processes_together_draw_each_sequence_of_a_step_once(
+        processes, passes, batch_size, drawn):
+    model, found = small(N_L=1, N_H=1), []
+
+    def draw(number, seed):
+        found.append(number)
+        return np.zeros(3, int)
+
+    data = SimpleNamespace(draw=draw)
+    n = processes * passes * batch_size
+    args = SimpleNamespace(batch_tokens=2 * n, seq_len=2, batch_size=batch_size, seed=0, clip=0.0)
+    for rank in range(processes):
+        with (mock.patch.multiple(distributed, rank=lambda rank=rank: rank,
+                                  world=lambda: processes, mean=lambda x: x),
+              mock.patch.object(model, "loss", wraps=model.loss) as loss):
+            train.train_step(model, data, args, drawn)
+        assert [len(call.args[0]) for call in loss.call_args_list] == passes * [batch_size]
+    assert sorted(found) == [*range(drawn, drawn + n)]
 
 
 def test_a_resumed_run_takes_another_weight_decay(tmp_path):
@@ -262,6 +288,38 @@ def test_another_optimizer_resumes(tmp_path, monkeypatch, momentum):
     assert_same_weights(read_checkpoint(tmp_path / "parts/ckpt.pt"), whole)
 
 
+def hear_twice(number, pipe):
+    """Send this process a signal twice, and say after each how many it has noted."""
+    with stop_requests() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            pipe.send([*stop])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_asks_training_to_stop_and_a_second_one_ends_it_at_once(number):
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=hear_twice, args=(number, there))
+    process.start()
+    there.close()
+    process.join()
+    assert process.exitcode == -number
+    assert here.recv() == [number]
+    with pytest.raises(EOFError):                      # it did not live to say more
+        here.recv()
+
+
+def test_nohup_keeps_a_run_alive_when_its_terminal_closes():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop == []
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_main_gives_the_signal_handlers_back(tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     fit(tmp_path / "out", "--steps", "1")
@@ -366,6 +424,16 @@ def test_a_resumed_abcdigits_run_goes_on_with_the_weights_it_had(tmp_path, monke
     assert parts["data_state"][0] == 24
     assert_same_weights(parts, whole)
     assert 0 <= float(read_table(tmp_path / "parts/log.tsv")[-1]["needle"]) <= 1
+
+
+def test_other_data_start_from_the_top(tmp_path, monkeypatch):
+    """How far a task's curriculum has come says nothing about a text, nor the other way round."""
+    monkeypatch.setattr(ABCDigitsStream, "losses", lambda _: (10.0, 10.1))
+    flags, out = ["--resume", "--digits", "2", "--steps"], tmp_path / "out"
+    task = fit(out, *flags, "3", data="abcdigits")
+    assert task["data_state"][0] == 12
+    assert fit(out, *flags, "4")["data_state"] == ()
+    assert fit(out, *flags, "5", data="abcdigits")["data_state"][0] == 4
 
 
 def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypatch, capsys):
@@ -523,6 +591,11 @@ def test_end_of_text_is_no_byte():
     data, args = Sequences([text], 100, 257, ""), SimpleNamespace(batch_size=1)
     row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
     assert row["val_bpb"] == pytest.approx(2 * row["val_loss"] / math.log(2))
+
+    # Of the targets of a text, which ends in end-of-text, but not of the inputs.
+    data = Sequences([np.array([65, 65, 65, 256], dtype=np.uint16)], 3, 257, "")
+    row = train.evaluate(model, data, data, args, get_tokenizer("bytes"))
+    assert row["val_bpb"] == pytest.approx(3 / 2 * row["val_loss"] / math.log(2))
 
 
 def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
