@@ -93,6 +93,7 @@ from tests.inputs import (
 )
 from tests.kernel import (
     BF16,
+    FAMILIES,
     FP16,
     FP32,
     QUICKLY,
@@ -659,8 +660,8 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
          rho=0.6, dtypes=(FP32, BF16))
 @example(seed=3, B=1, T=75, S=75, i0=0, blocks=(16, 32), tiles=[(1e4, 0.5), (2.5, 0.7)], rho=0.4,
          dtypes=(BF16, BF16))
-@example(seed=4, B=1, T=90, S=90, i0=0, blocks=None, tiles=[(1.5, 0.9), (2.0, 0.7)], rho=0.8,
-         dtypes=(FP32, FP16))
+@example(seed=4, B=1, T=90, S=90, i0=0, blocks=FAMILIES[0], tiles=[(1.5, 0.9), (2.0, 0.7)],
+         rho=0.8, dtypes=(FP32, FP16))
 @example(seed=5, B=2, T=35, S=21, i0=5, blocks=(16, 32), tiles=[(30.0, 0.9), (INF, 0.7)], rho=0.8,
          dtypes=(FP32, BF16))
 def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i0, blocks, tiles,
@@ -670,17 +671,27 @@ def test_kernel_is_as_good_as_torch_in_value_and_every_gradient(seed, B, T, S, i
 
 
 @needs_kernel
+@pytest.mark.parametrize("v_dtype", [FP32, BF16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kernel_is_as_good_as_torch_with_the_blocks_of_each_family_of_gpus(family, v_dtype):
+    """A window ends inside a block, another one has blocks that need no mask."""
+    q, k, v, dh = draw_inputs(9, 1, 75, 75, (FP32, v_dtype))
+    w, r = torch.tensor([20.5, INF]), torch.tensor([0.9, 0.3])
+    assert_as_good_as_torch(q, k, v, w, r, 0, dh, family)
+
+
+@needs_kernel
 @draws(2, phases=QUICKLY)
 @given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 16), S=st.integers(1, 60),
        before=st.integers(-20, 20), keys=st.sampled_from([16, 48, 1024]),
-       blocks=st.sampled_from([None, (16, 32), (32, 64)]),
+       blocks=st.sampled_from([*FAMILIES, (16, 32), (32, 64)]),
        tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=1),
        rho=st.floats(0.3, 0.9),
        dtypes=st.sampled_from([(FP32, FP32), (FP16, FP16), (BF16, BF16), (FP32, FP16),
                                (FP32, BF16), (BF16, FP16)]))
 # One query; 16 queries; a program without keys.
-@example(seed=0, B=2, T=1, S=110, before=0, keys=48, blocks=None, tiles=[(60.0, 0.3), (INF, 1.0)],
-         rho=0.6, dtypes=(FP32, BF16))
+@example(seed=0, B=2, T=1, S=110, before=0, keys=48, blocks=FAMILIES[0],
+         tiles=[(60.0, 0.3), (INF, 1.0)], rho=0.6, dtypes=(FP32, BF16))
 @example(seed=1, B=1, T=16, S=70, before=0, keys=16, blocks=(16, 16),
          tiles=[(5.0, 0.9), (40.5, 0.02)], rho=0.6, dtypes=(FP32, FP32))
 @example(seed=2, B=1, T=7, S=20, before=3, keys=16, blocks=(32, 64), tiles=[(INF, 0.5)], rho=0.9,
@@ -825,7 +836,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
         return s_w.grad.item()
 
     exact = gradient(screen_windowed, torch.float64, v.double())
-    with use_blocks(None if DEVICE == "cuda" else (256, 256)):             # fewer to interpret
+    with use_blocks(FAMILIES[0] if DEVICE == "cuda" else (256, 256)):      # fewer to interpret
         error = abs(gradient(fused.screen, FP32, v) / exact - 1)
     assert error < (2.5e-3 if hopper else 2e-2)
 
