@@ -198,6 +198,7 @@ def test_mipe_angle_by_hand():
     torch.testing.assert_close(angle[1, 1].item(), math.pi / 256)          # gamma(w_th / 2) = 1/2
     gamma = (math.cos(math.pi / 128) + 1) / 2
     torch.testing.assert_close(angle[0, 2].item(), 3 * math.pi * gamma / 2)
+    assert ms.mipe_angle(torch.tensor([1]), w.bfloat16(), 256.0).dtype == torch.float32
 
 
 @guards("Eqs. (6) and (7), MiPE's angle")
@@ -589,7 +590,15 @@ def test_the_model_is_causal_bitwise(seed, T, dtype, data):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_products_run_in_16_bits_and_geometry_in_float32(dtype):
+def test_products_run_in_16_bits_and_geometry_in_float32(dtype, monkeypatch):
+    right_unit = ms.unit
+
+    def unit(x):
+        assert x.dtype == torch.float32
+        return right_unit(x)
+
+    monkeypatch.setattr(ms, "unit", unit)
+
     class Watched(ms.GatedScreeningTiles):
         def bound(self, h):
             assert h.dtype == torch.float32

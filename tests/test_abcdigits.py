@@ -153,3 +153,28 @@ def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(measure,
     assert windows[1] == [INF if w > 32 else w for w in windows[0]]
     assert INF in windows[1]
     assert [(row["swe"], row["accuracy"]) for row in rows] == [("", "0.5"), ("yes", "0.5")]
+
+
+def test_the_last_line_is_the_mean_over_the_depths(measure, capsys):
+    found = [[True, True], [False, True]]
+    measure("--lengths", "260", "--depths", "0.1", "0.5", right=lambda *_: found.pop(0))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-2:] for line in lines[-3:]] == [["0.1", "100.0%"], ["0.5", "50.0%"],
+                                                  ["mean", "75.0%"]]
+
+
+@pytest.mark.parametrize("data", ["abcdigits", None])
+def test_a_run_is_asked_for_numbers_as_long_as_those_it_learned(
+        tmp_path, monkeypatch, capsys, data):
+    """A line says so if it was trained on something else."""
+    def exact_matches(model, tokenizer, prompts, answers):
+        assert {len(answer) for answer in answers} == {2}
+        return [True] * len(prompts)
+
+    fit(tmp_path / "out", "--steps", "1", "--digits", "2", data=data)
+    monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
+    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(tmp_path / "out/ckpt.pt"),
+                                      "--device", "cpu", "--lengths", "160", "--depths", "0.5"])
+    capsys.readouterr()
+    abcdigits.main()
+    assert ("not on abcdigits: expect 0 %" in capsys.readouterr().out) == (data is None)

@@ -160,6 +160,15 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
     assert any((alpha_d[:, 2][:, distance >= 101] > 0).any() for alpha_d in maps)
 
 
+def test_a_model_keeps_its_screen_when_its_maps_fail():
+    """As when a notebook's tokens are not in the vocabulary."""
+    model = small(1)
+    model.screen = screen_windowed
+    with pytest.raises(IndexError):
+        model.relevance_maps(torch.tensor([[50]]))
+    assert model.screen is screen_windowed
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_relevance_maps_are_the_weights_that_the_models_own_screen_gives(factor):
     model, tokens, given = small(1, moved=True), draw_tokens(2, 140), []

@@ -15,7 +15,7 @@ from tests.inputs import INF, correlated, draw_tokens, random, small, use_produc
 
 
 @pytest.mark.parametrize("sizes", [
-    {"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}])
+    {"psi": 0}, {"N_L": 0}, {"d_K": 1}, {"vocab_size": 0}, {"w_th": 1.0}, {"w_th": math.nan}])
 def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(ValueError, match="expected more than"):
         Config(**sizes)
@@ -307,6 +307,8 @@ def test_what_the_model_does_not_take_is_refused():
             model.generate(wrong, 1)
     with pytest.raises(ValueError, match="targets has shape"):
         model.loss(x, x.flatten())
+    with pytest.raises(ValueError, match="shorter"):                       # than the layers
+        model(x, model.new_caches()[:2])
     with pytest.raises(ValueError, match="'sum'"):
         model.loss(x, x, "sum")
     for options in ({"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}):

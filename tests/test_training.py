@@ -123,6 +123,12 @@ def test_all_passes_of_all_processes_together_draw_each_sequence_of_a_step_once(
     assert sorted(found) == [*range(drawn, drawn + n)]
 
 
+@pytest.mark.parametrize("tokens", ["64", "200"])
+def test_a_step_that_is_not_a_number_of_whole_passes_is_refused(tokens):
+    with pytest.raises(UsageError, match=f"{tokens}: it must be a multiple of 128"):
+        args_of([*SMALL, "--batch-tokens", tokens])
+
+
 def test_a_resumed_run_takes_another_weight_decay(tmp_path):
     fit(tmp_path / "a", "--steps", "2")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -215,6 +221,26 @@ def test_losses_are_read_only_where_they_are_shown_or_a_task_needs_them(tmp_path
     fit(tmp_path / "out", "--steps", "13", "--log-every", "5", "--eval-every", "13",
         "--save-every", "7")
     assert read == [1, 5, 7, 10, 13]
+
+
+def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch, capsys):
+    """And the minutes left follow from the steps of this command: a resumed run did not do all."""
+    clock, right = [0.0], torch.optim.AdamW.step
+
+    def step(self, *inputs, **options):
+        clock[0] += 2.0                                # seconds
+        return right(self, *inputs, **options)
+
+    fit(tmp_path / "out", "--steps", "4")
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    capsys.readouterr()
+    fit(tmp_path / "out", "--resume", "--steps", "10", "--log-every", "3", "--eval-every", "5")
+    rows = [row for row in read_table(tmp_path / "out/log.tsv")[2:] if row["loss"]]
+    assert [(row["step"], row["ms"], row["tokens_per_s"]) for row in rows[-3:]] == [
+        ("6", "2000", "64"), ("9", "2000", "64"), ("10", "2000", "64")]
+    left = re.findall(r"min_left ([\d.]+)", capsys.readouterr().out)
+    assert [float(x) for x in left] == pytest.approx([8 / 60, 2 / 60, 0.0], rel=1e-3)
 
 
 def test_what_is_printed_does_not_change_what_is_trained(tmp_path):
@@ -583,6 +609,7 @@ def test_the_validation_loss_is_the_mean_over_sequences_spread_evenly_over_the_d
     x = torch.stack([torch.from_numpy(data[n]) for n in range(30)])
     assert row["val_loss"] == pytest.approx(model.loss(x[:, :-1], x[:, 1:]).item(), rel=1e-5)
     assert [*Sequences([np.zeros(1001, np.uint16)], 10, 257, "test").spread(4)] == [0, 25, 50, 75]
+    assert [*Sequences([np.zeros(1011, np.uint16)], 10, 257, "test").spread(4)] == [0, 26, 52, 78]
 
 
 def test_end_of_text_is_no_byte():
