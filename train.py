@@ -333,9 +333,15 @@ def get_args(argv=None, ckpt=None, init=None):
 @dist.joined()
 def main(argv=None):
     command = get_parser().parse_args(argv)
-    out = Path(command.out)
-    ckpt = find_checkpoint(out, command)
-    init = read_checkpoint(command.init) if command.init and not ckpt else None
+    out, init = Path(command.out), None
+    if command.resume and command.init:
+        raise cli.UsageError("--init begins a run and --resume continues one: leave one of them "
+                             "out")
+    if command.init and Path(command.init).resolve().parent == out.resolve():
+        raise cli.UsageError(f"--out {out} would overwrite {command.init}: name another --out")
+    ckpt = find_checkpoint(out, command.resume, command.force)
+    if command.init:
+        init = read_checkpoint(command.init)
     args = get_args(argv, ckpt, init)
     is_finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
     if not is_finished:

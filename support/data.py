@@ -94,29 +94,37 @@ def encode_document(text, tokenizer):
 # ------------------------------------------------------------------------------------- files
 
 def files_of(names):
-    """The files that --data names, each once: folders in order, without hidden files.
-
-    Where a folder has token files, texts beside them are what these were made from, and are left
-    out. So are folders of runs, so that you can train where your texts are.
-    """
+    """The files that --data names, each once, in order."""
     if list(names) == ["stdlib"]:
         return standard_library()
-    found = []
+    files = []
     for root in map(Path, names):
         if not root.exists():
             raise UsageError(f"{root} does not exist")
-        paths = files_in(root) if root.is_dir() else [root]
-        tokens = [path for path in paths if path.suffix in TOKEN_FILES]
-        if tokens and len(tokens) < len(paths):
-            n = len(paths) - len(tokens)
-            print(f"left out {count(n, 'file')} beside the token files in {root}")
-            paths = tokens
-        found += paths
-    return list(dict.fromkeys(found))
+        files += files_in(root) if root.is_dir() else [root]
+    return list(dict.fromkeys(files))
 
 
 def files_in(folder):
-    """The files of a folder and of those in it, without hidden ones and without runs."""
+    """The files of a folder that --data names, in order.
+
+    Where there are token files, the texts beside them are what these were made from, and are left
+    out.
+    """
+    paths = files_below(folder)
+    tokens = [path for path in paths if path.suffix in TOKEN_FILES]
+    if tokens and len(tokens) < len(paths):
+        n = len(paths) - len(tokens)
+        print(f"left out {count(n, 'file')} beside the token files in {folder}")
+        return tokens
+    return paths
+
+
+def files_below(folder):
+    """The files of a folder and of those in it, without hidden ones.
+
+    Folders of runs are left out, too, so that you can train where your texts are.
+    """
     found = []
     for here, folders, files in os.walk(folder):
         if is_run(Path(here)):

@@ -23,7 +23,6 @@ import zipfile
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import filelock
 import torch
@@ -74,23 +73,20 @@ def require_utf8(path):
         raise UsageError(f"the name {os.fsencode(path)} is not UTF-8: choose another") from None
 
 
-def find_checkpoint(out, args):
+def find_checkpoint(out, resume, force):
     """The checkpoint of the run in a folder, if it continues; None if a new run begins.
 
-    args: the flags of the command. A run that was killed before its first checkpoint begins again.
-    One that diverged is a result: it is refused with exit code 3. Raises UsageError to refuse.
+    resume, force: the flags of the command. A run that was killed before its first checkpoint
+    begins again. One that diverged is a result: it is refused with exit code 3. Raises UsageError
+    to refuse.
     """
     if out == Path() or out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: name a folder, a new one or that of an earlier run")
     require_utf8(out)
-    if args.resume and args.init:
-        raise UsageError("--init begins a run and --resume continues one: leave one of them out")
-    if args.init and Path(args.init).resolve().parent == out.resolve():
-        raise UsageError(f"--out {out} would overwrite {args.init}: name another --out")
     for name in ("log.tsv", "flags.txt", "source"):
         if (out / name).exists() and not is_run(out):
             raise UsageError(f"{out / name} belongs to no run: name another --out")
-    if args.force and is_run(out):
+    if force and is_run(out):
         return None
     if (out / "diverged.txt").exists():
         reason = (out / "diverged.txt").read_text("utf-8").strip()
@@ -101,12 +97,12 @@ def find_checkpoint(out, args):
 
     # A folder with nothing but a checkpoint is a run, too, unless another program wrote the file.
     ckpt = read_checkpoint(out / "ckpt.pt")
-    if args.resume:
+    if resume:
         if not {"drawn", "corpus", "optimizer", "random_states", "data_state"} <= ckpt.keys():
             raise UsageError(f"{out / 'ckpt.pt'} holds a model, but not what it takes to go on "
                              f"training: --init {out / 'ckpt.pt'} --out NEW starts from it")
         return ckpt
-    if args.force:
+    if force:
         return None
     raise UsageError(f"{out} holds a run: --resume continues it, --force overwrites it, another "
                      "--out starts a new one")
@@ -199,8 +195,7 @@ class Run:
         try:
             with filelock.FileLock(self.out / "lock", timeout=0):
                 # Another run may have begun or gone on here since the checkpoint was looked for.
-                command = SimpleNamespace(**(vars(self.args) | {"init": None}))
-                ckpt = find_checkpoint(self.out, command)
+                ckpt = find_checkpoint(self.out, self.args.resume, self.args.force)
                 if ckpt and ckpt["step"] != self.step:
                     raise UsageError(f"{self.out} has changed meanwhile: repeat the command")
                 self.write_head()
