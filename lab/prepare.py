@@ -88,6 +88,8 @@ def write(folder, args, tokenizer):
                 raise UsageError(f"{path}: a row without {args.field!r}, or damaged ({e})"
                                  ) from None
             print(f"{path}: {n_tokens:,} tokens so far", flush=True)
+    if n_documents == 0:
+        raise UsageError("there is no document in these files")
     if (folder / "val.bin").stat().st_size == 0:
         (folder / "val.bin").unlink()                  # train.py holds out the last twentieth
 

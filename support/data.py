@@ -93,44 +93,58 @@ def encode_document(text, tokenizer):
 
 # ------------------------------------------------------------------------------------- files
 
-def files_of(names):
+def files_of(names, tokenizer):
     """The files that --data names, each once, in order."""
     if list(names) == ["stdlib"]:
         return standard_library()
-    files = []
+    files = {}
     for root in map(Path, names):
         if not root.exists():
             raise UsageError(f"{root} does not exist")
-        files += files_in(root) if root.is_dir() else [root]
-    return list(dict.fromkeys(files))
+        for path in files_in(root, tokenizer) if root.is_dir() else [root]:
+            files.setdefault(number_of(path), path)
+    return list(files.values())
 
 
-def files_in(folder):
+def number_of(path):
+    """What identifies a file, whatever it is called: a link has the number of its file."""
+    if not path.exists():
+        return path                                    # a link to nothing
+    return path.stat().st_dev, path.stat().st_ino
+
+
+def files_in(folder, tokenizer):
     """The files of a folder that --data names, in order.
 
-    Where there are token files, the texts beside them are what these were made from, and are left
-    out.
+    Token files lie beside the texts that they were made from, so only one kind is read: for bytes
+    the texts, because the tokens may be those of another vocabulary, otherwise the tokens.
     """
     paths = files_below(folder)
     tokens = [path for path in paths if path.suffix in TOKEN_FILES]
-    if tokens and len(tokens) < len(paths):
-        n = len(paths) - len(tokens)
-        print(f"left out {count(n, 'file')} beside the token files in {folder}")
-        return tokens
-    return paths
+    texts = [path for path in paths if path.suffix not in TOKEN_FILES]
+    if not tokens or not texts:
+        return paths
+    if tokenizer.name == "bytes":
+        print(f"left out {count(len(tokens), 'token file')} beside the texts in {folder}: name "
+              "their vocabulary with --tokenizer to read them instead")
+        return texts
+    print(f"left out {count(len(texts), 'file')} beside the token files in {folder}")
+    return tokens
 
 
 def files_below(folder):
     """The files of a folder and of those in it, without hidden ones.
 
-    Folders of runs are left out, too, so that you can train where your texts are.
+    Links are followed. Folders of runs are left out, so that you can train where your texts are.
     """
-    found = []
-    for here, folders, files in os.walk(folder):
-        if is_run(Path(here)):
+    found, been = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        number = number_of(Path(here))
+        if is_run(Path(here)) or number in been:       # a link may lead back
             folders.clear()
             continue
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        been.add(number)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(here, name) for name in files if not name.startswith(".")]
     return sorted(found)
 
@@ -172,8 +186,9 @@ def read_text(path):
         raise UsageError(f"{path}: {prepare} turns it into token files")
     try:
         return path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8") from None
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path}: not UTF-8 at byte {e.start:,}; if it is Latin-1, iconv -f "
+                         "latin1 -t utf-8 converts it") from None
 
 
 def read_tokens(path, tokenizer):
@@ -193,13 +208,17 @@ def read_tokens(path, tokenizer):
                              f"those of a vocabulary of {tokenizer.n_vocab}")
         tokens = np.memmap(path, f"<u{width}", "r")
         # Numbers of twice the width have their upper half in every second place: zeros.
-        some = tokens[:4096]
-        if len(some) > 64 and some.any() and not some[1::2].any():
+        some = np.concatenate((tokens[:JOINED], tokens[-JOINED:]))
+        if len(tokens) > 64 and some.any() and not some[1::2].any():
             raise UsageError(f"{path} has tokens of {2 * width} bytes or more each, expected "
                              f"{width} for a vocabulary of {tokenizer.n_vocab}: write them as "
                              f"uint{8 * width}, or with numpy.save as .npy")
     # All of a large one would take minutes: the rest is looked at as it is drawn.
     require_known(tokens[:JOINED], path, tokenizer.n_vocab)
+    if tokenizer.name == "bytes" and len(tokens) > 0 and tokens[:JOINED].max() < ord("a"):
+        n = tokens[:JOINED].max()
+        print(f"{path}: its numbers are 0 to {n}, read as bytes; if they are those of a vocabulary "
+              f"of your own, its size is --tokenizer {n + 1}")
     return tokens
 
 
@@ -308,7 +327,8 @@ def hold_out(files, args, tokenizer):
         held_out, how = read_files(args.val, tokenizer), " ".join(args.val)
     else:
         held_out, how = held_out_files(files, args.data)
-    kept = [tokens for path, tokens in files.items() if path not in held_out]
+    numbers = {number_of(path) for path in held_out}
+    kept = [tokens for path, tokens in files.items() if number_of(path) not in numbers]
     if args.val and not kept:
         raise UsageError(f"--val {how} holds out all of --data: leave some of it to train on")
     train = join(kept)
@@ -386,14 +406,14 @@ def read_files(names, tokenizer):
     line says so.
     """
     found, left_out = {}, []
-    for path in files_of(names):
+    for path in files_of(names, tokenizer):
         try:
             if path.suffix in TOKEN_FILES:
                 found[path] = read_tokens(path, tokenizer)
             else:
                 require_text(tokenizer, path)
                 found[path] = encode_document(read_text(path), tokenizer)
-        except UsageError as e:
+        except (UsageError, OSError) as e:
             if str(path) in names:
                 raise
             left_out.append(str(e))
