@@ -48,7 +48,7 @@ LENGTH = ("steps", "log_every", "eval_every", "save_every")        # how far and
 # Columns of log.tsv, of which only tasks have the last two; and in which form a number is printed.
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_min", "w_median", "w_max", "ms", "tokens_per_s",
            "val_loss", "val_bpb", "alive", "needle", "base")
-PRINTED = {"loss": "7.4f", "lr": "7.2g", "grad_norm": "8.4f", "w_median": "6.1f", "w_max": "7.4g",
+PRINTED = {"loss": "7.4f", "lr": "7.2g", "grad_norm": "8.4f", "w_median": "6.4g", "w_max": "7.4g",
            "ms": "5.0f", "min_left": "5.1f", "val_loss": "7.4f", "val_bpb": "6.3f",
            "alive": "5.1%", "needle": "5.1%", "base": "5.3f"}
 # Our code that trains and measures. Of the files of support/, COMPUTING are those on which numbers
