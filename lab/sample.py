@@ -15,7 +15,16 @@ import time
 import torch
 
 from support import check
-from support.cli import DEVICE, Parser, UsageError, cli, get_device, printable, products_dtype
+from support.cli import (
+    DEVICE,
+    Parser,
+    UsageError,
+    at_least,
+    cli,
+    get_device,
+    printable,
+    products_dtype,
+)
 from support.run import load_checkpoint
 
 
@@ -36,10 +45,11 @@ def decode_stream(tokens, tokenizer):
 def main():
     p = Parser(__doc__)
     p.flag("--prompt", "", "the text to continue [none: start a new document]")
-    p.flag("--tokens", 500, "generate at most this many new tokens")
-    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token")
-    p.flag("--top-k", None, "sample only from the k likeliest tokens [all]", int)
-    p.flag("--seed", 0, "seed of the random number generator")
+    p.flag("--tokens", 500, "generate at most this many new tokens", at_least(1))
+    p.flag("--temperature", 0.7, "how random the choice is; 0 takes the likeliest token",
+           at_least(0, float))
+    p.flag("--top-k", None, "sample only from the k likeliest tokens [all]", at_least(1))
+    p.flag("--seed", 0, "seed of the random number generator", at_least(0))
     p.flag("--ckpt", "out/ckpt.pt", "checkpoint of train.py")
     p.flag("--device", DEVICE, "cpu, cuda or mps")
     args = p.parse_args()

@@ -66,6 +66,10 @@ def at_least(least, kind=int):
 
 def cli(main):
     """Run `main()`. A mistake the user can fix prints a line and exits with 1, Ctrl-C with 130."""
+    # What a terminal's encoding lacks is escaped: a model writes any character.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):             # a notebook's has none
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
     except KeyboardInterrupt as e:                     # train.py's says where it stopped
@@ -74,6 +78,9 @@ def cli(main):
         sys.exit(130)
     except UsageError as e:
         fail(e, e.code)
+    except BrokenPipeError:                            # nobody reads on, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as e:
         fail(f"{e.filename}: {e.strerror}" if e.filename else e)
     except FloatingPointError as e:
@@ -116,6 +123,9 @@ def stop_requests():
         stop.append(sent)
         if not torch.distributed.is_initialized():
             signal.signal(sent, signal.SIG_DFL)
+            # Not `print`, which this may have interrupted.
+            os.write(2, b"\nstopping after this step, with a checkpoint; a second time ends at "
+                     b"once, without one\n")
 
     if threading.current_thread() is threading.main_thread():
         for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

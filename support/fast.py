@@ -1,8 +1,8 @@
 """Make a model fast: a faster twin of `screen`, torch.compile, CUDA graphs, recomputing.
 
 A twin repeats equations of multiscreen.py, so it screens only as long as these have the code that
-it was written for. Beside each twin stands which functions these are (EQUATIONS) and a hash of
-their code (CODE). After an edit of one of them the definition screens, and a line says so.
+it was written for: each twin has EQUATIONS, {name of a function: a hash of its code}. After an edit
+of one of them the definition screens, and a line says so.
 
 train.py calls `make_fast` once, and `load_checkpoint` calls `choose_screen`. Read it if a line says
 that the definition screens, or before you add a kernel.
@@ -50,14 +50,14 @@ def code_of(f):
     return ast.unparse(tree)
 
 
-def hash_of_code(names):
-    """A hash of functions of multiscreen, as they are in memory: a notebook's count.
+def hash_of_code(name):
+    """A hash of a function of multiscreen, as it is in memory: a notebook's counts.
 
     Of a function that wraps another one both count, because your wrapper may name ours.
     """
-    functions = [getattr(multiscreen, name) for name in names]
-    code = [code_of(f) + code_of(inspect.unwrap(f)) for f in functions]
-    return hashlib.sha256("".join(code).encode()).hexdigest()[:12]
+    f = getattr(multiscreen, name)
+    code = code_of(f) + code_of(inspect.unwrap(f))
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 class CannotScreen(Exception):
@@ -66,9 +66,10 @@ class CannotScreen(Exception):
 
 def require_unedited(twin):
     """Raise CannotScreen if a twin, a module, repeats functions that have other code now."""
-    if hash_of_code(twin.EQUATIONS) != twin.CODE:
-        raise CannotScreen(f"one of {', '.join(twin.EQUATIONS)} is not the one {twin.__name__} was "
-                           "written for")
+    edited = [name for name, code in twin.EQUATIONS.items() if hash_of_code(name) != code]
+    if edited:
+        raise CannotScreen(f"your edit of {' and '.join(edited)} is used, for which "
+                           f"{twin.__name__} was not written")
 
 
 def choose_screen(model, kernel="auto"):

@@ -41,6 +41,9 @@ def build_model(name, config, dtype=None):
             # A class may have sizes of its own, and a definition of its own in place of `screen`.
             sizes = tiles.sizes(config) if hasattr(tiles, "sizes") else config
             model = Multiscreen(Config(**sizes), dtype, tiles)
+            if not hasattr(model.layers[0], "W_O"):
+                raise UsageError(f"{words[0]} has no W_O, with which its tiles write: does its "
+                                 "`initialize` call super().initialize()?")
             if hasattr(tiles, "own_screen"):
                 model.screen = tiles.own_screen
             return model
@@ -52,6 +55,9 @@ def build_model(name, config, dtype=None):
             return transformer.Transformer(sizes, dtype, block)
     except ValueError as e:
         raise UsageError(e) from None
+    if "." in name and not words:
+        raise UsageError(f"model {name!r} is unknown: a class of yours is a part of a model, as in "
+                         f"multiscreen:{name}")
     tiles, blocks = (", ".join(variants(room)) for room in ("ablations", "attention"))
     raise UsageError(f"model {name!r} is unknown: use multiscreen, multiscreen:VARIANT ({tiles}), "
                      "transformer:SIZE (8M, 45M, 353M, 1.3B or N_L,N_H,d_E), or "

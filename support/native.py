@@ -24,7 +24,8 @@ from torch import _appdirs
 import multiscreen
 from support.windowed import WindowCache, screen_windowed
 
-EQUATIONS, CODE = ("trim", "softmask", "relevance", "screen"), "46395311d169"
+EQUATIONS = {"trim": "1ee259a8103c", "softmask": "7e812ad14d4b",
+             "relevance": "82c31fca5176", "screen": "13937fcdf926"}
 SOURCE = Path(__file__).with_name("screen.cpp")
 # Without -fno-loop-unroll-and-jam, GCC works on two alive keys at once, five times as slowly.
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd",

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 import multiscreen
 from multiscreen import KeyCache
 
-EQUATIONS, CODE = ("softmask", "relevance", "screen"), "c0e9b6f85b3d"
+EQUATIONS = {"softmask": "7e812ad14d4b", "relevance": "82c31fca5176",
+             "screen": "13937fcdf926"}
 NEAR, FAR = 16, 64                  # queries in a block, of tiles that reach up to 16 keys, or more
 PAIRS = 2**20                       # query-key pairs of a tile, beyond which backward recomputes
 PAIRS_ON_GPU = 2**24                # .. of all tiles, up to which a GPU is fastest with one call
