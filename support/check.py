@@ -21,7 +21,7 @@ from torch import nn
 import multiscreen
 from multiscreen import softmask, unit
 from support.cli import error_line
-from support.models import has_windows, random_states, set_random_states, windows_of
+from support.models import drawing_from, has_windows, random_states, windows_of
 
 PROMISES = ("causal", "cached", "alone", "trained")
 MEANS = {
@@ -51,14 +51,11 @@ def faults(model, T=SHORT, gradients=False):
 
     Tried on a copy, with random tokens, (2, T). gradients: try `trained`, too.
     """
-    states = random_states()
-    try:
+    with drawing_from(random_states()):
         try:
             return faults_of(moved_copy(model, torch.float64), T, gradients, 1e-6)
         except (RuntimeError, TypeError, ValueError):  # a layer may know only float32
             return faults_of(moved_copy(model, torch.float32), T, gradients, 1e-4)
-    finally:
-        set_random_states(states)
 
 
 def faults_of(model, T, gradients, tolerance):
@@ -93,14 +90,33 @@ def faults_of(model, T, gradients, tolerance):
     return found
 
 
-def moved_copy(model, dtype):
-    """A copy of up to four layers and 1,000 tokens of a model, in eval mode, its parameters moved.
+def are_same(a, b):
+    """Whether two models have the same logits, once the parameters of both are moved alike."""
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 1e-3)):
+        try:
+            x, y = (logits_of(moved_copy(model, dtype, len(model.layers))) for model in (a, b))
+            return torch.allclose(x, y, rtol=0, atol=tolerance * x.abs().max().item())
+        except (RuntimeError, TypeError, ValueError):  # a layer may know only float32
+            continue
+    return False
+
+
+@torch.no_grad()
+def logits_of(model):
+    """The logits of a few tokens; a layer that draws random numbers draws the same each time."""
+    tokens = torch.arange(2 * SHORT, device=model.W_E.device).view(2, -1) % len(model.W_E)
+    with drawing_from(random_states()):
+        return model(tokens)
+
+
+def moved_copy(model, dtype, n_layers=4):
+    """A copy of some layers and 1,000 tokens of a model, in eval mode, its parameters moved.
 
     Each is moved by a tenth of its size, or of 1: a share that is learned, and 0 at first, counts.
     The layers' matrices are tripled, as those of a new model change its logits only a little.
     """
     part = copy.copy(model)                            # shares its tensors, however large
-    part._modules = model._modules | {"layers": model.layers[:4]}
+    part._modules = model._modules | {"layers": model.layers[:n_layers]}
     W_E = nn.Parameter(model.W_E.detach()[:1000])
     part._parameters = model._parameters | {"W_E": W_E}
     for name in ("head", "nats", "loss"):              # compiled for the model itself

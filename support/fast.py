@@ -25,7 +25,7 @@ from multiscreen import Multiscreen
 from support import check, native, windowed
 from support import distributed as dist
 from support.cli import UsageError, error_line
-from support.models import count_parameters, has_windows, random_states
+from support.models import count_parameters, drawing_from, has_windows, random_states
 
 # Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of
 # MiPE and RoPE take fewer: they would be computed, in float64, for every number that they rotate.
@@ -221,9 +221,21 @@ def compile_and_record(model, args):
 
 
 def recompute(model):
-    """Keep only the layers' inputs, and recompute their activations in backward. In place."""
+    """Keep only the layers' inputs, and recompute their activations in backward. In place.
+
+    Whatever random numbers a layer draws, by torch, Python or numpy, it draws again.
+    """
     def forward(self, *inputs):
-        return checkpoint(type(self).forward, self, *inputs, use_reentrant=False)
+        states, done = random_states(), []
+
+        def run(*inputs):
+            if not done:
+                done.append(True)
+                return type(self).forward(self, *inputs)
+            with drawing_from(states):
+                return type(self).forward(self, *inputs)
+
+        return checkpoint(run, *inputs, use_reentrant=False)
 
     for layer in model.layers:
         layer.forward = MethodType(forward, layer)

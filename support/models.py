@@ -13,6 +13,7 @@ import os
 import random
 import statistics
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 
 import numpy as np
@@ -109,24 +110,14 @@ def variants(room):
 
 
 def name_of(model):
-    """The name with which `build_model` builds a model of these classes.
-
-    Raises UsageError if another program could not import them.
-    """
-    c, layer = model.config, type(model.layers[0])
-    names = {"Multiscreen": "multiscreen"}
-    if hasattr(c, "N_H"):
-        names["Transformer"] = f"transformer:{c.N_L},{c.N_H},{c.d_E}"
-    kind = type(model).__name__
-    if kind not in names:
-        raise UsageError(f"{kind} is neither Multiscreen nor Transformer: what is your own belongs "
-                         "into the class of a layer")
-    if layer.__name__ in ("GatedScreeningTiles", "Block"):
-        return names[kind]
-    if layer.__module__ == "__main__":
-        raise UsageError(f"{layer.__name__} is in no module: write it to a file of its own, and "
-                         "import it from there")
-    return f"{names[kind]}:{layer.__module__}.{layer.__qualname__}"
+    """The name with which `build_model` builds a model with this class of layers."""
+    c, layer, name = model.config, type(model.layers[0]), "multiscreen"
+    if not hasattr(c, "w_th"):                         # a Transformer's sizes are in its name
+        name = f"transformer:{c.N_L},{c.N_H},{c.d_E}"
+    base = "Block" if name.startswith("transformer") else "GatedScreeningTiles"
+    if layer.__name__ == base and layer.__module__ in ("multiscreen", "lab.baselines.transformer"):
+        return name
+    return f"{name}:{layer.__module__}.{layer.__qualname__}"
 
 
 def recipe(name):
@@ -182,3 +173,14 @@ def set_random_states(states):
     torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
+
+
+@contextmanager
+def drawing_from(states):
+    """Inside, layers draw random numbers from these states on; afterwards as if none were drawn."""
+    own = random_states()
+    set_random_states(states)
+    try:
+        yield
+    finally:
+        set_random_states(own)

@@ -28,6 +28,7 @@ import filelock
 import torch
 
 from multiscreen import Multiscreen
+from support import check
 from support import distributed as dist
 from support.cli import ROOT, UsageError, is_out_of_memory
 from support.data import absolute, get_tokenizer, is_run
@@ -198,11 +199,30 @@ class Run:
                 ckpt = find_checkpoint(self.out, self.args.resume, self.args.force)
                 if ckpt and ckpt["step"] != self.step:
                     raise UsageError(f"{self.out} has changed meanwhile: repeat the command")
+                if self.args.resume and self.step == 0:
+                    self.require_same_begin()
                 self.write_head()
                 yield
         except filelock.Timeout:
             raise UsageError(f"{self.out} is in use by another process: stop it, or name another "
                              "--out") from None
+
+    def require_same_begin(self):
+        """Raise UsageError if --resume would begin a run anew with other flags than it began with.
+
+        It was stopped before its first checkpoint. A mistyped folder has no run: a line says so.
+        """
+        if not is_run(self.out):
+            print(f"a new run begins in {self.out}")
+            return
+        lines = (self.out / "flags.txt").read_text("utf-8").splitlines()
+        old = dict(line.split("\t", 1) for line in lines)
+        for name, x in self.facts["args"].items():
+            if name not in (*FREE, *LENGTH) and old.get(name) != as_typed(x):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{self.out} holds a run without a checkpoint, begun with {flag} "
+                                 f"{old.get(name)} and not {as_typed(x)}: repeat its command, or "
+                                 "--force begins another")
 
     def write_head(self):
         """Write flags.txt, log.tsv and source/. A new run deletes what an old one left behind."""
@@ -258,9 +278,12 @@ class Run:
         self.print(f"saved {self.out / 'ckpt.pt'}{end}")
 
     def require_finite(self, step, **values):
-        """Raise UsageError if a number of a step is not finite: the run has diverged."""
+        """Raise UsageError if a number of a step is not finite: the run has diverged.
+
+        So it has if the gradient is 0: nothing will ever move again.
+        """
         for name, x in values.items():
-            if not math.isfinite(x):
+            if not math.isfinite(x) or name == "grad_norm" and x == 0:
                 raise self.diverged(step, f"{name} is {x:g}")
 
     def diverged(self, step, reason):
@@ -408,6 +431,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
 def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0, val=()):
     """Write the weights of a training loop of your own, for `load_checkpoint` and all commands.
 
+    Raises UsageError if `load_checkpoint` builds another model from the file, because a class or a
+    screen of yours is not what its name stands for; the file is then called PATH.refused.
+
     tokenizer, seq_len, seed: as the flags of those names; step: how many steps were trained; val:
     files and folders of text that you have held out, on which lab.perplexity and lab.copying
     measure. There are no optimizer's moments in it, so --init starts from it, and --resume cannot.
@@ -429,6 +455,15 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
     write_checkpoint(path, {"model": args["model"], "config": config, "weights": weights,
                             "args": args, "tokenizer": args["tokenizer"], "source": texts(model),
                             "step": step})
+    if not check.are_same(model, load_checkpoint(path, model.W_E.device, model.dtype)[0]):
+        refused = path.with_name(path.name + ".refused")
+        os.replace(path, refused)
+        raise UsageError(f"load_checkpoint would build another model than yours: write what is "
+                         "your own, a screen, too, as one class of layers in a file of its own; "
+                         f"your weights are safe in {refused}")
+    if ":__main__." in args["model"]:
+        print(f"{path}: only a program that has the class {args['model'].split('.')[-1]} can load "
+              "it; write the class to a file of its own, and import it, before you train again")
 
 
 # ------------------------------------------------------------------------------------ the code

@@ -4,6 +4,7 @@ import io
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 
@@ -41,6 +42,19 @@ def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
     assert complaint(main) == code
 
 
+def test_a_terminal_without_a_character_gets_its_escape_and_a_closed_pipe_no_traceback():
+    """As in `python -m lab.sample | head`."""
+    code = ("from support.cli import cli\n"
+            "cli(lambda: [print('caf\\u00e9', flush=True) for _ in range(10**5)])")
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    python = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=ascii_only)
+    assert python.stdout.readline() == b"caf\\xe9\n"
+    python.stdout.close()
+    assert python.wait() == 128 + signal.SIGPIPE
+    assert python.stderr.read() == b""
+
+
 def test_a_mistake_is_one_line_and_exit_code_1():
     out = subprocess.run([sys.executable, "abcdigits.py", "--ckpt", "nowhere/ckpt.pt"], cwd=ROOT,
                          capture_output=True, text=True)
@@ -53,6 +67,19 @@ def test_a_main_module_without_a_spec_has_a_command_line(monkeypatch):
     """As in pdb, and in the second %run of a file in a notebook."""
     monkeypatch.delattr(sys.modules["__main__"], "__spec__")
     assert args_of(["--psi", "3"]).psi == 3
+
+
+class Forgetful(GatedScreeningTiles):
+    def initialize(self):
+        self.share = torch.nn.Parameter(torch.zeros(1))
+
+
+@pytest.mark.parametrize("name, says", [
+    (f"multiscreen:{__name__}.Forgetful", "Forgetful has no W_O, .*call super().initialize"),
+    ("nicegate.NoTanh", "a part of a model, as in multiscreen:nicegate.NoTanh")])
+def test_a_model_that_cannot_be_built_is_one_line(name, says):
+    with pytest.raises(UsageError, match=says.replace("(", r"\(").replace(")", r"\)")):
+        build_model(name, {"psi": 2, "vocab_size": 9})
 
 
 def test_a_bug_in_an_edited_model_is_not_called_a_lack_of_memory(monkeypatch):

@@ -10,12 +10,15 @@ import filelock
 import pytest
 import torch
 
+import multiscreen
 import train
 from support import run as folders
 from support.cli import UsageError, pasteable
 from support.models import build_model
 from support.run import read_checkpoint
 from tests.helpers import ROOT, SMALL, TEXT, fit, full_disk, read_table
+from tests.helpers import run as run_python
+from tests.inputs import small
 
 STEPS = ["--log-every", "1", "--eval-every", "2"]
 
@@ -219,3 +222,77 @@ def test_data_is_found_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     train.main(["--resume", "--out", "../relative", "--steps", "2"])
     assert read_checkpoint("../relative/ckpt.pt")["step"] == 2
+
+
+# ----------------------------------------------------------------- a training loop of your own
+
+def own(case):
+    """A model that is not what its name stands for."""
+    class Doubled(multiscreen.GatedScreeningTiles):
+        def gate(self, x):
+            return 2 * super().gate(x)
+
+    class Other(multiscreen.Multiscreen):
+        def logits(self, x, head=None):
+            return 2 * super().logits(x, head)
+
+    if case == "model":
+        return Other(multiscreen.Config(2, 257))
+    model = small(psi=2, vocab_size=257)
+    if case == "screen":
+        model.screen = lambda q, k, v, w, r, i0=0: multiscreen.screen(q, k, v, 0.9 * w, r, i0)
+    elif case == "layer":
+        model.layers[1] = Doubled(model.config)
+    return model
+
+
+@pytest.mark.parametrize("case", ["screen", "layer", "model"])
+def test_a_model_that_would_be_loaded_as_another_one_is_refused_and_its_weights_are_kept(
+        tmp_path, case):
+    model = own(case)
+    with pytest.raises(UsageError, match="would build another model.*are safe in .*a.pt.refused"):
+        train.save_checkpoint(tmp_path / "a.pt", model)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt.refused"]
+    kept = torch.load(tmp_path / "a.pt.refused")["weights"]
+    assert all(torch.equal(kept[name], W) for name, W in model.state_dict().items())
+
+
+def test_a_class_in_the_script_itself_is_saved_with_a_line(tmp_path, capsys):
+    """At the end of a long loop its weights must not be lost."""
+    (tmp_path / "loop.py").write_text(
+        "from multiscreen import Config, GatedScreeningTiles, Multiscreen\n"
+        "from train import load_checkpoint, save_checkpoint\n\n\n"
+        "class Tiles(GatedScreeningTiles):\n    def gate(self, x):\n        return -super().gate(x)"
+        "\n\n\nmodel = Multiscreen(Config(2, 257), tiles=Tiles)\n"
+        "save_checkpoint('a.pt', model)\n"
+        "print(type(load_checkpoint('a.pt')[0].layers[0]) is Tiles)\n")
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    said = run_python(tmp_path / "loop.py", cwd=tmp_path, env=path).stdout
+    assert "a.pt: only a program that has the class Tiles can load it" in said
+    assert said.endswith("True\n")
+
+
+# ----------------------------------------------------------- begun, and stopped before a checkpoint
+
+def stopped_at_once(out, *flags):
+    """A run in `out` that ends before its first checkpoint."""
+    fit(out, "--steps", "1", *flags)
+    (out / "ckpt.pt").unlink()
+
+
+def test_resume_begins_a_run_that_has_no_checkpoint_again_with_its_own_flags_only(tmp_path, capsys):
+    stopped_at_once(tmp_path / "out", "--lr", "0.01")
+    with pytest.raises(UsageError, match="begun with --lr 0.01 and not 0.0625: repeat its command"):
+        fit(tmp_path / "out", "--steps", "1", "--resume")
+    assert not (tmp_path / "out/ckpt.pt").exists()
+    assert fit(tmp_path / "out", "--steps", "1", "--lr", "0.01", "--resume")["step"] == 1
+    assert "a new run begins" not in capsys.readouterr().out
+    fit(tmp_path / "mistyped", "--steps", "1", "--resume")
+    assert f"a new run begins in {tmp_path / 'mistyped'}" in capsys.readouterr().out
+
+
+def test_a_gradient_of_0_is_a_run_that_has_diverged(tmp_path, monkeypatch):
+    """At a rate of 1000 all is rejected, and the loss stays at that of guessing."""
+    monkeypatch.setattr(train, "train_step", lambda *inputs: (torch.tensor(5.5), torch.zeros(())))
+    with pytest.raises(UsageError, match="at step 1 grad_norm is 0; nothing was saved"):
+        fit(tmp_path / "out", "--steps", "40")

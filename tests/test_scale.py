@@ -1,15 +1,20 @@
 """Tests of several processes: they get the numbers of one, and all stop together."""
 import json
+import random
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from multiscreen import GatedScreeningTiles
+from support import fast
 from support.cli import get_device
+from support.models import set_seeds
 from support.run import read_checkpoint
 from tests.helpers import SMALL, TEXT, fit, read_table, run
+from tests.inputs import small
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="torchrun with gloo")
 STEP = ["--batch-tokens", "256", "--log-every", "1"]
@@ -134,3 +139,21 @@ def test_recomputed_activations_are_the_same_bits(tmp_path, monkeypatch):
     b = fit(tmp_path / "b", *flags, "--recompute")
     assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
     assert sum(calls) - 2 * once == 2 * 3              # once more per layer and step
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.rand, random.random])
+def test_a_recomputed_layer_draws_the_same_random_numbers_again(draw):
+    class Noisy(GatedScreeningTiles):
+        def bound(self, h):
+            return super().bound(h) * float(draw())
+
+    model, tokens = small(tiles=Noisy), torch.randint(50, (2, 9))
+    found = []
+    for change in (lambda model: None, fast.recompute):
+        change(model)
+        set_seeds(3)
+        model.zero_grad()
+        model.loss(tokens, tokens).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert random.random() != random.random()
