@@ -130,6 +130,14 @@ def test_a_step_that_is_not_a_number_of_whole_passes_is_refused(tokens):
         args_of([*SMALL, "--batch-tokens", tokens])
 
 
+@pytest.mark.parametrize("flag, value", [
+    ("--seed", str(2**63)), ("--seed", "-1"), ("--seed", "1.5"), ("--lr", "nan"), ("--lr", "inf"),
+    ("--steps", "0")])
+def test_a_number_that_a_flag_does_not_take_is_refused(flag, value):
+    with pytest.raises(UsageError, match=f"{flag}: '{value}' must be a number"):
+        args_of([flag, value])
+
+
 def test_a_resumed_run_takes_another_weight_decay(tmp_path):
     fit(tmp_path / "a", "--steps", "2")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -634,6 +642,14 @@ def test_live_pairs_are_those_inside_the_windows_with_a_relevance():
             alive += (maps[:, n] > 0).sum().item()
             inside += 2 * sum(min(i + 1, math.ceil(min(w.item(), 300))) for i in range(300))
     assert alive_pairs(model, tokens)["alive"] == pytest.approx(alive / inside, rel=1e-6)
+
+
+def test_pairs_with_a_negative_weight_are_alive_too():
+    """A screen of your own may give some."""
+    model, tokens = small(1, moved=True, N_L=1), draw_tokens(2, 100)
+    alive = alive_pairs(model, tokens)["alive"]
+    model.screen = lambda *inputs: -multiscreen.screen(*inputs)
+    assert alive_pairs(model, tokens)["alive"] == alive > 0
 
 
 @pytest.mark.parametrize("data", ["text", "abcdigits"])
