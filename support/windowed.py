@@ -63,7 +63,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     """`screen` (Eq. 12), or an ablation's own, for each query with the keys in its window.
 
     It is called just once for up to 128 keys, for few pairs on a GPU, and for shapes that no model
-    asks for (S != i0 + T).
+    asks for (S != i0 + T, or i0 < 0).
 
     The blocks depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
     example for any other w: trace `screen` instead.
@@ -71,7 +71,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     screen = screen or multiscreen.screen
     (B, H, T, _), S = q.shape, k.shape[2]
     is_fastest_at_once = q.is_cuda and B * H * T * S <= PAIRS_ON_GPU
-    if S <= 128 or S != i0 + T or is_fastest_at_once:
+    if S <= 128 or S != i0 + T or i0 < 0 or is_fastest_at_once:
         return screen(q, k, v, w, r, i0)
     reaches = [math.ceil(min(S, x)) - 1 for x in w.tolist()]
     if T <= NEAR:                                      # as in decoding: one call, of what is seen

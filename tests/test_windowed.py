@@ -29,6 +29,7 @@ def h_and_gradients(screen, q, k, v, w, r, i0, seed):
 @example(seed=1, B=1, T=40, i0=110, more=0, w=[32.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=16)
 @example(seed=2, B=2, T=1100, i0=0, more=0, w=[16.0, 700.0, INF], r=[0.3, 0.5, 1.0], K=4)
 @example(seed=4, B=1, T=140, i0=0, more=0, w=[17.2, 33.2, 65.2], r=[0.3, 0.5, 1.0], K=16)
+@example(seed=5, B=1, T=145, i0=-16, more=0, w=[3.0, 65.0, INF], r=[0.3, 0.5, 1.0], K=4)
 @example(seed=3, B=1, T=140, i0=10, more=0, w=[17.0, 65.0, 66.0], r=[0.3, 0.5, 1.0], K=4)
 def test_windowed_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more, w, r, K):
     q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1), K=K, V=8)
