@@ -233,15 +233,20 @@ def test_losses_are_read_only_where_they_are_shown_or_a_task_needs_them(tmp_path
 
 
 def test_the_speed_is_that_of_the_steps_since_the_last_line(tmp_path, monkeypatch, capsys):
-    """And the minutes left follow from the steps of this command: a resumed run did not do all."""
-    clock, right = [0.0], torch.optim.AdamW.step
+    """So are the minutes left. An evaluation does not count."""
+    clock, right, right_evaluate = [0.0], torch.optim.AdamW.step, train.evaluate
 
     def step(self, *inputs, **options):
         clock[0] += 60.0                               # seconds
         return right(self, *inputs, **options)
 
+    def evaluate(*inputs):
+        clock[0] += 1000.0
+        return right_evaluate(*inputs)
+
     fit(tmp_path / "out", "--steps", "4")
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(train, "evaluate", evaluate)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     capsys.readouterr()
     fit(tmp_path / "out", "--resume", "--steps", "10", "--log-every", "3", "--eval-every", "5")
