@@ -15,8 +15,10 @@ Each equation
    and for keys at or below Trim's threshold
      test_causality_and_window_edge_are_bitwise
      test_a_key_exactly_on_the_threshold_contributes_nothing_at_all
- 6 is right 2^20 tokens away from the first                       80-bit numbers
+ 6 is right far out: angles 2^20 tokens from the first one, keys   80-bit numbers; numbers worked
+   70,000 tokens from the query                                   out by hand
      test_mipe_angle_is_right_far_out
+     test_keys_count_however_far_a_window_reaches
  7 has finite gradients, also where a vector is 0                 the limit worked out by hand
      test_unit_of_zero_is_zero_with_a_finite_gradient
      test_tanh_norm_has_a_finite_jacobian_everywhere
@@ -52,10 +54,12 @@ tokens, written independently of multiscreen.py. If you trust those lines, you n
 "Any input" is what Hypothesis draws with tests/inputs.py, so that queries often find keys; each run
 draws other examples, and `pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 of
 each property. tests/kernel.py says how exact the kernel must be. Without a GPU the kernel runs in
-Triton's interpreter. Claims 3 to 8 are also checked of support/windowed.py where a test has it.
+Triton's interpreter, with the blocks of three families of GPUs.
 
-What users do with a model, such as generation, is tested in tests/test_generation.py, and what else
-the kernel takes and refuses in tests/test_kernel.py.
+The other twins of the definition, in windows and in C++, are compared with it in
+tests/test_windowed.py and tests/test_native.py. What users do with a model, such as generation, is
+tested in tests/test_generation.py, and what else the kernel takes and refuses in
+tests/test_kernel.py.
 """
 from tests import DEVICE
 
