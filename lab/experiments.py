@@ -1,48 +1,17 @@
-"""Repeat the experiments of the report, and try ideas of your own.
+"""Repeat the experiments of the report.
 
     python -m lab.experiments scaling                 one experiment, two commands at a time
     python -m lab.experiments scaling text --lanes 1 --seeds 0 1 2 3 4
     python -m lab.experiments all --print             only print the commands
     python -m lab.experiments tiny                    do all tools run? Nothing is learned
-    python -m lab.experiments idea original           your own idea: first the code as it is,
-    python -m lab.experiments idea mine               then with your edit,
-    python -m lab.experiments idea mine -- --model multiscreen:mine.Tiles     or with your class
 
-An experiment is a function below. It yields stages, one after another; the jobs of a stage run side
-by side, as many as there are --lanes; and the commands of a job run one after another. Finished
-work is not repeated: train.py continues runs, and measuring commands keep their rows. So after
-Ctrl-C, which waits until each run has saved its checkpoint, repeat the command to go on. A command
-that fails stops its job only, and is listed at the end. A run that diverges is a result, not a
-failure; its job has no more to measure.
-
-`idea NAME` trains three seeds on text, in six minutes on two idle cores, measures their perplexity
-up to 16 times the training length, and compares them with `idea original`. What follows -- are more
-flags of train.py; give them to `idea original`, too, unless they are the idea. Do not edit anything
-until it ends, because each seed reads the code when it starts. A name is one code and one list of
-flags: after an edit choose another name. The runs are in out/idea/ of the folder where you are; in
-a folder of your own first `export PYTHONPATH=/path/to/this/repository`.
+An experiment is a function below. It yields stages, lists of jobs, and a job is a list of commands:
+lab/runner.py runs them, and goes on where it was when you repeat the command. Unless you name
+--seeds, they are those of the report. To try an idea of your own, use lab.idea.
 """
-import hashlib
-import os
-import re
-import shlex
-import shutil
-import subprocess
-import sys
-import sysconfig
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from lab.runner import TRAIN, parser, run_or_print
+from support.cli import UsageError, cli
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))                          # for `python PATH/lab/experiments.py`
-
-from support.cli import Parser, UsageError, at_least, cli, pasteable  # noqa: E402
-from support.data import every_twentieth, standard_library  # noqa: E402
-
-TRAIN = "python train.py --resume"
-
-
-# ----------------------------------------------------------------------------- the experiments
 
 def scaling(out, seeds):
     """The loss by size, for four Multiscreens and four Transformers, each at several rates."""
@@ -259,7 +228,7 @@ def copying(out, seeds):
             controls = f"{measure} --distances 128 1024 4096 --table {run}/copying_controls.tsv"
             jobs.append([*job, measure, f"{controls} --before 4096",
                          *(f"{controls} --candidates {k}" for k in (2, 8, 32))])
-    yield [[f"python -m lab.experiments collect {out}/copying/text"]]
+    yield [[f"python -m lab.collect {out}/copying/text"]]
     yield jobs
     for figure in ("copying", "copying_steps"):
         tables = " ".join(f"'{label}={out}/copying/{name}-*/{figure}.tsv'"
@@ -380,143 +349,21 @@ SEEDS = {"abcdigits": range(24, 32), "ablations_abcdigits": range(24, 27), "pass
          "tune_transformers": [20, 21]}
 
 
-def collect(folder):
-    """The text of `copying`: the sources of Python and of all packages; each 20th file in val/."""
-    files = [*standard_library(), *sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py"))]
-    held_out, folder = set(every_twentieth(files)), Path(folder)
-    if not folder.exists():
-        part = folder.with_name(folder.name + ".part")
-        for n, path in enumerate(files):
-            to = part / ("val" if path in held_out else "train")
-            to.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to / f"{n:05}.py")
-        os.replace(part, folder)
-
-    # The text is whatever this environment holds, so say which one it is.
-    found = sorted(folder.rglob("*.py"))
-    text = hashlib.sha256()
-    for path in found:
-        text.update(path.read_bytes())
-    print(f"{folder}: {len(found):,} files, hash {text.hexdigest()[:12]}. The report's runs read "
-          "those of Python 3.12.3 and of another machine's packages: do not compare losses with "
-          "theirs", flush=True)
-
-
-# --------------------------------------------------------------------------- an idea of your own
-
-def idea(name, flags, seeds, needles=False):
-    """Your idea on text and its perplexity beyond, against the original. needles: retrieval, too"""
-    yield [[f"{TRAIN} --psi 6 --seq-len 128 --steps 1000 --warmup 250 {flags} "
-            f"--seed {seed} --out out/idea/{name}-{seed}",
-            f"python -m lab.perplexity --length 2048 --ckpt out/idea/{name}-{seed}/ckpt.pt"]
-           for seed in seeds]
-    if needles:
-        yield [[f"{TRAIN} --data abcdigits --digits 2 {NEEDLES} {flags} --seed {seed} "
-                f"--out out/needles/{name}-{seed}",
-                f"python abcdigits.py --swe --ckpt out/needles/{name}-{seed}/ckpt.pt"]
-               for seed in seeds]
-    if name != "original":
-        yield [[f"python -m lab.compare 'out/idea/original-*' 'out/idea/{name}-*'"]]
-
-
-def require_same_idea(name, flags, seeds):
-    """Raise UsageError if the name of an idea belongs to another code, or to other flags."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise UsageError(f"{name!r}: name your idea in one word, as in idea mine")
-    if name != "original" and not list(Path("out/idea").glob("original-*")):
-        original = pasteable("python -m lab.experiments idea original")
-        raise UsageError("first train the code without your edit, in this folder and with the same "
-                         f"flags: {original}")
-    kept = Path(f"out/idea/{name}.txt")
-    has_runs = any(Path("out/idea").glob(f"{name}-*/flags.txt"))
-    if has_runs and kept.exists() and kept.read_text() != flags:
-        raise UsageError(f"{name} was trained with the flags {kept.read_text() or '(none)'}: "
-                         "choose another name")
-    for seed in seeds:
-        source = Path(f"out/idea/{name}-{seed}/source")
-        for path in source.rglob("*.py"):
-            for now in (ROOT / path.relative_to(source), path.relative_to(source)):
-                if now.exists() and now.read_bytes() != path.read_bytes():
-                    raise UsageError(f"{source.parent} was trained with another {now.name}: choose "
-                                     f"another name, or take back that of {source}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(flags)
-
-
-# ---------------------------------------------------------------------------------- the runner
-
-def run_job(job, failed):
-    """Run the commands of a job until one fails. Exit code 3 is of a run that diverged."""
-    for command in job:
-        print(f"+ {pasteable(command)}", flush=True)
-        python, *words = shlex.split(command)
-        if words[0] != "-m":                           # a script of ours, from any folder
-            words[0] = str(ROOT / words[0])
-        code = subprocess.run([sys.executable, *words]).returncode
-        if code == 3:
-            return
-        if code != 0:
-            failed.append(pasteable(command))
-            return
-
-
-def run_all(stages, lanes):
-    """Run stages one after another, and the jobs of each in `lanes` at a time."""
-    failed = []
-    for jobs in stages:
-        pool = ThreadPoolExecutor(lanes)
-        try:
-            for future in [pool.submit(run_job, job, failed) for job in jobs]:
-                future.result()
-        except KeyboardInterrupt:                      # running commands got it, too, and save
-            pool.shutdown(cancel_futures=True)
-            raise
-    if failed:
-        raise UsageError("these commands failed: " + "; ".join(failed))
-
-
 def main():
-    p = Parser(__doc__)
-    p.add_argument("names", nargs="+", help=f"{', '.join(EXPERIMENTS)}, all, or idea NAME")
-    p.add_argument("--seeds", type=int, nargs="+", help="the seeds to train [those of the report]")
-    p.add_argument("--lanes", type=at_least(1), default=2,
-                   help="how many commands run at a time [2]")
-    p.add_argument("--needles", action="store_true", help="idea: train and measure retrieval, too, "
-                   "half an hour more per seed")
+    p = parser(__doc__)
+    p.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(EXPERIMENTS)}, or all")
     p.add_argument("--out", default="out/lab", help="the folder of all runs [out/lab]")
-    p.add_argument("--print", action="store_true", help="print the commands and run nothing")
-    argv, flags = sys.argv[1:], []
-    if "--" in argv:
-        argv, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    args = p.parse_args(argv)
-
-    stages, names = [], args.names
-    if names[0] == "collect" and len(names) == 2:
-        return collect(names[1])
-    if names[0] == "idea":
-        if len(names) != 2:
-            raise UsageError("name your idea in one word, as in idea mine")
-        seeds = args.seeds or list(range(3))
-        if not args.print:
-            require_same_idea(names[1], shlex.join(flags), seeds)
-        stages, names = idea(names[1], shlex.join(flags), seeds, args.needles), []
+    args = p.parse_args()
+    names = args.names
     if names == ["all"]:
         names = [name for name in EXPERIMENTS if name != "tiny" and not name.startswith("tune")]
+    stages = []
     for name in names:
         if name not in EXPERIMENTS:
-            raise UsageError(f"{name} is no experiment: use {', '.join(EXPERIMENTS)}, all, or idea "
-                             "NAME")
+            raise UsageError(f"{name} is no experiment: use {', '.join(EXPERIMENTS)}, or all")
         seeds = args.seeds or SEEDS.get(name, range(3))
         stages += EXPERIMENTS[name](args.out, list(seeds))
-    if args.print:
-        for jobs in stages:
-            for job in jobs:
-                print(*map(pasteable, job), sep="\n")
-        return
-    # One thread for each command, so that the numbers do not depend on the number of cores.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    run_all(stages, args.lanes)
+    run_or_print(stages, args)
 
 
 if __name__ == "__main__":

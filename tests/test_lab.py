@@ -3,6 +3,7 @@ import importlib
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from lab import (
     copying,
     experiments,
     figures,
+    idea,
     mechanisms,
     passkey,
     perplexity,
+    runner,
     sample,
     scaling,
     tiles,
@@ -833,7 +836,7 @@ def test_each_training_of_an_experiment_has_flags_that_train_takes_and_its_own_f
     for jobs in experiments.EXPERIMENTS[name]("out", [0, 1]):
         for job in jobs:
             for command in job:
-                words = experiments.shlex.split(command)
+                words = shlex.split(command)
                 if words[1] == "train.py":
                     args = train.get_args(words[2:])
                     del args.steps
@@ -845,7 +848,7 @@ def test_mechanisms_are_tuned_at_the_rates_that_the_protocol_names():
     found = {"text": set(), "task": set()}
     trainings, _ = experiments.tune_mechanisms("out", [20])
     for command, in trainings:
-        args = train.get_args(experiments.shlex.split(command)[2:])
+        args = train.get_args(shlex.split(command)[2:])
         found["task" if args.data == ["abcdigits"] else "text"].add(math.log2(args.lr))
     assert found == {"text": {-10, -8, -6}, "task": {-10, -8}}
 
@@ -860,45 +863,53 @@ def test_a_job_ends_at_a_failure_others_go_on_and_a_diverged_run_is_none(tmp_pat
     stages = [[[command(1, "a"), command(0, "b")], [command(0, "c")],
                [command(3, "d"), command(0, "not measured")]], [[command(0, "e")]]]
     with pytest.raises(UsageError, match="failed") as e:
-        experiments.run_all(stages, 2)
+        runner.run_all(stages, 2)
     assert str(e.value).count("end.py 1") == 1 and "end.py 3" not in str(e.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c", "d", "e", "end.py"]
 
 
-def test_a_name_of_an_idea_is_one_code_and_one_list_of_flags(tmp_path, monkeypatch):
+def test_an_idea_has_a_name_of_its_own_and_is_other_than_the_original(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check = experiments.require_same_idea
     for name in ("", "a/b", "--resume"):
         with pytest.raises(UsageError, match="one word"):
-            check(name, "", [0])
+            idea.require_idea(name, "")
     with pytest.raises(UsageError, match="first train the code without your edit"):
-        check("mine", "", [0])
-    check("original", "", [0])
-    source = tmp_path / "out/idea/mine-0/source"
-    for folder in (source, tmp_path / "out/idea/original-0"):
-        folder.mkdir(parents=True)
-    check("mine", "--lr 0.01", [0])                    # of which nothing was trained
-    check("mine", "--lr 0.1", [0])
-    (source.parent / "flags.txt").write_text("")
-    check("mine", "--lr 0.1", [0])
-    with pytest.raises(UsageError, match="trained with the flags --lr 0.1"):
-        check("mine", "", [0])
-    (source / "multiscreen.py").write_text((ROOT / "multiscreen.py").read_text())
-    check("mine", "--lr 0.1", [0])
-    (source / "multiscreen.py").write_text("x = 1\n")
-    with pytest.raises(UsageError, match="trained with another multiscreen.py"):
-        check("mine", "--lr 0.1", [0])
+        idea.require_idea("mine", "")
+    def trained(name, text, flags):
+        path = tmp_path / f"out/idea/{name}-0/source/multiscreen.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        (path.parent.parent / "flags.txt").write_text("")
+        (tmp_path / f"out/idea/{name}.txt").write_text(flags)
+
+    now = (ROOT / "multiscreen.py").read_text()
+    for text in (now, now + "# an edit"):
+        for flags in ("--lr 0.1", "--lr 0.2"):
+            trained("original", text, flags)
+            if (text, flags) == (now, "--lr 0.1"):     # an edit that was not saved
+                with pytest.raises(UsageError, match="mine has the code and the flags of original"):
+                    idea.require_idea("mine", "--lr 0.1")
+            else:
+                idea.require_idea("mine", "--lr 0.1")
+    trained("mine", now, "--lr 0.1")
+    idea.require_idea("mine", "--lr 0.1")
+    with pytest.raises(UsageError, match="mine was trained with other flags, '--lr 0.1'"):
+        idea.require_idea("mine", "")
+    trained("mine", now + "# an edit", "--lr 0.1")
+    with pytest.raises(UsageError, match="mine was trained with another multiscreen.py"):
+        idea.require_idea("mine", "--lr 0.1")
 
 
 @pytest.mark.slow
 def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_saved(tmp_path):
     (tmp_path / "out/idea/original-0").mkdir(parents=True)
+    (tmp_path / "out/idea/original-0/flags.txt").write_text("")
     (tmp_path / "own.txt").write_text("some text of my own, " * 200)
     (tmp_path / "own.py").write_text("from multiscreen import GatedScreeningTiles as Tiles\n")
     flags = ("--psi 2 --seq-len 32 --steps 100000 --data own.txt --model multiscreen:own.Tiles "
              "--eval-every 100000 --log-every 1 --kernel definition --device cpu")
-    command = [sys.executable, str(ROOT / "lab/experiments.py"), "idea", "mine", "--seeds", "0",
-               "1", "--lanes", "1", "--", *flags.split()]
+    command = [sys.executable, str(ROOT / "lab/idea.py"), "mine", "--seeds", "0", "1", "--lanes",
+               "1", "--", *flags.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
                                stderr=subprocess.STDOUT, start_new_session=True)
     log, until = tmp_path / "out/idea/mine-0/log.tsv", time.time() + 200
