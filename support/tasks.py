@@ -42,7 +42,7 @@ class Stream:
     needles(document) is True where a target is to be looked up. (T + 1,) -> (T,)
     losses() -> bounds on the loss with and without lookup, in nats per token.
     """
-    corpus = "documents of a task"                     # they are made, not read
+    corpus = ""                                        # which task: documents are made, not read
 
     def __init__(self, tokenizer, T, seed, part, done_after):
         self.tokenizer, self.T, self.seed, self.part = tokenizer, T, seed, part
@@ -100,6 +100,7 @@ class Stream:
 
 class ABCDigitsStream(Stream):
     """Lines LETTER=NUMBER; each letter has one random number per document."""
+    corpus = "documents of abcdigits"
     next_command = "-m abcdigits"
     HELPED = 0.5                                       # share of documents with help at first
     OWN = 0.9                                          # share of own numbers or digits in these
@@ -212,6 +213,7 @@ class PasskeyStream(Stream):
     says little. Validation has no help, and all keys that are multiples of 7; training has the
     other keys.
     """
+    corpus = "documents of passkey"
     next_command = "-m lab.passkey"
     HELPED = 0.75                                      # share of training documents that help
     NEW = 0.25                                         # share of new keys in those
