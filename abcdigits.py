@@ -133,11 +133,12 @@ def measure(run, args, get_prompts, **task):
         shares = [[float(row["accuracy"]) for row in run.rows() if setting.items() <= row.items()
                    and row["length"] == str(length)] for length in lengths]
         for n, depth in enumerate(args.depths):
-            lines.append([*setting.values(), depth, *(f"{x[n]:.1%}" for x in shares)])
-        lines.append([*setting.values(), "mean", *(f"{statistics.mean(x):.1%}" for x in shares)])
-    print_table(["SWE", "RoPE", "depth", *lengths], lines,
-                f"Found by depth and length, {args.trials} prompts each; trained on {run.T_train} "
-                f"tokens; {run.path}")
+            lines.append(setting | {"depth": depth}
+                         | {length: f"{x[n]:.1%}" for length, x in zip(lengths, shares)})
+        lines.append(setting | {"depth": "mean"}
+                     | {length: f"{statistics.mean(x):.1%}" for length, x in zip(lengths, shares)})
+    print_table(lines, f"Found by depth and length, {args.trials} prompts each; trained on "
+                f"{run.T_train} tokens; {run.path}")
 
 
 def possible_lengths(run, get_prompts, task):

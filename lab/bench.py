@@ -183,10 +183,10 @@ def attention_by(name):
 
 def get_models(args, device):
     """[(name, setting, a model)]: each model in each of its settings."""
-    found = []
+    models = []
     if args.ckpt:
         model, _, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device, args.dtype))
-        found.append((ckpt["model"], "trained", model))
+        models.append((ckpt["model"], "trained", model))
     for name in args.models:
         if name.startswith("multiscreen"):
             settings = ["initial", "trained-like", "trained-like + SWE"]
@@ -194,8 +194,8 @@ def get_models(args, device):
             settings = list(ATTENTION)
         else:
             settings = ["flash"]
-        found += [(name, setting, new_model(name, setting, args, device)) for setting in settings]
-    return found
+        models += [(name, setting, new_model(name, setting, args, device)) for setting in settings]
+    return models
 
 
 @torch.no_grad()
@@ -319,9 +319,9 @@ def time_models(part, length, device, args):
         for _, _, model in models:
             compile_model(model)
     runs = [PASSES[part](model, name, length, args) for name, _, model in models]
-    found = take_turns(runs, device, args.repeats)
+    of_each = take_turns(runs, device, args.repeats)
     what = f"{part}, compiled" if args.compile and part != "decode" else part
-    for (name, setting, model), times in zip(models, found):
+    for (name, setting, model), times in zip(models, of_each):
         row = {"model": name, "parameters": count_parameters(model), "what": what,
                "setting": setting, "length": length}
         if part == "forward":
@@ -381,10 +381,9 @@ def main():
     for row in rows:
         ms = [float(x) for x in row["ms"].split()]
         std = statistics.stdev(ms) if len(ms) > 1 else None
-        shown.append([row["model"], row["parameters"], row["what"], row["setting"], row["length"],
-                      statistics.mean(ms), std, row["parts_ms"]])
-    print_table(["model", "parameters", "what", "setting", "length", "ms", "std", "parts"], shown,
-                f"Milliseconds of one pass; {rows[0]['machine']}; {args.table}")
+        line = {name: row[name] for name in ("model", "parameters", "what", "setting", "length")}
+        shown.append(line | {"ms": statistics.mean(ms), "std": std, "parts": row["parts_ms"]})
+    print_table(shown, f"Milliseconds of one pass; {rows[0]['machine']}; {args.table}")
 
 
 if __name__ == "__main__":

@@ -66,10 +66,10 @@ def check_models(models):
             cells["cached"] = "-"
         if "random" in faults:
             cells = dict.fromkeys(cells, "-")
-        rows.append([name, *cells.values()])
+        rows.append({"model": name} | cells)
         lines += [f"{name}: {line}" for line in faults.values()]
         lines += [f"{name}: {line}" for line in check.unused(type(model.layers[0]))]
-    print_table(["model", *check.PROMISES, *ABSOLUTE], rows, "What holds")
+    print_table(rows, "What holds")
     for line in lines:
         print(line)
     return not lines
@@ -181,8 +181,9 @@ def check_screen(name, n_cases=16):
             case = f"{T} queries, {i0 + T} keys, i0 = {i0}, w = {w[tile]:g}, r = {r[tile]:g}"
             worst[output] = max(worst.get(output, (-1.0, "")), (error[tile].item(), case))
             own[output] = max(own.get(output, 0.0), rounded[output].max().item())
-    print_table(["", "worst error", "multiscreen.screen in float32", "worst case"],
-                [[x, f"{error:.1e}", f"{own[x]:.1e}", case] for x, (error, case) in worst.items()],
+    print_table([{"": x, "worst error": f"{error:.1e}",
+                  "multiscreen.screen in float32": f"{own[x]:.1e}", "worst case": case}
+                 for x, (error, case) in worst.items()],
                 f"{name} against multiscreen.screen in float64, {n_cases} cases")
     if len(worst) == 1:
         print("its gradients cannot be computed on this device")

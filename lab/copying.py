@@ -127,24 +127,24 @@ def costs_of_ends(model, start, text, places, ends, cue):
                 model.hidden(piece, caches)
 
         # Each end continues from here. What it adds to copies of the caches is forgotten.
-        for end, found in zip(ends, costs):
+        for end, of_end in zip(ends, costs):
             x = model.hidden(tensor(end), [copy.copy(cache) for cache in caches])[0, cue - 1 : -1]
-            found.append(model.nats(x, tensor(end)[0, cue:], head).double().cpu())
+            of_end.append(model.nats(x, tensor(end)[0, cue:], head).double().cpu())
     return costs
 
 
 def nats_of_ends(model, start, text, places, ends, cue):
     """The means of `costs_of_ends` over the tokens behind the cue. (len(ends), len(places))"""
     costs = costs_of_ends(model, start, text, places, ends, cue)
-    return np.array([[x.mean().item() for x in found] for found in costs])
+    return np.array([[x.mean().item() for x in of_end] for of_end in costs])
 
 
 def means_of(costs, ends):
     """The mean cost of each of ENDS at each place. Of a near miss what was not changed counts."""
     unchanged = [a == b for a, b in zip(ends["same"], ends["near-miss"])]
     means = []
-    for name, found in zip(ENDS, costs):
-        for x in found:
+    for name, of_end in zip(ENDS, costs):
+        for x in of_end:
             if name == "near-miss":
                 x = x[torch.tensor(unchanged[CUE:])]
             means.append(x.mean().item())
@@ -218,13 +218,14 @@ def main():
     for setting, means in run.means("nats"):
         means = dict(zip(ENDS, means.reshape(len(ENDS), -1)))
         means["gain"] = means["another"] - means["same"]
-        lines += [[*setting.values(), name, *x.tolist()] for name, x in means.items()]
+        lines += [setting | {"end": name} | dict(zip(distances, x.tolist()))
+                  for name, x in means.items()]
     if args.candidates > 1:
         for column in ("first_right", "four_right"):
-            lines += [[*setting.values(), column.replace("_", " "), *(f"{x:.0%}" for x in shares)]
-                      for setting, shares in run.means(column)]
-    print_table(["SWE", "RoPE", "end", *distances], lines,
-                "Nats per token of a random string by distance, "
+            for setting, shares in run.means(column):
+                lines.append(setting | {"end": column.replace("_", " ")}
+                             | dict(zip(distances, [f"{x:.0%}" for x in shares])))
+    print_table(lines, "Nats per token of a random string by distance, "
                 f"{count(args.strings, 'string')}; guessing: 4.13; text: {in_words(text, more)}; "
                 f"{run.path}")
 

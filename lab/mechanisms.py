@@ -10,182 +10,180 @@ columns are the validation loss, the perplexity at the end of the documents over
 the share of needles found at each length, and how many seeds learned to look things up, which is
 that they guess more than half of the needles' digits in validation. The loss is that of the last
 step that all runs on text have; a run on abcdigits counts if it has ended, at --steps or before,
-when it had learned the task. The second form draws a table that the first has written beside its
-figure. docs/mechanisms.md has the protocol.
+when it had learned the task. A run that diverged is in no mean, and is counted. The second form
+draws a table that the first has written beside its figure. docs/mechanisms.md has the protocol.
 """
 import math
 import statistics
 from pathlib import Path
 
-import numpy as np
-
-from lab.compare import column, get_groups, last_common_step, read_folder
-from lab.figures import (
-    best_cells,
-    best_factor,
-    by_factor,
-    curves,
-    figure_path,
-    keep_rows,
-    mean_by_length,
-    mean_in_words,
-    numbers,
-    one_of,
-    plain_numbers,
-    pyplot,
-    save,
-    shared,
-)
-from lab.perplexity import positions
+from lab import alike, plots
+from lab.alike import group_runs, mean_in_words, read_measurements, seeds_in_words
+from lab.curves import perplexity_curves, retrieval_curves, with_best_scaling
+from lab.runs import column, last_common_step, read_folder
 from support.cli import Parser, UsageError, cli
 from support.run import read_checkpoint
-from support.tables import as_cell, named_paths, print_table, read_table, read_tables
+from support.tables import as_cell, named_paths, print_table, read_table
 
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
             "RoPE": "with the best RoPE scaling"}
+START = 64                                             # the perplexity there is divided by
 
 
 # ------------------------------------------------------------------------------- from runs to rows
 
-def rows_of(words):
-    """The rows of the table, dicts, of labelled runs."""
-    runs, tables = [], {"perplexity": [], "abcdigits": []}
+def rows_of(words, only=()):
+    """The rows of the table, dicts: a number of a labelled run, one for each seed."""
+    on_text, on_task = {}, {}                          # {path: run}
     for label, path in named_paths(words):
         run = read_folder(Path(path), label)
-        name = "perplexity"
         if run.flags["data"] == "abcdigits":
-            name, found = "abcdigits", column(read_table(Path(path) / "log.tsv"), "needle")
-            if not run.diverged and not has_ended(run, Path(path)):
-                raise UsageError(f"{path} has not ended: --resume continues it")
-            run.facts["needle"] = math.nan             # of a run that diverged before it was asked
-            if found:
-                run.facts["needle"] = found[max(found)]
-        run.label = f"{run.label} {name}"
-        runs.append(run)
-        if not run.diverged:
-            tables[name].append(f"{label}={path}/{name}.tsv")
-    get_groups(runs)                                   # refuses runs that differ in more than seeds
-
-    found = []
-    on_text = [run for run in runs if "needle" not in run.facts]
-    for run in runs:
-        if "needle" in run.facts:
-            what, value = "needle digits", run.facts["needle"]
+            on_task[path] = run
         else:
-            what, value = "loss", run.loss(last_common_step(on_text))
-        found.append([run.label.rpartition(" ")[0], run.seed, what, "", "", value])
-    for name, of_rows in (("perplexity", perplexities), ("abcdigits", needles)):
-        if tables[name]:
-            found += of_rows(read_tables(tables[name]))
-    parameters = {run.label.rpartition(" ")[0]: run.flags["parameters"] for run in runs}
+            on_text[path] = run
+    parameters = {run.label: run.flags["parameters"] for run in (on_text | on_task).values()}
     return [{"model": model, "parameters": parameters[model], "seed": seed, "what": what,
              "length": length, "setting": setting, "value": value}
-            for model, seed, what, length, setting, value in found]
+            for model, seed, what, length, setting, value in
+            (*numbers_on_text(on_text, only), *numbers_on_task(on_task, only))]
 
 
-def has_ended(run, folder):
-    """Whether a run on a task has had all its steps, or has learned the task before."""
-    if max(run.losses) >= int(run.flags["steps"]):
-        return True
-    return read_checkpoint(folder / "ckpt.pt")["learned"]
+def numbers_on_text(runs, only):
+    """Yield (model, seed, what, length, setting, value) of the losses and perplexities of runs."""
+    group_runs(runs.values())                          # refuses those that were not trained alike
+    if not runs:
+        return
+    step = last_common_step(runs.values())
+    for run in runs.values():
+        yield run.label, run.seed, "loss", "", "", run.loss(step)
+    curves, positions = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY, only))
+    if START not in positions:
+        raise UsageError(f"the perplexities are of {positions[-1]} tokens: measure with --length "
+                         f"{2 * START} or more, because they are divided by those at {START}")
+    for curve in with_best_scaling(curves, lambda costs: costs):
+        for position in (START, positions[-1]):
+            for seed, value in curve.at(positions.index(position)).items():
+                yield curve.model, seed, "perplexity", position, setting_of(curve), value
 
 
-def by_setting(rows, *apart):
-    """Yield (model, setting, {seed: rows}), for "RoPE" with the rows of all factors."""
-    for seeds in curves(rows, "factor", *apart).values():
-        first = next(iter(seeds.values()))[0]
-        plain = {seed: [row for row in rows if not row["factor"]] for seed, rows in seeds.items()}
-        all_have_plain = all(plain.values())
-        has_factors = plain != seeds
-        if all_have_plain:
-            yield first["model"], "SWE" if first["swe"] else "", plain
-        if has_factors and not first["swe"]:
-            yield first["model"], "RoPE", seeds
+def numbers_on_task(runs, only):
+    """Yield (model, seed, what, length, setting, value) of the needles that runs find."""
+    group_runs(runs.values())
+    for path, run in runs.items():
+        yield run.label, run.seed, "needle digits", "", "", needle_of(run, Path(path))
+    if all(run.diverged for run in runs.values()):
+        return
+    _, curves, lengths = retrieval_curves(measured(runs, "abcdigits", alike.RETRIEVAL, only), True)
+    for curve in curves:
+        for n, length in enumerate(lengths):
+            for seed, share in curve.at(n).items():
+                yield curve.model, seed, "needles", length, setting_of(curve), share
 
 
-def perplexities(rows):
-    """Perplexity at 64 tokens and at the end of the documents, with the factor best at each."""
-    L = int(one_of(rows, "length"))
-    one_of(rows, "data")
-    for model, setting, seeds in by_setting(rows, "document", "nats"):
-        for position in (64, L):
-            n = positions(L).index(position)
-            costs = {key: np.exp(np.mean([numbers(row)[n] for row in found]))
-                     for key, found in shared(by_factor(seeds), "document").items()}
-            _, of_seeds = best_factor(costs, f"at position {position}")
-            for seed, value in of_seeds.items():
-                yield model, seed, "perplexity", position, setting, value
+def measured(runs, name, kind, only):
+    """The rows of runs, {path: run}, in tables of a name, without those of two settings at once."""
+    paths = {f"{path}/{name}.tsv": run.label for path, run in runs.items() if not run.diverged}
+    columns = {column for path in paths for row in read_table(path)[:1] for column in row}
+    only = [word for word in only if word.partition("=")[0] in columns]
+    rows = read_measurements([f"{label}={path}" for path, label in paths.items()], kind, only)
+    return [row for row in rows if "" in (row["swe"], row["factor"])]
 
 
-def needles(rows):
-    """The share of needles found at each length, with the best factor in each cell."""
-    one_of(rows, "digits")
-    for model, setting, seeds in by_setting(rows, "length", "depth", "accuracy"):
-        for length, of_seed in mean_by_length(best_cells(seeds)).items():
-            for seed, share in of_seed.items():
-                yield model, seed, "needles", length, setting, share
+def needle_of(run, folder):
+    """The share of the needles' digits that a run on abcdigits guesses; NaN if it diverged."""
+    if run.diverged:
+        return math.nan
+    has_all_steps = max(run.losses) >= int(run.flags["steps"])
+    if not has_all_steps and not read_checkpoint(folder / "ckpt.pt")["learned"]:
+        raise UsageError(f"{folder} has not ended: --resume continues it")
+    return list(column(read_table(folder / "log.tsv"), "needle").values())[-1]
+
+
+def setting_of(curve):
+    """The setting of SETTINGS that a curve is in."""
+    if curve.factor:
+        return "RoPE"
+    return "SWE" if curve.swe else ""
 
 
 # ----------------------------------------------------------------------- the table and the figure
 
 def get_lines(rows):
-    """{(mechanism, setting): {column of the table: its values, one for each seed}}
+    """{(mechanism, setting): {column of the table: {seed: value}}}, in the order of the table.
 
     The last perplexity is divided by that of the same run at 64 tokens, as trained.
     """
-    at_64 = {(row["model"], row["seed"]): float(row["value"]) for row in rows
-             if row["what"] == "perplexity" and row["length"] == "64" and not row["setting"]}
-    lines = {}
+    at_start = {(row["model"], row["seed"]): float(row["value"]) for row in rows
+                if (row["what"], row["length"], row["setting"]) == ("perplexity", str(START), "")}
+    lines = {(model, setting): {} for model in dict.fromkeys(row["model"] for row in rows)
+             for setting in SETTINGS}
     for row in rows:
-        value, name = float(row["value"]), f"{row['what']} {row['length']}".strip()
+        run, name = (row["model"], row["seed"]), f"{row['what']} {row['length']}".strip()
+        value = float(row["value"])
+        if name == f"perplexity {START}":
+            continue
         if row["what"] == "perplexity":
-            if row["length"] == "64":
-                continue
-            if (row["model"], row["seed"]) not in at_64:
+            if run not in at_start:
                 raise UsageError(f"{row['model']}, seed {row['seed']}, was not measured as "
                                  "trained: measure it with --rope-scale 1, too")
-            value /= at_64[row["model"], row["seed"]]
-            name += " / 64"
-        if row["what"] == "needles":
+            name, value = f"{name} / {START}", value / at_start[run]
+        elif row["what"] == "needles":
             value *= 100
-        lines.setdefault((row["model"], row["setting"]), {}).setdefault(name, []).append(value)
-    models = list(dict.fromkeys(model for model, _ in lines))
-    order = sorted(lines, key=lambda key: (models.index(key[0]), [*SETTINGS].index(key[1])))
-    return {key: lines[key] for key in order}
+        values = lines[row["model"], row["setting"]].setdefault(name, {})
+        if row["seed"] in values:
+            raise UsageError(f"{row['model']} has seed {row['seed']} twice in {name}: make the "
+                             "table anew")
+        values[row["seed"]] = value
+    return {key: values for key, values in lines.items() if values}
 
 
 def columns_of(lines):
-    """The columns of the table: loss, perplexity, and needles by length."""
-    found = {name for values in lines.values() for name in values if name != "needle digits"}
+    """The columns of numbers in the table: the loss, the perplexity, and needles by length."""
+    names = {name for values in lines.values() for name in values} - {"needle digits"}
     order = ("loss", "perplexity", "needles")
 
     def place(name):
         what, *more = name.split()
-        length = 0
-        if more:
-            length = int(more[0])
-        return order.index(what), length
+        return order.index(what), int(more[0]) if more else 0
 
-    return sorted(found, key=place)
+    return sorted(names, key=place)
+
+
+def good_of(values):
+    """{seed: number} less the runs that diverged, whose number is NaN."""
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+def cell(values, digits, seeds):
+    """The mean of {seed: number} in words, and its seeds if they are not all."""
+    good = good_of(values)
+    words = mean_in_words(good.values(), digits)
+    if values and good.keys() != seeds:
+        words += f", seeds {seeds_in_words(good)}"
+    if len(good) < len(values):
+        words += f", diverged {seeds_in_words(values.keys() - good.keys())}"
+    return words
 
 
 def print_lines(lines, columns):
     """Print a row for each mechanism and setting."""
-    table = []
+    seeds = {seed for values in lines.values() for of_seed in values.values() for seed in of_seed}
     digits = {"loss": 3, "perplexity": 2, "needles": 0}
+    table = []
     for (model, setting), values in lines.items():
-        cells = [mean_in_words(values[name], digits[name.split()[0]]) if name in values else None
-                 for name in columns]
-        learned = [share > 0.5 for share in values.get("needle digits", [])]
-        cells.append(f"{sum(learned)} of {len(learned)}" if learned else None)
-        table.append([model, setting, *cells])
-    print_table(["mechanism", "", *columns, "learned"], table,
-                "Means and deviations over the seeds; needles: % found")
+        row = {"mechanism": model, "": setting} | {
+            name: cell(values.get(name, {}), digits[name.split()[0]], seeds) for name in columns}
+        row["learned"] = None
+        if "needle digits" in values:
+            shares = values["needle digits"].values()
+            row["learned"] = f"{sum(share > 0.5 for share in shares)} of {len(shares)}"
+        table.append(row)
+    print_table(table, f"Means and deviations over seeds {seeds_in_words(seeds)}; needles: % found")
 
 
 def draw(lines, columns, path):
     """Draw a panel for each column: the mean of each mechanism, small marks for its seeds."""
-    plt = pyplot()
+    plt = plots.pyplot()
     models = list(dict.fromkeys(model for model, _ in lines))
     fig, axes = plt.subplots(1, len(columns), figsize=(8, 0.3 * len(models) + 2), sharey=True,
                              squeeze=False)
@@ -197,11 +195,11 @@ def draw(lines, columns, path):
             if setting:
                 look["mfc"] = "white"
             for (model, of), values in lines.items():
-                if of == setting and name in values:
+                numbers = list(good_of(values.get(name, {})).values())
+                if of == setting and numbers:
                     y = models.index(model)
-                    ax.plot(values[name], [y] * len(values[name]), **look, ms=3, alpha=0.5,
-                            clip_on=False)
-                    ax.plot(statistics.fmean(values[name]), y, **look, ms=7, clip_on=False)
+                    ax.plot(numbers, [y] * len(numbers), **look, ms=3, alpha=0.5, clip_on=False)
+                    ax.plot(statistics.fmean(numbers), y, **look, ms=7, clip_on=False)
             if any(of == setting for _, of in lines):
                 ax.plot([], [], **look, ms=7, label=words)
         ax.set_title(titles[name.split()[0]].format(*name.split()), fontsize=9)
@@ -210,29 +208,35 @@ def draw(lines, columns, path):
         if name.startswith("needles"):
             ax.set_xlim(0, 100)
         if name.startswith("perplexity"):
-            ax.set(xscale="log", xlim=(1, None))
-            plain_numbers(plt, ax.xaxis)
+            ax.set_xscale("log")
+            ax.set_xlim(left=min(1, 0.9 * ax.dataLim.x0))         # a ratio below 1 is in sight
+            plots.plain_numbers(plt, ax.xaxis)
     axes[0, 0].set_yticks(range(len(models)), models)
-    save(fig, path)
+    plots.save(fig, path)
 
 
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN", help="label=folders, or a table")
-    p.add_argument("--out", type=figure_path, default=Path("out/mechanisms.png"),
+    p.add_argument("--only", nargs="+", default=[], metavar="COLUMN=VALUE", help="as for "
+                   "lab.figures")
+    p.add_argument("--out", type=plots.figure_path, default=Path("out/mechanisms.png"),
                    help="the figure to write, and beside it its table [out/mechanisms.png]")
     args = p.parse_args()
-    tables = [word for word in args.runs if word.endswith(".tsv")]
-    if tables and tables != args.runs:
+    is_table = args.runs[0].endswith(".tsv")
+    if is_table and len(args.runs) > 1:
         raise UsageError("name folders of runs, or one table")
-    if tables:
-        rows = read_table(tables[0])
+    if is_table:
+        rows = read_table(args.runs[0])
+        alike.require_table(rows, alike.MECHANISMS, args.runs[0])
     else:
-        rows = [{name: as_cell(x) for name, x in row.items()} for row in rows_of(args.runs)]
-        keep_rows(args.out.with_suffix(".tsv"), rows)
+        rows = [{name: as_cell(x) for name, x in row.items()}
+                for row in rows_of(args.runs, args.only)]
     lines = get_lines(rows)
     columns = columns_of(lines)
     print_lines(lines, columns)
+    if not is_table:
+        plots.keep_rows(args.out.with_suffix(".tsv"), rows)
     draw(lines, columns, args.out)
 
 

@@ -92,17 +92,17 @@ def in_words(text, more):
 
 def middles(documents, L, limit):
     """{name and hash: the L + 1 tokens in the middle of a document}, of at most `limit`."""
-    found = {}
+    chosen = {}
     for name, tokens in documents:
         start = (len(tokens) - L - 1) // 2
-        if start >= 0 and len(found) < limit:
+        if start >= 0 and len(chosen) < limit:
             middle = tokens[start : start + L + 1]
-            found[f"{name} {short_hash(middle)}"] = middle
-    if not found:
+            chosen[f"{name} {short_hash(middle)}"] = middle
+    if not chosen:
         longest = max(len(tokens) for _, tokens in documents)
         raise UsageError(f"no document is longer than {L} tokens, the longest has {longest}: use "
                          "a smaller --length, or longer texts with --data")
-    return found
+    return chosen
 
 
 @torch.no_grad()
@@ -142,9 +142,9 @@ def main():
         means = window_means(nats(run.model, documents[cell["document"]]), args.share)
         run.add(cell, nats=joined(means))
 
-    lines = [[*setting.values(), *np.exp(means).tolist()] for setting, means in run.means("nats")]
-    print_table(["SWE", "RoPE", *positions(L)], lines,
-                f"Perplexity by position, {count(len(documents), 'document')}; text: "
+    lines = [setting | dict(zip(positions(L), np.exp(means).tolist()))
+             for setting, means in run.means("nats")]
+    print_table(lines, f"Perplexity by position, {count(len(documents), 'document')}; text: "
                 f"{in_words(text, more)}; {run.path}")
 
 

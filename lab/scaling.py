@@ -5,11 +5,12 @@
 
 Runs are read as by lab.compare, and of each size the learning rate with the best mean over the
 seeds counts; a rate at which a seed is missing or diverged is none. You need to try several: at a
-fixed rate, the family that learns faster would seem to need fewer parameters. For each size that
-was measured in one family, the table gives the size at which the other family has the same loss. It
-is interpolated in ln(size) between two measured sizes, and never extrapolated. saving is
-1 - N_multiscreen / N_transformer, in percent, and std its standard deviation over the seeds; the
-last two columns are the same without the embedding.
+fixed rate, the family that learns faster would seem to need fewer parameters. The runs of a family
+may differ in their size, rate and seed, and in nothing else; both families read the same text in
+the same steps. For each size that was measured in one family, the table gives the size at which the
+other family has the same loss. It is interpolated in ln(size) between two measured sizes, and never
+extrapolated. saving is 1 - N_multiscreen / N_transformer, in percent, and ± its standard deviation
+over the seeds; the last two columns are the same without the embedding.
 
 The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at a
 similar validation loss, and that the advantage remains without the embeddings. The sizes of its
@@ -18,20 +19,15 @@ Transformers 8M, 45M, 353M and 1.3B. docs/scale.md has the commands for the pape
 """
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.compare import (
-    best_choice,
-    flags_that_differ,
-    last_common_step,
-    mean_and_std,
-    read_runs,
-)
-from lab.figures import figure_path, plain_numbers, pyplot, save
+from lab import plots
+from lab.alike import SIZES, group_runs, mean_and_std, require_alike, seeds_in_words
+from lab.runs import last_common_step, read_runs
 from support.cli import Parser, UsageError, cli
 from support.models import build_model
 from support.tables import print_table
@@ -55,26 +51,51 @@ class Model:
 
 def get_models(runs):
     """{family: its Models, each at its best rate, the smallest first}"""
-    rest, choices, step = {}, {}, last_common_step(runs)
+    families, sizes = {family: [] for family in FAMILIES}, {}
     for run in runs:
-        for name in flags_that_differ(runs[0], run):
-            if name in ("corpus", "tokenizer", "seq_len", "batch_tokens", "steps"):
-                raise UsageError(f"{run.label} does not compare with {runs[0].label}: {name} "
-                                 f"{runs[0].flags[name]} | {run.flags[name]}")
-        size = run.flags["model"], int(run.flags["parameters"])
-        rest[size] = rest_of(run.flags)
-        of_rate = choices.setdefault(size, {}).setdefault(run.flags["lr"], {})
-        if run.seed in of_rate:
-            raise UsageError(f"{run.label} has seed {run.seed} twice at one rate: lab.compare "
-                             "shows what differs")
-        of_rate[run.seed] = run.loss(step)
+        family, variant = family_and_variant(run)
+        families[family].append(run.flags | {"variant": variant})
+    require_alike(families, SIZES)
+
+    # The runs of one size and rate have a mean.
+    step = last_common_step(runs)
+    of_size = [replace(run, label=f"{run.flags['model']}, {run.flags['parameters']}")
+               for run in runs]
+    for group in group_runs(of_size, "lr").values():
+        sizes.setdefault(group[0].label, []).append(group)
     models = {family: [] for family in FAMILIES}
-    for (name, parameters), rates in sorted(choices.items(), key=lambda item: item[0][1]):
-        family, lr = name.partition(":")[0], best_choice(rates)
-        if lr is None:
-            raise UsageError(f"{name}, {parameters}: at each rate a seed is missing or diverged")
-        models[family].append(Model(name, lr, parameters, rest[name, parameters], rates[lr]))
-    return models
+    for name, groups in sizes.items():
+        best = best_rate(groups, step)
+        flags, losses = best[0].flags, {run.seed: run.loss(step) for run in best}
+        family, _ = family_and_variant(best[0])
+        models[family].append(
+            Model(name, flags["lr"], int(flags["parameters"]), rest_of(flags), losses))
+    return {family: sorted(of_family, key=lambda model: model.parameters)
+            for family, of_family in models.items()}
+
+
+def family_and_variant(run):
+    """The family of a run's model, and what follows its size: "" in transformer:2,2,28."""
+    family, *parts = run.flags["model"].split(":")
+    if family not in FAMILIES:
+        raise UsageError(f"{run.label} is neither a multiscreen nor a transformer")
+    if family == "transformer":
+        parts = parts[1:]
+    return family, ":".join(parts)
+
+
+def best_rate(groups, step):
+    """The group of runs with the best mean loss, of groups with one rate each.
+
+    A rate that lacks a seed which others have, or at which a seed diverged, is none, as its mean
+    would be of other seeds.
+    """
+    seeds = {run.seed for group in groups for run in group}
+    complete = [group for group in groups if {run.seed for run in group} == seeds
+                and not any(run.diverged for run in group)]
+    if not complete:
+        raise UsageError(f"{groups[0][0].label}: at each rate a seed is missing or diverged")
+    return min(complete, key=lambda group: statistics.fmean(run.loss(step) for run in group))
 
 
 def rest_of(flags):
@@ -106,59 +127,59 @@ def size_at(loss, models, kind, seed=None):
 
 
 def saving(loss, models, kind, seed=None):
-    """1 - N_multiscreen / N_transformer at a loss."""
+    """1 - N_multiscreen / N_transformer at a loss, in percent."""
     ours, theirs = (size_at(loss, models[family], kind, seed) for family in FAMILIES)
-    return 1 - ours / theirs
+    return 100 * (1 - ours / theirs)
 
 
 def get_rows(models):
     """Rows of the table: for each measured size the sizes of both families at its loss."""
     measured = sorted((model for family in FAMILIES for model in models[family]),
                       key=lambda model: -model.loss)
-    if not measured:
-        raise UsageError("no run is a multiscreen or a transformer")
     seeds = set.intersection(*(set(model.losses) for model in measured))
     rows = []
     for model in measured:
-        row = [f"{model.name}, {model.parameters}", model.lr, model.loss]
-        for family in FAMILIES:
-            size = size_at(model.loss, models[family], "parameters")
-            row.append(size if math.isnan(size) else round(size))
-        for kind in ("parameters", "rest"):
-            _, std = mean_and_std([saving(model.loss, models, kind, seed) for seed in seeds])
-            row += [100 * saving(model.loss, models, kind), 100 * std]
+        row = {"measured": model.name, "lr": model.lr,
+               "seeds": seeds_in_words(model.losses), "at_loss": model.loss}
+        row |= {family: size_at(model.loss, models[family], "parameters") for family in FAMILIES}
+        for kind, head in (("parameters", "saving"), ("rest", "non_emb")):
+            row[head] = saving(model.loss, models, kind)
+            # NaN if the loss is beyond what was measured with a seed: of the others it is no mean.
+            _, row[f"± {head}"] = mean_and_std([saving(model.loss, models, kind, seed)
+                                                for seed in seeds])
         rows.append(row)
     return rows
 
 
 def draw(models, path):
     """Draw the loss by size, a curve for each family."""
-    plt = pyplot()
+    plt = plots.pyplot()
     fig, ax = plt.subplots()
     for family in FAMILIES:
-        stats = [mean_and_std(model.losses.values()) for model in models[family]]
-        seeds = max((len(model.losses) for model in models[family]), default=0)
-        ax.errorbar([model.parameters for model in models[family]], [mean for mean, _ in stats],
-                    np.nan_to_num([std for _, std in stats]), capsize=3,
-                    label=f"{family.capitalize()}, {seeds} seeds")
-    ax.set(xscale="log", xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
-    plain_numbers(plt, ax.xaxis)
-    ax.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}")
-    save(fig, path)
+        columns = [list(model.losses.values()) for model in models[family]]
+        if columns:
+            means, stds = zip(*map(mean_and_std, columns))
+            ax.errorbar([model.parameters for model in models[family]], means, np.nan_to_num(stds),
+                        capsize=3, label=f"{family.capitalize()}, {plots.seeds_of(columns)}")
+    plots.millions(plt, ax)
+    ax.set(xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
+    plots.save(fig, path)
 
 
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN", help="as for lab.compare")
-    p.add_argument("--out", type=figure_path, default=Path("out/scaling.png"),
+    p.add_argument("--out", type=plots.figure_path, default=Path("out/scaling.png"),
                    help="the figure to write [out/scaling.png]")
     args = p.parse_args()
-    runs = read_runs(args.runs)
-    models = get_models(runs)
-    rows = [[*row[:5], *(x if math.isnan(x) else f"{x:.0f}" for x in row[5:])]
-            for row in get_rows(models)]
-    print_table(["measured", "lr", "at_loss", *FAMILIES, "saving", "std", "non_emb", "std"], rows,
-                "Sizes at an equal loss, one measured, at its best rate, and one interpolated")
+    models = get_models(read_runs(args.runs))
+    rows = get_rows(models)
+    for row in rows:
+        for name in (*FAMILIES, "saving", "± saving", "non_emb", "± non_emb"):
+            if not math.isnan(row[name]):
+                row[name] = f"{row[name]:.0f}"
+    print_table(rows, "Sizes at an equal loss, one measured, at its best rate, and one "
+                "interpolated")
     draw(models, args.out)
 
 

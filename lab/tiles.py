@@ -28,13 +28,13 @@ step 100, and 10 of these accepted a key again at some later checkpoint, up to s
 tiles at step 200, 5 did (LOG.md).
 """
 import math
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.figures import pyplot, save
+from lab.alike import TILES, require_table
+from lab.plots import pyplot, save
 from support.check import inside, maps_of
 from support.cli import DEVICE, Parser, UsageError, cli, get_device, products_dtype
 from support.data import documents_in, text_held_out
@@ -81,15 +81,16 @@ def print_summary(tiles, title):
     """Print a row for each layer, and one for all. tiles: dicts, of `measure` or of a table."""
     rows = []
     for layer in [*dict.fromkeys(tile["layer"] for tile in tiles), "all"]:
-        found = [tile for tile in tiles if layer in (tile["layer"], "all")]
-        w, r, alive, T = (np.array([float(tile[name]) for tile in found])
+        chosen = [tile for tile in tiles if layer in (tile["layer"], "all")]
+        w, r, alive, T = (np.array([float(tile[name]) for tile in chosen])
                           for name in ("w", "r", "alive", "seq_len"))
         dead = math.nan if np.isnan(alive).any() else int((alive == 0).sum())
-        rows.append([layer, len(found), w.min(), np.median(w), w.max(), int((w > T).sum()),
-                     r.min(), np.median(r), r.max(), int((r > 0.9).sum()),
-                     alive.mean(), alive.max(), dead])
-    print_table(["layer", "tiles", "w_min", "w_median", "w_max", "w > T", "r_min", "r_median",
-                 "r_max", "r > 0.9", "alive", "most alive", "alive = 0"], rows, title)
+        rows.append({
+            "layer": layer, "tiles": len(chosen),
+            "w_min": w.min(), "w_median": np.median(w), "w_max": w.max(), "w > T": sum(w > T),
+            "r_min": r.min(), "r_median": np.median(r), "r_max": r.max(), "r > 0.9": sum(r > 0.9),
+            "alive": alive.mean(), "most alive": alive.max(), "alive = 0": dead})
+    print_table(rows, title)
 
 
 def six_of(tiles):
@@ -98,11 +99,11 @@ def six_of(tiles):
     if not alive:
         return []
     w = {n: math.log(min(tiles[n]["w"], 1e9)) for n in alive}
-    found = []
+    chosen = []
     for goal in np.linspace(min(w.values()), max(w.values()), min(6, len(alive))):
-        left = [n for n in alive if n not in found]
-        found.append(min(left, key=lambda n: abs(w[n] - goal)))
-    return found
+        left = [n for n in alive if n not in chosen]
+        chosen.append(min(left, key=lambda n: abs(w[n] - goal)))
+    return chosen
 
 
 def draw_windows(plt, tiles, w_th, T_train, path):
@@ -171,7 +172,9 @@ def main():
                    "sentences about screening; if the tokens are numbers: what the run held out]")
     args = p.parse_args()
     if args.table:
-        print_summary(read_table(args.table), args.table)
+        tiles = read_table(args.table)
+        require_table(tiles, TILES, args.table)
+        print_summary(tiles, args.table)
         return
     device = get_device(args.device)
     model, tokenizer, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device))
@@ -186,16 +189,14 @@ def main():
 
     if not maps:
         print(f"no maps: a layer of {ckpt['model']} does not call the screen that it is given")
-    if not find_spec("matplotlib"):
-        print("no figures: they need matplotlib (pip install matplotlib)")
-        return
     plt = pyplot()
     w_th = getattr(model.config, "w_th", None) or model.layers[0].w_th
     draw_windows(plt, tiles, w_th, T_train, path.with_name(f"{path.stem}_windows.png"))
     if maps:
         columns = len(tiles) // len(model.layers)
         draw_maps(plt, tiles, maps, columns, path.with_name(f"{path.stem}_maps.png"))
-        if six := six_of(tiles):
+        six = six_of(tiles)
+        if six:
             draw_maps(plt, [tiles[n] for n in six], [maps[n] for n in six], 3,
                       path.with_name(f"{path.stem}_six.png"))
 

@@ -8,7 +8,6 @@ Measuring tools write such tables by support/measure.py, and lab/figures.py draw
 import glob
 import math
 import os
-import sys
 from pathlib import Path
 
 from support.cli import UsageError
@@ -30,11 +29,15 @@ def read_table(path):
 
 
 def write_table(path, rows):
-    """Write a whole table: the file is always the old one or the new one."""
+    """Write a whole table: the file is always the old one or the new one.
+
+    A row may lack columns that others have.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    lines = [as_line(rows[0].keys()), *(as_line(row.values()) for row in rows)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    lines = [as_line(names), *(as_line(row.get(name, "") for name in names) for row in rows)]
     temporary.write_text("".join(lines), "utf-8")
     os.replace(temporary, path)
 
@@ -74,62 +77,33 @@ def as_cell(x):
 # ------------------------------------------------------------------- the tables of a command line
 
 def named_paths(words):
-    """[(label or "", path)] of words such as out/a.tsv, mine=out/a.tsv, mine=out/mine-*/a.tsv."""
-    found = []
+    """[(label or "", path)] of words such as out/a.tsv, mine=out/a.tsv, mine=out/mine-*/a.tsv.
+
+    A path that exists is that path, even if its name has an = or a pattern's [ ] in it.
+    """
+    named = []
     for word in map(str, words):
         label, equals, pattern = word.partition("=")
         if not equals or Path(word).exists():          # a folder may be named lr=0.1
             label, pattern = "", word
-        paths = sorted(glob.glob(pattern))
-        if not paths:
-            paths = [pattern]                          # whoever opens it says that it is missing
-        found += [(label, path) for path in paths]
-    return found
-
-
-def read_tables(words, by_step=False):
-    """The rows of several tables, to draw. The model of a labelled table is its label.
-
-    A run may have been measured again after an edit or after more training: then its last rows
-    count. by_step: each training step of a run counts. Raises UsageError if two runs would be one,
-    of the same model and seed.
-    """
-    found, places = {}, {}
-    for label, path in named_paths(words):
-        rows = read_table(path)
-        known = ("model", "parameters", "seed", "seq_len", "step", "hash")
-        if not rows or not all(name in rows[0] for name in known):
-            raise UsageError(f"{path} is not a table of measurements: name another")
-        runs = [run_of(row | {"model": label or row["model"]}, by_step) for row in rows]
-        last = {run: (row["step"], row["hash"]) for run, row in zip(runs, rows)}
-        current = [(run, row) for run, row in zip(runs, rows)
-                   if (row["step"], row["hash"]) == last[run]]
-        if len(current) < len(rows):
-            print(f"{path}: {len(rows) - len(current)} rows are left out, measured before an edit "
-                  "or before more training", file=sys.stderr)
-        for run, row in current:
-            place = places.setdefault(run, (path, row["model"]))
-            if place != (path, row["model"]):
-                raise UsageError(f"{path} and {place[0]} both have {run[0]}, seed {row['seed']}: "
-                                 f"label one, as in mine={path}")
-            row = row | {"model": run[0]}
-            found[tuple(row.values())] = row           # a row may be there twice
-    return list(found.values())
-
-
-def run_of(row, by_step):
-    """What identifies the run of a row."""
-    names = [name for name in RUN if name != "step" or by_step]
-    return tuple(row.get(name, "") for name in names)
+        paths = [pattern]                              # whoever opens it says that it is missing
+        if not Path(pattern).exists():
+            paths = sorted(glob.glob(pattern)) or paths
+        named += [(label, path) for path in paths]
+    return named
 
 
 # ------------------------------------------------------------------------------ what is printed
 
-def print_table(columns, rows, title):
-    """Print rows in columns of equal width. None and NaN are shown as -."""
-    cells = [[str(name) for name in columns]]
-    cells += [[shown(x) for x in row] for row in rows]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(columns))]
+def print_table(rows, title):
+    """Print rows, dicts with the same names, in columns of equal width under these names.
+
+    None and NaN are shown as -. A column that is empty in all rows is left out.
+    """
+    names = [name for name in rows[0] if any(row[name] != "" for row in rows)]
+    cells = [[str(name) for name in names]]
+    cells += [[shown(row[name]) for name in names] for row in rows]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(names))]
     print(f"\n{title}")
     for row in cells:
         print("  ".join(x.rjust(width) for x, width in zip(row, widths)))

@@ -18,16 +18,20 @@ import abcdigits
 import multiscreen
 import train
 from lab import (
+    alike,
     bench,
     compare,
     copying,
+    curves,
     experiments,
     figures,
     idea,
     mechanisms,
     passkey,
     perplexity,
+    plots,
     runner,
+    runs,
     sample,
     scaling,
     tiles,
@@ -37,7 +41,7 @@ from support.cli import UsageError
 from support.data import get_tokenizer
 from support.measure import Measurement, parser
 from support.run import load_checkpoint
-from support.tables import RUN, add_row, read_table, read_tables, write_table
+from support.tables import RUN, add_row, read_table, write_table
 from tests.helpers import ROOT, arrays_of, fit, needs_matplotlib, write_run
 from tests.inputs import INF, draw_tokens, small
 
@@ -148,11 +152,10 @@ def test_an_edit_in_a_helper_that_your_class_imports_is_measured_anew(
     assert fill(measurement(path, table), [1]) == [("", "", 1)]
     (tmp_path / "its_helper.py").write_text("FACTOR = 2.0\n")
     assert fill(measurement(path, table), [1]) == [("", "", 1)]
-    edited = read_tables([table])[0]["hash"]
+    edited = read_table(table)[-1]["hash"]
     (tmp_path / "its_helper.py").write_text("FACTOR = 1.0\n")
     assert fill(measurement(path, table), [1]) == []
-    row, = read_tables([table])
-    assert row["hash"] != edited
+    assert read_table(table)[-1]["hash"] != edited     # the last rows count
     for name in ("mine", "its_helper"):
         del sys.modules[name]
 
@@ -451,9 +454,9 @@ def test_a_change_is_a_mean_over_the_seeds_that_both_groups_have(call, tmp_path,
     write_run(tmp_path / "b-7", log_of(9.0), seed=7, lr=0.5)
     call(compare, "a-*", "mine=b-*", "--table", "t.tsv")
     out = capsys.readouterr().out
-    row = next(line.split() for line in out.splitlines() if line.strip().startswith("mine"))
-    assert row[:2] == ["mine", "3"]
-    assert row[6:9] == ["-0.5", "0.35355", "3.1775"]   # of -0.25 and -0.75; t is 12.71
+    row = next(re.split(" {2,}", line.strip()) for line in out.splitlines() if "mine  " in line)
+    assert row[:3] == ["mine", "3 (0 1 7)", "0"]
+    assert row[6:10] == ["2 (0 1)", "-0.5", "0.35355", "3.1775"]   # of -0.25 and -0.75; t is 12.71
     assert "lr 0.0625 | 0.5" in out
     call(compare, "t.tsv")                             # its rows are runs, too
     assert capsys.readouterr().out.splitlines()[2:5] == out.splitlines()[2:5]
@@ -465,14 +468,7 @@ def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, different
     write_run(tmp_path / "a-0", log_of(1.0), seed=0)
     write_run(tmp_path / "a-1", log_of(2.0), seed=1, **different)
     with pytest.raises(UsageError, match=f"differ in {[*different][0]}"):
-        compare.get_groups(compare.read_runs([f"mine={tmp_path}/a-*"]))
-
-
-def test_losses_on_other_texts_are_not_compared(tmp_path):
-    for name in "ab":
-        write_run(tmp_path / name, log_of(1.0), corpus=name)
-    one, other = compare.read_runs([tmp_path / "a", tmp_path / "b"])
-    assert compare.changes_of([other], [one], 20) == []
+        alike.group_runs(runs.read_runs([f"mine={tmp_path}/a-*"]))
 
 
 def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, capsys):
@@ -483,13 +479,14 @@ def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, ca
     (tmp_path / "b-0/diverged.txt").write_text("at step 9")
     call(compare, "a-0", "b-0")
     out = capsys.readouterr().out
-    assert next(line for line in out.splitlines() if line.strip().startswith("b")).split()[:5] == [
-        "b", "1", "1", "4626", "-"]
+    row = next(line for line in out.splitlines() if line.strip().startswith("b  "))
+    assert row.split()[:6] == ["b", "0", "1", "(0)", "4626", "-"]
     assert "-x = 1" in out and "+x = 2" in out
     write_run(tmp_path / "c-0", log_of(1.0)[:3])       # before its first evaluation
     (tmp_path / "c-0/diverged.txt").write_text("at step 3")
     call(compare, "a-0", "c-0")
-    assert capsys.readouterr().out.splitlines()[4].split()[:5] == ["c", "1", "1", "4626", "-"]
+    assert capsys.readouterr().out.splitlines()[4].split()[:6] == ["c", "0", "1", "(0)", "4626",
+                                                                   "-"]
 
 
 @pytest.mark.parametrize("losses, spikes", [
@@ -501,7 +498,7 @@ def test_a_spike_is_a_loss_five_deviations_above_the_mean_of_the_ten_before(
     """After five times 1 and 2: their mean is 1.5, their deviation 0.5, so the limit is 4."""
     log = [{"step": n + 1, "loss": x} for n, x in enumerate([*5 * [1.0, 2.0], *losses])]
     write_run(tmp_path / "a", [*log, {"step": len(log), "val_loss": 3.0}])
-    run, = compare.read_runs([tmp_path / "a"])
+    run, = runs.read_runs([tmp_path / "a"])
     assert run.facts["spikes"] == spikes
 
 
@@ -510,17 +507,9 @@ def test_a_loss_that_rose_in_training_and_validation_counts_as_diverged(tmp_path
         log = [{"step": n, "loss": 2 + training * n / 30} for n in range(1, 31)]
         write_run(tmp_path / name, [*log, {"step": 3, "val_loss": 3.0},
                                     {"step": 30, "val_loss": val}])
-    runs = compare.read_runs([tmp_path / name for name in ("rose", "overfits", "fell")])
-    assert [run.diverged for run in runs] == [True, False, False]
-    assert math.isnan(runs[0].loss()) and runs[1].loss() == 4.0
-
-
-def test_the_best_choice_is_one_that_all_seeds_have_and_with_which_none_diverged():
-    choices = {"lucky": {"0": 1.0}, "diverged": {"0": 1.0, "1": math.nan, "2": math.nan},
-               "good": {"0": 2.0, "1": 2.0, "2": 2.0}, "worse": {"0": 3.0, "1": 3.0, "2": 3.0}}
-    assert compare.best_choice(choices) == "good"
-    del choices["good"], choices["worse"]
-    assert compare.best_choice(choices) is None
+    logged = runs.read_runs([tmp_path / name for name in ("rose", "overfits", "fell")])
+    assert [run.diverged for run in logged] == [True, False, False]
+    assert math.isnan(logged[0].loss(30)) and logged[1].loss(30) == 4.0
 
 
 def test_a_rate_counts_for_scaling_only_with_all_its_seeds(tmp_path):
@@ -530,34 +519,34 @@ def test_a_rate_counts_for_scaling_only_with_all_its_seeds(tmp_path):
     write_run(tmp_path / "one-0", log_of(0.5), seed=0, lr=0.3)
     for seed in (1, 2):
         (tmp_path / f"bad-{seed}/diverged.txt").write_text("at step 9")
-    models = scaling.get_models(compare.read_runs([f"{tmp_path}/*-*"]))["multiscreen"]
+    models = scaling.get_models(runs.read_runs([f"{tmp_path}/*-*"]))["multiscreen"]
     assert [(model.lr, model.loss) for model in models] == [("0.1", 1.5)]
 
 
 @needs_matplotlib
-def test_losses_are_those_of_the_last_step_that_all_runs_have(tmp_path, monkeypatch):
+def test_losses_are_those_of_the_last_step_that_all_runs_have(tmp_path):
     """A run that is not finished does not stand beside others at their end."""
     write_run(tmp_path / "a", log_of(1.0), seed=0)
     write_run(tmp_path / "b", log_of(1.0)[:-1], seed=1)
-    runs = compare.read_runs([f"m={tmp_path}/?"])
-    model, = scaling.get_models(runs)["multiscreen"]
+    logged = runs.read_runs([f"m={tmp_path}/?"])
+    model, = scaling.get_models(logged)["multiscreen"]
     assert model.losses == {"0": 3.0, "1": 3.0}
-    fig = figures.losses(figures.pyplot(), [f"m={tmp_path}/?"])
+    fig = figures.losses([f"m={tmp_path}/?"])
     assert fig.axes[0].lines[0].get_ydata().tolist() == [3.0]
-    monkeypatch.setattr(mechanisms, "read_tables", lambda words: [])
-    monkeypatch.setattr(mechanisms, "perplexities", lambda rows: [])
+    for seed, name in enumerate("ab"):
+        write_table(tmp_path / name / "perplexity.tsv", [row_of(
+            seed=str(seed), data="d", length="91", document="a", nats="1 2 3 4")])
     rows = mechanisms.rows_of([f"m={tmp_path}/?"])
-    assert [row["value"] for row in rows] == [3.0, 3.0]
+    assert [row["value"] for row in rows if row["what"] == "loss"] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_run_on_abcdigits_counts_among_mechanisms_only_if_it_has_ended(tmp_path, monkeypatch,
                                                                          learned):
     monkeypatch.setattr(mechanisms, "read_checkpoint", lambda path: {"learned": learned})
-    monkeypatch.setattr(mechanisms, "read_tables", lambda words: [])
-    monkeypatch.setattr(mechanisms, "needles", lambda rows: [])
     log = [*log_of(1.0)[:-1], {"step": 10, "needle": 0.9}]
-    write_run(tmp_path / "a", log, data="abcdigits")
+    folder = write_run(tmp_path / "a", log, data="abcdigits")
+    write_table(folder / "abcdigits.tsv", [row_of(length="256", depth="0", accuracy="1")])
     if learned:
         assert mechanisms.rows_of([f"m={tmp_path}/a"])[0]["value"] == 0.9
     else:
@@ -578,51 +567,38 @@ def row_of(**cells):
     return row | cells | {"hash": "w-c"}
 
 
-def test_runs_of_two_training_lengths_dtypes_or_tokenizers_are_two_curves():
-    for name, x in (("seq_len", "32"), ("dtype", "bfloat16"), ("tokenizer", "gpt2")):
-        rows = [row_of(nats="1"), row_of(nats="2", seed="1", **{name: x})]
-        assert [*figures.curves(rows, "document", "nats")] == [
-            f"m, {name} {rows[0][name]}", f"m, {name} {x}"]
-
-
-def test_a_mean_is_over_the_documents_that_all_seeds_have():
-    seeds = {"0": [row_of(document="a"), row_of(document="b")], "1": [row_of(document="b")]}
-    assert [[row["document"] for row in rows]
-            for rows in figures.shared(seeds, "document").values()] == [["b"], ["b"]]
-    seeds["1"] = [row_of(document="c")]
-    with pytest.raises(UsageError, match="no document in common"):
-        figures.shared(seeds, "document")
+def seconds(rows, key, x="4"):
+    """The rows, with another value in a column of every second one."""
+    return [row | {key: x} if n % 2 else row for n, row in enumerate(rows)]
 
 
 def test_the_best_factor_of_a_cell_is_one_that_all_seeds_have():
-    rows = {seed: [row_of(length="256", depth="0.5", factor=factor, accuracy=x)
-                   for factor, x in cells.items()]
+    rows = [row_of(length="256", depth="0.5", factor=factor, accuracy=x, seed=seed)
             for seed, cells in {"0": {"": "0.2", "4": "0.3", "8": "1"},
-                                "1": {"": "0.2", "4": "0.5"}, "2": {"": "0.4", "4": "0.4"}}.items()}
-    assert figures.best_cells(rows) == {(256, 0.5): {"0": 0.3, "1": 0.5, "2": 0.4}}
+                                "1": {"": "0.2", "4": "0.5"}, "2": {"": "0.4", "4": "0.4"}}.items()
+            for factor, x in cells.items()]
+    (best,), _, _ = curves.retrieval_curves(rows, plain=False)
+    assert (best.name, best.seeds) == ("m + best RoPE scaling", ["0", "1", "2"])
+    assert best.values.ravel().tolist() == [0.3, 0.5, 0.4]
 
 
 def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have():
     """Factor 4 was measured on the cheap text alone, where it is no better than the others."""
     measured = [("", "a", 1.0), ("", "b", 3.0), ("4", "a", 1.5)]
-    rows, strings = [], []
-    for seed in "01":
-        for factor, text, nats in measured:
-            row = row_of(seed=seed, factor=factor)
-            strings.append(row | {"string": text, "distances": "128", "nats": f"{nats} {nats}"})
-            rows.append(row | {"document": text, "length": "91", "data": "d",
-                               "nats": " ".join([str(nats)] * 4)})
-    found = figures.by_end(strings)
-    assert found["m"]["same"].tolist() == [[2.0], [2.0]]
-    assert found["m + best RoPE scaling"]["same"].tolist() == [[1.0], [1.0]]
-    values = [value for *_, position, setting, value in mechanisms.perplexities(rows)
-              if setting == "RoPE"]
-    assert values == pytest.approx([math.e] * 4)
+    strings = [row_of(seed=seed, factor=factor, string=text, distances="128",
+                      nats=f"{nats} {nats}") for seed in "01" for factor, text, nats in measured]
+    documents = [row | {"document": row["string"], "length": "91", "nats": f"{row['nats']} 9 9"}
+                 for row in strings]
+    (plain, best), *_ = curves.copying_curves(strings, alike.COPYING)
+    assert (plain.name, best.name) == ("m", "m + best RoPE scaling")
+    assert plain.values[:, 0].tolist() == best.values[:, 0].tolist() == [[[1.0]], [[1.0]]]
+    of_documents, _ = curves.perplexity_curves(documents)
+    _, best = curves.with_best_scaling(of_documents, lambda costs: costs)
+    assert best.values[:, 0].tolist() == pytest.approx([math.e] * 2)
 
-    for read, measured in ((figures.by_end, strings), (mechanisms.perplexities, rows)):
-        one_seed_each = [row for row in measured if (row["factor"] == "4") == (row["seed"] == "1")]
-        with pytest.raises(UsageError, match="measured with all seeds"):
-            list(read(one_seed_each))
+    one_seed_each = [row for row in strings if (row["factor"] == "4") == (row["seed"] == "1")]
+    with pytest.raises(UsageError, match="measured with all seeds"):
+        curves.copying_curves(one_seed_each, alike.COPYING)
 
 
 def test_mechanisms_that_were_measured_with_scaled_positions_alone_are_refused():
@@ -632,36 +608,47 @@ def test_mechanisms_that_were_measured_with_scaled_positions_alone_are_refused()
         mechanisms.get_lines(rows)
 
 
+def copied(path, *rows):
+    """A table of lab.copying. rows: what is special in each, dicts."""
+    usual = {"string": "0", "distances": "128", "nats": "1 2", "first_right": "", "four_right": ""}
+    write_table(path, [row_of(**usual | row) for row in rows])
+    return path
+
+
+def read_copied(*words, kind=alike.COPYING):
+    return alike.read_measurements(words, kind)
+
+
 def test_two_runs_of_one_model_and_seed_are_not_drawn_as_one(tmp_path):
     for name in "ab":
-        write_table(tmp_path / f"{name}.tsv", [row_of(nats="1", step="5" if name == "a" else "6")])
+        copied(tmp_path / f"{name}.tsv", {"step": "5" if name == "a" else "6"})
     with pytest.raises(UsageError, match="both have m, seed 0: label one"):
-        read_tables([f"{tmp_path}/?.tsv"])
-    rows = read_tables([f"mine={tmp_path}/a.tsv", f"{tmp_path}/b.tsv"])
+        read_copied(f"{tmp_path}/?.tsv")
+    rows = read_copied(f"mine={tmp_path}/a.tsv", f"{tmp_path}/b.tsv")
     assert [row["model"] for row in rows] == ["mine", "m"]
-    assert len(read_tables([f"{tmp_path}/?.tsv"], by_step=True)) == 2
+    assert len(read_copied(f"{tmp_path}/?.tsv", kind=alike.COPYING_STEPS)) == 2
 
 
-def test_of_a_run_that_was_trained_further_the_last_rows_count(tmp_path):
-    table = tmp_path / "t.tsv"
-    write_table(table, [row_of(nats="1", step="5"), row_of(nats="2", step="5"),
-                        row_of(nats="3", step="9")])
-    assert [row["nats"] for row in read_tables([table])] == ["3"]
-    assert [row["nats"] for row in read_tables([table], by_step=True)] == ["1", "2", "3"]
+def test_of_a_run_that_was_trained_further_the_last_rows_count_and_each_once(tmp_path):
+    table = copied(tmp_path / "t.tsv", *({"nats": nats, "step": step} for nats, step in (
+        ("1 1", "5"), ("2 2", "5"), ("3 3", "9"), ("3 3", "9"))))
+    assert [row["nats"] for row in read_copied(table)] == ["3 3"]
+    rows = read_copied(table, kind=alike.COPYING_STEPS)
+    assert [row["nats"] for row in rows] == ["1 1", "2 2", "3 3"]
 
 
 # ------------------------------------------------------------------------------------- figures
 
 @needs_matplotlib
 def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_known():
-    plt = figures.pyplot()
-    ax = plt.subplots()[1]
-    figures.draw_mean(ax, [1, 2], [[1, 3], [5]], "x", color="C0")
+    ax = plots.pyplot().subplots()[1]
+    curve = curves.Curve("x", "", "", ["0", "1"], np.array([[1, 5], [3, math.nan]]))
+    plots.draw_mean(ax, [1, 2], curve, "x", color="C0")
     assert ax.lines[0].get_ydata().tolist() == [2, 5]
     assert ax.lines[0].get_label() == "x, 1 to 2 seeds"
     for tokenizer, expected in (("bytes", True), ("gpt2", False)):
-        fig = figures.copying(plt, [row_of(tokenizer=tokenizer, distances="128 256", string="0",
-                                           nats="1 2 3 4", first_right="", four_right="")])
+        fig = figures.copying([row_of(tokenizer=tokenizer, distances="128 256", string="0",
+                                      nats="1 2 3 4", first_right="", four_right="")])
         labels = fig.axes[0].get_legend_handles_labels()[1]
         assert ("guessing a letter or digit" in labels) == expected
 
@@ -682,8 +669,8 @@ def test_a_figure_has_no_mean_of_runs_that_differ_in_more_than_the_seed(call, tm
 
 @needs_matplotlib
 def test_a_figure_does_not_overwrite_other_rows(call, tmp_path):
-    write_table(tmp_path / "copying.tsv", [row_of(nats="1 2", string="0", distances="128")])
-    write_table(tmp_path / "b.tsv", [row_of(nats="1 2", string="0", distances="128", seed="1")])
+    copied(tmp_path / "copying.tsv", {})
+    copied(tmp_path / "b.tsv", {"seed": "1"})
     before = (tmp_path / "copying.tsv").read_text()
     with pytest.raises(UsageError, match="already holds 1 other rows"):
         call(figures, "copying", "b.tsv", "--out", "copying.png")
@@ -712,11 +699,11 @@ def test_mechanisms_are_read_from_runs_and_from_the_table_of_a_figure(call, tmp_
                 seed=str(seed), swe=swe, data="d", length="91", document="a", nats=nats))
     call(mechanisms, f"mine={tmp_path}/*_mine-*")
     first = capsys.readouterr().out
-    assert [line.split()[:2] for line in first.splitlines()[3:5]] == [["mine", "1.500"],
+    assert [line.split()[:2] for line in first.splitlines()[5:7]] == [["mine", "1.500"],
                                                                       ["mine", "SWE"]]
     assert f"{math.e:.2f} ± 0.00" in first             # exp(4) over exp(3)
     call(mechanisms, "out/mechanisms.tsv", "--out", "out/again.png")
-    assert capsys.readouterr().out.splitlines()[:5] == first.splitlines()[:5]
+    assert capsys.readouterr().out.splitlines()[:5] == first.splitlines()[2:7]
 
 
 @needs_matplotlib

@@ -8,17 +8,13 @@ import pytest
 import torch
 
 import train
-from lab import mechanisms, scaling
-from lab.compare import (
-    changes_of,
-    get_groups,
-    last_common_step,
-    mean_and_std,
-    read_runs,
-)
-from lab.figures import best_cells, by_end, curves, mean_by_length
+from lab import alike, mechanisms, scaling
+from lab.alike import mean_and_std, mean_in_words, read_measurements
+from lab.compare import compare
+from lab.curves import copying_curves, retrieval_curves
+from lab.runs import read_runs
 from support.check import inside
-from support.tables import read_table, read_tables
+from support.tables import read_table
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "lab/report"
@@ -46,27 +42,31 @@ def found_in(text, pattern):
 
 def shares(name):
     """{model: {length: its mean share of answers in percent, as one prints it}}"""
-    found = {}
-    rows = read_tables([FOLDER / f"{name}.tsv"])
-    for model, seeds in curves(rows, "length", "depth", "factor", "accuracy").items():
-        means = mean_by_length(best_cells(seeds))
-        found[model] = {length: float(f"{100 * statistics.fmean(of_seed.values()) + 1e-9:.1f}")
-                        for length, of_seed in means.items()}
-    return found
+    rows = read_measurements([FOLDER / f"{name}.tsv"], alike.RETRIEVAL)
+    _, curves, lengths = retrieval_curves(rows, plain=False)
+    return {curve.name.removesuffix(" + best RoPE scaling"):
+            {length: float(f"{100 * statistics.fmean(curve.at(n).values()) + 1e-9:.1f}")
+             for n, length in enumerate(lengths) if curve.at(n)}
+            for curve in curves}
+
+
+def copying_of(rows, kind=alike.COPYING, step=0):
+    """{curve: {end: costs (seeds, distances)}} after the n-th step."""
+    curves, ends, _, _ = copying_curves(rows, kind)
+    return {curve.name: {end: of_end[~np.isnan(of_end).any(axis=1)]
+                         for end, of_end in zip(ends, curve.values[:, :, step].swapaxes(0, 1))}
+            for curve in curves}
+
+
+def read_copying(name, kind=alike.COPYING):
+    return read_measurements([FOLDER / f"{name}.tsv"], kind)
 
 
 def changes(name, digits, by=None):
     """{group: (change, deviation), rounded}"""
-    runs = read_runs([FOLDER / f"{name}.tsv"])
-    groups, step = get_groups(runs, by), last_common_step(runs)
-    first = [run for run in runs if run.label == runs[0].label]
-    found = {}
-    for label, group in groups.items():
-        partners = [run for run in first if not by or run.flags[by] == group[0].flags[by]]
-        if group[0].label != runs[0].label:
-            pair = mean_and_std(changes_of(group, partners, step))
-            found[label] = tuple(round(x, digits) for x in pair)
-    return found
+    rows, _, _ = compare(read_runs([FOLDER / f"{name}.tsv"]), by)
+    return {row["run"]: (round(row["change"], digits), round(row["± std"], digits)) for row in rows
+            if row["pairs"]}
 
 
 def losses_by_rate():
@@ -74,7 +74,7 @@ def losses_by_rate():
     found = {}
     for run in read_runs([FOLDER / "lr_sweep.tsv"]):
         if not run.diverged:
-            found.setdefault((run.label, float(run.flags["lr"])), []).append(run.loss())
+            found.setdefault((run.label, float(run.flags["lr"])), []).append(run.loss(1000))
     return found
 
 
@@ -82,7 +82,7 @@ def losses_by_rate():
 
 def test_readmes_sentences_about_mechanisms():
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    found = [lines[key]["needles 4096"] for key in (
+    found = [lines[key]["needles 4096"].values() for key in (
         ("local", ""), ("stick-breaking", ""), ("screening", ""), ("forgetting", ""),
         ("screening", "SWE"), ("Multiscreen", ""), ("Multiscreen", "SWE"))]
     words = ("local windows find", "stick-breaking", ", screening", "forgetting attention",
@@ -157,11 +157,11 @@ def test_the_reports_claims_about_retrieval():
 
 def test_the_reports_claims_about_losses():
     rows = scaling.get_rows(scaling.get_models(read_runs([FOLDER / "scaling.tsv"])))
-    savings = [round(row[5]) for row in rows if row[5] == row[5]]
+    savings = [round(row["saving"]) for row in rows if row["saving"] == row["saving"]]
     assert savings == [-7, *found_in(claim(1), r"saves (\d+) ± 7 % against .* 68 thousand, (\d+) ± "
                                      r"7 % against 86, (\d+) ± 5 % against 164, (\d+) ± 3 % "
                                      r"against 257 and (\d+) % against 328")]
-    others = [round(row[7]) for row in rows if row[7] == row[7]]
+    others = [round(row["non_emb"]) for row in rows if row["non_emb"] == row["non_emb"]]
     assert others == [-33, 9, 20, 35, 41, 29]
     assert "33 % more" in claim(2) and "9 ± 8, 20 ± 8, 35 ± 6, 41 ± 3 and 29 %" in claim(2)
 
@@ -219,11 +219,11 @@ def test_the_table_of_mechanisms():
               "needles 4096": 0}
     rows = rows_of((ROOT / "docs/mechanisms.md").read_text(), "mechanism")
     for row, values in zip(rows, lines.values(), strict=True):
-        cells = [mechanisms.mean_in_words(values[name], n) if name in values else ""
+        cells = [mean_in_words(values[name].values(), n) if name in values else ""
                  for name, n in digits.items()]
         learned = ""
         if "needle digits" in values:
-            learned = f"{sum(x > 0.5 for x in values['needle digits'])} of 3"
+            learned = f"{sum(x > 0.5 for x in values['needle digits'].values())} of 3"
         assert [cell.strip() for cell in row[2:]] == [*cells[:2], learned, *cells[2:]]
 
 
@@ -235,7 +235,7 @@ def test_the_table_of_mechanisms():
     ("copying_lr0.0625", {"Multiscreen at 2^-4": "Multiscreen at 2^-4",
                           "Multiscreen at 2^-4 with SWE": "Multiscreen at 2^-4 + SWE"})])
 def test_the_tables_of_copying(table, names):
-    found = by_end(read_tables([FOLDER / f"{table}.tsv"]))
+    found = copying_of(read_copying(table))
     lines = [line.strip("| ").split(" | ") for line in COPYING.splitlines() if line.startswith("|")]
     lines = [line for line in lines if len(line) == 10]            # of nine distances
     for said, name in names.items():
@@ -252,7 +252,7 @@ def test_the_tables_of_copying(table, names):
 
 def test_the_significance_of_copying():
     """Student's t of the gain of Multiscreen with SWE less the local Transformer's, by distance."""
-    found = by_end(read_tables([FOLDER / "copying.tsv"]))
+    found = copying_of(read_copying("copying"))
     ours, theirs = (found[name]["another"] - found[name]["same"]
                     for name in ("Multiscreen + SWE", "Transformer, local"))
     t = [mean / (std / 3**0.5) for mean, std in map(mean_and_std, (ours - theirs).T)]
@@ -264,11 +264,11 @@ def test_the_significance_of_copying():
 
 def test_copying_at_equal_steps():
     steps = [str(n) for n in range(13000, 17001, 1000)]
-    rows = [row for row in read_tables([FOLDER / "copying_steps.tsv"], by_step=True)
-            if row["step"] in steps]
+    rows = read_copying("copying_steps", alike.COPYING_STEPS)
+    rows = [row for row in rows if row["step"] in steps]
     gains = {}
     for step in steps:
-        for name, ends in by_end([row for row in rows if row["step"] == step]).items():
+        for name, ends in copying_of(rows, alike.COPYING_STEPS, steps.index(step)).items():
             gains.setdefault(name, []).append(ends["another"] - ends["same"])
     text = " ".join(COPYING.split())
     for n, name in ((1, "Multiscreen + SWE"), (1, "Transformer, local"), (0, "Multiscreen + SWE"),
@@ -324,7 +324,7 @@ def test_the_shares_of_32_prompts():
 
 
 def test_the_best_scaling_of_copying():
-    found = by_end(read_tables([FOLDER / "copying_scaled.tsv"]))
+    found = copying_of(read_copying("copying_scaled"))
     best = found["Transformer, RoPE + best RoPE scaling"]["same"].T[1:5]
     means = [f"{mean:.1f} ± {std:.1f}" for mean, std in map(mean_and_std, best)]
     said = re.findall(r"([\d.]+ ± [\d.]+) (?:nats )?at (?:256 bytes|512|1,024|2,048)",
