@@ -52,6 +52,13 @@ WIDTHS = (0.02, 0.1, 0.5, 1.0)
 
 # ---------------------------------------------------------------------------------- a model
 
+def small_model(name):
+    """A model of that name with random weights: small, if its name does not say its size."""
+    torch.manual_seed(0)
+    sizes = SIZES if name.startswith("multiscreen") else {"vocab_size": 257}
+    return build_model(name, sizes)
+
+
 def check_models(models):
     """Print a row of ticks for each model, and what is wrong. Returns whether all keep promises.
 
@@ -206,11 +213,7 @@ def main():
     names = args.model
     if not names and not args.ckpt:
         names = ["multiscreen"]
-    models = {}
-    for name in names:
-        torch.manual_seed(0)
-        sizes = SIZES if name.startswith("multiscreen") else {"vocab_size": 257}
-        models[name] = build_model(name, sizes)
+    models = {name: small_model(name) for name in names}
     models |= {path: load_checkpoint(path)[0] for path in args.ckpt}
     sys.exit(0 if check_models(models) else 1)
 

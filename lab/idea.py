@@ -4,8 +4,9 @@
     python -m lab.idea mine                          then with your edit,
     python -m lab.idea mine -- --model multiscreen:mine.Tiles         or with your class
 
-This trains three seeds on text, in six minutes on two idle cores, measures their perplexity up to
-16 times the training length, and compares them with `original`. What follows -- are more flags of
+This checks the model, as lab.check does, trains three seeds on text, in six minutes on two idle
+cores, measures their perplexity up to 16 times the training length, and compares them with
+`original`. What follows -- are more flags of
 train.py; give them to `original`, too, unless they are the idea. Do not edit anything until it
 ends, because each seed reads the code when it starts. A name is one code and one list of flags:
 after an edit choose another name. The runs are in out/idea/ of the folder where you are; in a
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))                          # for `python PATH/lab/idea.py`
 
+import train  # noqa: E402
+from lab import check  # noqa: E402
 from lab.experiments import NEEDLES  # noqa: E402
 from lab.runner import TRAIN, parser, run_or_print  # noqa: E402
 from support.cli import UsageError, cli, pasteable  # noqa: E402
@@ -63,6 +66,13 @@ def require_idea(name, flags):
                          "compare: edit multiscreen.py, or name your class with -- --model")
 
 
+def require_promises(flags):
+    """Raise UsageError if the model of these flags breaks what training and decoding need."""
+    name = train.get_args(shlex.split(flags)).model
+    if not check.check_models({name: check.small_model(name)}):
+        raise UsageError(f"{name} would be trained in vain, for the reasons above")
+
+
 def runs_of(name):
     """The folders of the seeds of an idea."""
     return [path.parent for path in RUNS.glob(f"{name}-*/flags.txt")
@@ -98,9 +108,10 @@ def main():
     if "--" in argv:
         argv, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     args, flags = p.parse_args(argv), shlex.join(flags)
+    # What would train in vain is refused here, before it takes minutes.
+    require_idea(args.name, flags)
+    require_promises(flags)
     if not args.print:
-        # What would train in vain is refused here, before it takes minutes.
-        require_idea(args.name, flags)
         RUNS.mkdir(parents=True, exist_ok=True)
         (RUNS / f"{args.name}.txt").write_text(flags)
     run_or_print(idea(args.name, flags, args.seeds or [0, 1, 2], args.needles), args)
