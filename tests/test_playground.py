@@ -1,8 +1,10 @@
 """Tests of course/playground/: the numbers on its page, and the page in use in Chromium."""
+import base64
 import json
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +71,29 @@ def test_a_page_is_written_and_written_again(tmp_path, capsys):
         playground.main([*flags, "--text", str(ROOT / "README.md")])
     with pytest.raises(UsageError, match="name an .html file"):
         playground.main([*flags[:-1], str(tmp_path / "ckpt.pt")])
+
+
+def test_the_page_in_docs_is_the_one_that_is_built_now(tmp_path):
+    """If not: python -m course.playground --out docs/playground.html"""
+    kept = ROOT / "docs/playground.html"
+    playground.main(["--out", str(tmp_path / "docs/playground.html"), "--device", "cpu"])
+    parts = []
+    for page in (kept, tmp_path / "docs/playground.html"):
+        text = page.read_text("utf-8")
+        (data,) = re.findall(r"^.*\"last_logits\".*$", text, re.M)
+        start = data.index("{")
+        numbers = json.JSONDecoder().raw_decode(data[start:])[0]
+        link = re.search(r'href="[^"]*README.md', text)[0]
+        parts.append((text.replace(data, "").replace(link, ""), numbers))
+    (page, numbers), (page_now, numbers_now) = parts
+    assert page == page_now
+    for name, size in (("last_logits", 1e-3), ("last_alpha_d", 1e-4)):
+        a, b = (x.pop(name) for x in (numbers, numbers_now))
+        if name == "last_alpha_d":                     # rounding differs between processors
+            a, b = (np.frombuffer(base64.b64decode(x), "<f4") for x in (a, b))
+        assert a == pytest.approx(b, abs=size)
+    assert numbers == numbers_now
+    assert kept.stat().st_size < 3e6
 
 
 def test_a_model_with_other_equations_is_refused(checkpoints):
