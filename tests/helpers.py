@@ -23,7 +23,7 @@ from support.windowed import screen_windowed
 from tests.inputs import move_away, random
 
 ROOT = Path(__file__).parent.parent
-has_cpp = shutil.which(os.environ.get("CXX", "c++")) is not None
+has_cpp = shutil.which(os.environ.get("CXX") or "c++") is not None
 needs_cpp = pytest.mark.skipif(not has_cpp, reason="needs a C++ compiler")
 CPU_SCREEN = native.screen if has_cpp else screen_windowed         # what `auto` takes on a CPU
 needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="draws figures")
