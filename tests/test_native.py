@@ -48,6 +48,7 @@ lengths = st.one_of(st.integers(1, 200), st.sampled_from([1, 31, 32, 33, 64, 65]
 @example(seed=0, B=2, T=140, i0=0, more=0, w=[16.5, 17.0, 17.2], r=[0.3, 0.5, 1.0])
 @example(seed=1, B=2, T=97, i0=20, more=0, w=[31.9, 32.0, INF], r=[0.3, 0.5, 1.0])
 @example(seed=1, B=1, T=50, i0=3, more=-33, w=[32.0, 1.0, INF], r=[0.3, 0.5, 1.0])
+@example(seed=1, B=1, T=150, i0=0, more=-100, w=[90.0, 9.0, INF], r=[1.0, 1.0, 1.0])
 @example(seed=2, B=1, T=40, i0=-20, more=70, w=[33.0, 2.0, INF], r=[0.3, 0.5, 1.0])
 def test_native_equals_dense_in_value_and_every_gradient(seed, B, T, i0, more, w, r):
     """S is shorter and longer than i0 + T, too."""
