@@ -124,7 +124,10 @@ def require_table(rows, kind, path):
 def read_flags(folder):
     """{name of a flag: its value} of a folder that train.py has written."""
     lines = (Path(folder) / "flags.txt").read_text("utf-8", "replace").splitlines()
-    return dict(line.partition("\t")[::2] for line in lines)
+    flags = dict(line.partition("\t")[::2] for line in lines)
+    if flags.get("corpus") == "documents of a task":   # an old run: its --data names the task
+        flags["corpus"] = f"documents of {flags['data']}"
+    return flags
 
 
 def flags_that_differ(one, other):

@@ -199,8 +199,11 @@ def test_losses_on_two_texts_or_tasks_stand_in_no_figure(tmp_path, column):
             figure([tmp_path / "a-0", tmp_path / "b-0"])
 
 
-def test_the_corpus_of_a_task_names_the_task():
-    assert ("abcdigits" in ABCDigitsStream.corpus) and ("passkey" in PasskeyStream.corpus)
+def test_the_corpus_of_a_task_names_the_task_also_of_an_old_run(tmp_path):
+    for stream, task in ((ABCDigitsStream, "abcdigits"), (PasskeyStream, "passkey")):
+        write_run(tmp_path / task, log_of(1.0), corpus="documents of a task", data=task)
+        assert stream.corpus == alike.read_flags(tmp_path / task)["corpus"]
+        assert stream.corpus == f"documents of {task}"
 
 
 @given(st.sampled_from(["warmup", "clip", "dtype", "lr", "weight_decay", "kernel", "steps", "init",
