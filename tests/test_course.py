@@ -112,6 +112,40 @@ def test_what_is_no_known_mistake_is_described(solved, body, message):
     assert message in message_of(test_part1, "test_trim")
 
 
+@pytest.mark.parametrize("part, test, code", [
+    (test_part1, "softmask", "def softmask(d, w):\n"
+     "    return torch.where((-w < d) & (d <= 0), torch.cos(math.pi / 2 * (d / w)) ** 2, 0.0)"),
+    (test_part1, "trim", "def trim(s, r):\n    return (1 - (1 - s) / r).clamp(0, 1) ** 2"),
+    (test_part1, "mipe_angle", "def mipe_angle(i, w, w_th):\n"
+     "    u = w.double().clamp(max=w_th)\n"
+     "    angle = i * (math.pi * torch.cos(math.pi / 2 * u / w_th) ** 2 / u)[:, None]\n"
+     "    return (torch.remainder(angle + math.pi, 2 * math.pi) - math.pi).to(w.dtype)"),
+    (test_part1, "mipe", "def mipe(x, angle):\n"
+     "    turn = torch.polar(torch.ones_like(angle), angle)\n"
+     "    pair = torch.view_as_complex(x[..., :2].contiguous()) * turn\n"
+     "    return torch.cat((torch.view_as_real(pair), x[..., 2:]), -1)"),
+    (test_part2, "gate", "def gate(self, x):\n    g = self.project(x, self.W_G)\n"
+     "    return torch.tanh(g * torch.sigmoid(g))\nGatedScreeningTiles.gate = gate"),
+    (test_part2, "loss", "def loss(self, tokens, targets):\n"
+     "    p = self(tokens).log_softmax(-1).flatten(0, 1)\n    t = targets.flatten()\n"
+     "    return -p[t >= 0].gather(1, t[t >= 0][:, None]).mean()\nMultiscreen.loss = loss")])
+def test_a_right_answer_in_another_form_passes(solved, part, test, code):
+    path, = solved.glob(f"{part.__name__.rpartition('test_')[2]}_*.py")
+    path.write_text(f"{path.read_text()}\n\n{code}\n")
+    assert message_of(part, f"test_{test}") == ""
+
+
+def test_a_right_shape_is_not_blamed(solved):
+    edit(solved / "part1_screening.py", "math.pi * w_near / w_th", "3.0 * w_near / w_th")
+    message = message_of(test_part1, "test_mipe_angle")
+    assert message.startswith("the value of mipe_angle is ") and "\n" not in message
+
+
+def test_an_answer_that_is_drawn_at_random_is_told_so(solved):
+    edit(solved / "part2_model.py", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)")
+    assert message_of(test_part2, "test_generate").startswith("generate has another result when")
+
+
 def test_part_2_may_import_the_functions_of_part_1_and_nothing_else(solved):
     file = solved / "part2_model.py"
     file.write_text("from multiscreen import trim\n" + file.read_text())

@@ -101,13 +101,15 @@ class Case:
     """Inputs on which your function is compared with the right one.
 
     hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
-    absolute where all are below 1. through: a function of the results; what it returns is compared.
+    absolute where all are below 1. zero: how large a number may be where the right one is 0.
+    through: a function of the results; what it returns is compared.
     outputs: the names of the results of a function that returns several; then, or without
     `gradients`, only values are compared, else also the gradients of all inputs.
     """
     inputs: tuple
     hint: str = ""
     tolerance: float = 1e-5
+    zero: float = 1e-12
     through: object = None
     outputs: tuple = ()
     gradients: bool = True
@@ -169,8 +171,12 @@ def grade(yours, right, cases, mistakes=()):
     for n, case in enumerate(cases):
         found, wanted = case.results(yours, name, names), case.results(right, name, names)
         wrong = [what for what in ["an error", *wanted]
-                 if not agree(found.get(what), wanted.get(what), case.tolerance)]
+                 if not agree(found.get(what), wanted.get(what), case)]
         if wrong:
+            if "an error" not in found and not same(case.results(yours, name, names), found, case):
+                fail(f"{name} has another result when it is called again: nothing in this exercise "
+                     "is drawn at random, such as by sampling or dropout, or remembered from an "
+                     "earlier call")
             causes = causes_of(yours, mistakes, cases, n, name, names)
             fail(message(case, causes, found, wanted, wrong, name))
 
@@ -183,16 +189,20 @@ def causes_of(yours, mistakes, cases, n, name, names):
     for m, case in enumerate(cases):
         found = case.results(yours, name, names)
         alike = [(wrong, cause) for wrong, cause in mistakes
-                 if same(case.results(wrong, name, names), found, case.tolerance)]
+                 if same(case.results(wrong, name, names), found, case)]
         if alike or m <= n:
             mistakes = alike
     return list(dict.fromkeys(cause for _, cause in mistakes))
 
 
-def same(found, wanted, tolerance):
-    """Whether two functions have the same results, wrong ones included."""
-    return found.keys() == wanted.keys() and all(
-        agree(found[what], x, tolerance, equal_nan=True) for what, x in wanted.items())
+def same(found, wanted, case):
+    """Whether two functions have the same results in a case, wrong ones included."""
+    if found.keys() != wanted.keys():
+        return False
+    pairs = [(found[what], x) for what, x in wanted.items()]
+    # In both directions: a number that is 0 in one of the two must be 0 in the other.
+    return all(agree(x, y, case, equal_nan=True) and agree(y, x, case, equal_nan=True)
+               for x, y in pairs)
 
 
 def first_cause(e):
@@ -202,8 +212,8 @@ def first_cause(e):
     return e
 
 
-def agree(x, y, tolerance, equal_nan=False):
-    """Whether x has the shape and dtype of y, is near it, and is exactly 0 where y is."""
+def agree(x, y, case, equal_nan=False):
+    """Whether x has the shape and dtype of y, and is near it by the rules of a case."""
     if isinstance(y, Exception) or not torch.is_tensor(y):
         return type(x) is type(y) and str(x) == str(y)
     if not torch.is_tensor(x) or x.shape != y.shape:
@@ -211,12 +221,15 @@ def agree(x, y, tolerance, equal_nan=False):
     # Whole numbers may be of any dtype.
     if y.is_floating_point() and x.dtype != y.dtype:
         return False
-    x, y = x.double(), y.double()
-    if ((y == 0) & (x.abs() > 1e-12)).any():
-        return False
+    return not off(x.double(), y.double(), case.tolerance, case.zero, equal_nan).any()
+
+
+def off(x, y, tolerance, zero=1e-12, equal_nan=False):
+    """Where x is not near y, or too large where y is 0."""
     finite = y[y.isfinite()].abs()
     largest = max(finite.max().item(), 1.0) if finite.numel() else 1.0
-    return torch.allclose(x, y, 0, tolerance * largest, equal_nan)
+    near = torch.isclose(x, y, 0, tolerance * largest, equal_nan)
+    return ~near | ((y == 0) & (x.abs() > zero))
 
 
 # ---------------------------------------------------------------------------------- messages
@@ -234,7 +247,7 @@ def message(case, causes, found, wanted, wrong, name):
     if not lines and what.startswith("the gradient") and not found[what].any():
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
                 "on the way?")
-    lines.append(describe_numbers(found[what], wanted[what], f"{what} of {name}", case.tolerance))
+    lines.append(describe_numbers(found[what], wanted[what], f"{what} of {name}", case))
     if case.outputs and len(wrong) < len(wanted):
         lines.append(f"wrong: {', '.join(wrong)}")
     return "\n".join(lines)
@@ -256,21 +269,22 @@ def describe_other(found, wanted, what, name):
     return ""
 
 
-def describe_numbers(x, y, what, tolerance):
+def describe_numbers(x, y, what, case):
     """Where a tensor is wrong, in one line."""
     if x.shape != y.shape:
         return f"{what} has the shape {tuple(x.shape)}; it should be {tuple(y.shape)}"
     x, y = x.double(), y.double()
-    off = torch.where(x == y, 0.0, (x - y).abs().nan_to_num(torch.inf))
-    at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
+    wrong = off(x, y, case.tolerance, case.zero)
+    error = torch.where(wrong, (x - y).abs().nan_to_num(torch.inf), 0.0)
+    at = tuple(int(n) for n in torch.unravel_index(error.argmax(), error.shape))
     place = f" at {list(at)}" if at else ""
     a, b = x[at].item(), y[at].item()
     digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
     line = f"{what} is {a:.{digits}g}{place}; it should be {b:.{digits}g}"
-    if tolerance < 1e-6 and agree(x, y, 1e-5):
+    if case.tolerance < 1e-6 and not off(x, y, 1e-5).any():
         return line + ". It is nearly right: is something in float32 on the way?"
     factor = (x * y).sum() / y.square().sum()
-    if x.numel() > 1 and agree(x / factor, y, 1e-5) and f"{factor:.4g}" != "1":
+    if x.numel() > 1 and not off(x / factor, y, 1e-5).any() and f"{factor:.4g}" != "1":
         return line + f". All are {factor:.4g} times what they should be"
     return line
 

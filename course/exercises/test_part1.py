@@ -48,6 +48,33 @@ def by_rows(x, a, b, c, d):
     return torch.stack((a * x0 + b * x1, c * x0 + d * x1, *rest), -1)
 
 
+def on_halves(x, angle):
+    """A wrong `mipe`: x_n turns with x_(n + K/2), as in RoPE."""
+    cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+def without_an_axis(x, angle):
+    """A wrong `mipe`: torch.cos(angle) lacks an axis for the dimensions."""
+    x0, x1, rest = x.split((1, 1, x.shape[-1] - 2), -1)
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    return torch.cat((x0 * cos - x1 * sin, x0 * sin + x1 * cos, rest), -1)
+
+
+def compete(f, share):
+    """A wrong `relevance` or `screen`: the relevances of a query are divided among its keys."""
+    if f is ms.relevance:
+        return lambda q, k, w, r, i0=0: share(ms.relevance(q, k, w, r, i0))
+    return lambda q, k, v, w, r, i0=0: share(ms.relevance(q, k, w, r, i0)) @ v
+
+
+# The sum is divided by as it is, or with what people add to it.
+SHARES = [lambda alpha_d: alpha_d.softmax(-1), lambda alpha_d: F.normalize(alpha_d, p=1, dim=-1),
+          *(lambda alpha_d, eps=eps: alpha_d / (alpha_d.sum(-1, keepdim=True) + eps)
+            for eps in (1e-9, 1e-8, 1e-6))]
+
+
 def of_pairs(alpha, mask):
     """A wrong `relevance` with these functions in place of Trim and Softmask."""
     def relevance(q, k, w, r, i0=0):
@@ -78,6 +105,10 @@ TANH_NORM_AT_0 = ("tanh_norm(0) must be 0, and the Jacobian there the identity: 
 MISTAKES = {
     "window": [
         (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
+        (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
+        (lambda s: s.exp().clamp_min(1), "the 1 is added: this is the larger of e^s_w and 1"),
+        (lambda s: F.softplus(s), "softplus is log(1 + e^s_w): take e^s_w + 1"),
+        (lambda s: F.softplus(s) + 1, "softplus is log(1 + e^s_w): take e^s_w + 1"),
         (lambda s: (-s).exp() + 1, "e^s_w, not e^-s_w"),
         (lambda s: s.clamp(max=80).exp() + 1, "s_w = inf must give w = inf: a clamp makes it "
          "finite"),
@@ -89,6 +120,8 @@ MISTAKES = {
     "acceptance": [
         (lambda s: s.exp() + 1, "r = exp(s) + 1 is from an older version of the paper, which "
          "multiplies by r: here r is the sigmoid of s_r"),
+        (lambda s: s.exp(), "r has no upper limit: it is the sigmoid of s_r, below 1"),
+        (lambda s: F.softplus(s), "r has no upper limit: it is the sigmoid of s_r, below 1"),
         (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
          "accepts more"),
         (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
@@ -97,7 +130,11 @@ MISTAKES = {
          "clamp(min=1e-3)")],
     "unit": [
         (lambda x: x / x.norm(), "all vectors were divided by one length: each has its own"),
+        (lambda x: F.normalize(x), "F.normalize takes the length over dimension 1, unless you say "
+         "dim=-1"),
         (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
+        (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "divided by the root of the mean, "
+         "as in RMSNorm: the length is the root of the sum"),
         (lambda x: x / length(x) ** 2, "divided by the squared length: take its root"),
         (lambda x: x / (length(x.where(x != 0, 1e-20)) + 1e-6), "eps was added to the length: "
          "clip it from below"),
@@ -111,7 +148,13 @@ MISTAKES = {
         (lambda i, w, w_th: ms.mipe_angle(i, w, w_th) / math.pi, "the angle lacks pi"),
         (lambda i, w, w_th: angle(i, w, 1 + 0 * w), "gamma is missing: the angle must fade out "
          "towards w_th"),
-        (lambda i, w, w_th: 2 * angle(i, w, gamma(w, w_th)), "gamma lacks its 1/2"),
+        (lambda i, w, w_th: 2 * angle(i, w, gamma(w, w_th)), "the angle is twice what it should "
+         "be: gamma has a factor 1/2, and the angle pi, not 2 pi"),
+        (lambda i, w, w_th: angle(i, w, w * gamma(w, w_th)), "not divided by w"),
+        (lambda i, w, w_th: angle(i, w, gamma(w, w_th) + 0.5), "in gamma the 1/2 multiplies the 1, "
+         "too: 0.5 * (cos + 1)"),
+        (lambda i, w, w_th: angle(i, w, gamma(w, w_th)).mT, "the angle is (H, T), a row for each "
+         "window: (gamma / w)[:, None]"),
         (lambda i, w, w_th: ms.mipe_angle(i, w, 256.0), "w_th is an argument, and not always 256"),
         (lambda i, w, w_th: -ms.mipe_angle(i, w, w_th), "the sign: the angle grows with i"),
         (lambda i, w, w_th: angle(i, w.clamp(max=w_th), gamma(w.clamp(max=w_th), w_th)), "far out "
@@ -127,6 +170,10 @@ MISTAKES = {
          "(0, 1)"),
         (lambda x, angle: torch.cat([ms.mipe(pair, angle) for pair in x.split(2, -1)], -1),
          "all pairs of dimensions turn, as in RoPE: MiPE turns only the first two"),
+        (on_halves, "x_0 is paired with the middle of x, as in RoPE on halves: MiPE turns x_0 and "
+         "x_1, and nothing else"),
+        (without_an_axis, "torch.cos(angle) is (H, T): it needs an axis at its end, [..., None], "
+         "where it multiplies numbers of x"),
         (lambda x, angle: by_rows(x, angle.cos(), angle.sin(), angle.sin(), angle.cos()),
          "a minus is missing: the first number is x_0 cos - x_1 sin"),
         (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
@@ -142,6 +189,8 @@ MISTAKES = {
     "trim": [
         (lambda s, r: (1 - (1 - s) * r).relu().square(), "1 - s must be divided by r, not "
          "multiplied by it"),
+        (lambda s, r: (s - (1 - r)).relu().square(), "what is above the threshold 1 - r must be "
+         "divided by r, the width"),
         (lambda s, r: (1 - (1 - s) / r).square(), "below the threshold the relevance rises again: "
          "the max with 0 comes before the square"),
         (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
@@ -151,11 +200,20 @@ MISTAKES = {
         (lambda s, r: ((s - r) / (1 - r)).relu().square(), "r was taken for the threshold: the "
          "threshold is 1 - r, the width is r"),
         (lambda s, r: torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: "
-         "the relevance is 0 at the threshold, and 1 at s = 1")],
+         "the relevance is 0 at the threshold, and 1 at s = 1"),
+        (lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9).square(), "a rejected key has a relevance "
+         "of exactly 0: clip at 0 and add no eps, as nothing here is divided by it")],
     "softmask": [
         (lambda d, w: ms.softmask(-d, w), "d = j - i is negative in the past"),
         (lambda d, w: torch.where(inside(d, w), cosine(d, w), -INF), "outside the window the mask "
          "is 0, which multiplies: -inf is for softmax"),
+        (lambda d, w: torch.where(inside(d, w), cosine(d, w), -1e9), "outside the window the mask "
+         "is 0, which multiplies: -1e9 is for softmax"),
+        (lambda d, w: torch.where(inside(d, w), cosine(d, w) + 0.5, 0.0), "the 1/2 multiplies the "
+         "1, too: 0.5 * (cos + 1)"),
+        (lambda d, w: 2 * ms.softmask(d, w), "the 1/2 is missing: (cos + 1)/2"),
+        (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "the query's own key is "
+         "missing: d <= 0"),
         (cosine, "there is no mask: outside -w < d <= 0 the result must be 0"),
         (lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0), "a later key, d > 0, must get "
          "0: this mask sees the future"),
@@ -163,6 +221,10 @@ MISTAKES = {
          "again: every distance of w or more must get exactly 0"),
         (lambda d, w: torch.where((-w <= d) & (d <= 0), cosine(d, w), 0.0), "the window "
          "ends before distance w: -w < d"),
+        (lambda d, w: torch.where(inside(d, w), 1 + d / w, 0.0), "inside the window the mask must "
+         "fall from 1 to 0 as a cosine: this one is linear"),
+        (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(d / w) + 1), 0.0), "the cosine "
+         "lacks pi"),
         (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
         (lambda d, w: inside(d, w) * w / w, "inside the window the mask must fall from 1 to 0 as a "
          "cosine: this window is hard")],
@@ -176,9 +238,16 @@ MISTAKES = {
          "w[:, None, None] and r[:, None, None] align them"),
         (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r), "i0 is ignored: the first query stands "
          "at i0, not at 0"),
-        (lambda q, k, w, r, i0=0: F.normalize(ms.relevance(q, k, w, r, i0), p=1, dim=-1), "the "
-         "relevances of a query sum to 1: nothing may compete, so divide by nothing"),
+        (lambda q, k, w, r, i0=0: ms.relevance(q / q.shape[-1] ** 0.5, k, w, r, i0), "s was "
+         "divided by the root of d_K, as in attention: q and k have unit length, so q . k is their "
+         "cosine already"),
+        *[(compete(ms.relevance, share), "the relevances of a query sum to 1, as in softmax: "
+           "nothing may compete, so divide by nothing") for share in SHARES],
         (of_pairs(ms.trim, lambda d, w: ms.softmask(-d, w)), "the sign of d: it is j - i"),
+        (of_pairs(ms.trim, lambda d, w: d <= 0), "a causal mask is not enough: Softmask also "
+         "fades with the distance and ends at w"),
+        (of_pairs(lambda s, r: ms.trim(s.softmax(-1), r), ms.softmask), "Trim takes the similarity "
+         "itself: there is no softmax"),
         (of_pairs(ms.trim, everything), "Softmask is missing: alpha_d is Trim times Softmask"),
         (of_pairs(lambda s, r: s, ms.softmask), "Trim is missing: alpha is Trim of s"),
         (positions_of_bfloat16, "positions in bfloat16 see the future: above 256 bfloat16 has only "
@@ -186,8 +255,8 @@ MISTAKES = {
     "screen": [
         (lambda q, k, v, w, r, i0=0: ms.screen(q, k, v, w, r), "i0 is not passed on to "
          "`relevance`"),
-        (lambda q, k, v, w, r, i0=0: F.normalize(ms.relevance(q, k, w, r, i0), p=1, dim=-1) @ v,
-         "the weights were divided by their sum: nothing may compete"),
+        *[(compete(ms.screen, share), "the weights of a query sum to 1, as in softmax: nothing may "
+           "compete, so divide by nothing") for share in SHARES],
         (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w, r, i0).square() @ v, "alpha_d is "
          "squared once too often: Trim squares it already"),
         (lambda q, k, v, w, r, i0=0: ms.tanh_norm(ms.screen(q, k, v, w, r, i0)), "TanhNorm comes "
@@ -203,6 +272,7 @@ MISTAKES = {
         (lambda x: torch.tanh(x), "tanh of each number changes the direction: take it of the "
          "length"),
         (lambda x: x * torch.tanh(length(x)), "not divided by the length |x|"),
+        (lambda x: x / length(x).clamp_min(1), "the length is cut off at 1: tanh|x| bends"),
         (lambda x: x / length(x), "the length is always 1: tanh|x| is missing"),
         (lambda x: x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its "
          "own"),
@@ -245,35 +315,32 @@ def test_unit():
           case(numbers([0, 1e-4], [0, 1e-8], [0, 2e-6], dtype=torch.float64)))
 
 
-def circle(angle):
-    """An angle, whatever whole turns it has."""
-    return torch.stack((torch.cos(angle), torch.sin(angle)))
+def in_one_turn(angle):
+    """An angle in [0, 2 pi). No right one here is just below 2 pi."""
+    return torch.remainder(angle, 2 * math.pi)
 
 
 def test_mipe_angle():
-    i, near = torch.tensor([0, 1, 3]), numbers(2.5, 40, 63, dtype=torch.float64)
+    i, near = torch.tensor([0, 1, 3, 4]), numbers(2.5, 40, 63, dtype=torch.float64)
     check("mipe_angle",
-          case(i, near, 64.0, through=circle, hint="the angle is (H, T), a row for each window: "
-               "(gamma / w)[:, None]"),
-          case(i, numbers(64, 70, 128, 1e6), 64.0, through=circle, hint="at w >= w_th the angle is "
+          case(i, near, 64.0, through=in_one_turn),
+          case(i, numbers(64, 70, 1e6), 64.0, through=in_one_turn, hint="at w >= w_th the angle is "
                "0, with gradient 0"),
-          case(i, numbers(2.5, INF), 64.0, through=circle, hint="at w = inf the angle is 0, with "
-               "gradient 0"),
-          case(torch.tensor([2**17 + 1]), numbers(2.0039062), 256.0, through=circle, tolerance=1e-4,
-               hint="at position 2^17 the angle is off: convert i and w to float64 before anything "
-               "else"))
+          case(i, numbers(2.5, INF), 64.0, through=in_one_turn, hint="at w = inf the angle is 0, "
+               "with gradient 0"),
+          case(torch.tensor([2**17 + 1]), numbers(2.0039062), 256.0, through=in_one_turn,
+               tolerance=1e-4, hint="at position 2^17 the angle is off: convert i and w to float64 "
+               "before anything else"))
 
 
 def test_mipe():
     quarter = torch.full((1, 1), math.pi / 2)
     check("mipe", case(numbers(1, 2, 0, 5, 0, 7, 0, 0).view(1, 1, 1, 8), quarter),
-          case(normal(2, 3, 4, 16), normal(3, 4), hint="torch.cos(angle) is (H, T): it needs an "
-               "axis at its end, [..., None], where it multiplies numbers of x. Only the first two "
-               "dimensions change"))
+          case(normal(2, 3, 4, 16), normal(3, 4)))
 
 
 def test_trim():
-    check("trim", case(numbers(1, 0.95, 0.8, 0.6, -1), torch.tensor(0.25)),
+    check("trim", case(numbers(1, 0.95, 0.8, 0.6, -1), torch.tensor(0.25), zero=0.0),
           case(numbers(0.25, 0.5, 0.75), 1 - numbers(0.25, 0.5, 0.75), hint="at the threshold, "
                "1 - s = r, the relevance must be exactly 0"),
           case(normal(2, 3, 4).tanh(), numbers([[0.4]], [[0.9]], dtype=torch.float64), hint="r is "
@@ -282,7 +349,8 @@ def test_trim():
 
 def test_softmask():
     d = torch.arange(-300, 100)
-    windows = [case(d, torch.tensor(w), hint=f"for w = {w:g}") for w in (4.0, 1.0, 7.5, 256.0)]
+    windows = [case(d, torch.tensor(w), zero=0.0, hint=f"for w = {w:g}")
+               for w in (4.0, 1.0, 7.5, 256.0)]
     check("softmask", *windows,
           case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
                hint="w may be a tensor, (H, 1, 1), and w = inf opens the whole past. math.pi * d "

@@ -78,8 +78,9 @@ def positions(start, x):
 
 
 def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms.unit,
-              window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn=ms.mipe,
-              bound=ms.tanh_norm, begin=lambda start: start, reuse=True,
+              window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn_q=ms.mipe,
+              turn_k=ms.mipe, turn_v=lambda v, phi: v, bound=ms.tanh_norm,
+              begin=lambda start: start, reuse=True,
               i0=lambda start, n_keys, n_queries: n_keys - n_queries):
     """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_V on."""
     w, r = window(self.s_w), acceptance(self.s_r)
@@ -87,7 +88,7 @@ def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms
     v = self.project(x, getattr(self, W_V))
     start = 0 if cache is None else cache.end
     phi = angle(positions(begin(start), x), w, self.w_th)
-    q, k, v = turn(unit_qk(q), phi), turn(unit_qk(k), phi), unit_v(v)
+    q, k, v = turn_q(unit_qk(q), phi), turn_k(unit_qk(k), phi), turn_v(unit_v(v), phi)
     if cache is None or not reuse:
         return bound(screen(q, k, v, w, r, 0))
     k, v = cache.append(k, v, w)
@@ -148,6 +149,10 @@ def updated(y=lambda self, x, screen: self.screening(x, screen) * self.gate(x),
     return forward
 
 
+def layer_norm(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
 def g_of(self, x):
     return self.project(x, self.W_G)
 
@@ -193,6 +198,7 @@ def generate_with_one_cache(self, tokens, n):
 
 # ---------------------------------------------------------------------------- the mistakes
 
+COLUMNS = "the columns of W_E have unit length here: a row is a token, so dim=-1"
 READ_AGAIN = ("all tokens go through the layers again at each step: pass on only the new one, as "
               "the caches hold the others")
 
@@ -217,6 +223,10 @@ MISTAKES = {
         (lambda self, x: torch.tanh(g_of(self, x)), "SiLU is missing: tanh(SiLU(g))"),
         (lambda self, x: F.silu(torch.tanh(g_of(self, x))), "tanh and SiLU are in the wrong order: "
          "tanh(SiLU(g))"),
+        (lambda self, x: torch.tanh(F.relu(g_of(self, x))), "ReLU stands for SiLU: tanh(SiLU(g))"),
+        (lambda self, x: torch.tanh(F.gelu(g_of(self, x))), "GELU stands for SiLU: tanh(SiLU(g))"),
+        (lambda self, x: torch.tanh(g_of(self, x)) * torch.sigmoid(g_of(self, x)), "tanh is taken "
+         "of g alone: it is taken of all of SiLU(g) = g sigmoid(g)"),
         (lambda self, x: torch.sigmoid(g_of(self, x)), "this is a sigmoid: the gate is "
          "tanh(SiLU(g))"),
         (lambda self, x: torch.tanh(torch.sigmoid(g_of(self, x))), "SiLU(g) is g sigmoid(g), not "
@@ -225,13 +235,18 @@ MISTAKES = {
          "take W_G")],
     "screening": [(functools.partialmethod(screening, **steps), cause) for steps, cause in [
         ({"bound": as_it_is}, "the output is not bounded: Eq. 14, TanhNorm, is missing"),
+        ({"bound": ms.unit}, "the output always has length 1: Eq. 14 is TanhNorm, which leaves "
+         "short vectors as they are"),
         ({"bound": torch.tanh}, "tanh of each number changes the direction: TanhNorm scales the "
          "whole vector"),
         ({"unit_v": as_it_is}, "the values are not of unit length: Eq. 5 is for q, k and v"),
         ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
         ({"angle": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0)}, "w_th is "
          "self.w_th, and not always 256"),
-        ({"turn": as_it_is}, "queries and keys have no positions: MiPE is missing"),
+        ({"turn_q": as_it_is, "turn_k": as_it_is}, "queries and keys have no positions: MiPE is "
+         "missing"),
+        ({"turn_k": as_it_is}, "only the queries turn: MiPE is for q and k"),
+        ({"turn_v": ms.mipe}, "the values turn, too: MiPE is for q and k only"),
         ({"window": as_it_is}, "s_w is not yet w: apply `window`"),
         ({"acceptance": as_it_is}, "s_r is not yet r: apply `acceptance`"),
         ({"W_V": "W_G"}, "W_G is for the gate: values take W_V"),
@@ -256,6 +271,8 @@ MISTAKES = {
          "g_hat"),
         (updated(lambda self, x, screen: self.screening(x, screen) + self.gate(x)), "u is "
          "multiplied by the gate, not added to it"),
+        (updated(lambda self, x, screen: self.screening(layer_norm(x), screen) *
+                 self.gate(layer_norm(x))), "the layer reads x as it is: there is no LayerNorm"),
         (in_turn, "all tiles read the same x: add up their updates, then add the sum to x")],
     "cache": [
         (cache_with(oldest=lambda self, start, end, w: start), "append returned only the new keys: "
@@ -299,18 +316,32 @@ MISTAKES = {
         (lambda self, t: self.W_E[t], "this is the row of W_E as it is: it needs unit length and "
          "the scale e^s_E"),
         (lambda self, t: self.s_E.exp() * self.W_E[t], "the embedding is not of unit length"),
+        (lambda self, t: self.s_E.exp() * F.normalize(self.W_E, dim=0)[t], COLUMNS),
         (lambda self, t: ms.unit(self.W_E[t]), "the scale e^s_E is missing"),
         (lambda self, t: self.s_E * ms.unit(self.W_E[t]), "the scale is e^s_E, not s_E"),
+        (lambda self, t: self.s_E + ms.unit(self.W_E[t]), "the scale multiplies: e^s_E times the "
+         "unit vector"),
+        (lambda self, t: self.s_E.exp() + ms.unit(self.W_E[t]), "the scale multiplies: e^s_E times "
+         "the unit vector"),
+        (lambda self, t: self.W_E.shape[1] ** 0.5 * ms.unit(self.W_E[t]), "the scale is e^s_E, not "
+         "the root of d_E"),
         (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E")],
     "logits": [
         (lambda self, x: self.s_F.exp() * x @ self.W_E.T, "the rows of W_E are not of unit length "
          "here"),
+        (lambda self, x: self.s_F.exp() * x @ F.normalize(self.W_E, dim=0).T, COLUMNS),
         (lambda self, x: x @ ms.unit(self.W_E).T, "the scale e^s_F is missing"),
         (lambda self, x: self.s_F * x @ ms.unit(self.W_E).T, "the scale is e^s_F, not s_F"),
         (lambda self, x: self.s_E.exp() * x @ ms.unit(self.W_E).T, "s_E is for the embedding: take "
          "s_F"),
         (lambda self, x: ms.Multiscreen.logits(self, x).softmax(-1), "these are probabilities: the "
          "softmax belongs to the loss"),
+        (lambda self, x: ms.Multiscreen.logits(self, x).log_softmax(-1), "these are logarithms of "
+         "probabilities: the softmax belongs to the loss"),
+        (lambda self, x: x @ ms.unit(self.W_E).T + self.s_F, "the scale multiplies: e^s_F times "
+         "W_E_bar"),
+        (lambda self, x: x @ ms.unit(self.W_E).T / x.shape[-1] ** 0.5, "the scale is e^s_F: divide "
+         "by no root of d_E"),
         (lambda self, x: ms.Multiscreen.logits(self, ms.unit(x)), "x must not be normalised: there "
          "is no norm before the head"),
         (lambda self, x: self.s_F.exp() * x @ ms.unit(self.W_E), "transpose W_E: its rows are the "
@@ -318,8 +349,12 @@ MISTAKES = {
     "loss": [
         (lambda self, x, t: F.cross_entropy(self(x)[:, :-1].transpose(1, 2), t[:, 1:]), "the "
          "targets are shifted twice: they are the next tokens already"),
+        (lambda self, x, t: nats(self, x[:, :-1], t[:, :-1]), "the last position is left out: all "
+         "count, as each has its target"),
         (lambda self, x, t: F.cross_entropy(self(x), t), "cross_entropy takes the classes as axis "
          "1: flatten B and T, or transpose(1, 2)"),
+        (lambda self, x, t: F.cross_entropy(self(x).view(len(x), -1, x.shape[1]), t), "a view to "
+         "(B, N, T) mixes up tokens and classes: transpose(1, 2), or flatten B and T"),
         (lambda self, x, t: nats(self, x, x), "the inputs were taken for the targets"),
         (lambda self, x, t: F.cross_entropy(self(x).softmax(-1).transpose(1, 2), t), "softmax was "
          "taken twice: cross_entropy begins with one"),
@@ -333,6 +368,8 @@ MISTAKES = {
     "generate": [
         (lambda self, t, n: torch.cat((t, greedy(self, t, n, once(self))), 1), "generate returned "
          "the prompt, too: return the n new tokens"),
+        (lambda self, t, n: greedy(self, t[:, :-1], n, once(self)), "the last token of the prompt "
+         "is left out: the first new token follows it"),
         (lambda self, t, n: greedy(self, t, n, lambda m: self.new_caches()), "the caches are empty "
          "at each step: make them once, before the first"),
         (generate_with_one_cache, "the layers share one cache: each has keys of its own"),

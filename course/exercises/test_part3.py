@@ -79,10 +79,10 @@ def root_of_trim(s, r):
     return ms.trim(s, r).sqrt()
 
 
-def wrong_pairs(z=root_of_trim, m=ms.softmask, d=distance):
-    """A wrong `pairs`: z a function of s and r, m of d and w, d of i and j."""
+def wrong_pairs(s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask, d=distance):
+    """A wrong `pairs`: s a function of q and k, z of s and r, m of d and w, d of i and j."""
     def pairs(q, k, w, r, i, j):
-        return z(q @ k.T, r), m(d(i, j), w), d(i, j)
+        return z(s(q, k), r), m(d(i, j), w), d(i, j)
 
     return pairs
 
@@ -156,11 +156,19 @@ MISTAKES = {
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
+        (wrong_pairs(z=lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9)), "z of a rejected key is "
+         "exactly 0: add no eps"),
+        (wrong_pairs(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), "s must not be divided by the "
+         "root of d_K: it is the cosine of an angle"),
         (wrong_pairs(z=ms.trim), "z is Trim before its square: alpha_d = z^2 m"),
         (wrong_pairs(m=cosine), "the mask is missing: m is 0 for a later key, d > 0, and at "
          "distance w and beyond"),
         (wrong_pairs(m=lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)), "m is not 0 for "
          "a later key, d > 0: it sees the future"),
+        (wrong_pairs(m=lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)), "the query's own "
+         "key is missing: d <= 0"),
+        (wrong_pairs(m=lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)),
+         "the 1/2 multiplies the 1, too: m = (cos + 1)/2"),
         (wrong_pairs(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "m is not 0 at "
          "distance w and beyond")],
     "dv_block": [

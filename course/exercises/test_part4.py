@@ -40,11 +40,11 @@ def cosine(d, w):
     return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
 
 
-def of_pairs(q, k, w, r, i0, BI, BJ, z=root_of_trim, m=ms.softmask, d=distance,
-             alpha=lambda z, m: z * z * m):
+def of_pairs(q, k, w, r, i0, BI, BJ, s=lambda q, k: q @ k.T, z=root_of_trim, m=ms.softmask,
+             d=distance, alpha=lambda z, m: z * z * m):
     """alpha_d (T, S). Its mistakes replace one of the steps."""
     k = k.nan_to_num()                                 # in one case NaN stands outside the window
-    return alpha(z(q @ k.T, r), m(d(len(q), len(k), i0, BI, BJ), w))
+    return alpha(z(s(q, k), r), m(d(len(q), len(k), i0, BI, BJ), w))
 
 
 def similarity_kernel(q, k, BI, BJ):
@@ -152,7 +152,9 @@ def dq_of_the_last_block(q, k, v, w, r, dh, i0, BI, BJ):
 OUTSIDE = ("blocks of keys outside the window were read, where there is NaN: loop from lo to hi, "
            "as in exercise 4.3")
 SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
+DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 OF_ALPHA = [
+    (wrong(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), DIVIDED),
     (wrong(d=lambda T, S, i0, BI, BJ: distance(T, S, 0, BI, BJ)), "i0 is ignored: query t is at "
      "position i0 + t"),
     (wrong(d=lambda T, S, i0, BI, BJ: torch.arange(S) - (i0 + torch.arange(T) % BI)[:, None]),
@@ -163,6 +165,10 @@ OF_ALPHA = [
      "get 0: this kernel sees the future"),
     (wrong(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "at distance w and beyond m "
      "must be 0: the cosine rises again"),
+    (wrong(m=lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)), "the query's own key is "
+     "missing: d <= 0"),
+    (wrong(m=lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)), "the 1/2 "
+     "multiplies the 1, too: m = (cos + 1)/2"),
     (wrong(m=lambda d, w: 2 * ms.softmask(d, w)), "Softmask lacks its 1/2: "
      "m = (cos(pi d/w) + 1)/2"),
     (wrong(alpha=lambda z, m: z * m), "the square of Trim is missing: alpha_d = z^2 m"),
@@ -177,8 +183,7 @@ MISTAKES = {
          "queries: they begin at program_id(0) * BI"),
         (lambda q, k, BI, BJ: q @ first_block(k, BJ).T, "each program takes the first block of "
          "keys: they begin at program_id(1) * BJ"),
-        (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, "s must not be divided by the root of "
-         "d_K: it is the cosine of an angle")],
+        (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
     "relevance_kernel": OF_ALPHA,
     "bounds_kernel": [
         (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
