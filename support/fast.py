@@ -64,8 +64,11 @@ class CannotScreen(Exception):
     """A way to screen is of no use for this model here. The message says why, in a line."""
 
 
-def require_unedited(twin):
-    """Raise CannotScreen if a twin, a module, repeats functions that have other code now."""
+def require_unedited(twin, model):
+    """Raise CannotScreen if a twin, a module, does not repeat what a model screens by now."""
+    own = getattr(model.layers[0], "own_screen", None)
+    if own is not None:
+        raise CannotScreen(f"{twin.__name__} was not written for the layers' own {own.__name__}")
     edited = [name for name, code in twin.EQUATIONS.items() if hash_of_code(name) != code]
     if edited:
         raise CannotScreen(f"your edit of {' and '.join(edited)} is used, for which "
@@ -75,23 +78,30 @@ def require_unedited(twin):
 def choose_screen(model, kernel="auto"):
     """Set what a model screens with, in place. Returns a line that says so. kernel: of --kernel.
 
-    `auto` takes the fused kernel on a GPU or native.py on a CPU, else windowed.py, else the
-    definition. Call it again after each edit. Raises UsageError if the one that `kernel` asks for
-    cannot run.
+    Call it again after each edit. Raises UsageError if the one that `kernel` asks for cannot run.
     """
-    ways = {"definition": [use_definition], "windowed": [use_windows], "cpp": [use_cpp],
-            "triton": [use_kernel], "auto": [use_unedited_windows, use_definition]}[kernel]
-    if kernel == "auto" and model.W_E.is_cuda:
-        ways.insert(0, use_kernel)
-    elif kernel == "auto" and model.W_E.is_cpu and not hasattr(model.layers[0], "own_screen"):
-        ways.insert(0, use_cpp)
     reasons = []
-    for use in ways:
+    for use in ways_to_screen(model, kernel):
         try:
             return "; ".join([*reasons, use(model)])
         except CannotScreen as e:
             reasons.append(str(e))
     raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+
+
+def ways_to_screen(model, kernel):
+    """The functions below to try, one after another, for a --kernel."""
+    if kernel != "auto":
+        return [{"definition": use_definition, "windowed": use_windows, "cpp": use_cpp,
+                 "triton": use_kernel}[kernel]]
+    if hasattr(model.layers[0], "own_screen"):
+        return [use_definition]                        # the twins repeat only ours
+    ways = [use_unedited_windows, use_definition]
+    if model.W_E.is_cuda:
+        return [use_kernel, *ways]
+    if model.W_E.is_cpu:
+        return [use_cpp, *ways]
+    return ways
 
 
 def use_definition(model):
@@ -112,10 +122,7 @@ def use_windows(model):
 
 def use_unedited_windows(model):
     """As use_windows. Raises CannotScreen if something may lie beyond w."""
-    if hasattr(model.layers[0], "own_screen"):
-        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} may look beyond "
-                           "its window")
-    require_unedited(windowed)
+    require_unedited(windowed, model)
     return use_windows(model)
 
 
@@ -123,9 +130,6 @@ def use_kernel(model):
     """Let a model screen by the fused kernel. Raises CannotScreen if it may not."""
     import screening_triton as fused  # takes a second, and is of no use on a CPU
 
-    if hasattr(model.layers[0], "own_screen"):
-        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} is not the "
-                           "kernel's")
     if model.W_E.dtype == torch.float64:
         raise CannotScreen("the kernel does not support float64")
     try:
@@ -133,7 +137,7 @@ def use_kernel(model):
         fused.require_sizes(model.config.d_K, model.config.d_V)
     except (RuntimeError, ValueError) as e:
         raise CannotScreen(str(e)) from None
-    require_unedited(fused)
+    require_unedited(fused, model)
     require_right(fused.screen, model.W_E.device, torch.bfloat16)
     fused.screen.cache = windowed.WindowCache
     model.screen = fused.screen
@@ -142,12 +146,9 @@ def use_kernel(model):
 
 def use_cpp(model):
     """Let a model screen in C++, on a CPU. Raises CannotScreen if it may not."""
-    if hasattr(model.layers[0], "own_screen"):
-        raise CannotScreen(f"the layers' own {model.layers[0].own_screen.__name__} is not the one "
-                           "in C++")
     if not model.W_E.is_cpu or model.W_E.dtype != torch.float32 or model.dtype is not None:
         raise CannotScreen("the screen in C++ is for float32 on a CPU")
-    require_unedited(native)
+    require_unedited(native, model)
     try:
         library = native.library(model.config.d_K, model.config.d_V)
     except OSError as e:
