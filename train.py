@@ -12,8 +12,9 @@ The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no cli
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
-A printed line names its numbers as log.tsv does: loss in nats per token, learning rate, gradient
-norm before clipping, median and largest window, milliseconds per step, and minutes left at most.
+A printed line has the step's loss in nats per token, its learning rate, gradient norm before
+clipping, median and largest window, and, over the steps since the line before, the milliseconds per
+step and the minutes that the rest will take at this speed.
 
 The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.tsv, with a row for
 each line of numbers; source/, the code that ran; and more, listed in support/run.py.
@@ -76,7 +77,6 @@ def train(out, args, ckpt=None, init=None):
     optimizer = get_optimizer(model, args)             # it must see the sharded weights
     if ckpt:
         run.resume(ckpt, model, optimizer, data)
-    del ckpt, init                                     # and with them their weights
 
     # The loop. `unread` holds the losses and gradient norms of the steps since they were last read,
     # on the device: to read them, the CPU must wait for the GPU.
@@ -84,7 +84,7 @@ def train(out, args, ckpt=None, init=None):
     last = stopping = False
     with run.begin(), cli.stop_requests() as signals:  # Ctrl-C, SIGTERM, SIGHUP
         print(f"{args.model}, {run.facts['parameters']:,} parameters, {device}, {args.dtype}")
-        print(f"{data} of {args.seq_len} tokens; steps {run.step} to {args.steps} of "
+        print(f"{data} of {args.seq_len} tokens; steps {run.step} to {args.steps}, each of "
               f"{args.batch_tokens:,} tokens", flush=True)
         while not last and not stopping:
             lr = set_rate(optimizer, args, run.step)
@@ -104,12 +104,13 @@ def train(out, args, ckpt=None, init=None):
             if not (logs or evaluates or saves):
                 continue
             # A checkpoint is only written if all numbers before it were finite.
-            numbers = torch.stack([torch.stack(pair) for pair in unread]).tolist()
-            for step, (loss, norm) in enumerate(numbers, run.step - len(numbers) + 1):
+            pairs = torch.stack([torch.stack(pair) for pair in unread]).tolist()
+            for step, (loss, norm) in enumerate(pairs, run.step - len(pairs) + 1):
                 run.require_finite(step, loss=loss, grad_norm=norm)
             unread.clear()
+            loss, norm = pairs[-1]
             if logs:
-                seconds = (time.perf_counter() - since) / len(numbers)         # per step
+                seconds = (time.perf_counter() - since) / len(pairs)           # per step
                 left = seconds * (args.steps - run.step)
                 run.log(loss=loss, lr=lr, grad_norm=norm, **windows(model), ms=1e3 * seconds,
                         tokens_per_s=args.batch_tokens / seconds, min_left=left / 60)
@@ -121,23 +122,13 @@ def train(out, args, ckpt=None, init=None):
                 run.save(model, optimizer, data)
             since = time.perf_counter()
     if stopping and not last:                          # `cli` prints it without a traceback
-        raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}: "
-                                f"{how_to_go_on(args)}")
+        raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}; to go on, "
+                                "repeat the command with --resume, without --force and --init")
     if dist.world() == 1:
         check.warn(model, check.LONG)                  # a leak may grow while a model trains
         print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
-    command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
-    print(f"next: {cli.pasteable(command)}")
-
-
-def how_to_go_on(args):
-    """What to do after a run was stopped, in words."""
-    if args.resume:
-        return "repeat the command to go on"
-    begins = [flag for flag, x in (("--force", args.force), ("--init", args.init)) if x]
-    if begins:
-        return f"add --resume to the command, without {' and '.join(begins)}, to go on"
-    return "add --resume to the command to go on"
+    next_command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
+    print(f"next: {cli.pasteable(next_command)}")
 
 
 def get_optimizer(model, args):
@@ -166,7 +157,8 @@ def train_step(model, data, args, drawn):
     passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
     total = 0.0
     for numbers in passes:
-        dist.average_in_next_backward(model, numbers is passes[-1])
+        is_last = numbers is passes[-1]
+        dist.average_in_next_backward(model, is_last)
         x = get_batch(data, numbers, args.seed, model.W_E.device)
         loss = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
         loss.backward()
@@ -306,14 +298,13 @@ def get_args(argv=None, ckpt=None, init=None):
         if getattr(args, name) is None:
             setattr(args, name, x)
     for name in FIXED:
-        flag, x = f"--{name.replace('_', '-')}", getattr(args, name)
-        if x != kept.get(name, x):
-            raise cli.UsageError(f"the checkpoint was trained with {flag} {kept[name]}: leave "
-                                 f"{flag} out, or start a new run")
-        is_in_name = args.model.startswith("transformer") and name in SIZES and name != "layers"
-        if is_in_name and x != get_parser().get_default(name):
-            raise cli.UsageError(f"{flag} is for Multiscreen: a Transformer's sizes are in its "
-                                 "name, transformer:N_L,N_H,d_E")
+        if name in kept and getattr(args, name) != kept[name]:
+            flag = cli.flag_of(name)
+            was = "another" if kept[name] is None else f"{flag} {kept[name]}"
+            raise cli.UsageError(f"the checkpoint was trained with {was}: leave {flag} out, or "
+                                 "start a new run")
+    if args.model.startswith("transformer"):
+        refuse_sizes(args)
 
     # What follows from other flags.
     args.data = absolute(args.data)
@@ -330,6 +321,14 @@ def get_args(argv=None, ckpt=None, init=None):
     return args
 
 
+def refuse_sizes(args):
+    """Raise UsageError for sizes of Multiscreen that a Transformer would ignore."""
+    for name in SIZES:
+        if name != "layers" and getattr(args, name) != get_parser().get_default(name):
+            raise cli.UsageError(f"{cli.flag_of(name)} is for Multiscreen: a Transformer's sizes "
+                                 "are in its name, transformer:N_L,N_H,d_E")
+
+
 @dist.joined()
 def main(argv=None):
     command = get_parser().parse_args(argv)
@@ -337,7 +336,7 @@ def main(argv=None):
     if command.resume and command.init:
         raise cli.UsageError("--init begins a run and --resume continues one: leave one of them "
                              "out")
-    if command.init and Path(command.init).resolve().parent == out.resolve():
+    if command.init and Path(command.init).resolve() == (out / "ckpt.pt").resolve():
         raise cli.UsageError(f"--out {out} would overwrite {command.init}: name another --out")
     ckpt = find_checkpoint(out, command.resume, command.force)
     if command.init:

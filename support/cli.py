@@ -41,12 +41,19 @@ class Parser(argparse.ArgumentParser):
 
     def flag(self, name, default, text, type=None, **options):
         """Add a flag whose help ends with its default. type: that of the default, if not given."""
-        shown = "" if default is None else f" [{default}]"
+        shown = ""
+        if default is not None:
+            shown = f" [{' '.join(default) if isinstance(default, list) else default}]"
         self.add_argument(name, default=default, type=type or default.__class__,
                           help=text + shown, **options)
 
     def error(self, message):
         raise UsageError(f"{message}; -h lists the flags")
+
+
+def flag_of(name):
+    """How a flag is typed: "--d-E" for the attribute d_E of the parsed flags."""
+    return f"--{name.replace('_', '-')}"
 
 
 def at_least(least, kind=int):

@@ -196,8 +196,10 @@ def read_tokens(path, tokenizer):
     if path.suffix == ".npy":
         try:
             tokens = np.load(path, mmap_mode="r")
-        except ValueError:
+        except (ValueError, EOFError):
             raise UsageError(f"{path} is damaged, or no array of numpy.save") from None
+        if not isinstance(tokens, np.ndarray):
+            raise UsageError(f"{path} has several arrays: save each with numpy.save")
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise UsageError(f"{path} has the shape {tokens.shape} and the type {tokens.dtype}; "
                              "expected a list of whole numbers")

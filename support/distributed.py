@@ -36,7 +36,7 @@ def joined():
         sys.stdout = open(os.devnull, "w")
     yield
     # FSDP2 never releases its groups, and their threads may abort a process that ends by itself.
-    total(0)
+    wait()
     sys.stdout.flush()
     os._exit(0)
 
@@ -63,6 +63,11 @@ def total(value):
     if world() > 1:
         torch.distributed.all_reduce(x)
     return x.item()
+
+
+def wait():
+    """Wait until all processes are here."""
+    total(0)
 
 
 def mean(x):

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import math
 from functools import partial
+from operator import attrgetter
 from textwrap import dedent
 from types import MethodType
 
@@ -55,7 +56,7 @@ def hash_of_code(name):
 
     Of a function that wraps another one both count, because your wrapper may name ours.
     """
-    f = getattr(multiscreen, name)
+    f = attrgetter(name)(multiscreen)
     code = code_of(f) + code_of(inspect.unwrap(f))
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
@@ -66,9 +67,9 @@ class CannotScreen(Exception):
 
 def require_unedited(twin, model):
     """Raise CannotScreen if a twin, a module, does not repeat what a model screens by now."""
-    own = getattr(model.layers[0], "own_screen", None)
-    if own is not None:
-        raise CannotScreen(f"{twin.__name__} was not written for the layers' own {own.__name__}")
+    own = definition_of(model)
+    if own is not Multiscreen.screen:
+        raise CannotScreen(f"{twin.__name__} was not written for the model's own {own.__name__}")
     edited = [name for name, code in twin.EQUATIONS.items() if hash_of_code(name) != code]
     if edited:
         raise CannotScreen(f"your edit of {' and '.join(edited)} is used, for which "
@@ -89,12 +90,17 @@ def choose_screen(model, kernel="auto"):
     raise UsageError(f"--kernel {kernel}: {reasons[0]}")
 
 
+def definition_of(model):
+    """What a model's class screens by: multiscreen's `screen`, unless it or its layers have one."""
+    return getattr(model.layers[0], "own_screen", type(model).screen)
+
+
 def ways_to_screen(model, kernel):
     """The functions below to try, one after another, for a --kernel."""
     if kernel != "auto":
         return [{"definition": use_definition, "windowed": use_windows, "cpp": use_cpp,
                  "triton": use_kernel}[kernel]]
-    if hasattr(model.layers[0], "own_screen"):
+    if definition_of(model) is not Multiscreen.screen:
         return [use_definition]                        # the twins repeat only ours
     ways = [use_unedited_windows, use_definition]
     if model.W_E.is_cuda:
@@ -105,14 +111,14 @@ def ways_to_screen(model, kernel):
 
 
 def use_definition(model):
-    """Let a model screen by multiscreen's `screen`, or by the `own_screen` of the layers' class."""
-    model.screen = getattr(model.layers[0], "own_screen", Multiscreen.screen)
+    """Let a model screen by multiscreen's `screen`, or by its own."""
+    model.screen = definition_of(model)
     return f"screening by {model.screen.__module__}.{model.screen.__name__}, with T x S memory"
 
 
 def use_windows(model):
-    """Let a model screen in windows, by its definition: you vouch that nothing lies beyond w."""
-    screen = getattr(model.layers[0], "own_screen", Multiscreen.screen)
+    """Let a model screen in windows, by its definition; nobody checks that none looks beyond w."""
+    screen = definition_of(model)
     model.screen = windowed.screen_windowed
     if screen is not Multiscreen.screen:
         model.screen = partial(windowed.screen_windowed, screen=screen)
@@ -152,7 +158,8 @@ def use_cpp(model):
     try:
         library = native.library(model.config.d_K, model.config.d_V)
     except OSError as e:
-        raise CannotScreen(f"no screen in C++ ({error_line(e)})") from None
+        raise CannotScreen("the screen in C++, with which a CPU trains twice as fast, needs a C++ "
+                           f"compiler ({error_line(e)})") from None
     require_right(native.screen, model.W_E.device, torch.float32)
     model.screen = native.screen
     line = "screening in C++, by support/screen.cpp"
@@ -207,7 +214,7 @@ def compile_and_record(model, args):
         try_a_pass(model, args.batch_size, args.seq_len)
     except torch.OutOfMemoryError:
         raise
-    except Exception as e:                             # whatever it is, the compiler caused it
+    except Exception as e:                             # whatever it is, try without the compiler
         if args.compile:
             raise UsageError(f"--compile: torch.compile fails here ({error_line(e)})") from e
         undo_compile(model)

@@ -25,7 +25,7 @@ import multiscreen
 from support.windowed import WindowCache, screen_windowed
 
 EQUATIONS = {"trim": "1ee259a8103c", "softmask": "7e812ad14d4b",
-             "relevance": "82c31fca5176", "screen": "13937fcdf926"}
+             "relevance": "82c31fca5176", "screen": "13937fcdf926", "Multiscreen.screen": "9bbd0c6d64c5"}
 SOURCE = Path(__file__).with_name("screen.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-fopenmp-simd", "-shared", "-fPIC"]
@@ -155,7 +155,7 @@ def with_contiguous_rows(x):
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def windows_of(w, n):
+def table_of(w, n):
     """(reach, softmask) for the first n distances, as screen.cpp takes them. w: (H,)."""
     reach = [math.ceil(min(n, x)) - 1 for x in w.tolist()]
     d = -torch.arange(max(reach, default=0) + 1)
@@ -163,12 +163,12 @@ def windows_of(w, n):
 
 
 @lru_cache(maxsize=64)
-def kept_windows_of(w, n, softmask):
-    """windows_of windows w, a tuple, which do not change while a model generates a text.
+def kept_table_of(w, n, softmask):
+    """table_of windows w, a tuple, which do not change while a model generates a text.
 
     softmask: multiscreen's, which you may have edited since.
     """
-    return windows_of(torch.tensor(w), n)
+    return table_of(torch.tensor(w), n)
 
 
 def screen(q, k, v, w, r, i0=0):
@@ -182,9 +182,9 @@ def screen(q, k, v, w, r, i0=0):
     farthest = max(k.shape[2], i0 + q.shape[2]) - 1
     n = 2 ** farthest.bit_length()
     if torch.is_grad_enabled():
-        reach, m = windows_of(w, n)
+        reach, m = table_of(w, n)
     else:
-        reach, m = kept_windows_of(tuple(w.tolist()), n, multiscreen.softmask)
+        reach, m = kept_table_of(tuple(w.tolist()), n, multiscreen.softmask)
     return Screen.apply(q, k, v, m, r, reach, i0)
 
 

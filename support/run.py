@@ -30,12 +30,13 @@ import torch
 from multiscreen import Multiscreen
 from support import check
 from support import distributed as dist
-from support.cli import ROOT, UsageError, is_out_of_memory
+from support.cli import ROOT, UsageError, flag_of, is_out_of_memory
 from support.data import absolute, get_tokenizer, is_run
 from support.fast import choose_screen
 from support.models import (
     SIZES,
     build_model,
+    count_parameters,
     has_windows,
     name_of,
     random_states,
@@ -114,21 +115,19 @@ def require_same_flags(ckpt, args):
 
     Its numbers would pass for those of another recipe. Texts may have moved, so --data is free.
     """
-    for name, line in changed_flags(ckpt["args"], vars(args)).items():
-        if name not in (*LENGTH, "data", "val", "recompute") and getattr(args, name) != "auto":
-            change = line.replace("|", "and not")
-            raise UsageError(f"{args.out} is already finished, with {change}: name another --out, "
-                             "or a larger --steps")
+    for name, (old, new) in changed_flags(ckpt["args"], vars(args)).items():
+        if name not in (*LENGTH, "data", "val", "recompute") and new != "auto":
+            raise UsageError(f"{args.out} is already finished, with {flag_of(name)} {old} and not "
+                             f"{new}: name another --out, or a larger --steps")
 
 
 def changed_flags(old, new):
-    """{flag: a line that says how it differs} between two runs' args, dicts, but for FREE."""
-    changed = {}
-    for name, x in new.items():
-        if name not in FREE and old.get(name) != x:
-            flag = name.replace("_", "-")
-            changed[name] = f"--{flag} {as_typed(old.get(name))} | {as_typed(x)}"
-    return changed
+    """{flag: (its value in old, in new), as typed} where two runs' args, dicts, differ.
+
+    FREE flags are left out.
+    """
+    return {name: (as_typed(old.get(name)), as_typed(x)) for name, x in new.items()
+            if name not in FREE and old.get(name) != x}
 
 
 def as_typed(x):
@@ -156,7 +155,7 @@ class Run:
         self.rows = "\t".join(COLUMNS) + "\n"
         self.facts = {"model": args.model, "config": asdict(model.config), "args": vars(args),
                       "tokenizer": args.tokenizer, "corpus": data.corpus, "source": texts(model),
-                      "parameters": sum(p.numel() for p in model.parameters()), "changes": []}
+                      "parameters": count_parameters(model), "changes": []}
         if ckpt:
             self.step = self.saved = ckpt["step"]
             self.drawn, self.rows = ckpt["drawn"], ckpt["log"]
@@ -164,7 +163,8 @@ class Run:
 
     def note_changes(self, ckpt):
         """Print how this run differs from its checkpoint, and note what has another effect."""
-        changes = changed_flags(ckpt["args"], self.facts["args"])
+        changes = {name: f"{flag_of(name)} from {old} to {new}" for name, (old, new) in
+                   changed_flags(ckpt["args"], self.facts["args"]).items()}
         if ckpt["corpus"] != self.facts["corpus"]:
             changes["corpus"] = "other data"
         else:
@@ -188,7 +188,7 @@ class Run:
 
     @contextmanager
     def begin(self):
-        """Inside, the run's folder is there, and no other run may begin in it."""
+        """Create the run's folder, and keep other runs out of it for the `with` block."""
         if dist.rank() > 0:
             yield
             return
@@ -219,10 +219,9 @@ class Run:
         old = dict(line.split("\t", 1) for line in lines)
         for name, x in self.facts["args"].items():
             if name not in (*FREE, *LENGTH) and old.get(name) != as_typed(x):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{self.out} holds a run without a checkpoint, begun with {flag} "
-                                 f"{old.get(name)} and not {as_typed(x)}: repeat its command, or "
-                                 "--force begins another")
+                raise UsageError(f"{self.out} holds a run without a checkpoint, begun with "
+                                 f"{flag_of(name)} {old.get(name)} and not {as_typed(x)}: repeat "
+                                 "its command, or --force begins another")
 
     def write_head(self):
         """Write flags.txt, log.tsv and source/. A new run deletes what an old one left behind."""
@@ -272,7 +271,7 @@ class Run:
                 "weights": weights, "optimizer": moments, "data_state": data.state,
                 "random_states": random_states()})
         # All wait until process 0 has written: if another one ended first, torchrun would end it.
-        dist.total(0)
+        dist.wait()
         self.saved = self.step
         end = ", the last step: the model has learned the task" if self.learned else ""
         self.print(f"saved {self.out / 'ckpt.pt'}{end}")
@@ -290,7 +289,8 @@ class Run:
         """The UsageError of a run that diverged at a step, after writing it to diverged.txt."""
         saved = "nothing was saved"
         if self.saved > 0:
-            saved = f"{self.out / 'ckpt.pt'} holds step {self.saved}"
+            saved = (f"{self.out / 'ckpt.pt'} holds step {self.saved}, from which --init and "
+                     "another --out can start")
         message = (f"training diverged: at step {step} {reason}; {saved}: try a smaller --lr, or "
                    "undo your last edit")
         if dist.rank() == 0:

@@ -3,8 +3,8 @@
 h is a plain sum over the keys, so it may be cut anywhere. Each part is a call of the definition.
 This assumes that no query sees beyond its window, so it is used only while EQUATIONS have the code
 that they had when this was written; see support/fast.py. Trim is not among them: it looks at just
-one query and one key, and all parts call the current one. If keys compete, the denominator is
-computed as an extra column of the values.
+one query and one key, and all parts call the current one. A screen whose keys compete, such as
+Compete in lab/baselines/ablations.py, computes its denominator as an extra column of the values.
 
 A tile's reach is the distance of the farthest key that its queries may see: ceil(w) - 1, as in the
 kernel, or S - 1 if that is less.
@@ -23,8 +23,8 @@ import multiscreen
 from multiscreen import KeyCache
 
 EQUATIONS = {"softmask": "7e812ad14d4b", "relevance": "82c31fca5176",
-             "screen": "13937fcdf926"}
-NEAR, FAR = 16, 64                  # queries in a block, of tiles that reach up to 16 keys, or more
+             "screen": "13937fcdf926", "Multiscreen.screen": "9bbd0c6d64c5"}
+NEAR, FAR = 16, 64                  # queries in a block: 16 for tiles that reach at most 16 keys
 PAIRS = 2**20                       # query-key pairs of a tile, beyond which backward recomputes
 PAIRS_ON_GPU = 2**24                # .. of all tiles, up to which a GPU is fastest with one call
 

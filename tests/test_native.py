@@ -378,7 +378,7 @@ def test_a_library_that_is_wrong_is_found_out(new_folder, monkeypatch):
 
 @pytest.mark.parametrize("name, change, reason", [
     ("multiscreen", {"dtype": torch.bfloat16}, "for float32 on a CPU"),
-    ("multiscreen:softmax", {}, "the layers' own exponential")])
+    ("multiscreen:softmax", {}, "the model's own exponential")])
 def test_what_it_is_not_for(name, change, reason):
     model = build_model(name, {"psi": 2, "vocab_size": 7}, **change)
     with pytest.raises(UsageError, match=f"^--kernel cpp: .*{reason}"):
