@@ -71,7 +71,7 @@ def check_models(models):
         cells |= absolute(model)
         if "causal" in faults:                         # a cache cannot know later tokens
             cells["cached"] = "-"
-        if "random" in faults:
+        if check.HOPELESS.keys() & faults.keys():
             cells = dict.fromkeys(cells, "-")
         rows.append({"model": name} | cells)
         lines += [f"{name}: {line}" for line in faults.values()]
