@@ -37,7 +37,8 @@ import torch
 import multiscreen
 from support import check
 from support.cli import DEVICE, Parser, UsageError, cli, error_line
-from support.models import build_model, module_of
+from support.fast import choose_screen
+from support.models import build_model, has_windows, module_of
 from support.run import load_checkpoint
 from support.tables import print_table
 
@@ -53,10 +54,16 @@ WIDTHS = (0.02, 0.1, 0.5, 1.0)
 # ---------------------------------------------------------------------------------- a model
 
 def small_model(name):
-    """A model of that name with random weights: small, if its name does not say its size."""
+    """A model of that name with random weights: small, if its name does not say its size.
+
+    It screens, and its caches forget, as in train.py.
+    """
     torch.manual_seed(0)
     sizes = SIZES if name.startswith("multiscreen") else {"vocab_size": 257}
-    return build_model(name, sizes)
+    model = build_model(name, sizes)
+    if has_windows(model):
+        choose_screen(model)
+    return model
 
 
 def check_models(models):

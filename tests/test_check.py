@@ -412,6 +412,7 @@ def test_a_class_that_overrides_nothing_is_named_with_what_it_may_mean(layer, sa
     ([], 0), (["--model", "multiscreen:nope", BLOCK], 0),
     (["--model", f"multiscreen:{__name__}.TokenBefore"], 1),
     (["--model", f"multiscreen:{__name__}.Nothing"], 1),
+    (["--model", f"multiscreen:{__name__}.CountsFromFirst"], 1),
     (["--model", f"multiscreen:{__name__}.Draws"], 1)])
 def test_the_command_prints_a_row_for_each_model_and_its_exit_code_says_whether_all_is_kept(
         call, capsys, flags, code):
