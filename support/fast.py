@@ -158,8 +158,7 @@ def use_cpp(model):
     try:
         library = native.library(model.config.d_K, model.config.d_V)
     except OSError as e:
-        raise CannotScreen("the screen in C++, with which a CPU trains twice as fast, needs a C++ "
-                           f"compiler ({error_line(e)})") from None
+        raise CannotScreen(f"no screen in C++ ({error_line(e)})") from None
     require_right(native.screen, model.W_E.device, torch.float32)
     model.screen = native.screen
     line = "screening in C++, by support/screen.cpp"
