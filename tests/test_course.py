@@ -97,6 +97,13 @@ def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
     ("import multiscreen; return multiscreen.trim(s, r)", "imports multiscreen: write"),
     ("import os", "imports os: write the exercises yourself"),
     ("from course.exercises.solutions import part3_derivative", "imports course.exercises.sol"),
+    ("return torch.sys.modules['multiscreen'].trim(s, r)", "torch.sys is the module sys: write"),
+    ("return torch.nn.functional.importlib", "torch.nn.functional.importlib is the module impor"),
+    ("from torch import sys", "imports sys: write the exercises yourself"),
+    ("t = torch; return t.sys", "torch is the module torch, which may only stand before a dot"),
+    ("return getattr(torch, 'sys')", "torch is the module torch, which may only stand before a"),
+    ("return getattr(trim, '__globals__')", "uses __globals__, which no exercise needs"),
+    ("return vars()['torch'].sys", "uses vars(), which no exercise needs"),
     ("return eval('multiscreen')", "uses eval, which no exercise needs"),
     ("open('results.json', 'w')", "uses open, which no exercise needs"),
     ("s -= 1", "a tensor was changed in place"),
@@ -124,6 +131,11 @@ def test_what_is_no_known_mistake_is_described(solved, body, message):
      "    turn = torch.polar(torch.ones_like(angle), angle)\n"
      "    pair = torch.view_as_complex(x[..., :2].contiguous()) * turn\n"
      "    return torch.cat((torch.view_as_real(pair), x[..., 2:]), -1)"),
+    (test_part1, "tanh_norm", "from torch import nn\nimport torch.nn.functional as F\n"
+     "import numpy as np\nhalf = np.float64(0.5)\n\n\ndef tanh_norm(x, eps=1e-6):\n"
+     "    n = 2 * half * torch.linalg.vector_norm(x, dim=-1, keepdim=True)\n"
+     "    n = torch.where(n < eps, 0 * n.detach() + eps, n)\n"
+     "    return F.tanh(n) / n * nn.Identity()(x)"),
     (test_part2, "gate", "def gate(self, x):\n    g = self.project(x, self.W_G)\n"
      "    return torch.tanh(g * torch.sigmoid(g))\nGatedScreeningTiles.gate = gate"),
     (test_part2, "loss", "def loss(self, tokens, targets):\n"
@@ -135,6 +147,12 @@ def test_a_right_answer_in_another_form_passes(solved, part, test, code):
     assert message_of(part, f"test_{test}") == ""
 
 
+def test_a_file_that_is_missing_is_told_from_one_under_another_name(solved):
+    (solved / "part1_screening.py").rename(solved / "part1_screening (1).py")
+    assert message_of(test_part1, "test_trim") == (
+        f"{solved}: part1_screening.py is missing: is it part1_screening (1).py? Give it this name")
+
+
 def test_a_right_shape_is_not_blamed(solved):
     edit(solved / "part1_screening.py", "math.pi * w_near / w_th", "3.0 * w_near / w_th")
     message = message_of(test_part1, "test_mipe_angle")
@@ -143,7 +161,9 @@ def test_a_right_shape_is_not_blamed(solved):
 
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):
     edit(solved / "part2_model.py", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)")
-    assert message_of(test_part2, "test_generate").startswith("generate has another result when")
+    for _ in range(10):
+        message = message_of(test_part2, "test_generate")
+        assert message.startswith("generate has another result when it is called again: nothing")
 
 
 def test_part_2_may_import_the_functions_of_part_1_and_nothing_else(solved):

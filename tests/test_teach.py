@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ def packed(folder, *flags):
 
 
 # ------------------------------------------------------------------------------ the autograder
+
+# It reads memory that is not there.
+CRASH = """
+    import numpy
+    numpy.lib.stride_tricks.as_strided(numpy.zeros(1), (2**30,), (4096,)).sum()
+    return z, m, d"""
+
 
 @pytest.fixture(scope="module")
 def grader(tmp_path_factory):
@@ -68,7 +76,7 @@ def graded(root, monkeypatch, *names):
 
 @pytest.mark.slow
 def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypatch, capsys):
-    """Even if they end the program or delete its folder. mipe is not mipe_angle.
+    """Even if they end the program. mipe is not mipe_angle.
 
     Submitted copies of the tests, and of what they use, are ignored.
     """
@@ -78,8 +86,7 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     for name in ("conftest.py", "grade.py", "test_part1.py"):
         (submission / name).write_text("def test_trim():\n    pass\n")
     (submission / "part2_model.py").unlink()
-    edit(submission / "part3_derivative.py", "    return z, m, d",
-         "    torch.os.system('rm -rf ' + torch.os.getcwd())\n    torch.os._exit(0)")
+    edit(submission / "part3_derivative.py", "    return z, m, d", CRASH)
     (submission / "old").mkdir()
     shutil.copy(submission / "part4_kernel.py", submission / "old")
     tests, results = graded(root, monkeypatch, "trim", "mipe", "gate", "pairs", "dv_block",
@@ -88,7 +95,7 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
     assert tests["trim"]["output"].startswith("1 - s must be divided by r")
     assert tests["mipe"]["status"] == "passed"
     assert tests["gate"]["output"] == "part2_model.py is missing"
-    assert "your code ended the program, with exit code 0" in tests["pairs"]["output"]
+    assert tests["pairs"]["output"] == "your code ended the program, with exit code -11"
     assert tests["bounds_kernel"]["output"] == (
         "there are 2 files part4_kernel.py: old/part4_kernel.py, part4_kernel.py. Hand in one of "
         "them")
@@ -102,6 +109,60 @@ def test_each_mistake_costs_its_own_points_and_shows_its_message(root, monkeypat
 def test_a_part_that_hangs_is_reported():
     found, reason = autograder.run_tests({}, 1, 0.01)
     assert (found, reason) == ({}, "this did not finish in 0.01 seconds")
+
+
+def test_a_folder_of_submissions_becomes_a_table(tmp_path, monkeypatch, capsys):
+    """A stand-in for the tests: a file says how its part ends."""
+    def run_tests(files, part, seconds, test=""):
+        said = files[Path("course/exercises") / autograder.PARTS[part - 1]].decode()
+        if said == "hangs":
+            return {}, f"{autograder.HUNG} in {seconds} seconds"
+        tests = [name for name, (exercise, _) in minutes.items() if exercise[0] == str(part)]
+        return {name: (said == "right" or name == "trim", said) for name in tests}, ""
+
+    minutes = {"trim": ("1.6", 3), "unit": ("1.3", 8), "gate": ("2.2", 3), "pairs": ("3.1", 8),
+               "dv_block": ("3.2", 5), "bounds_kernel": ("4.3", 25)}
+    monkeypatch.setattr(autograder, "read_minutes", lambda: minutes)
+    monkeypatch.setattr(autograder, "run_tests", run_tests)
+
+    def hand_in(name, *ends):
+        (tmp_path / name / "in a folder").mkdir(parents=True)
+        for part, end in zip(autograder.PARTS, ends):
+            (tmp_path / name / "in a folder" / part).write_text(end)
+
+    hand_in("ann", "right", "right", "right", "right")
+    hand_in("bob", "wrong\nin two lines", "hangs", "hangs", "right")
+    hand_in("eve", "right", "right", "uses open", "wrong")
+    shutil.make_archive(tmp_path / "zoe", "zip", tmp_path / "ann")
+    (tmp_path / "dan.zip").write_text("no archive")
+    (tmp_path / "ann/in a folder/part2_model.py").rename(tmp_path / "ann/part2_model (1).py")
+    autograder.main([str(tmp_path)])
+    header, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert header == ["submission", *autograder.PARTS, "total", "remarks"]
+    assert [row[:6] for row in rows] == [
+        ["ann", "11", "0", "13", "25", "49"], ["bob", "3", "0", "0", "25", "28"],
+        ["dan.zip", "0", "0", "0", "0", "0"], ["eve", "11", "3", "0", "0", "14"],
+        ["zoe.zip", "11", "3", "13", "25", "52"]]
+    ann, bob, dan, eve, zoe = (row[6] for row in rows)
+    assert (eve, zoe) == ("part 3: uses open", "")
+    assert dan.startswith("not graded: ") and "not a zip file" in dan
+    assert bob == ("part 1: wrong in two lines; gate: this did not finish in 54 seconds; "
+                   "part 3: this did not finish in 54 seconds")
+
+    with pytest.raises(UsageError, match="ann/in a folder is one submission"):
+        autograder.main([str(tmp_path / "ann/in a folder")])
+
+
+def test_a_file_under_another_name_is_named(tmp_path):
+    (tmp_path / "copy").mkdir()
+    for name in ("part3_derivative (1).py", "copy/Copy of part1_screening.py", "test_part2.py"):
+        (tmp_path / name).write_text("")
+    _, refused = autograder.read_files(ROOT, tmp_path)
+    assert list(refused.values()) == [
+        "part1_screening.py is missing: is it Copy of part1_screening.py? Give it this name",
+        "part2_model.py is missing",
+        "part3_derivative.py is missing: is it part3_derivative (1).py? Give it this name",
+        "part4_kernel.py is missing"]
 
 
 def test_a_submission_sees_no_solution_of_parts_3_and_4(grader):

@@ -5,12 +5,14 @@ wrong functions, each with a sentence. They get the same inputs, too, and the on
 results is your mistake. A test that fails shows only its message, and no lines of the tests.
 """
 import ast
+import importlib
 import importlib.util
 import inspect
 import linecache
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ if os.environ.get("EXERCISES"):
 
 MODULES = {"collections", "dataclasses", "functools", "itertools", "math", "numpy", "torch",
            "triton", "typing"}
-BUILT_IN = {"__builtins__", "__import__", "eval", "exec", "open"}
+BUILT_IN = {"eval", "exec", "globals", "locals", "open", "vars()"}
+ALLOWED = "write the exercises yourself, with torch, triton, math and numpy"
 PART_1 = {"window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance",
           "screen", "tanh_norm"}
 
@@ -39,11 +42,13 @@ def load(part):
     """Your file of a part, such as "part1_screening", as a module. Each call runs it anew."""
     path = FOLDER / f"{part}.py"
     if not path.is_file():
-        fail(f"there is no {path}")
+        fail(f"{FOLDER}: {missing(path.name, FOLDER.glob('*'))}")
     spec = importlib.util.spec_from_file_location(part, path)
     module, wrong = importlib.util.module_from_spec(spec), ""
     try:
-        refuse_what_is_not_yours(path.name, ast.parse(path.read_bytes()))
+        tree = ast.parse(path.read_bytes())
+        refuse_what_is_not_yours(path.name, tree)
+        refuse_detours(path.name, tree)
         spec.loader.exec_module(module)
     except SyntaxError as e:
         wrong = f"{path.name}, line {e.lineno}: {e.msg}: {(e.text or '').strip()}"
@@ -52,6 +57,19 @@ def load(part):
     if wrong:
         fail(wrong)
     return module
+
+
+def missing(name, others):
+    """What to say of a file that is not there: browsers call it part3_derivative (1).py.
+
+    others: the paths of the files that are there.
+    """
+    part = name.partition("_")[0]
+    alike = [path.name for path in others if part in path.name.lower()]
+    alike = sorted(other for other in alike if not other.startswith("test_"))
+    if alike:
+        return f"{name} is missing: is it {' or '.join(alike)}? Give it this name"
+    return f"{name} is missing"
 
 
 def refuse_what_is_not_yours(name, tree):
@@ -69,10 +87,76 @@ def refuse_what_is_not_yours(name, tree):
                 modules = [node.module or "."]
             for module in modules:
                 if module.partition(".")[0] not in MODULES:
-                    fail(f"{where} imports {module}: write the exercises yourself, with torch, "
-                         "triton, math and numpy")
-        elif isinstance(node, ast.Name) and node.id in BUILT_IN:
-            fail(f"{where} uses {node.id}, which no exercise needs")
+                    fail(f"{where} imports {module}: {ALLOWED}")
+        used = used_name(node)
+        if used in BUILT_IN or (used.startswith("__") and used != "__init__"):
+            fail(f"{where} uses {used}, which no exercise needs")
+
+
+def used_name(node):
+    """The name that a node of the syntax tree uses, bare, after a dot or as a text, or "" """
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Constant):
+        return str(node.value)                         # of getattr(f, "__globals__")
+    if isinstance(node, ast.Call) and not node.args:
+        return ast.unparse(node)                       # vars()
+    return ""
+
+
+def refuse_detours(name, tree):
+    """Refuse what leads to other modules by way of those that are allowed, such as torch.sys.
+
+    A module may only stand before a dot, so that it can be followed: t = torch is refused.
+    """
+    modules = imported_modules(name, tree)
+    before_a_dot = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        found = module_of(node, modules)
+        if found is None or isinstance(node.ctx, ast.Store):
+            continue
+        where = f"{name}, line {node.lineno}: {ast.unparse(node)} is the module {found.__name__}"
+        if found.__name__.partition(".")[0] not in MODULES:
+            fail(f"{where}: {ALLOWED}")
+        if node not in before_a_dot:
+            fail(f"{where}, which may only stand before a dot: give a variable of yours another "
+                 "name")
+
+
+def imported_modules(name, tree):
+    """The modules that a file imports, by the names that it has for them."""
+    modules = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        for alias in node.names:
+            try:
+                if isinstance(node, ast.ImportFrom):
+                    found = getattr(importlib.import_module(node.module), alias.name, None)
+                else:
+                    found = importlib.import_module(alias.name)
+            except ImportError:                        # running the file will tell
+                continue
+            if isinstance(node, ast.Import) and not alias.asname:
+                top = alias.name.partition(".")[0]     # import torch.nn binds torch
+                modules[top] = importlib.import_module(top)
+            elif isinstance(found, ModuleType):
+                modules[alias.asname or alias.name] = found
+                if found.__name__.partition(".")[0] not in MODULES:
+                    fail(f"{name}, line {node.lineno} imports {found.__name__}: {ALLOWED}")
+    return modules
+
+
+def module_of(node, modules):
+    """The module that an expression is, such as torch.nn.functional, or None."""
+    if isinstance(node, ast.Name):
+        return modules.get(node.id)
+    if not isinstance(node, ast.Attribute):
+        return None
+    found = getattr(module_of(node.value, modules), node.attr, None)
+    return found if isinstance(found, ModuleType) else None
 
 
 def yours(part, name, right):

@@ -1,10 +1,16 @@
-"""Grade one submission. Gradescope runs this command for you.
+"""Grade a folder of submissions, or the one that Gradescope runs this command for.
 
+    python -m course.exercises.teach.autograder submissions > grades.tsv
     python -m course.exercises.teach.autograder --root /autograder
 
-The folder has the layout that Gradescope documents: source/ is this repository, submission/ has the
-student's files, and the grades are written to results/results.json. Only the four files from
-part1_screening.py to part4_kernel.py are taken from the submission.
+In `submissions` each folder and each zip file is the submission of a student. The table that is
+printed has a row for each of them, with the points of each part, their total, and remarks: what
+hangs or ends the program, and why a part has no points, if all its tests say the same. Its file may
+be missing, or import a solution.
+
+The other folder has the layout that Gradescope documents: source/ is this repository, submission/
+has the student's files, and the grades are written to results/results.json. Only the four files
+from part1_screening.py to part4_kernel.py are taken from a submission, from whichever folder in it.
 
 A test that passes earns as many points as minutes.tsv gives it minutes. All tests of a part run in
 one process. If that process ends early or takes too long, each of these tests is run again in a
@@ -17,6 +23,7 @@ ends in the middle, this is what remains, and not the results of somebody else.
 """
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +32,14 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from support.cli import Parser, UsageError, cli
+from course.exercises.grade import missing
+from support.cli import ROOT, Parser, UsageError, cli
 
 PARTS = ["part1_screening.py", "part2_model.py", "part3_derivative.py", "part4_kernel.py"]
 NEEDED = ["multiscreen.py", "pyproject.toml", "models/retrieval.pt", "course/__init__.py",
           "course/exercises/*.py"]
 MINUTES = Path(__file__).with_name("minutes.tsv")
+HUNG, ENDED = "this did not finish", "your code ended the program"
 LONGEST = {"part": 100, "test": 54}                    # seconds; 39 minutes if all hang
 
 
@@ -55,7 +64,7 @@ def read_files(source, submission):
             places = ", ".join(str(path.relative_to(submission)) for path in found)
             refused[number] = f"there are {len(found)} files {name}: {places}. Hand in one of them"
         else:
-            refused[number] = f"{name} is missing"
+            refused[number] = missing(name, submission.rglob("*"))
     return files, refused
 
 
@@ -83,12 +92,12 @@ def run_tests(files, part, seconds, test=""):
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return {}, f"this did not finish in {seconds} seconds"
+            return {}, f"{HUNG} in {seconds} seconds"
         finally:
             end(process)
         if report.exists():
             return read_report(report), "this test has no result: did your code end pytest?"
-    return {}, f"your code ended the program, with exit code {code}"
+    return {}, f"{ENDED}, with exit code {code}"
 
 
 def end(process):
@@ -147,12 +156,60 @@ def write(root, results):
     (root / "results/results.json").write_text(json.dumps(results, indent=1))
 
 
+def remarks_on(found, minutes):
+    """What a teacher should know: what hangs or ends the program, and why a part has no points."""
+    lines = []
+    for part in range(1, len(PARTS) + 1):
+        results = {test: found[test] for test, (exercise, _) in minutes.items()
+                   if exercise[0] == str(part)}
+        said = {message for _, message in results.values()}
+        if len(said) == 1 and len(results) > 1 and said != {"right"}:
+            lines.append(f"part {part}: {said.pop()}")
+            continue
+        for test, (_, message) in results.items():
+            if message.startswith((HUNG, ENDED)):
+                lines.append(f"{test}: {message}")
+    return "; ".join(" ".join(line.split()) for line in lines)
+
+
+def grade_one(path, minutes):
+    """The row of a submission, a folder or a zip file: the points of each part, and remarks."""
+    with tempfile.TemporaryDirectory() as folder:
+        if path.is_file():
+            shutil.unpack_archive(path, folder, "zip")
+            path = Path(folder)
+        found = grade(*read_files(ROOT, path), minutes)
+    points = [0] * len(PARTS)
+    for test, (exercise, worth) in minutes.items():
+        if found[test][0]:
+            points[int(exercise[0]) - 1] += worth
+    return points, remarks_on(found, minutes)
+
+
+def grade_all(folder, minutes):
+    """Print a row for each submission in a folder, whatever happens in it."""
+    print("submission", *PARTS, "total", "remarks", sep="\t", flush=True)
+    for path in sorted(folder.iterdir()):
+        try:
+            points, remarks = grade_one(path, minutes)
+        except Exception as e:                         # such as a file that is no zip file
+            points, remarks = [0] * len(PARTS), f"not graded: {e}"
+        print(path.name, *points, sum(points), remarks, sep="\t", flush=True)
+
+
 def main(argv=None):
     p = Parser(__doc__)
+    p.add_argument("submissions", type=Path, nargs="?",
+                   help="a folder of submissions, of which a table is printed")
     p.add_argument("--root", type=Path, default=Path("/autograder"),
                    help="the folder with source/ and submission/ [/autograder]")
-    root = p.parse_args(argv).root
-    start, minutes = time.monotonic(), read_minutes()
+    args = p.parse_args(argv)
+    start, minutes, root = time.monotonic(), read_minutes(), args.root
+    if args.submissions:
+        if any((args.submissions / name).exists() for name in PARTS):
+            raise UsageError(f"{args.submissions} is one submission: name the folder that it is in")
+        grade_all(args.submissions, minutes)
+        return
     write(root, {"score": 0, "output": "Grading did not finish. If this remains, your code has "
                                        "probably ended the grader: ask your teacher."})
     for name in ("source", "submission"):
