@@ -1,15 +1,19 @@
 """What does the compiler make of the fused kernel in screening_triton.py? This needs no GPU.
 
     python -m lab.compile_kernel
+    python -m lab.compile_kernel --kernel dq --target 90 --blocks 128,64,4,3
 
 Every configuration that we ship is compiled, with d_K = 16 and d_V = 64, for sm_80 (A100), sm_86
 (RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090). This takes
-two minutes on a CPU. A spill is a value that does not fit into the registers, so that every
-query-key pair costs a trip to memory. The script fails if there is a spill, if a program needs more
-shared memory than one of these GPUs has, or if it multiplies in the tensor memory of a B200, where
-Triton 3.6 to 3.8 can compile two products that add to one accumulator in a loop wrongly
-(github.com/triton-lang/triton, issue 10821). We chose the configurations with Triton 3.7.1; other
-versions allocate registers differently.
+two minutes on a CPU. The second command compiles one configuration of your own, for the dtypes of
+training on a GPU. Each flag can be used without the others.
+
+A spill is a value that does not fit into the registers, so that every query-key pair costs a trip
+to memory. The script fails if there is a spill, if a program needs more shared memory than the GPU
+grants it, or if it multiplies in the tensor memory of a B200, where Triton 3.6 to 3.8 can compile
+two products that add to one accumulator in a loop wrongly (github.com/triton-lang/triton, issue
+10821). We chose the configurations with Triton 3.7.1; other versions allocate registers
+differently.
 
 The columns of the table that is printed:
 
@@ -18,6 +22,9 @@ registers   how many registers a thread uses
 spills      how many bytes a thread spills
 shared      how many bytes of shared memory a program uses
 """
+import argparse
+import contextlib
+import io
 import itertools
 import os
 import re
@@ -30,16 +37,33 @@ import torch
 from screening_triton import KERNELS, block_sizes, choose_parts, triton
 from support.cli import Parser, UsageError, cli
 
-# The dtype of q and k, which share one, and that of v.
+# The dtype of q and k, which share one, and that of v. The first pair is that of training.
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),
           (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32))
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-TARGETS = (80, 86, 89, 90, 100, 120)
+# How much shared memory a program may use, in KiB.
+TARGETS = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 CHOSEN_WITH = "3.7.1"                   # the version of Triton
-SHARED = 99 * 1024                      # what sm_86, 89 and 120 grant a program
+SIDES = (16, 32, 64, 128)               # of a block; a product has at least 16 rows
+WARPS = (1, 2, 4, 8, 16, 32)            # a program has at most 1,024 threads
 TENSOR_MEMORY = "tcgen05"               # how the instructions of a B200's tensor memory begin
 COLUMNS = ("kernel", "q_k", "v", "target", "block", "warps", "stages", "registers", "spills",
            "shared")
+
+
+def blocks_of(text):
+    """The type of --blocks: (BI, BJ, warps, stages)."""
+    numbers = text.split(",")
+    if len(numbers) != 4 or not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not BI,BJ,WARPS,STAGES, such as 128,64,4,3")
+    BI, BJ, warps, stages = map(int, numbers)
+    if BI not in SIDES or BJ not in SIDES:
+        raise argparse.ArgumentTypeError(f"BI and BJ in {text} must be among {SIDES}")
+    if warps not in WARPS:
+        raise argparse.ArgumentTypeError(f"the warps in {text} must be among {WARPS}")
+    if stages not in range(1, 9):
+        raise argparse.ArgumentTypeError(f"the stages in {text} must be 1 to 8")
+    return BI, BJ, warps, stages
 
 
 def compile_kernel(kernel, qk, v, target, blocks):
@@ -61,9 +85,16 @@ def compile_kernel(kernel, qk, v, target, blocks):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
         if name in types or name in ("k_b", "k_h", "k_t", "v_b", "v_h", "v_t"):
             aligned[(n,)] = [["tt.divisibility", 16]]
-    return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
-                          target=GPUTarget("cuda", target, 32),
-                          options={"num_warps": warps, "num_stages": stages})
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):            # else all of the PTX is printed
+            return triton.compile(ASTSource(KERNELS[kernel], signature, constants, aligned),
+                                  target=GPUTarget("cuda", target, 32),
+                                  options={"num_warps": warps, "num_stages": stages})
+    except Exception as e:                             # the compiler's errors have many types
+        lines = str(e).splitlines() or [type(e).__name__]
+        fatal = [line for line in lines if "fatal" in line]
+        raise UsageError(f"{kernel} with blocks {BI},{BJ},{warps},{stages} does not compile for "
+                         f"sm_{target}: {(fatal or lines[-1:])[0]}") from e
 
 
 def registers_and_spills(binary):
@@ -76,8 +107,12 @@ def registers_and_spills(binary):
     return map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
 
 
-def main():
-    Parser(__doc__).parse_args()
+def main(argv=None):
+    p = Parser(__doc__)
+    p.flag("--kernel", None, "only this kernel", str, choices=[*KERNELS])
+    p.flag("--target", None, "only this compute capability", int, choices=[*TARGETS])
+    p.flag("--blocks", None, "BI,BJ,WARPS,STAGES in place of ours", blocks_of)
+    args = p.parse_args(argv)
     if triton is None:
         raise UsageError("triton is not installed (it is made for Linux: pip install triton)")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -85,25 +120,33 @@ def main():
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
     print(*COLUMNS, sep="\t")
-    bad = 0
+    kernels = [args.kernel] if args.kernel else [*KERNELS]
+    targets = [args.target] if args.target else [*TARGETS]
+    dtypes = DTYPES[:1] if args.blocks else DTYPES
+    bad = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
-        for kernel, (qk, v), target in itertools.product(KERNELS, DTYPES, TARGETS):
-            blocks = BI, BJ, warps, stages = block_sizes(
-                kernel, v == torch.float32, 16, 64, divmod(target, 10))
+        for kernel, (qk, v), target in itertools.product(kernels, dtypes, targets):
+            blocks = args.blocks or block_sizes(kernel, v == torch.float32, 16, 64,
+                                                divmod(target, 10))
+            BI, BJ, warps, stages = blocks
             binary = compile_kernel(kernel, qk, v, target, blocks)
             registers, spills = registers_and_spills(binary)
             shared = binary.metadata.shared
             print(kernel, NAMES[qk], NAMES[v], f"sm_{target}", f"{BI}x{BJ}", warps, stages,
                   registers, spills, shared, sep="\t", flush=True)
-            if spills > 0 or shared > SHARED or TENSOR_MEMORY in binary.asm["ptx"]:
-                bad += 1
+            where = f"{kernel} for sm_{target}"
+            if spills > 0:
+                bad.append(f"{where} spills registers")
+            if shared > 1024 * TARGETS[target]:
+                bad.append(f"{where} has only {TARGETS[target]} KiB of shared memory")
+            if TENSOR_MEMORY in binary.asm["ptx"]:
+                bad.append(f"{where} uses tensor memory")
     if bad:
         other = ""
-        if triton.__version__ != CHOSEN_WITH:
-            other = f": they were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}"
-        raise UsageError(f"{bad} configurations spill registers, need more than {SHARED} bytes of "
-                         f"shared memory, or use tensor memory{other}")
+        if not args.blocks and triton.__version__ != CHOSEN_WITH:
+            other = f". They were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}"
+        raise UsageError(f"{', '.join(dict.fromkeys(bad))}{other}")
 
 
 if __name__ == "__main__":

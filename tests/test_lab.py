@@ -21,6 +21,7 @@ from lab import (
     alike,
     bench,
     compare,
+    compile_kernel,
     copying,
     curves,
     experiments,
@@ -42,7 +43,7 @@ from support.data import get_tokenizer
 from support.measure import Measurement, parser
 from support.run import load_checkpoint
 from support.tables import RUN, add_row, read_table, write_table
-from tests.helpers import ROOT, arrays_of, fit, needs_matplotlib, write_run
+from tests.helpers import ROOT, arrays_of, fit, needs_matplotlib, run, write_run
 from tests.inputs import INF, draw_tokens, small
 
 BUNDLED = ROOT / "models/retrieval.pt"
@@ -885,6 +886,45 @@ def test_an_idea_has_a_name_of_its_own_and_is_other_than_the_original(tmp_path, 
     trained("mine", now + "# an edit", "--lr 0.1")
     with pytest.raises(UsageError, match="mine was trained with another multiscreen.py"):
         idea.require_idea("mine", "--lr 0.1")
+
+
+# ------------------------------------------------------------------ what the compiler makes of it
+
+@pytest.mark.parametrize("flags, message", [
+    ("--blocks 128,60,4,3", "--blocks: BI and BJ in 128,60,4,3 must be among"),
+    ("--blocks 64,64,4", "'64,64,4' is not BI,BJ,WARPS,STAGES"),
+    ("--blocks 64,64,4,x", "'64,64,4,x' is not BI,BJ,WARPS,STAGES"),
+    ("--blocks 64,64,3,3", "the warps in 64,64,3,3 must be among"),
+    ("--blocks 64,64,4,0", "the stages in 64,64,4,0 must be 1 to 8"),
+    ("--kernel qd", "--kernel: invalid choice: 'qd'"),
+    ("--target 91", "--target: invalid choice: 91"),
+    # The compiler itself.
+    ("--kernel dq --target 90 --blocks 64,64,32,3",
+     "dq with blocks 64,64,32,3 does not compile for sm_90: ptxas fatal   : too few registers")])
+def test_a_bad_configuration_of_the_kernel_is_one_line(monkeypatch, capsys, flags, message):
+    triton = pytest.importorskip("triton")
+
+    def fail(*inputs, **options):
+        print("all of the PTX")
+        raise RuntimeError("PTXAS error\nptxas fatal   : too few registers\nRepro command: ..")
+
+    monkeypatch.setattr(triton, "compile", fail)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")         # restored afterwards
+    with pytest.raises(UsageError) as e:
+        compile_kernel.main(flags.split())
+    assert message in str(e.value)
+    assert "PTX" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_one_configuration_of_the_kernel_is_compiled():
+    pytest.importorskip("triton")
+    done = run("-m", "lab.compile_kernel", "--kernel", "decode", "--target", "80", "--blocks",
+               "16,32,1,4", env=os.environ | {"TRITON_INTERPRET": "0"})
+    versions, header, row = done.stdout.splitlines()
+    assert done.returncode == 0 and header.split("\t") == [*compile_kernel.COLUMNS]
+    assert row.split("\t")[:7] == ["decode", "fp32", "bf16", "sm_80", "16x32", "1", "4"]
 
 
 @pytest.mark.slow
