@@ -159,6 +159,12 @@ def test_a_right_shape_is_not_blamed(solved):
     assert message.startswith("the value of mipe_angle is ") and "\n" not in message
 
 
+def test_a_floor_under_the_mask_is_not_taken_for_another_mistake(solved):
+    edit(solved / "part1_screening.py", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)")
+    assert message_of(test_part1, "test_softmask") == (
+        "for w = 4\nthe value of softmask is 1e-15 at [0]; it should be 0")
+
+
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):
     edit(solved / "part2_model.py", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)")
     for _ in range(10):
