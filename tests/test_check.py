@@ -1,4 +1,5 @@
 """Tests of support/check.py and lab/check.py: what is wrong is found, and nothing else."""
+import math
 import random
 import re
 
@@ -46,6 +47,16 @@ def rows_of_ticks():
 def test_the_table_of_absolute_relevance_is_what_the_command_finds(name, cells):
     torch.manual_seed(0)
     assert list(command.absolute(build_model(name, SIZES)).values()) == cells
+
+
+class Unbounded(attention.Scored):
+    def weights(self, s, d):
+        return s.relu()
+
+
+def test_weights_that_grow_with_the_scores_are_not_bounded():
+    model = build_model(f"{BLOCK}:{__name__}.Unbounded", SIZES)
+    assert list(command.absolute(model).values()) == ["NO", "yes", "yes", "yes", "yes"]
 
 
 def test_the_table_has_all_mechanisms_and_ablations():
@@ -160,6 +171,22 @@ class BatchMean(GatedScreeningTiles):
         return g - g.mean(0, keepdim=True)
 
 
+class MeansOfBlocks(GatedScreeningTiles):
+    """Blocks of 12 tokens see no others."""
+
+    def gate(self, x):
+        g, block = super().gate(x), torch.arange(x.shape[1]) // 12
+        are_same = (block == block[:, None]).to(g)
+        return g - are_same / are_same.sum(1, keepdim=True) @ g
+
+
+class NextButTheLast(GatedScreeningTiles):
+    """A position sees the next one, unless that is the last."""
+
+    def gate(self, x):
+        return super().gate(x + F.pad(x[:, 1:-1], (0, 0, 0, 2)))
+
+
 class BatchSum(GatedScreeningTiles):
     """Only later sequences of a batch depend on others."""
 
@@ -243,7 +270,8 @@ class SeesBeyond(GatedScreeningTiles):
 
 @pytest.mark.parametrize("tiles, promise, says", [
     (NextShare, "causal", "later tokens"), (MinusMean, "causal", "later tokens"),
-    (OverRms, "causal", "later tokens"), (TokenBefore, "cached", "decoding with a cache"),
+    (OverRms, "causal", "later tokens"), (MeansOfBlocks, "causal", "later tokens"),
+    (NextButTheLast, "causal", "later tokens"), (TokenBefore, "cached", "decoding with a cache"),
     (CausalMean, "cached", "decoding with a cache"), (NoCache, "cached", "decoding with a cache"),
     (SeesBeyond, "cached", "decoding with a cache"),
     (CountsFromFirst, "cached", "decoding with a cache"),
@@ -289,6 +317,21 @@ def test_a_leak_that_reaches_far_is_seen_in_a_long_text():
     model = ms.Multiscreen(ms.Config(**SIZES), tiles=Far)
     assert check.faults(model) == {}
     assert list(check.faults(model, check.LONG)) == ["causal"]
+
+
+def test_several_tokens_at_once_are_decoded_after_others_in_a_long_text():
+    class OneAtATime(GatedScreeningTiles):
+        def screening(self, x, screen, cache=None):
+            def own(q, k, v, w, r, i0=0):
+                if i0 > 0:
+                    i0 = k.shape[2] - 1
+                return screen(q, k, v, w, r, i0)
+
+            return super().screening(x, own, cache)
+
+    model = ms.Multiscreen(ms.Config(**SIZES), tiles=OneAtATime)
+    assert check.faults(model) == {}
+    assert list(check.faults(model, check.LONG)) == ["cached"]
 
 
 def test_a_layer_that_differs_from_the_first_four_is_seen():
@@ -472,6 +515,17 @@ def constant_w(q, k, v, w, r, i0=0):
     return ms.screen(q, k, v, w.detach(), r, i0)
 
 
+def finite_windows(q, k, v, w, r, i0=0):
+    return ms.screen(q, k, v, w, r, i0) * w.isfinite()[:, None, None]
+
+
+def nan_for_one_query(q, k, v, w, r, i0=0):
+    h = ms.screen(q, k, v, w, r, i0)
+    if q.shape[2] == 1:
+        h = h * math.nan
+    return h
+
+
 def only_even(q, k, v, w, r, i0=0):
     if q.shape[2] % 2:
         raise ValueError("T must be even")
@@ -481,11 +535,24 @@ def only_even(q, k, v, w, r, i0=0):
 @pytest.mark.parametrize("screen, says", [
     (right, None), (windowed.screen_windowed, None),
     (wide, "h, dq, dk, dv, dw, dr: too far off"), (forgets_i0, "h, dq, dk, dv, dw"),
+    (finite_windows, "h, dq, dk, dv, dr: too far off"),
+    (nan_for_one_query, "h, dq, dk, dv, dw, dr: too far off"),
     (constant_w, "\ndw: too far off"), (only_even, "fails with 1 queries.*T must be even")])
 def test_a_screen_of_your_own_is_compared_in_value_and_gradients(screen, says, capsys):
     is_right = command.check_screen(f"{screen.__module__}.{screen.__name__}")
     assert is_right == (says is None)
     assert re.search(says or "worst error", capsys.readouterr().out)
+
+
+def has_no_gradient(q, k, v, w, r, i0=0):
+    if q.requires_grad:
+        raise NotImplementedError("backward")
+    return ms.screen(q, k, v, w, r, i0)
+
+
+def test_a_screen_without_gradients_is_compared_in_value(capsys):
+    assert command.check_screen(f"{__name__}.has_no_gradient")
+    assert "its gradients cannot be computed on this device" in capsys.readouterr().out
 
 
 @needs_interpreter
