@@ -81,7 +81,8 @@ SIZES = Kind("train.py", RUNS.roles | {"batch_tokens": "figure", "steps": "figur
              | dict.fromkeys(("model", "parameters", "psi", "layers", "tiles", "d_E", "d_K", "d_V",
                               "batch_size", "lr"), "axis"), "label")
 LATENCY = Kind("lab.bench", {"model": "free", "setting": "setting", "length": "axis",
-                             "parameters": "axis", "ms": "value", "parts_ms": "value"}, "figure")
+                             "parameters": "axis", "ms": "value",
+                             "parts_ms": "value"}, "figure")       # parts_ms: of older tables
 MECHANISMS = Kind("lab.mechanisms", {"model": "free", "seed": "seed", "what": "axis",
                                      "length": "axis", "setting": "setting", "value": "value"},
                   "free")

@@ -1,17 +1,13 @@
 """How long do a training step, a generated token and a long text take, beside a Transformer?
 
     python -m lab.bench                            what you notice on a laptop
-    python -m lab.bench --device cuda              first checks the fused kernel, and times it alone
-    python -m lab.bench --device cuda --psi 32 --vocab 50257 --models multiscreen transformer:353M
+    python -m lab.bench --psi 32 --vocab 50257 --models multiscreen transformer:353M
     python -m lab.bench --what forward --ckpt out/ckpt.pt --lengths 1024 4096 16384
 
 train      a training step, as in train.py, on random tokens
 decode     one more token after a context, for each of --lengths
 forward    hidden states and logits of a whole text in one pass, for each of --lengths; this is the
-           section "Inference Latency" of the paper. `parts` is the sum of its matrix products and
-           its screening, or attention, each timed alone: what the pass cannot do without
-kernel     on a GPU, for each of --lengths: screening of a layer with psi = 48 by itself, by the
-           fused kernel and by PyTorch's FlexAttention, beside attention of the 1.3B Transformer
+           section "Inference Latency" of the paper
 
 Multiscreen and the Transformer are compiled alike, or not (--compile, the default on a GPU), and a
 small model's training step is recorded as a CUDA graph, as in train.py. The weights are random,
@@ -25,30 +21,21 @@ as soon as it is measured; `python -m lab.figures latency` draws the forward pas
 `pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
 """
 import gc
-import math
-import statistics
 import time
 from pathlib import Path
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from multiscreen import softmask, trim
-from support import check
-from support.cli import DEVICE, Parser, UsageError, at_least, cli, get_device, products_dtype
+from lab.alike import mean_in_words
+from support.cli import DEVICE, Parser, at_least, cli, get_device, products_dtype
 from support.fast import choose_screen, compile_model, try_to_record
 from support.models import build_model, count_parameters, has_windows, recipe
 from support.run import load_checkpoint
-from support.tables import add_row, print_table
-from support.windowed import screen_windowed
+from support.tables import add_row
 
-COLUMNS = ("model", "parameters", "what", "setting", "length", "machine", "ms", "parts_ms")
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
-# The largest error of a kernel that is right, relative to the length of what is right in a tile, by
-# the type of v.
-LIMITS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 # ----------------------------------------------------------------------------------- the timer
@@ -74,101 +61,19 @@ def take_turns(runs, device, repeats):
     return list(zip(*times[1:]))
 
 
-def report(args, device, times, **row):
-    """Print the row of a measurement, and append it to the table. Returns it."""
+def report(args, device, times, row):
+    """Print a row with its times, and append it to the table."""
     machine = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
-    row |= {"machine": f"{machine}, {args.dtype}, torch {torch.__version__}",
-            "ms": " ".join(f"{x:.6g}" for x in times)}
-    row = {name: row.get(name) for name in COLUMNS}
-    add_row(args.table, row)
+    add_row(args.table, row | {
+        "machine": f"{machine}, {args.dtype}, torch {torch.__version__}",
+        "ms": " ".join(f"{x:.6g}" for x in times)})
     print(f"{row['what']} {row['length']} {row['model']} {row['setting']}: "
-          f"{statistics.mean(times):.4g} ms", flush=True)
-    return row
+          f"{mean_in_words(times, 2)} ms", flush=True)
 
 
-# ------------------------------------------------------------------------------- is it right?
-
-def draw_inputs(T, w, dtype, device):
-    """q, k, v, w, r and dh: a tile for each window in w, v in dtype."""
-    return check.draw_case(T, 0, w, [0.5] * len(w), dtype=dtype, device=device)
-
-
-def check_kernel(screen, device, lengths=(2**12 - 1, 2**15, 2**17)):
-    """Compare the kernel with float64. Raises UsageError if it is wrong."""
-    for T in lengths:
-        for dtype, limit in LIMITS.items():
-            inputs = draw_inputs(T, [2.0, 17.5, 256.0, 5000.0, math.inf], dtype, device)
-            errors = check.screen_errors(screen, inputs, exact=screen_windowed)
-            error = max(tiles.max().item() for tiles in errors.values())
-            print(f"kernel, {T} positions, {dtype}: largest error {error:.2g}", flush=True)
-            if not error < limit:
-                raise UsageError(f"the kernel is wrong on this machine: more than {limit}")
-            first, second = (check.value_and_gradients(screen, inputs) for _ in range(2))
-            if not all(torch.equal(first[name], second[name]) for name in first):
-                raise UsageError("the kernel gives other bits the second time")
-
-
-# ------------------------------------------------------------------------- screening by itself
-
-def time_kernel(T, device, args):
-    """Yield the rows of the part `kernel`: forward and backward by themselves."""
-    from screening_triton import screen
-
-    layer = build_model("multiscreen", {"psi": 48, "N_L": 1, "d_E": 1, "vocab_size": 1}).layers[0]
-    windows = {"initial": layer.window().tolist(), "trained-like": trained_like(48).tolist(),
-               "infinite": [math.inf] * 16}
-    ways = {("fused kernel", name): (screen, draw_inputs(T, w, torch.bfloat16, device)[:-1])
-            for name, w in windows.items()}
-    inputs = draw_inputs(T, windows["initial"], torch.bfloat16, device)[:-1]
-    ways["FlexAttention", "initial"] = flex_screen(T, inputs[3]), inputs
-    for name in ATTENTION:
-        q, k, v = torch.randn(3, 1, 16, T, 128, dtype=torch.bfloat16, device=device)
-        ways["attention", name] = attention_by(name), [q, k, v]
-    for (name, setting), (function, inputs) in ways.items():
-        inputs = [x.requires_grad_() for x in inputs]
-        h = function(*inputs)
-        dh = torch.randn_like(h)
-        runs = {"forward": lambda f=function, x=inputs: f(*x),
-                "backward": lambda h=h, x=inputs, dh=dh: torch.autograd.grad(h, x, dh,
-                                                                             retain_graph=True)}
-        for part, run in runs.items():
-            times, = take_turns([run], device, args.repeats)
-            yield report(args, device, times, model=name, what=f"kernel, {part}", setting=setting,
-                         length=T)
-
-
-def flex_screen(T, w):
-    """Stock PyTorch's way to screen: a function (q, k, v, w, r). T: a multiple of 128.
-
-    A softmax of log alpha_d is alpha_d over its sum, and exp(lse) is that sum: relevances are at
-    least 0, so the product of the two is Eq. 12. Below 1e-30 a relevance counts as 1e-30. q and k
-    are cast to v's dtype, as FlexAttention requires. The block mask is made here, once, from the
-    windows w (H,): while they are trained it must be made again after each step.
-    """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    edges, make, flex = w.detach(), create_block_mask, flex_attention
-    if w.is_cuda:
-        make, flex = (torch.compile(f, dynamic=False) for f in (make, flex))
-        torch._functorch.config.donated_buffer = False  # backward is timed again and again
-
-    def inside(b, h, i, j):
-        return (j <= i) & (i - j < edges[h])
-
-    block_mask = make(inside, None, len(w), T, T, device=w.device)
-
-    def screen(q, k, v, w, r):
-        def score(s, b, h, i, j):
-            return (trim(s, r[h]) * softmask(j - i, w[h])).clamp(min=1e-30).log()
-
-        u, lse = flex(q.to(v.dtype), k.to(v.dtype), v, score_mod=score, block_mask=block_mask,
-                      scale=1.0, return_lse=True)
-        return (u * lse.exp()[..., None]).to(v.dtype)
-
-    return screen
-
+# ---------------------------------------------------------------------------------- the models
 
 def attention_by(name):
     """Causal attention by one of PyTorch's backends."""
@@ -178,8 +83,6 @@ def attention_by(name):
                                                   **options)
     return attend
 
-
-# ---------------------------------------------------------------------------------- the models
 
 def get_models(args, device):
     """[(name, setting, a model)]: each model in each of its settings."""
@@ -214,7 +117,7 @@ def new_model(name, setting, args, device):
     if setting.endswith("SWE"):
         model.expand_windows(2**12)
     if has_windows(model):
-        choose_screen(model)
+        print(f"{name}, {setting}: {choose_screen(model)}")
     return model
 
 
@@ -279,41 +182,11 @@ def forward_pass(model, name, length, args):
     return step
 
 
-def time_parts(model, length, device):
-    """Milliseconds of the matrix products and the screening, or attention, of a forward pass.
-
-    Each call is timed alone, while an eager pass runs for the second time. The model's attention is
-    replaced in place.
-    """
-    times = []
-
-    def timed(f):
-        def call(*inputs, **options):
-            results = []
-            times.append(milliseconds(lambda: results.append(f(*inputs, **options)), device))
-            return results[0]
-
-        return call
-
-    for layer in model.layers:
-        if hasattr(layer, "attend"):                   # a Transformer's
-            layer.attend = timed(layer.attend)
-    if has_windows(model):
-        model.screen = timed(model.screen)
-    run = forward_pass(model, "", length, None)
-    with (torch.compiler.set_stance("force_eager"),
-          mock.patch("torch.einsum", timed(torch.einsum))):
-        for _ in range(2):
-            times.clear()
-            run()
-    return sum(times)
-
-
 PASSES = {"train": training_step, "decode": decoder, "forward": forward_pass}
 
 
 def time_models(part, length, device, args):
-    """Yield the rows of a part for one length: all models in all settings take turns."""
+    """Time a part for one length: all models in all settings take turns."""
     models = get_models(args, device)
     if args.compile and part != "decode":              # a token is decoded without the compiler
         for _, _, model in models:
@@ -322,17 +195,15 @@ def time_models(part, length, device, args):
     of_each = take_turns(runs, device, args.repeats)
     what = f"{part}, compiled" if args.compile and part != "decode" else part
     for (name, setting, model), times in zip(models, of_each):
-        row = {"model": name, "parameters": count_parameters(model), "what": what,
-               "setting": setting, "length": length}
-        if part == "forward":
-            row["parts_ms"] = time_parts(model, length, device)
-        yield report(args, device, times, **row)
+        report(args, device, times, {
+            "model": name, "parameters": count_parameters(model), "what": what,
+            "setting": setting, "length": length})
 
 
 def main():
     p = Parser(__doc__)
-    p.add_argument("--what", nargs="+", choices=[*PASSES, "kernel"],
-                   help="what to time [train decode forward, and on a GPU kernel]")
+    p.add_argument("--what", nargs="+", choices=[*PASSES], default=[*PASSES],
+                   help="what to time [train decode forward]")
     p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:8M"],
                    help="as train.py's --model names them [multiscreen transformer:8M]")
     p.flag("--psi", 8, "the size of a Multiscreen")
@@ -353,37 +224,14 @@ def main():
     args = p.parse_args()
     device = get_device(args.device)
     args.dtype = str(products_dtype(device, args.dtype) or "float32").removeprefix("torch.")
-    has_kernel = False
     if device.type == "cuda":
-        from screening_triton import available, screen
-
-        has_kernel = available(device)
         args.compile = True
-        if has_kernel:
-            check_kernel(screen, device)               # nothing is timed unless it is right
-    what = args.what or [*PASSES]
-    if args.what is None and has_kernel:
-        what.append("kernel")
-    if "kernel" in what and not has_kernel:
-        raise UsageError("the kernel cannot be timed here: it needs an NVIDIA GPU")
-
-    rows = []
-    for part in what:
+    for part in args.what:
         for length in [args.train_length] if part == "train" else args.lengths:
             gc.collect()                               # of the models before, for the next's memory
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-            if part == "kernel":
-                rows += time_kernel(length, device, args)
-            else:
-                rows += time_models(part, length, device, args)
-    shown = []
-    for row in rows:
-        ms = [float(x) for x in row["ms"].split()]
-        std = statistics.stdev(ms) if len(ms) > 1 else None
-        line = {name: row[name] for name in ("model", "parameters", "what", "setting", "length")}
-        shown.append(line | {"ms": statistics.mean(ms), "std": std, "parts": row["parts_ms"]})
-    print_table(shown, f"Milliseconds of one pass; {rows[0]['machine']}; {args.table}")
+            time_models(part, length, device, args)
 
 
 if __name__ == "__main__":

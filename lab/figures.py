@@ -322,8 +322,7 @@ def latency(words):
     names = ("model", "parameters", "setting", "length")
     # What was timed again counts once, by its last times.
     rows = list({tuple(row[name] for name in names): row for row in rows}.values())
-    print_table([{name: row[name] for name in names}
-                 | {"ms": statistics.fmean(times(row)), "its parts alone": row["parts_ms"] or None}
+    print_table([{name: row[name] for name in names} | {"ms": statistics.fmean(times(row))}
                  for row in rows], f"Milliseconds of one forward pass; {rows[0]['machine']}")
 
     plt = plots.pyplot()

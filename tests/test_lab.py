@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import abcdigits
-import multiscreen
 import train
 from lab import (
     alike,
@@ -792,28 +791,6 @@ def test_the_benchmark_times_each_model_in_each_setting(call, tmp_path):
     assert {row["setting"] for row in rows} == {"initial", "trained-like", "trained-like + SWE",
                                                 "flash"}
     assert all(len(row["ms"].split()) == 2 for row in rows)
-    assert all(float(row["parts_ms"]) > 0 for row in rows[-4:])
-
-
-def test_a_wrong_kernel_is_not_timed():
-    def wrong(q, k, v, w, r, i0=0):
-        return multiscreen.screen(q, k, v, 0.9 * w, r, i0)
-
-    def random(q, k, v, w, r, i0=0):
-        return multiscreen.screen(q, k, v, w, r, i0) * (1 + 1e-5 * torch.rand(()))
-
-    bench.check_kernel(multiscreen.screen, CPU, [60])
-    with pytest.raises(UsageError, match="is wrong"):
-        bench.check_kernel(wrong, CPU, [60])
-    with pytest.raises(UsageError, match="other bits"):
-        bench.check_kernel(random, CPU, [60])
-
-
-def test_flex_attention_screens_as_the_definition_does():
-    *inputs, _ = bench.draw_inputs(128, [2.0, 17.5, 500.0], torch.float32, CPU)
-    expected = multiscreen.screen(*inputs)
-    found = bench.flex_screen(128, inputs[3])(*inputs)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 # ----------------------------------------------------------------------------------- experiments
