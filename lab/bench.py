@@ -23,7 +23,9 @@ as soon as it is measured; `python -m lab.figures latency` draws the forward pas
 import gc
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,6 +36,7 @@ from support.fast import choose_screen, compile_model, try_to_record
 from support.models import build_model, count_parameters, has_windows, recipe
 from support.run import load_checkpoint
 from support.tables import add_row
+from train import get_optimizer, train_step
 
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
@@ -134,19 +137,20 @@ def trained_like(n):
 
 def training_step(model, name, length, args):
     """A function that makes a step as train.py does, on sequences of random tokens."""
-    flags, B = recipe(name), args.batch_size
-    optimizer = torch.optim.AdamW(model.parameters(), lr=flags["lr"] / 100, betas=(0.9, 0.95),
-                                  weight_decay=flags["weight_decay"], fused=True)
+    B, flags = args.batch_size, SimpleNamespace(**recipe(name))
+    flags.lr /= 100                                    # windows stay about as wide as they are
+    flags.seed, flags.seq_len, flags.batch_size, flags.batch_tokens = 0, length, B, B * length
+    rng = np.random.default_rng(0)
+
+    def draw(n, seed):
+        return rng.integers(model.config.vocab_size, size=length + 1)
+
+    data, optimizer = SimpleNamespace(draw=draw), get_optimizer(model, flags)
     if args.compile and model.W_E.is_cuda:
         print(f"{name}: {try_to_record(model, B, length)}")
 
     def step():
-        x = torch.randint(model.config.vocab_size, (B, length + 1), device=model.W_E.device)
-        model.loss(x[:, :-1].contiguous(), x[:, 1:].contiguous()).backward()
-        if flags["clip"] > 0:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), flags["clip"])
-        else:
-            torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        train_step(model, data, flags, 0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
