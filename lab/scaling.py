@@ -29,6 +29,7 @@ from lab import plots
 from lab.alike import SIZES, group_runs, mean_and_std, require_alike, seeds_in_words
 from lab.runs import last_common_step, read_runs
 from support.cli import Parser, UsageError, cli
+from support.data import get_tokenizer
 from support.models import build_model
 from support.tables import print_table
 
@@ -100,11 +101,7 @@ def best_rate(groups, step):
 
 def rest_of(flags):
     """The parameters of a run's model without its embedding."""
-    sizes = {"vocab_size": 257}
-    if flags["tokenizer"] == "gpt2":
-        sizes["vocab_size"] = 50257
-    elif flags["tokenizer"] != "bytes":
-        sizes["vocab_size"] = int(flags["tokenizer"])
+    sizes = {"vocab_size": get_tokenizer(flags["tokenizer"]).n_vocab}
     if flags["model"].startswith("multiscreen"):
         sizes |= {name: int(flags[name]) for name in ("psi", "d_E")
                   if flags.get(name, "None").isdigit()}
