@@ -10,7 +10,6 @@ needs some as a prompt, such as --prompt "12 7". The paper has no samples to com
 """
 import codecs
 import sys
-import time
 
 import torch
 
@@ -67,17 +66,12 @@ def main():
     generator = torch.Generator(device).manual_seed(args.seed)
     stream = model.stream(prompt, args.tokens, args.temperature, args.top_k, generator)
 
-    began, pieces = time.perf_counter(), 0
     print(tokenizer.decode(given), end="", flush=True)
     try:
         for text in decode_stream(map(int, stream), tokenizer):
             print(printable(text), end="", flush=True)
-            pieces += 1
     finally:
         print(flush=True)                              # an error has a line of its own
-    n = max(pieces - 1, 1)                             # the last piece is of no token
-    print(f"[{n} tokens, {(time.perf_counter() - began) / n * 1e3:.1f} ms a token]",
-          file=sys.stderr)
 
 
 if __name__ == "__main__":
