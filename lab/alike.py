@@ -65,9 +65,10 @@ def measured(tool, **roles):
 
 
 PERPLEXITY = measured("lab.perplexity", document="item", nats="value")
-COPYING = measured("lab.copying", string="item", nats="value", first_right="value",
-                   four_right="value")
+COPYING = measured("lab.copying", string="item", nats="value", right="value", beaten="value")
 COPYING_STEPS = COPYING.by("step")
+# With many strings there is less text before them, so that the context has the same length.
+CANDIDATES = COPYING.by("candidates").by("before")
 RETRIEVAL = measured("abcdigits.py or lab.passkey", length="axis", depth="item", accuracy="value")
 # Runs are compared in what a label does not say. Losses on two texts, or two tasks, do not compare.
 RUNS = Kind("train.py", {"seed": "seed", "val_loss": "value"} | dict.fromkeys(FACTS, "value")

@@ -36,12 +36,10 @@ import math
 from pathlib import Path
 
 from lab.alike import FACTS, flags_that_differ, group_runs, mean_and_std, seeds_in_words
+from lab.paired import t_of_p
 from lab.runs import last_common_step, read_runs, row_of_run
 from support.cli import Parser, at_least, cli
 from support.tables import print_table, write_table
-
-# Half of a 95 % interval in standard errors, by the number of pairs less one.
-STUDENT = (math.nan, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def changes_of(runs, first, step):
@@ -55,7 +53,7 @@ def half_interval(std, n):
     """Half of the 95 % interval of a mean of n numbers with a standard deviation."""
     if n < 2:
         return math.nan
-    return (STUDENT[n - 1] if n <= len(STUDENT) else 2.2) * std / math.sqrt(n)
+    return t_of_p(0.05, n - 1) * std / math.sqrt(n)
 
 
 def compare(runs, by=None):

@@ -20,16 +20,17 @@ near-miss    the string with every fourth character behind the cue changed, of w
 
 With --before N the model reads N tokens of text before the string. With --candidates K it reads K
 strings, one after another, and is asked for one of them by its cue. Then the table also has how
-often the first character behind the cue, and how often the first four together, cost less if they
-are those of the right string than if they are those of any other.
+often the right string is the likeliest, by the first four characters behind the cue (`right`;
+chance: 1 in K), and how many of the others it beats (`beaten`; chance: a half). The first share
+falls with K by itself, because there are more rivals; the second does not.
 
 The text in between is what train.py has held out of the run's text, or that of --data. For a run
 on a task, or if the text is too short or is not here, it is that of the standard library's files
 which train.py holds out. The table says which text it is. The distance is counted in tokens, from
 the end of the strings to where one begins again. Each string has text of its own and a row of
-copying.tsv, beside the checkpoint: the nats of all ends, each at all distances, and at which
-distances the first and the first four were right. If you repeat the command, it measures only what
-is missing. To draw such tables:
+copying.tsv, beside the checkpoint: the nats of all ends, each at all distances, and at each
+distance whether the right string was the likeliest, and which share of the others it beat. If you
+repeat the command, it measures only what is missing. To draw such tables:
 
     python -m lab.figures copying out/copying.tsv mine=out-mine/copying.tsv
 """
@@ -151,12 +152,12 @@ def means_of(costs, ends):
     return means
 
 
-def are_right(same, others, n):
-    """At each place 1 if the first n tokens cost less than those of all others, else 0.
+def shares_beaten(same, others):
+    """At each place the share of the others whose first four tokens cost more.
 
     same, others: of `costs_of_ends`, of the string that is asked for and of the other candidates
     """
-    return [int(all(x[:n].sum() < other[place][:n].sum() for other in others))
+    return [sum(bool(x[:4].sum() < other[place][:4].sum()) for other in others) / len(others)
             for place, x in enumerate(same)]
 
 
@@ -208,11 +209,11 @@ def main():
                               [line_end + encode(way) for way in ways], len(line_end) + CUE)
         nats = means_of(costs, ends)
         same, others = costs[0], costs[len(ENDS) :]
-        first_right = four_right = ""                  # of one candidate there is no choice
+        right = beaten = ""                            # of one candidate there is no choice
         if args.candidates > 1:
-            first_right = joined(are_right(same, others, 1))
-            four_right = joined(are_right(same, others, 4))
-        run.add(cell, nats=joined(nats), first_right=first_right, four_right=four_right)
+            shares = shares_beaten(same, others)
+            right, beaten = joined([int(share == 1) for share in shares]), joined(shares)
+        run.add(cell, nats=joined(nats), right=right, beaten=beaten)
 
     lines = []
     for setting, means in run.means("nats"):
@@ -221,9 +222,9 @@ def main():
         lines += [setting | {"end": name} | dict(zip(distances, x.tolist()))
                   for name, x in means.items()]
     if args.candidates > 1:
-        for column in ("first_right", "four_right"):
+        for column in ("right", "beaten"):
             for setting, shares in run.means(column):
-                lines.append(setting | {"end": column.replace("_", " ")}
+                lines.append(setting | {"end": column}
                              | dict(zip(distances, [f"{x:.0%}" for x in shares])))
     print_table(lines, "Nats per token of a random string by distance, "
                 f"{count(args.strings, 'string')}; guessing: 4.13; text: {in_words(text, more)}; "

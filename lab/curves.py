@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.alike import PERPLEXITY, RETRIEVAL
+from lab.alike import COPYING, PERPLEXITY, RETRIEVAL
 from lab.perplexity import positions
 from support.cli import UsageError
 from support.data import count
@@ -64,12 +64,14 @@ class Curve:
 
 # --------------------------------------------------------------------------- of any kind of table
 
-def read_curves(rows, kind):
+def read_curves(rows, kind, value=None):
     """([a Curve (seeds, places, items, numbers)], the places) of rows of a kind of table.
 
-    The places are those on the kind's axis, or a single one; the numbers those of its value.
+    The places are those on the kind's axis, or a single one; the numbers those of a column, by
+    default the first of its values.
     """
-    axis, item, value = (kind.the(role) for role in ("axis", "item", "value"))
+    axis, item = kind.the("axis"), kind.the("item")
+    value = value or kind.the("value")
     seeds = sorted({row["seed"] for row in rows}, key=int)
     places = sorted({int(row.get(axis, 0)) for row in rows})
     items = sorted({row[item] for row in rows})        # depths, 0 to 1, are in order as texts, too
@@ -161,7 +163,7 @@ def copying_curves(rows, kind):
 
     Several RoPE factors become the one with which `same` costs least at each distance.
     """
-    ends = rows[0].get("ends", "same another").split()             # tables from before had two
+    ends = ends_of(rows)
     distances = [int(distance) for distance in rows[0]["distances"].split()]
     curves, steps = read_curves(rows, kind)
     shape = len(curves[0].seeds), len(steps), len(ends), len(distances)
@@ -169,6 +171,23 @@ def copying_curves(rows, kind):
               for curve in mean_over_items(curves, "string")]
     same = ends.index("same")
     return with_best_scaling(curves, lambda costs: costs[:, same]), ends, steps, distances
+
+
+def ends_of(rows):
+    """The names of the ends whose costs are in the rows; tables from before had two."""
+    return rows[0].get("ends", "same another").split()
+
+
+def gains_by_string(rows):
+    """{name of a curve: its gains (seeds, strings, distances)}, with each RoPE factor by itself."""
+    ends, found = ends_of(rows), {}
+    curves, _ = read_curves(rows, COPYING)
+    for curve in curves:
+        costs = curve.values[:, 0]                     # (seeds, strings, ends times distances)
+        costs = costs.reshape(*costs.shape[:2], len(ends), -1)
+        gains = costs[:, :, ends.index("another")] - costs[:, :, ends.index("same")]
+        found[curve.name] = gains
+    return found
 
 
 def retrieval_curves(rows, plain):

@@ -209,33 +209,68 @@ def ablations(out, seeds):
             f"--out {out}/report/long_context_ablations.png"]]
 
 
+COPIERS = {"multiscreen": ("Multiscreen", f"--psi 8 --lr {2**-7}", "--swe"),
+           "softmax": ("Transformer, RoPE", f"--model transformer:6,4,112 --lr {2**-10}", ""),
+           "local": ("Transformer, local", f"--model transformer:6,4,112:local --lr {2**-9}", "")}
+
+
 def copying(out, seeds):
     """How far back does a model of text find what it has read, and when does that begin?"""
-    data = f"--data {out}/copying/text"
-    models = {"multiscreen": ("Multiscreen", f"--psi 8 --lr {2**-7}", "--swe"),
-              "softmax": ("Transformer, RoPE", f"--model transformer:6,4,112 --lr {2**-10}", ""),
-              "local": ("Transformer, local", f"--model transformer:6,4,112:local --lr {2**-9}",
-                        "")}
     jobs = []
     for seed in seeds:
-        for name, (_, flags, swe) in models.items():
-            run, job = f"{out}/copying/{name}-{seed}", []
-            measure = f"python -m lab.copying {swe} --strings 10 {data}/val --ckpt {run}/ckpt.pt"
+        for name in COPIERS:
+            run, train, measure = copier(out, "copying", name, seed)
+            job = []
             for step in range(1000, 20001, 1000):      # two distances after each 1,000 steps
-                job += [f"{TRAIN} {flags} {data} --eval-every 1000 --steps {step} --seed {seed} "
-                        f"--out {run}",
-                        f"{measure} --distances 128 1024 --table {run}/copying_steps.tsv"]
-            controls = f"{measure} --distances 128 1024 4096 --table {run}/copying_controls.tsv"
-            jobs.append([*job, measure, f"{controls} --before 4096",
-                         *(f"{controls} --candidates {k}" for k in (2, 8, 32))])
+                job += [f"{train} --steps {step}",
+                        f"{measure} --strings 10 --distances 128 1024 "
+                        f"--table {run}/copying_steps.tsv"]
+            jobs.append([*job, f"{measure} --strings 10"])
     yield [[f"python -m lab.collect {out}/copying/text"]]
     yield jobs
-    for figure in ("copying", "copying_steps"):
-        tables = " ".join(f"'{label}={out}/copying/{name}-*/{figure}.tsv'"
-                          for name, (label, _, _) in models.items())
-        yield [[f"python -m lab.figures {figure} {tables} --out {out}/report/{figure}.png"]]
-    runs = " ".join(f"'{label}={out}/copying/{name}-*'" for name, (label, _, _) in models.items())
-    yield [[f"python -m lab.compare {runs} --table {out}/report/copying_losses.tsv"]]
+    yield [copying_figure(out, "copying", COPIERS, *words) for words in (
+        ("copying", "copying", "copying"), ("gain", "copying", "gain"),
+        ("copying_steps", "copying_steps", "copying_steps"))]
+    yield [copying_losses(out, "copying", COPIERS)]
+
+
+def controls(out, seeds):
+    """The new seeds of docs/copying.md: the two families that copy from afar, and all controls."""
+    models, jobs = {name: COPIERS[name] for name in ("multiscreen", "local")}, []
+    for seed in seeds:
+        for name in models:
+            run, train, measure = copier(out, "controls", name, seed)
+            three = f"{measure} --distances 128 1024 4096"
+            many = f"{three} --strings 32 --table {run}/candidates.tsv"
+            jobs.append([f"{train} --dtype float32 --steps 8000", f"{measure} --strings 10",
+                         f"{three} --strings 10 --before 4096 --table {run}/before.tsv",
+                         f"{many} --candidates 2 --before 990", f"{many} --candidates 32"])
+    yield [[f"python -m lab.collect {out}/copying/text"]]
+    yield jobs
+    yield [copying_figure(out, "controls", models, *words) for words in (
+        ("gain", "copying", "controls"), ("gain", "before", "controls_before"),
+        ("candidates", "candidates", "controls_candidates"))]
+    yield [copying_losses(out, "controls", models)]
+
+
+def copier(out, folder, name, seed):
+    """(the run's folder, the command that trains one of COPIERS, and the one that measures it)"""
+    _, flags, swe = COPIERS[name]
+    data, run = f"--data {out}/copying/text", f"{out}/{folder}/{name}-{seed}"
+    return (run, f"{TRAIN} {flags} {data} --eval-every 1000 --seed {seed} --out {run}",
+            f"python -m lab.copying {swe} {data}/val --ckpt {run}/ckpt.pt")
+
+
+def copying_figure(out, folder, models, figure, table, name):
+    tables = " ".join(f"'{label}={out}/{folder}/{model}-*/{table}.tsv'"
+                      for model, (label, _, _) in models.items())
+    return [f"python -m lab.figures {figure} {tables} --out {out}/report/{name}.png"]
+
+
+def copying_losses(out, folder, models):
+    runs = " ".join(f"'{label}={out}/{folder}/{model}-*'"
+                    for model, (label, _, _) in models.items())
+    return [f"python -m lab.compare {runs} --table {out}/report/{folder}_losses.tsv"]
 
 
 # Rates that won on seed 20, as log2: mechanism, rate on text, rate on the task.
@@ -341,12 +376,12 @@ def tiny(out, seeds):
 
 
 EXPERIMENTS = {f.__name__: f for f in (scaling, rates, text, abcdigits, ablations_abcdigits,
-                                       tune_transformers, passkey, ablations, copying, mechanisms,
-                                       tune_mechanisms, latency, tiny)}
+                                       tune_transformers, passkey, ablations, copying, controls,
+                                       mechanisms, tune_mechanisms, latency, tiny)}
 # The seeds of the report, if they are not 0, 1, 2; recipes were tuned on others.
 SEEDS = {"abcdigits": range(24, 32), "ablations_abcdigits": range(24, 27), "passkey": range(6),
-         "copying": range(32, 35), "mechanisms": range(32, 35), "tune_mechanisms": [20],
-         "tune_transformers": [20, 21]}
+         "copying": range(32, 35), "controls": range(40, 45), "mechanisms": range(32, 35),
+         "tune_mechanisms": [20], "tune_transformers": [20, 21]}
 
 
 def main():

@@ -3,6 +3,7 @@
     python -m lab.figures perplexity out/perplexity.tsv mine=out-mine/perplexity.tsv
     python -m lab.figures copying out/copying.tsv                    by distance
     python -m lab.figures gain out/copying.tsv                       what reading the string gains
+    python -m lab.figures candidates out/copying.tsv                 the right one of many strings
     python -m lab.figures copying_steps 'out/*copying*.tsv'          by training step
     python -m lab.figures retrieval out/abcdigits.tsv                or the tables of lab.passkey
     python -m lab.figures losses --by lr 'Ours=out/m_lr*' 'Theirs=out/t_lr*'
@@ -18,9 +19,17 @@ kinds, choose one, as in --only window=0.3. Where models were measured with seve
 `retrieval` and `copying` show the best at each place, chosen by its result, among those that all
 seeds have. The rows of a figure of measurements are written beside it, as .tsv, if you name it with
 --out. Without matplotlib the numbers are printed, and no figure is drawn.
+
+`gain` also prints how each curve differs from each other, paired by seed, in the mean over the
+distances from 128 to 8,192: in the gain, and in what the string costs. t and p are Student's, and
+two-sided; the standard errors are over the seeds, over the strings, which all seeds share, and over
+both. Then it prints the differences of the gain by distance, with p by Holm's correction.
+`candidates` prints beside the share of right answers the one to be expected of a model that tells
+one string from another as well as it does among two.
 """
 import math
 import statistics
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +37,22 @@ import numpy as np
 from lab import alike, plots
 from lab.alike import mean_and_std, mean_in_words, read_measurements, seeds_in_words
 from lab.compare import compare, print_rows
-from lab.curves import copying_curves, perplexity_curves, retrieval_curves
+from lab.curves import (
+    copying_curves,
+    gains_by_string,
+    mean_over_items,
+    perplexity_curves,
+    read_curves,
+    retrieval_curves,
+)
+from lab.paired import difference, holm, share_among, standard_errors
 from lab.runs import column, read_runs
 from support.cli import Parser, UsageError, cli
 from support.data import count
 from support.tables import named_paths, print_table, read_table
 
 GUESS = math.log(62)                                   # nats of a letter or digit without knowledge
+FIRST, LAST = 128, 8192                                # distances of copying's one mean
 
 
 # ---------------------------------------------------- figures of measurements: rows -> the figure
@@ -119,9 +137,58 @@ def copying(rows):
     return fig
 
 
+def print_differences(shown, distances, rows):
+    """Print how the curves of `costs_by_distance` differ, two at a time, paired by seed."""
+    within = [n for n, distance in enumerate(distances) if FIRST <= distance <= LAST]
+    pairs, gains = list(combinations(shown, 2)), gains_by_string(rows)
+    if not within or not pairs:
+        return
+    means, by_distance = [], []
+    for one, other in pairs:
+        names = {"curve": one["gain"].name, "less": other["gain"].name}
+        for what in ("gain", "same"):
+            x = difference(*(of_mean(curve[what], within) for curve in (one, other)))
+            means.append(names | {"of": what, "seeds": seeds_in_words(x.seeds),
+                                  "difference": x.mean, "± std": x.std, "t": x.t, "p": x.p})
+        errors = errors_of([gains.get(name) for name in names.values()], within)
+        for of_pair, numbers in zip(means[-2:], (errors, [None] * 3)):
+            of_pair |= dict(zip(("error: seeds", "strings", "both"), numbers))
+
+        differences = [difference(one["gain"].at(n), other["gain"].at(n))
+                       for n in range(len(distances))]
+        corrected = holm([x.p for x in differences])
+        by_distance.append(names | {distance: f"{x.mean:.2f} ({p:.3f})" for distance, x, p
+                                    in zip(distances, differences, corrected)})
+    print_table(means, "Differences of the means over the distances from "
+                f"{distances[within[0]]:,} to {distances[within[-1]]:,} tokens")
+    print_table(by_distance, "Differences of the gain by distance, and p by Holm's correction")
+
+
+def of_mean(curve, places):
+    """{seed: the mean of a curve (seeds, places) over some places}"""
+    means = curve.of(curve.values[:, places].mean(axis=1, keepdims=True))
+    return means.at(0)
+
+
+def errors_of(gains, places):
+    """Three standard errors of a difference of mean gains, of two arrays (seeds, strings, places).
+
+    They are NaN where a RoPE scaling was chosen, which has no gains of its own: None.
+    """
+    if any(of_curve is None for of_curve in gains):
+        return [math.nan] * 3
+    differences = (gains[0] - gains[1])[:, :, places].mean(axis=2)
+    differences = differences[~np.isnan(differences).all(axis=1)]
+    differences = differences[:, ~np.isnan(differences).any(axis=0)]
+    if min(differences.shape) < 2:
+        return [math.nan] * 3
+    return standard_errors(differences)
+
+
 def gain(rows):
     """How much less a string costs if it was read, by distance."""
     shown, distances = costs_by_distance(rows)
+    print_differences(shown, distances, rows)
     fig, ax = plots.pyplot().subplots()
     plots.draw_means(ax, distances, [costs["gain"] for costs in shown])
     ax.axhline(0, color="gray", marker="", lw=0.8)
@@ -159,6 +226,46 @@ def copying_steps(rows):
         ax.locator_params(axis="x", nbins=5)
         ax.xaxis.set_major_formatter("{x:,.0f}")
     axes[0, 0].set(ylim=(0, None), ylabel="nats per token of the repetition")
+    return fig
+
+
+def candidates(rows):
+    """How often the right one of several strings is the likeliest, by distance."""
+    rows = [row for row in rows if row["right"]]
+    if not rows:
+        raise UsageError("no row is of several strings: measure with lab.copying --candidates 2")
+    distances = [int(distance) for distance in rows[0]["distances"].split()]
+    lines = []
+    for what, unit in (("nats", 1), ("right", 100), ("beaten", 100)):
+        if not all(row[what] for row in rows):         # tables from before have no share beaten
+            continue
+        curves, numbers = read_curves(rows, alike.CANDIDATES, what)
+        for curve in mean_over_items(curves, "string"):
+            for place, k in enumerate(numbers):
+                of_k = curve.of(unit * curve.values[:, place, : len(distances)])
+                if of_k.seeds_measured():
+                    lines.append((of_k, what, k))
+    shares = {(curve.name, k): curve for curve, what, k in lines if what == "right"}
+    table = []
+    for curve, what, k in lines:
+        table.append(row_of(curve, distances, strings=k, of=what))
+        of_two = shares.get((curve.name, 2))
+        if what == "right" and k > 2 and of_two:
+            expected = [share_among(k, share / 100) for share in of_two.mean()]
+            table.append(row_of(curve.of(100 * np.array([expected])), distances, strings=k,
+                                of="expected") | {"seeds": ""})
+    print_table(table, "Strings in the context, one asked for: its nats per token; in percent, how "
+                "often\nit is the likeliest (expected: as well as among two), and how many others "
+                "it beats")
+
+    fig, ax = plots.pyplot().subplots()
+    for n, ((_, k), curve) in enumerate(shares.items()):
+        look = {"color": f"C{n}", "marker": plots.MARKERS[n % len(plots.MARKERS)]}
+        plots.draw_mean(ax, distances, curve, f"{curve.name}, {k} strings", **look)
+    for k in {k for _, k in shares}:
+        ax.axhline(100 / k, color="gray", ls=":", marker="", lw=0.8)
+    label_distances(ax, rows, distances)
+    ax.set(ylim=(-2, 102), ylabel="the right string is the likeliest (%);\ndotted: by chance")
     return fig
 
 
@@ -356,7 +463,8 @@ def times(row):
 
 # {name: (function, the kind of the tables that it draws)}
 OF_ROWS = {"perplexity": (perplexity, alike.PERPLEXITY), "copying": (copying, alike.COPYING),
-           "gain": (gain, alike.COPYING), "copying_steps": (copying_steps, alike.COPYING_STEPS),
+           "gain": (gain, alike.COPYING), "candidates": (candidates, alike.CANDIDATES),
+           "copying_steps": (copying_steps, alike.COPYING_STEPS),
            "retrieval": (retrieval, alike.RETRIEVAL)}
 OF_RUNS = {"losses": losses, "changes": changes, "logs": logs, "latency": latency}
 

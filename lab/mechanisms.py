@@ -10,8 +10,11 @@ columns are the validation loss, the perplexity at the end of the documents over
 the share of needles found at each length, and how many seeds learned to look things up, which is
 that they guess more than half of the needles' digits in validation. The loss is that of the last
 step that all runs on text have; a run on abcdigits counts if it has ended, at --steps or before,
-when it had learned the task. A run that diverged is in no mean, and is counted. The second form
-draws a table that the first has written beside its figure. docs/mechanisms.md has the protocol.
+when it had learned the task. A run that diverged is in no mean, and is counted. A second table has
+how the needles found at the longest length differ from those of the best, and of the same mechanism
+as trained, paired by seed, and p by Student's t. A perplexity with SWE that equals the one without
+is of runs whose windows were all shorter, and is left out. The second form of the command draws a
+table that the first has written beside its figure. docs/mechanisms.md has the protocol.
 """
 import math
 import statistics
@@ -20,6 +23,7 @@ from pathlib import Path
 from lab import alike, plots
 from lab.alike import group_runs, mean_in_words, read_measurements, seeds_in_words
 from lab.curves import perplexity_curves, retrieval_curves, with_best_scaling
+from lab.paired import difference
 from lab.runs import column, last_common_step, read_folder
 from support.cli import Parser, UsageError, cli
 from support.run import read_checkpoint
@@ -134,6 +138,10 @@ def get_lines(rows):
             raise UsageError(f"{row['model']} has seed {row['seed']} twice in {name}: make the "
                              "table anew")
         values[row["seed"]] = value
+    for (model, setting), values in lines.items():
+        for name in [name for name in values if setting == "SWE" and "perplexity" in name]:
+            if values[name] == lines[model, ""].get(name):         # no window was expanded
+                del values[name]
     return {key: values for key, values in lines.items() if values}
 
 
@@ -179,6 +187,27 @@ def print_lines(lines, columns):
             row["learned"] = f"{sum(share > 0.5 for share in shares)} of {len(shares)}"
         table.append(row)
     print_table(table, f"Means and deviations over seeds {seeds_in_words(seeds)}; needles: % found")
+
+
+def print_differences(lines, columns):
+    """Print how the needles found at the longest length differ, paired by seed, with p.
+
+    Each line is compared with the one that finds most, and with its mechanism as trained.
+    """
+    found = {key: good_of(values.get(columns[-1], {})) for key, values in lines.items()}
+    found = {key: of_seed for key, of_seed in found.items() if of_seed}
+    if not columns[-1].startswith("needles") or len(found) < 2:
+        return
+    best = max(found, key=lambda key: statistics.fmean(found[key].values()))
+    table = []
+    for (model, setting), of_seed in found.items():
+        row = {"mechanism": model, "": setting}
+        for whose, other in (("the best", best), ("as trained", (model, ""))):
+            x = difference(of_seed, found.get(other, {}) if other != (model, setting) else {})
+            row |= {f"less {whose}": x.mean, f"p of {whose}": x.p}
+        table.append(row)
+    print_table(table, f"{columns[-1]}: differences, paired by seed; the best is "
+                f"{' '.join(best).strip()}")
 
 
 def draw(lines, columns, path):
@@ -235,6 +264,7 @@ def main():
     lines = get_lines(rows)
     columns = columns_of(lines)
     print_lines(lines, columns)
+    print_differences(lines, columns)
     if not is_table:
         plots.keep_rows(args.out.with_suffix(".tsv"), rows)
     draw(lines, columns, args.out)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab import alike, compare, curves, figures, mechanisms, plots, runs, scaling, tiles
+from lab import alike, compare, curves, figures, mechanisms, paired, plots, runs, scaling, tiles
 from support.cli import UsageError
 from support.tables import RUN, named_paths, write_table
 from support.tasks import ABCDigitsStream, PasskeyStream
@@ -24,8 +24,8 @@ USUAL = {
     "perplexity": {"data": "a.txt", "window": "0.3", "length": "91", "document": "a 1",
                    "nats": "1 2 3 4"},
     "copying": {"data": "a.txt", "before": "0", "candidates": "1", "ends": "same another",
-                "distances": "64 128", "string": "0 1", "nats": "1 2 3 4", "first_right": "",
-                "four_right": ""},
+                "distances": "64 128", "string": "0 1", "nats": "1 2 3 4", "right": "",
+                "beaten": ""},
     "retrieval": {"digits": "2", "length": "256", "depth": "0.5", "trials": "10", "accuracy": "1"}}
 KINDS = {"perplexity": alike.PERPLEXITY, "copying": alike.COPYING, "retrieval": alike.RETRIEVAL}
 # What says how a number was measured: equal in the whole figure.
@@ -395,3 +395,64 @@ def test_without_matplotlib_the_numbers_are_printed_and_a_line_says_what_is_miss
         with pytest.raises(UsageError, match="the picture needs matplotlib: pip install"):
             call(script, *words)
         assert len(capsys.readouterr().out.splitlines()) > 2, words
+
+
+# ------------------------------------------------------------------------- differences, by seed
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.floats(0.001, 0.999))
+def test_p_is_the_tail_of_students_t(freedom, p):
+    """Against its density, integrated numerically; t_of_p is the inverse."""
+    t = paired.t_of_p(p, freedom)
+    assert paired.p_of_t(t, freedom) == paired.p_of_t(-t, freedom) == pytest.approx(p, rel=1e-6)
+    # With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1) up to a factor.
+    limit = math.atan(t / math.sqrt(freedom))
+    inside, whole = (np.trapezoid(np.cos(x) ** (freedom - 1), x)
+                     for x in (np.linspace(0, limit, 5001), np.linspace(0, math.pi / 2, 5001)))
+    assert inside / whole == pytest.approx(1 - p, abs=1e-5)
+
+
+def test_a_difference_is_paired_by_seed():
+    x = paired.difference({"0": 5.0, "1": 7.0, "9": 99.0}, {"1": 4.0, "0": 1.0, "2": 0.0})
+    assert (x.seeds, x.mean, x.std) == (["0", "1"], 3.5, pytest.approx(0.5**0.5))
+    assert x.t == pytest.approx(7) and x.p == pytest.approx(1 - 2 / math.pi * math.atan(7))
+    for one in ({"0": 5.0}, {}, {"4": 1.0}):
+        assert math.isnan(paired.difference(one, {"0": 4.0}).p)
+
+
+@given(st.lists(st.floats(0, 0.12), min_size=1, max_size=9))
+def test_holm_rejects_step_by_step(p_values):
+    """The smallest p is compared with 5 % over all, the next over one less, until one is larger."""
+    rejected = set()
+    for n, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        if p_values[place] > 0.05 / (len(p_values) - n):
+            break
+        rejected.add(p_values[place])
+    corrected = paired.holm(p_values)
+    for p, of_all in zip(p_values, corrected):
+        assert min(p, 1) <= of_all <= 1
+        if abs(of_all - 0.05) > 1e-9:
+            assert (of_all < 0.05) == (p in rejected)
+
+
+def test_the_error_over_seeds_and_strings_is_that_of_drawing_both_anew():
+    rng = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(4000):
+        table = rng.normal(size=(3, 1)) + rng.normal(size=(1, 10)) + 3 * rng.normal(size=(3, 10))
+        means.append(table.mean())
+        errors.append([x**2 for x in paired.standard_errors(table)])
+    over_seeds, over_strings, both = np.mean(errors, axis=0)
+    assert both == pytest.approx(np.var(means), rel=0.1)
+    assert over_seeds == pytest.approx(1 / 3 + 9 / 30, rel=0.1)
+    assert over_strings == pytest.approx(1 / 10 + 9 / 30, rel=0.1)
+
+
+def test_the_share_among_many_is_that_of_as_good_an_observer():
+    rng = np.random.default_rng(0)
+    right = 1.5 + rng.normal(size=200_000)
+    others = rng.normal(size=(200_000, 7))
+    of_two, of_eight = (right > others[:, 0]).mean(), (right > others.max(axis=1)).mean()
+    assert paired.share_among(8, of_two) == pytest.approx(of_eight, abs=0.01)
+    assert paired.share_among(2, 0.8) == pytest.approx(0.8, abs=1e-6)
+    assert math.isnan(paired.share_among(8, 1.0))

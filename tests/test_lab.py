@@ -387,9 +387,9 @@ def test_one_of_several_candidates_is_asked_for_and_others_are_wrong_answers():
         assert asked[copying.CUE] not in [other[copying.CUE] for other in others]
     assert len(places) > 5
     assert copying.candidates_of(3, 1) == ([copying.random_strings(3)[0]], [])
-    same, other = [torch.tensor([1.0, 5.0])], [torch.tensor([2.0, 1.0])]
-    assert copying.are_right(same, [other], 1) == [1]
-    assert copying.are_right(same, [other], 2) == [0]
+    dearer, too = torch.tensor([2.0, 1.0, 0, 0, 9]), torch.tensor([1.0, 5.1, 0, 0, 0])
+    asked_for = [torch.tensor([1.0, 5.0, 0, 0, 0])] * 2
+    assert copying.shares_beaten(asked_for, [[dearer, dearer], [too, dearer]]) == [0.5, 0]
 
 
 def test_a_string_is_copied_only_where_a_character_is_a_token(call, checkpoints, monkeypatch):
@@ -415,7 +415,7 @@ def test_a_bundled_model_finds_a_string_only_if_it_has_read_it(call, tmp_path, c
     _, row = read_table(tmp_path / "t.tsv")
     nats = np.array(row["nats"].split(), float).reshape(4, 2)
     assert (nats[0] < 3).all() and (nats[1:] > nats[0] + 2).all()
-    assert row["four_right"] == "1 1"
+    assert row["right"] == row["beaten"] == "1 1"
     assert "guessing: 4.13" in capsys.readouterr().out
 
 
@@ -610,7 +610,7 @@ def test_mechanisms_that_were_measured_with_scaled_positions_alone_are_refused()
 
 def copied(path, *rows):
     """A table of lab.copying. rows: what is special in each, dicts."""
-    usual = {"string": "0", "distances": "128", "nats": "1 2", "first_right": "", "four_right": ""}
+    usual = {"string": "0", "distances": "128", "nats": "1 2", "right": "", "beaten": ""}
     write_table(path, [row_of(**usual | row) for row in rows])
     return path
 
@@ -648,7 +648,7 @@ def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_kno
     assert ax.lines[0].get_label() == "x, 1 to 2 seeds"
     for tokenizer, expected in (("bytes", True), ("gpt2", False)):
         fig = figures.copying([row_of(tokenizer=tokenizer, distances="128 256", string="0",
-                                      nats="1 2 3 4", first_right="", four_right="")])
+                                      nats="1 2 3 4", right="", beaten="")])
         labels = fig.axes[0].get_legend_handles_labels()[1]
         assert ("guessing a letter or digit" in labels) == expected
 
@@ -659,7 +659,7 @@ def test_a_figure_has_no_mean_of_runs_that_differ_in_more_than_the_seed(call, tm
         folder = write_run(tmp_path / f"m-{seed}", log_of(1.0), seed=seed, lr=rate)
         write_table(folder / "copying.tsv", [row_of(
             nats="1 2", string="0", distances="128", seed=str(seed), step=str(1000 + seed),
-            first_right="", four_right="")])
+            right="", beaten="")])
     call(figures, "copying", "mine=m-[01]/copying.tsv")
     assert "mine: its runs were measured after 1,000 to 1,001 steps" in capsys.readouterr().out
     for word in ("mine=m-*/copying.tsv", "m-*/copying.tsv"):
@@ -683,8 +683,9 @@ def test_a_figure_does_not_overwrite_other_rows(call, tmp_path):
 @needs_matplotlib
 @pytest.mark.parametrize("figure, table", [
     ("perplexity", "long_context_ablations"), ("copying", "copying_scaled"), ("gain", "copying"),
-    ("copying_steps", "copying_steps_others"), ("retrieval", "abcdigits"), ("losses", "lr_sweep"),
-    ("changes", "ablations"), ("latency", "latency_gpu"), ("latency", "latency")])
+    ("candidates", "copying_candidates"), ("copying_steps", "copying_steps_others"),
+    ("retrieval", "abcdigits"), ("losses", "lr_sweep"), ("changes", "ablations"),
+    ("latency", "latency_gpu"), ("latency", "latency")])
 def test_the_reports_tables_can_be_drawn(call, tmp_path, figure, table):
     call(figures, figure, ROOT / f"lab/report/{table}.tsv", "--out", "f.png")
     assert (tmp_path / "f.png").stat().st_size > 10_000
