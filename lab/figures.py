@@ -157,8 +157,9 @@ def print_differences(shown, distances, rows):
         differences = [difference(one["gain"].at(n), other["gain"].at(n))
                        for n in range(len(distances))]
         corrected = holm([x.p for x in differences])
-        by_distance.append(names | {distance: f"{x.mean:.2f} ({p:.3f})" for distance, x, p
-                                    in zip(distances, differences, corrected)})
+        cells = [f"{x.mean:.2f}" if math.isnan(p) else f"{x.mean:.2f} ({p:.3f})"
+                 for x, p in zip(differences, corrected)]
+        by_distance.append(names | dict(zip(distances, cells)))
     print_table(means, "Differences of the means over the distances from "
                 f"{distances[within[0]]:,} to {distances[within[-1]]:,} tokens")
     print_table(by_distance, "Differences of the gain by distance, and p by Holm's correction")

@@ -65,11 +65,14 @@ def t_of_p(p, freedom):
 
 
 def holm(p_values):
-    """p of several tests together, by Holm: a p stays below 0.05 by chance in one of 20 tables."""
+    """p of several tests together, by Holm: one falls below 0.05 by chance in one of 20 tables.
+
+    NaN is of no test, and stays.
+    """
     corrected, largest = list(p_values), 0.0
-    smallest_first = sorted(range(len(corrected)), key=lambda n: p_values[n])
-    for place, n in enumerate(smallest_first):
-        largest = max(largest, (len(corrected) - place) * p_values[n])
+    tests = [n for n, p in enumerate(p_values) if not math.isnan(p)]
+    for place, n in enumerate(sorted(tests, key=lambda n: p_values[n])):
+        largest = max(largest, (len(tests) - place) * p_values[n])
         corrected[n] = min(largest, 1.0)
     return corrected
 

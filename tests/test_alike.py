@@ -433,6 +433,8 @@ def test_holm_rejects_step_by_step(p_values):
         assert min(p, 1) <= of_all <= 1
         if abs(of_all - 0.05) > 1e-9:
             assert (of_all < 0.05) == (p in rejected)
+    with_none = paired.holm([math.nan, *p_values])
+    assert math.isnan(with_none[0]) and with_none[1:] == corrected
 
 
 def test_the_error_over_seeds_and_strings_is_that_of_drawing_both_anew():
