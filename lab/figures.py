@@ -141,15 +141,22 @@ def print_differences(shown, distances, rows):
     """Print how the curves of `costs_by_distance` differ, two at a time, paired by seed."""
     within = [n for n, distance in enumerate(distances) if FIRST <= distance <= LAST]
     pairs, gains = list(combinations(shown, 2)), gains_by_string(rows)
-    if not within or not pairs:
+    if not within:
         return
     means, by_distance = [], []
+    for curve in shown:
+        for what in ("gain", "same"):
+            of_seed = of_mean(curve[what], within)
+            mean, std = mean_and_std(of_seed.values())
+            means.append({"curve": curve[what].name, "less": "", "of": what,
+                          "seeds": seeds_in_words(of_seed), "mean": mean, "± std": std, "t": None,
+                          "p": None, "error: seeds": None, "strings": None, "both": None})
     for one, other in pairs:
         names = {"curve": one["gain"].name, "less": other["gain"].name}
         for what in ("gain", "same"):
             x = difference(*(of_mean(curve[what], within) for curve in (one, other)))
             means.append(names | {"of": what, "seeds": seeds_in_words(x.seeds),
-                                  "difference": x.mean, "± std": x.std, "t": x.t, "p": x.p})
+                                  "mean": x.mean, "± std": x.std, "t": x.t, "p": x.p})
         errors = errors_of([gains.get(name) for name in names.values()], within)
         for of_pair, numbers in zip(means[-2:], (errors, [None] * 3)):
             of_pair |= dict(zip(("error: seeds", "strings", "both"), numbers))
@@ -160,8 +167,10 @@ def print_differences(shown, distances, rows):
         cells = [f"{x.mean:.2f}" if math.isnan(p) else f"{x.mean:.2f} ({p:.3f})"
                  for x, p in zip(differences, corrected)]
         by_distance.append(names | dict(zip(distances, cells)))
-    print_table(means, "Differences of the means over the distances from "
-                f"{distances[within[0]]:,} to {distances[within[-1]]:,} tokens")
+    print_table(means, f"Means over the distances from {distances[within[0]]:,} to "
+                f"{distances[within[-1]]:,} tokens, and their differences")
+    if not pairs:
+        return
     print_table(by_distance, "Differences of the gain by distance, and p by Holm's correction")
 
 

@@ -1,4 +1,5 @@
 """The numbers that README, docs and the report take from committed rows are those of the rows."""
+import math
 import re
 import statistics
 from importlib.util import find_spec
@@ -8,14 +9,15 @@ import pytest
 import torch
 
 import train
-from lab import alike, mechanisms, scaling
+from lab import alike, figures, mechanisms, scaling
 from lab.alike import mean_and_std, mean_in_words, read_measurements
 from lab.compare import compare
 from lab.curves import copying_curves, retrieval_curves
+from lab.paired import share_among
 from lab.runs import read_runs
 from support.check import inside
 from support.tables import read_table
-from tests.helpers import ROOT
+from tests.helpers import ROOT, needs_matplotlib
 
 FOLDER = ROOT / "lab/report"
 README = (ROOT / "README.md").read_text()
@@ -76,6 +78,17 @@ def losses_by_rate():
         if not run.diverged:
             found.setdefault((run.label, float(run.flags["lr"])), []).append(run.loss(1000))
     return found
+
+
+def printed(call, capsys, script, *words):
+    """The lines that a command prints, each a list of its columns."""
+    call(script, *words)
+    return [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+
+
+def p_of_three(t):
+    """The two-sided p of Student's t of three pairs."""
+    return 1 - abs(t) / (2 + t * t) ** 0.5
 
 
 # --------------------------------------------------------------------------------- the front page
@@ -227,39 +240,99 @@ def test_the_table_of_mechanisms():
         assert [cell.strip() for cell in row[2:]] == [*cells[:2], learned, *cells[2:]]
 
 
+@needs_matplotlib
+def test_the_differences_of_mechanisms_are_paired_by_seed(call, capsys):
+    """Those of the needles at the longest length, less the best's and less the same as trained."""
+    lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
+    found = {key: np.array(list(values["needles 4096"].values())) for key, values in lines.items()}
+    table = printed(call, capsys, mechanisms, FOLDER / "mechanisms.tsv", "--out", "m.png")
+    for model in ("screening", "Multiscreen"):
+        said = []
+        for other in (("local", ""), (model, "")):
+            mean, std = mean_and_std(found[model, "SWE"] - found[other])
+            said += [mean, p_of_three(mean / (std / 3**0.5))]
+        line, = (line for line in table if line[:2] == [model, "SWE"] and len(line) == 6)
+        assert [float(x) for x in line[2:]] == pytest.approx(said, rel=1e-3)
+
+
 # ----------------------------------------------------------------------------------------- copying
 
-@pytest.mark.parametrize("table, names", [
-    ("copying", {"Multiscreen": "Multiscreen", "Multiscreen with SWE": "Multiscreen + SWE",
-                 "softmax, RoPE": "Transformer, RoPE", "local": "Transformer, local"}),
-    ("copying_lr0.0625", {"Multiscreen at 2^-4": "Multiscreen at 2^-4",
-                          "Multiscreen at 2^-4 with SWE": "Multiscreen at 2^-4 + SWE"})])
-def test_the_tables_of_copying(table, names):
-    found = copying_of(read_copying(table))
-    lines = [line.strip("| ").split(" | ") for line in COPYING.splitlines() if line.startswith("|")]
-    lines = [line for line in lines if len(line) == 10]            # of nine distances
-    for said, name in names.items():
-        same, *gain = [line[1:] for line in lines if line[0] == said]
-        other, = (line[1:] for line in lines if line[0] == f"another string: {said}")
-        for cell, column in zip(same, found[name]["same"].T, strict=True):
-            mean, std = mean_and_std(column)
-            assert cell == f"{mean:.2f} ± {std:.2f}"
-        assert other == [f"{x:.2f}" for x in found[name]["another"].mean(0)]
-        if table == "copying":
-            gains = (found[name]["another"] - found[name]["same"]).T
-            assert gain == [[f"{mean:.2f} ± {std:.2f}" for mean, std in map(mean_and_std, gains)]]
+NAMES = {"Multiscreen": "Multiscreen", "Multiscreen with SWE": "Multiscreen + SWE",
+         "Multiscreen as trained": "Multiscreen", "softmax, RoPE": "Transformer, RoPE",
+         "local": "Transformer, local"}
 
 
-def test_the_significance_of_copying():
-    """Student's t of the gain of Multiscreen with SWE less the local Transformer's, by distance."""
+def test_the_table_of_copying():
     found = copying_of(read_copying("copying"))
-    ours, theirs = (found[name]["another"] - found[name]["same"]
-                    for name in ("Multiscreen + SWE", "Transformer, local"))
-    t = [mean / (std / 3**0.5) for mean, std in map(mean_and_std, (ours - theirs).T)]
-    said = found_in(COPYING, r"Student's t is ([\d.]+), ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+),")
-    said = [*found_in(COPYING, r"at 128 and 256 \(([\d.]+) and ([\d.]+)\)"), *said,
-            *found_in(COPYING, r"at 16,384 and 32,768 \(([\d.]+) and ([\d.]+);")]
-    assert said == [float(f"{x:.1f}") for x in t]
+    said = rows_of(COPYING, "distance in bytes")
+    assert len(said) == 8
+    for title, *cells in said:
+        what, _, name = title.partition(": ")
+        same, another = (found[NAMES[name]][end] for end in ("same", "another"))
+        if what == "cost":
+            assert cells == [f"{x:.2f}" for x in same.mean(axis=0)]
+        else:
+            assert cells == [f"{mean:.2f} ± {std:.2f}"
+                             for mean, std in map(mean_and_std, (another - same).T)]
+
+
+@needs_matplotlib
+def test_the_statistics_of_copying(call, capsys):
+    """They are computed here from the rows, and are those that lab.figures prints."""
+    lines = printed(call, capsys, figures, "gain", FOLDER / "copying.tsv", "--out", "g.png")
+    found = copying_of(read_copying("copying"))
+    ours = found["Multiscreen + SWE"]
+    for title, *cells in rows_of(COPYING, "Multiscreen with SWE, less"):
+        name, said = NAMES[title], []
+        theirs = found[name]
+        for a, b in ((ours["another"] - ours["same"], theirs["another"] - theirs["same"]),
+                     (ours["same"], theirs["same"])):
+            mean, std = mean_and_std((a - b)[:, :7].mean(axis=1))
+            t = mean / (std / 3**0.5)
+            said += [f"{mean:.2f} ± {std:.2f}", f"{t:.1f}", f"{p_of_three(t):.3f}"]
+        assert cells == said
+        for what, (mean, t, p) in zip(("gain", "same"), (cells[:3], cells[3:])):
+            pair = {"Multiscreen + SWE", name}
+            line, = (line for line in lines if line[2:3] == [what] and set(line[:2]) == pair)
+            sign = 1 if line[0] == "Multiscreen + SWE" else -1
+            shown = [float(line[n]) for n in (4, 5, 6, 7)]
+            known = [*map(float, mean.split(" ± ")), float(t), float(p)]
+            assert [sign * shown[0], shown[1]] == pytest.approx(known[:2], abs=0.0051)
+            assert [sign * shown[2], shown[3]] == pytest.approx(known[2:], rel=0.3, abs=0.0006)
+
+    line, = (line for line in lines if line[:3] == ["Multiscreen + SWE", "Transformer, local",
+                                                    "gain"])
+    errors = [float(f"{float(x):.2f}") for x in line[8:]]
+    assert errors == found_in(COPYING, r"difference is ([\d.]+) over the seeds, ([\d.]+) over the "
+                                       r"ten strings, and ([\d.]+) over both")
+    line, = (line for line in lines if line[:2] == ["Multiscreen + SWE", "Transformer, local"]
+             and "(" in line[2])
+    p_values = [float(re.search(r"\((.*)\)", cell)[1]) for cell in line[2:]]
+    assert len(p_values) == 9
+    at_1024, others = found_in(COPYING, r"p is ([\d.]+) at 1,024 bytes and ([\d.]+) or more "
+                                        "elsewhere")
+    assert at_1024 == round(p_values.pop(3), 2) and others == round(min(p_values), 2)
+
+    costs = ours["same"][:, 7]
+    assert "{:.2f}, {:.2f} and {:.2f} nats".format(*costs) in " ".join(COPYING.split())
+    mean, std = mean_and_std(costs - math.log(62))
+    assert f"t = {mean / (std / 3**0.5):.1f})" in COPYING
+
+
+def test_how_much_the_cost_of_copying_still_moves():
+    steps_of, moves = {}, {}
+    curves, ends, steps, _ = copying_curves(
+        read_copying("copying_steps", alike.COPYING_STEPS), alike.COPYING_STEPS)
+    for curve in curves:
+        for of_seed in curve.values[:, ends.index("same")]:
+            measured = ~np.isnan(of_seed).any(axis=1)
+            last = of_seed[measured][-9:]              # the last 8,000 steps
+            steps_of[curve.name] = np.array(steps)[measured][-9:]
+            family = curve.model.partition(",")[0]
+            moves[family] = max(moves.get(family, 0), np.abs(np.diff(last, axis=0)).max())
+    assert all(x[-1] - x[0] == 8000 for x in steps_of.values())
+    assert found_in(COPYING, r"up to ([\d.]+) nats for Multiscreen and ([\d.]+) for the Trans") == [
+        float(f"{moves[name]:.2f}") for name in ("Multiscreen", "Transformer")]
 
 
 def test_copying_at_equal_steps():
@@ -271,9 +344,8 @@ def test_copying_at_equal_steps():
         for name, ends in copying_of(rows, alike.COPYING_STEPS, steps.index(step)).items():
             gains.setdefault(name, []).append(ends["another"] - ends["same"])
     text = " ".join(COPYING.split())
-    for n, name in ((1, "Multiscreen + SWE"), (1, "Transformer, local"), (0, "Multiscreen + SWE"),
-                    (0, "Transformer, local"), (0, "Transformer, RoPE")):
-        mean, std = mean_and_std(np.mean(gains[name], axis=0)[:, n])
+    for name in ("Multiscreen + SWE", "Transformer, local", "Transformer, RoPE"):
+        mean, std = mean_and_std(np.mean(gains[name], axis=0)[:, 1])       # at 1,024 bytes
         assert f"{mean:.2f} ± {std:.2f}" in text
 
 
@@ -288,39 +360,63 @@ def test_the_controls_of_copying():
         assert len(found) == 8
         return np.mean(found, axis=0)
 
-    text = COPYING[COPYING.index("**The controls.**") :]
-    ends, after_text = means().reshape(4, 4), means("4096").reshape(4, 3)
-    assert cells_of(text, "nats per character at a distance of") == [
-        [f"{x:.2f}" for x in end] for end in (*ends, *after_text[:2])]
-
     runs = [{"seed": "32"}, {"seed": "35"}, {"seed": "35", "model": "transformer:6,4,112:local"}]
-    gains, right, lost = [], [], []
+    gains, lost, falls = [], [], []
     for run in runs:
         same, another, reordered, near_miss = means(**run).reshape(4, 4)
         same_after, another_after, _, _ = means("4096", **run).reshape(4, 3)
         gains += [another - same, reordered - same, another_after - same_after]
         lost += [*((near_miss - same) / (another - same))]
-        for k in ("2", "8", "32"):
-            right.append([k, *(f"{x:.0%}" for column in ("first_right", "four_right")
-                               for x in means("0", k, column, **run))])
-    assert found_in(text, r"lose (\d+) to (\d+) % of the gain") == [
+        falls.append(100 * (1 - (another_after - same_after) / (another - same)[:3]))
+    assert cells_of(COPYING, "gain at a distance of") == [[f"{x:.2f}" for x in x_s]
+                                                          for x_s in gains]
+    assert found_in(COPYING, r"lose (\d+) to (\d+) % of the gain") == [
         round(100 * min(lost)), round(100 * max(lost))]
-    assert cells_of(text, "gain at a distance of") == [[f"{x:.2f}" for x in x_s] for x_s in gains]
-    assert cells_of(text, "model | k") == right
+    numbers = r"by (\d+), (\d+) and (\d+) %"
+    assert found_in(COPYING, rf"falls {numbers} at .*? seed 35, {numbers}") == [
+        round(x) for x in (*falls[2], *falls[1])]
 
 
-def test_the_shares_of_32_prompts():
-    rows = read_table(FOLDER / "copying_candidates.tsv")
-    shares = []
-    for k in ("2", "32"):
-        for model, swe in (("multiscreen", "yes"), ("transformer:6,4,112:local", "")):
-            right = [[float(x) for x in row["four_right"].split()] for row in rows
-                     if (row["candidates"], row["model"], row["swe"]) == (k, model, swe)]
-            assert len(right) == 32
-            shares += [float(f"{100 * x:.0f}") for x in np.mean(right, axis=0)]
-    numbers = r"(\d+), (\d+) and (\d+) %"
-    assert shares == found_in(COPYING, rf"with two strings in {numbers} .*? and in {numbers} .*? "
-                                       rf"with 32 strings in {numbers} and in {numbers}")
+def mean_of(rows, column):
+    """The means of the first three numbers in a column."""
+    return np.mean([[float(x) for x in row[column].split()[:3]] for row in rows], axis=0)
+
+
+@needs_matplotlib
+def test_many_candidates(call, capsys):
+    """The numbers of the page are those of the rows, and lab.figures prints them."""
+    def numbers(cell):
+        return [float(x) for x in cell.removesuffix(" %").split(", ")]
+
+    beaten = []
+    for (title, *cells), name, model in zip(
+            rows_of(COPYING, "at 128, 1,024 and 4,096 bytes"),
+            ("candidates_text", "candidates", "candidates"),
+            ("multiscreen", "multiscreen", "transformer:6,4,112:local"), strict=True):
+        table, swe = FOLDER / f"copying_{name}.tsv", "yes" if "SWE" in title else ""
+        rows = {k: [row for row in read_table(table) if (row["model"], row["swe"],
+                                                         row["candidates"]) == (model, swe, k)]
+                for k in ("2", "32")}
+        assert [len(of_k) for of_k in rows.values()] == [32, 32]
+
+        two, many = (100 * mean_of(rows[k], "right") for k in ("2", "32"))
+        rise = mean_of(rows["32"], "nats") - mean_of(rows["2"], "nats")
+        expected = [100 * share_among(32, share / 100) for share in two]
+        for cell, known, digits in zip(cells, (two, many, expected, rise), (0, 0, 0, 2)):
+            assert [f"{x:.{digits}f}" for x in known] == [f"{x:.{digits}f}" for x in numbers(cell)]
+        if name == "candidates_text":
+            beaten = [*(100 * mean_of(rows["32"], "beaten")), *two]
+
+        curve = model + (" + SWE" if swe else "")
+        lines = printed(call, capsys, figures, "candidates", table, "--out", f"{name}.png")
+        of_curve = [line for line in lines if line[0] == curve]
+        for k, what, known in (("2", "right", two), ("32", "right", many),
+                               ("32", "expected", expected)):
+            line, = (line for line in of_curve if line[-5:-3] == [k, what])
+            assert [float(x) for x in line[-3:]] == pytest.approx(known, abs=0.01)
+    three = r"(\d+), (\d+) and (\d+) %"
+    assert found_in(COPYING, rf"in {three} of the comparisons, where it was {three}") == [
+        float(f"{x:.0f}") for x in beaten]
 
 
 def test_the_best_scaling_of_copying():
