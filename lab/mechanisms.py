@@ -4,16 +4,16 @@
     python -m lab.mechanisms lab/report/mechanisms.tsv
 
 A label names a mechanism, and its runs are folders of train.py, on text or on abcdigits, that were
-measured with lab.perplexity or abcdigits.py. A row of the table has the means over the seeds; what
-was measured with SWE, or with the best RoPE scaling at each place, has a row of its own. The
-columns are the validation loss, the perplexity at the end of the documents over that at 64 tokens,
-the share of needles found at each length, and how many seeds learned to look things up, which is
-that they guess more than half of the needles' digits in validation. The loss is that of the last
-step that all runs on text have; a run on abcdigits counts if it has ended, at --steps or before,
-when it had learned the task. A run that diverged is in no mean, and is counted. A second table has
-how the needles found at the longest length differ from those of the best, and of the same mechanism
-as trained, paired by seed, and p by Student's t. A perplexity with SWE that equals the one without
-is of runs whose windows were all shorter, and is left out. The second form of the command draws a
+measured with lab.perplexity, lab.copying or abcdigits.py. A row of the table has the means over the
+seeds; what was measured with SWE, or with the best RoPE scaling at each place, has a row of its
+own, unless it changed nothing. The columns are the validation loss, the perplexity at the end of
+the documents over that at 64 tokens, the gain of copying at each distance, the share of needles
+found at each length, and how many seeds learned to look things up, which is that they guess more
+than half of the needles' digits in validation. The loss is that of the last step that all runs on
+text have; a run on abcdigits counts if it has ended, at --steps or before, when its training loss
+said that the task was learned. A run that diverged is in no mean, and is counted. A second table
+has how the needles found at the longest length differ from those of the best, and of the same
+mechanism as trained, paired by seed, and p by Student's t. The second form of the command draws a
 table that the first has written beside its figure. docs/mechanisms.md has the protocol.
 """
 import math
@@ -22,7 +22,12 @@ from pathlib import Path
 
 from lab import alike, plots
 from lab.alike import group_runs, mean_in_words, read_measurements, seeds_in_words
-from lab.curves import perplexity_curves, retrieval_curves, with_best_scaling
+from lab.curves import (
+    copying_curves,
+    perplexity_curves,
+    retrieval_curves,
+    with_best_scaling,
+)
 from lab.paired import difference
 from lab.runs import column, last_common_step, read_folder
 from support.cli import Parser, UsageError, cli
@@ -53,7 +58,7 @@ def rows_of(words, only=()):
 
 
 def numbers_on_text(runs, only):
-    """Yield (model, seed, what, length, setting, value) of the losses and perplexities of runs."""
+    """Yield (model, seed, what, length, setting, value) of runs: losses, perplexities, copying."""
     group_runs(runs.values())                          # refuses those that were not trained alike
     if not runs:
         return
@@ -68,6 +73,22 @@ def numbers_on_text(runs, only):
         for position in (START, positions[-1]):
             for seed, value in curve.at(positions.index(position)).items():
                 yield curve.model, seed, "perplexity", position, setting_of(curve), value
+    if any((Path(path) / "copying.tsv").exists() for path in runs):
+        yield from numbers_on_copying(measured(runs, "copying", alike.COPYING, only))
+
+
+def numbers_on_copying(rows):
+    """Yield the same of the gains at each distance: what another string costs more than the same.
+
+    Of several RoPE factors the one counts with which the same string costs least.
+    """
+    curves, ends, _, distances = copying_curves(rows, alike.COPYING)
+    for curve in curves:
+        same, another = (curve.values[:, ends.index(end), 0] for end in ("same", "another"))
+        gains = curve.of(another - same)
+        for n, distance in enumerate(distances):
+            for seed, gain in gains.at(n).items():
+                yield curve.model, seed, "gain", distance, setting_of(curve), gain
 
 
 def numbers_on_task(runs, only):
@@ -139,16 +160,27 @@ def get_lines(rows):
                              "table anew")
         values[row["seed"]] = value
     for (model, setting), values in lines.items():
-        for name in [name for name in values if setting == "SWE" and "perplexity" in name]:
-            if values[name] == lines[model, ""].get(name):         # no window was expanded
-                del values[name]
+        if setting:
+            remove_unchanged(values, lines[model, ""])
     return {key: values for key, values in lines.items() if values}
 
 
+def remove_unchanged(values, plain):
+    """Remove what a setting has not changed for any seed: no window was expanded, for instance.
+
+    values, plain: {column of the table: {seed: value}}, in the setting and as trained
+    """
+    for what in {name.split()[0] for name in values}:
+        names = [name for name in values if name.split()[0] == what]
+        if all(values[name] == plain.get(name) for name in names):
+            for name in names:
+                del values[name]
+
+
 def columns_of(lines):
-    """The columns of numbers in the table: the loss, the perplexity, and needles by length."""
+    """The table's columns of numbers: loss, perplexity, gains by distance, needles by length."""
     names = {name for values in lines.values() for name in values} - {"needle digits"}
-    order = ("loss", "perplexity", "needles")
+    order = ("loss", "perplexity", "gain", "needles")
 
     def place(name):
         what, *more = name.split()
@@ -176,7 +208,7 @@ def cell(values, digits, seeds):
 def print_lines(lines, columns):
     """Print a row for each mechanism and setting."""
     seeds = {seed for values in lines.values() for of_seed in values.values() for seed in of_seed}
-    digits = {"loss": 3, "perplexity": 2, "needles": 0}
+    digits = {"loss": 3, "perplexity": 2, "gain": 2, "needles": 0}
     table = []
     for (model, setting), values in lines.items():
         row = {"mechanism": model, "": setting} | {
@@ -214,10 +246,11 @@ def draw(lines, columns, path):
     """Draw a panel for each column: the mean of each mechanism, small marks for its seeds."""
     plt = plots.pyplot()
     models = list(dict.fromkeys(model for model, _ in lines))
-    fig, axes = plt.subplots(1, len(columns), figsize=(8, 0.3 * len(models) + 2), sharey=True,
+    width = max(8, 1.2 * len(columns))
+    fig, axes = plt.subplots(1, len(columns), figsize=(width, 0.3 * len(models) + 2), sharey=True,
                              squeeze=False)
     titles = {"loss": "loss (nats)", "perplexity": "perplexity at\n{1}, over\nthat at 64",
-              "needles": "% found\nat {1}"}
+              "gain": "gain (nats)\nat {1}", "needles": "% found\nat {1}"}
     for ax, name in zip(axes[0], columns):
         for n, (setting, words) in enumerate(SETTINGS.items()):
             look = {"ls": "", "marker": "o^s"[n], "color": f"C{n}", "mfc": f"C{n}"}
