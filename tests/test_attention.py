@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.baselines import attention
-from support.check import alive_pairs
+import multiscreen as ms
+from lab.baselines import attention, local
+from support.check import LONG, alive_pairs, faults
 from support.fast import choose_screen
 from tests.helpers import CPU_SCREEN, ROOT, fit, moved_model
 from tests.inputs import draw_tokens, random
@@ -153,6 +154,42 @@ def test_screening_in_a_transformer_has_all_that_multiscreen_has():
     w = torch.stack([layer.window() for layer in model.layers])
     assert w[0, 2] == math.inf
     assert w[0, 0] < 100
+
+
+# ------------------------------------------------------------------------ the layout of local.py
+
+LAYOUT = [name for name, x in vars(local).items()
+          if isinstance(x, type) and x.__module__ == local.__name__]
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+def test_each_mechanism_in_the_layout_keeps_the_promises_of_a_model(name):
+    model = moved_model(name_of(f"lab.baselines.local.{name}"))
+    assert faults(model, LONG, gradients=True) == {}
+
+
+@pytest.mark.parametrize("name", LAYOUT)
+@torch.no_grad()
+def test_odd_layers_see_64_tokens_and_even_ones_no_order(name):
+    odd, even = moved_model(name_of(f"lab.baselines.local.{name}")).double().layers
+    for layer in (odd, even):
+        layer.W_Q.mul_(0.01)                           # far keys count, too
+    g = random(0)
+    x, other = torch.randn(2, 1, 100, 24, generator=g, dtype=torch.float64)
+
+    def last(layer, x):
+        return layer(x, ms.screen)[0, -1]
+
+    beyond = torch.cat([other[:, :36], x[:, 36:]], 1)
+    torch.testing.assert_close(last(odd, beyond), last(odd, x))
+    if name not in ("Screening", "StickBreaking", "Forgetting"):   # there a key so far has faded
+        edge = torch.cat([x[:, :36], other[:, 36:37], x[:, 37:]], 1)
+        assert not torch.allclose(last(odd, edge), last(odd, x), rtol=0, atol=1e-9)
+
+    # What a token has selected, taken or faded depends on the tokens between.
+    order = torch.cat([torch.randperm(99, generator=g), torch.tensor([99])])
+    is_same = torch.allclose(last(even, x[:, order]), last(even, x))
+    assert is_same == (name not in ("StickBreaking", "Forgetting", "Selective"))
 
 
 # ---------------------------------------------------------------------------- a thirteenth of yours

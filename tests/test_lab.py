@@ -707,6 +707,36 @@ def test_mechanisms_are_read_from_runs_and_from_the_table_of_a_figure(call, tmp_
     assert capsys.readouterr().out.splitlines()[:5] == first.splitlines()[2:7]
 
 
+def test_what_a_string_gains_is_a_column_of_mechanisms_for_each_distance(tmp_path):
+    folder = write_run(tmp_path / "mine-0", log_of(1.0))
+    add_row(folder / "perplexity.tsv", row_of(data="d", length="91", document="a", nats="1 2 3 4"))
+    for swe, nats in (("", "1 2 5 7"), ("yes", "1 1 5 8")):
+        add_row(folder / "copying.tsv", row_of(
+            swe=swe, data="d", before="0", candidates="1", ends="same another",
+            distances="64 128", string="0", nats=nats, first_right="", four_right=""))
+    rows = [row | {"length": str(row["length"])} for row in mechanisms.rows_of([f"m={folder}"])]
+    lines = mechanisms.get_lines(rows)
+    assert mechanisms.columns_of(lines) == ["loss", "perplexity 91 / 64", "gain 64", "gain 128"]
+    gains = {setting: [values[f"gain {distance}"]["0"] for distance in (64, 128)]
+             for (_, setting), values in lines.items()}
+    assert gains == {"": [4.0, 5.0], "SWE": [4.0, 7.0]}
+
+
+def test_a_setting_that_changed_nothing_is_no_row_of_mechanisms():
+    """At 256 bytes windows were expanded, too, although all is found as before."""
+    def row(what, length, setting, seed, value):
+        return {"model": "m", "seed": seed, "what": what, "length": length, "setting": setting,
+                "value": value}
+
+    rows = [row("perplexity", length, setting, seed, "3") for length in ("64", "2048")
+            for setting in ("", "SWE") for seed in "01"]
+    assert mechanisms.get_lines(rows).keys() == {("m", "")}
+    for seed, x in zip("01", ("0.5", "0.6")):
+        rows += [row("needles", "256", setting, seed, "1") for setting in ("", "SWE")]
+        rows += [row("needles", "1024", "", seed, "0.5"), row("needles", "1024", "SWE", seed, x)]
+    assert mechanisms.get_lines(rows)["m", "SWE"].keys() == {"needles 256", "needles 1024"}
+
+
 @needs_matplotlib
 def test_tiles_are_a_row_each_and_a_sample_is_text(call, checkpoints, capsys):
     path = checkpoints["multiscreen"]
@@ -817,6 +847,43 @@ def test_mechanisms_are_tuned_at_the_rates_that_the_protocol_names():
         args = train.get_args(shlex.split(command)[2:])
         found["task" if args.data == ["abcdigits"] else "text"].add(math.log2(args.lr))
     assert found == {"text": {-10, -8, -6}, "task": {-10, -8}}
+
+
+def test_the_next_stage_trains_at_the_rate_that_won_and_did_not_diverge(tmp_path):
+    stages = experiments.copying_mechanisms(str(tmp_path), [32])
+    next(stages)
+    for lr, loss in zip((2**-8, 2**-9, 2**-10), (2.0, 1.0, 3.0)):
+        for name in ("entmax", "local-entmax"):
+            folder = tmp_path / f"copying_mechanisms/tuning/{name}_lr{lr}-20"
+            write_run(folder, log_of(loss), lr=lr)
+            (folder / "ckpt.pt").touch()
+    (tmp_path / f"copying_mechanisms/tuning/entmax_lr{2**-9}-20/diverged.txt").write_text("nan")
+    tuning, main = next(stages), next(stages)
+    assert len(tuning) == 3 * len(main)
+    found = {}
+    for training, *measuring in main:
+        args = train.get_args(shlex.split(training)[2:])
+        found[args.model.removeprefix("transformer:6,4,112")] = args.lr
+        assert all(f"--ckpt {args.out}/ckpt.pt" in command for command in measuring)
+    assert found[":entmax"] == 2**-8
+    assert found[":lab.baselines.local.Entmax"] == found[":nope"] == 2**-9
+    assert found["multiscreen"] == 2**-7
+
+
+def test_a_stage_is_made_when_the_one_before_has_run(tmp_path, monkeypatch, call):
+    def stages(out, seeds):
+        yield [[f"python -c pass {out}"]]
+        yield [[f"python {tmp_path / 'write.py'} {(tmp_path / 'a').exists()}"]]
+
+    def run_job(job, failed):
+        ran.extend(job)
+        (tmp_path / "a").touch()
+
+    ran = []
+    monkeypatch.setitem(experiments.EXPERIMENTS, "two", stages)
+    monkeypatch.setattr(runner, "run_job", run_job)
+    call(experiments, "two")
+    assert ran[1].endswith("True")
 
 
 def test_a_job_ends_at_a_failure_others_go_on_and_a_diverged_run_is_none(tmp_path):

@@ -77,7 +77,8 @@ class SSMax(Block):
 
     def encode(self, q, k, i):
         q, k = super().encode(q, k, i)
-        return q * self.s[:, None, None] * (i + 1).to(q.dtype).log()[:, None], k
+        n = (i + 1).to(q.dtype).clamp(max=self.nearby)
+        return q * self.s[:, None, None] * n.log()[:, None], k
 
 
 class SSMaxNoPE(SSMax):
@@ -95,10 +96,14 @@ class Scored(Block):
 
     def sums(self, s, v, d):
         """h of scores s (B, H, T, S), values v (B, H, S, V) and distances d (T, S)."""
-        return self.weights(s.masked_fill(d > 0, -math.inf), d).to(v.dtype) @ v
+        return self.weights(s.masked_fill(~self.seen(d), -math.inf), d).to(v.dtype) @ v
+
+    def seen(self, d):
+        """Which keys a query sees, (T, S)."""
+        return (-self.nearby < d) & (d <= 0)
 
     def weights(self, s, d):
-        """p. s: (B, H, T, S), scores, -inf for keys of the future; d = j - i: (T, S)."""
+        """p. s: (B, H, T, S), scores, -inf for keys that are not seen; d = j - i: (T, S)."""
         return s.softmax(-1)
 
 
@@ -134,7 +139,7 @@ class Sigmoid(ALiBi):
     """Each key on its own, whatever the others are. At first a key weighs about 1/n."""
 
     def weights(self, s, d):
-        n = (d <= 0).sum(-1, keepdim=True).to(s)
+        n = self.seen(d).sum(-1, keepdim=True).to(s)
         return (self.sloped(s, d) + self.bias(n)).sigmoid()
 
     def bias(self, n):
