@@ -66,7 +66,7 @@ def test_the_checkpoint_serves(tmp_path):
 
 def test_the_code_for_a_program_of_your_own_runs(monkeypatch, capsys):
     """test_fast.py tests that a model follows an edit."""
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/results.md").read_text(), re.S)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
     monkeypatch.chdir(ROOT)
     for code in examples:
         exec(code, {})
