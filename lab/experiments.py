@@ -419,7 +419,8 @@ def latency(out, seeds):
 def tiny(out, seeds):
     """Each tool once, in a minute. Nothing is learned, so its numbers say nothing."""
     small = "--seq-len 128 --batch-size 2 --steps 4 --kernel definition"
-    runs = {"m": "--psi 2", "t": "--model transformer:2,2,16"}
+    runs = {"m": "--psi 2", "t": "--model transformer:2,2,16",
+            "l": "--model transformer:2,2,16:lab.baselines.local.Selective"}
     yield [[f"{TRAIN} {flags} {small} --seed {seed} --out {out}/text_{name}-{seed}",
             f"python -m lab.perplexity --length 256 --documents 1 "
             f"--ckpt {out}/text_{name}-{seed}/ckpt.pt",
@@ -434,7 +435,8 @@ def tiny(out, seeds):
     each = " ".join(f"'{name}={out}/text_{name}-*'" for name in runs)
     yield [[f"python -m lab.compare {each} --table {out}/runs.tsv"],
            [f"python -m lab.scaling {each} --out {out}/scaling.png"],
-           [f"python -m lab.mechanisms 'm={out}/*_m-*' 't={out}/*_t-*' --out {out}/mechanisms.png"],
+           [f"python -m lab.mechanisms 'm={out}/*_m-*' 't={out}/*_t-*' 'l={out}/*_l-*' "
+            f"--out {out}/mechanisms.png"],
            [f"python -m lab.tiles --ckpt {out}/text_m-0/ckpt.pt"],
            [f"python -m lab.sample --tokens 4 --ckpt {out}/text_m-0/ckpt.pt"],
            [f"python -m lab.bench --psi 2 --models multiscreen transformer:1,2,8 --lengths 64 "

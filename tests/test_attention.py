@@ -192,6 +192,17 @@ def test_odd_layers_see_64_tokens_and_even_ones_no_order(name):
     assert is_same == (name not in ("StickBreaking", "Forgetting", "Selective"))
 
 
+def test_scalable_softmax_counts_the_keys_of_its_window():
+    odd, even = moved_model(name_of("lab.baselines.local.SSMax")).layers
+    q = torch.randn(1, 3, 1, 8, generator=random(0))
+
+    def length(layer, i):
+        return layer.encode(q, q, torch.tensor([i]))[0].norm().item()
+
+    assert length(odd, 500) == pytest.approx(length(odd, 63))
+    assert length(even, 500) > 1.1 * length(even, 63)
+
+
 # ---------------------------------------------------------------------------- a thirteenth of yours
 
 def test_the_softpick_of_the_guide_is_a_file_that_trains(tmp_path, monkeypatch):
