@@ -12,7 +12,7 @@ import train
 from lab import alike, figures, mechanisms, scaling
 from lab.alike import mean_and_std, mean_in_words, read_measurements
 from lab.compare import compare
-from lab.curves import copying_curves, retrieval_curves
+from lab.curves import copying_curves, read_curves, retrieval_curves
 from lab.paired import share_among
 from lab.runs import read_runs
 from support.check import inside
@@ -518,6 +518,13 @@ def test_the_best_scaling_of_copying():
     said = re.findall(r"([\d.]+ ± [\d.]+) (?:nats )?at (?:256 bytes|512|1,024|2,048)",
                       " ".join(COPYING.split()))
     assert said == means
+
+    by_factor, _ = read_curves(read_copying("copying_scaled"), alike.COPYING)
+    costs = {curve.factor: curve.values.mean(axis=(0, 1, 2))[:6] for curve in by_factor}
+    cheapest = [min(costs, key=lambda factor: costs[factor][n]) for n in (2, 3, 4)]
+    assert cheapest == ["ntk16", "ntk64", "ntk64"]     # from 1,024 bytes on
+    assert "From 1,024 bytes on the best one is NTK-aware scaling by 64" in (
+        " ".join(COPYING.split()))
 
 
 # ------------------------------------------------------------------------------------- the commands
