@@ -456,7 +456,7 @@ def test_a_change_is_a_mean_over_the_seeds_that_both_groups_have(call, tmp_path,
     out = capsys.readouterr().out
     row = next(re.split(" {2,}", line.strip()) for line in out.splitlines() if "mine  " in line)
     assert row[:3] == ["mine", "3 (0 1 7)", "0"]
-    assert row[6:10] == ["2 (0 1)", "-0.5", "0.35355", "3.1775"]   # of -0.25 and -0.75; t is 12.71
+    assert row[6:10] == ["2 (0 1)", "-0.5", "0.35355", "3.1766"]   # of -0.25 and -0.75; t is 12.706
     assert "lr 0.0625 | 0.5" in out
     call(compare, "t.tsv")                             # its rows are runs, too
     assert capsys.readouterr().out.splitlines()[2:5] == out.splitlines()[2:5]
