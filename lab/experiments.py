@@ -434,7 +434,7 @@ def tiny(out, seeds):
            for name, flags in runs.items()]
     each = " ".join(f"'{name}={out}/text_{name}-*'" for name in runs)
     yield [[f"python -m lab.compare {each} --table {out}/runs.tsv"],
-           [f"python -m lab.scaling {each} --out {out}/scaling.png"],
+           [f"python -m lab.scaling '{out}/text_m-*' '{out}/text_t-*' --out {out}/scaling.png"],
            [f"python -m lab.mechanisms 'm={out}/*_m-*' 't={out}/*_t-*' 'l={out}/*_l-*' "
             f"--out {out}/mechanisms.png"],
            [f"python -m lab.tiles --ckpt {out}/text_m-0/ckpt.pt"],
