@@ -4,7 +4,7 @@
     python -m lab.idea mine                          then with your edit,
     python -m lab.idea mine -- --model multiscreen:mine.Tiles         or with your class
 
-This checks the model, as lab.check does, trains three seeds on text, in six minutes on two idle
+This checks the model, as lab.check does, trains three seeds on text, in four minutes on two idle
 cores, measures their perplexity up to 16 times the training length, and compares them with
 `original`. What follows -- are more flags of
 train.py; give them to `original`, too, unless they are the idea. Do not edit anything until it
