@@ -74,7 +74,7 @@ def test_no_model_here_is_warned_of(name, capsys):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     screen = model.screen
     check.warn(model)
-    assert check.faults(model, check.LONG, gradients=True) == {}
+    assert check.faults(model, 64, gradients=True) == {}
     assert capsys.readouterr().out == ""
     assert model.training and model.screen is screen
     for key, value in model.state_dict().items():
@@ -489,6 +489,7 @@ def test_what_decodes_a_trained_model_warns(tmp_path, capsys, call):
         assert "warning: decoding with a cache" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_check_does_not_load_the_compiler():
     """Dynamo takes two seconds, and nobody compiles here."""
     code = ("import sys\nfrom support.models import build_model\nfrom support import check, fast\n"

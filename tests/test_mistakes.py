@@ -42,6 +42,7 @@ def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
     assert complaint(main) == code
 
 
+@pytest.mark.slow
 def test_a_terminal_without_a_character_gets_its_escape_and_a_closed_pipe_no_traceback():
     """As in `python -m lab.sample | head`."""
     code = ("from support.cli import cli\n"

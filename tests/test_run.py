@@ -257,6 +257,7 @@ def test_a_model_that_would_be_loaded_as_another_one_is_refused_and_its_weights_
     assert all(torch.equal(kept[name], W) for name, W in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_class_in_the_script_itself_is_saved_with_a_line(tmp_path, capsys):
     """At the end of a long loop its weights must not be lost."""
     (tmp_path / "loop.py").write_text(

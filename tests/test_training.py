@@ -420,6 +420,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path)
     assert [row["step"] for row in read_table(tmp_path / "out/log.tsv")] == ["1", "2", "2"]
 
 
+@pytest.mark.slow
 def test_five_random_kills_change_nothing(tmp_path):
     """SIGKILL at any moment, then the same command again."""
     flags = ["--resume", *SMALL, "--steps", "40", "--save-every", "1", "--log-every", "1",
