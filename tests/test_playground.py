@@ -155,8 +155,10 @@ def seen(made, model):
         layers.append((q[0], k[0], v[0], w, r))
         return screen(q, k, v, w, r, i0)
 
+    own, model.screen = model.screen, record
     with torch.no_grad():
-        model.hidden(torch.tensor([list(prompt(135).encode())]), None, record)
+        model.hidden(torch.tensor([list(prompt(135).encode())]))
+    model.screen = own
     return tuple(torch.cat(parts) for parts in zip(*layers))
 
 
