@@ -99,7 +99,7 @@ def train(out, args, ckpt=None, init=None):
             stopping = dist.total(len(signals)) > 0    # if any of the processes got one
 
             logs = last or run.step == 1 or run.step % args.log_every == 0
-            evaluates = last or (run.step % args.eval_every == 0 and not stopping)
+            evaluates = last or run.step % args.eval_every == 0
             saves = last or stopping or run.step % args.save_every == 0
             if not (logs or evaluates or saves):
                 continue

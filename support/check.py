@@ -1,10 +1,10 @@
 """Is it a language model, and is it this screen? What everything else takes for granted, tried.
 
 The paper's model keeps four promises. An edit or a class of yours may break one while the loss
-falls as before, so train.py tries three of them before it trains, and all at the end; what decodes
-a trained model tries them, too. `python -m lab.check` prints a table. Below that stand the one
-comparison of a screen with the definition, and what relevance maps say. Read it if a warning
-puzzles you.
+falls as before, so train.py tries the first three before it trains and again at the end; what
+decodes a trained model tries them, too. `python -m lab.check` tries all, and prints a table. Below
+that stand the one comparison of a screen with the definition, and what relevance maps say. Read it
+if a warning puzzles you.
 
     causal      other tokens after position t leave the logits up to t unchanged
     cached      a text in pieces, with caches, gets the logits of one pass
@@ -50,7 +50,10 @@ SHORT, LONG = 24, 256                                  # tokens of a text to try
 
 def warn(model, T=SHORT, file=None):
     """Print a line for each promise that a model breaks, and if its class overrides nothing."""
-    lines = [*faults(model, T).values(), *unused(type(model.layers[0]))]
+    try:
+        lines = [*faults(model, T).values(), *unused(type(model.layers[0]))]
+    except IndexError as e:                            # a layer may know only so many positions
+        lines = [f"the model could not be checked on {T} tokens ({error_line(e)})"]
     for line in lines:
         print(f"warning: {line}", file=file, flush=True)
 

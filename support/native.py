@@ -159,8 +159,9 @@ def with_contiguous_rows(x):
 def table_of(w, n):
     """(reach, softmask) for the first n distances, as screen.cpp takes them. w: (H,)."""
     reach = [math.ceil(min(n, x)) - 1 for x in w.tolist()]
-    d = -torch.arange(max(reach, default=0) + 1)
-    return torch.tensor(reach), multiscreen.softmask(d, w[:, None])
+    d = -torch.arange(max(reach, default=0) + 1, device="cpu")
+    return (torch.tensor(reach, dtype=torch.int64, device="cpu"),
+            multiscreen.softmask(d, w[:, None]))
 
 
 @lru_cache(maxsize=64)
@@ -169,7 +170,7 @@ def kept_table_of(w, n, softmask):
 
     softmask: multiscreen's, which you may have edited since.
     """
-    return table_of(torch.tensor(w), n)
+    return table_of(torch.tensor(w, dtype=torch.float32, device="cpu"), n)
 
 
 def screen(q, k, v, w, r, i0=0):
@@ -179,6 +180,12 @@ def screen(q, k, v, w, r, i0=0):
     """
     if any(x.dtype != torch.float32 or not x.is_cpu for x in (q, k, v, w, r)):
         return screen_windowed(q, k, v, w, r, i0)
+    # C++ trusts these sizes. As in the definition, tiles may share a window, a width, keys, values.
+    (B, H, _, K), S = q.shape, k.shape[2]
+    if k.shape[3] != K or v.shape[2] != S:
+        raise ValueError(f"q, k, v have the shapes {tuple(q.shape)}, {tuple(k.shape)}, "
+                         f"{tuple(v.shape)}; expected (B, H, T, K), (B, H, S, K), (B, H, S, V)")
+    w, r, k, v = w.expand(H), r.expand(H), k.expand(B, H, S, K), v.expand(B, H, S, v.shape[3])
     # More distances than there are, up to a power of two: the next token has the same.
     farthest = max(k.shape[2], i0 + q.shape[2]) - 1
     n = 2 ** farthest.bit_length()

@@ -239,8 +239,11 @@ class Run:
         files |= {f"source/{path}": text for path, text in facts["source"].items()}
         for name, text in files.items():
             (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+            # On a full disk the old file stays whole.
+            temporary = self.out / f"{name}.tmp"
             with naming(self.out / name):
-                (self.out / name).write_text(text, "utf-8", "surrogateescape")
+                temporary.write_text(text, "utf-8", "surrogateescape")
+                os.replace(temporary, self.out / name)
 
     def log(self, **row):
         """Print numbers by their names, and append those of COLUMNS as a row of the log."""
@@ -452,15 +455,16 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
         if not W.isfinite().all():
             raise UsageError(f"{path} was not written: {name} is not finite")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(path, {"model": args["model"], "config": config, "weights": weights,
-                            "args": args, "tokenizer": args["tokenizer"], "source": texts(model),
-                            "step": step})
-    if not check.are_same(model, load_checkpoint(path, model.W_E.device, model.dtype)[0]):
-        refused = path.with_name(path.name + ".refused")
-        os.replace(path, refused)
-        raise UsageError(f"load_checkpoint would build another model than yours: write what is "
+    # It gets its name once it is known to be right: an older file at `path` stays until then.
+    refused = path.with_name(path.name + ".refused")
+    write_checkpoint(refused, {"model": args["model"], "config": config, "weights": weights,
+                               "args": args, "tokenizer": args["tokenizer"],
+                               "source": texts(model), "step": step})
+    if not check.are_same(model, load_checkpoint(refused, model.W_E.device, model.dtype)[0]):
+        raise UsageError("load_checkpoint would build another model than yours: write what is "
                          "your own, a screen, too, as one class of layers in a file of its own; "
                          f"your weights are safe in {refused}")
+    os.replace(refused, path)
     if ":__main__." in args["model"]:
         print(f"{path}: only a program that has the class {args['model'].split('.')[-1]} can load "
               "it; write the class to a file of its own, and import it, before you train again")

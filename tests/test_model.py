@@ -247,7 +247,6 @@ def test_a_screen_of_your_own_gets_its_own_maps_and_a_cache_that_keeps_all():
         past = torch.ones(q.shape[2], k.shape[2]).tril(i0)
         return torch.sigmoid(q @ k.transpose(-2, -1)) * past @ v
 
-    everything.stays_in_window = True
     model, tokens = small(1, moved=True), draw_tokens(1, 2130)
     choose_screen(model)
     assert isinstance(model.new_caches()[0], WindowCache)

@@ -400,3 +400,26 @@ def test_commands_that_build_at_once_do_not_spoil_it(tmp_path):
     for process in several:
         assert process.communicate()[0] == "screening in C++, by support/screen.cpp\n"
     assert len(list((tmp_path / "multiscreen").iterdir())) == 1
+
+
+@pytest.mark.parametrize("shared", ["w", "r", "k", "v"])
+def test_tiles_may_share_what_the_definition_lets_them_share(inputs, shared):
+    """C++ trusts the sizes that it is given, so what is shared is expanded first."""
+    named = dict(zip(("q", "k", "v", "w", "r"), inputs))
+    named[shared] = named[shared][:, :1] if shared in ("k", "v") else named[shared][:1]
+    for a, b in zip(h_and_gradients(native.screen, *named.values(), 0, 0),
+                    h_and_gradients(ms.screen, *named.values(), 0, 0)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="have the shapes"):
+        native.screen(named["q"], named["k"], named["v"][:, :, 1:], named["w"], named["r"])
+
+
+def test_the_default_dtype_changes_nothing(inputs):
+    with torch.no_grad():
+        right = native.screen(*inputs)
+        torch.set_default_dtype(torch.float64)
+        try:
+            native.kept_table_of.cache_clear()
+            assert torch.equal(native.screen(*inputs), right)
+        finally:
+            torch.set_default_dtype(torch.float32)
