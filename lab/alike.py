@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support.cli import UsageError
+from support.run import read_flags
 from support.tables import named_paths, read_table
 
 FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
@@ -122,15 +123,6 @@ def require_table(rows, kind, path):
 
 
 # ------------------------------------------------------------------------------- runs of train.py
-
-def read_flags(folder):
-    """{name of a flag: its value} of a folder that train.py has written."""
-    lines = (Path(folder) / "flags.txt").read_text("utf-8", "replace").splitlines()
-    flags = dict(line.partition("\t")[::2] for line in lines)
-    if flags.get("corpus") == "documents of a task":   # an old run: its --data names the task
-        flags["corpus"] = f"documents of {flags['data']}"
-    return flags
-
 
 def flags_that_differ(one, other):
     """The flags in which two runs, {flag: value}, differ. A run of an old table may lack some."""

@@ -49,6 +49,7 @@ from lab.paired import difference, holm, share_among, standard_errors
 from lab.runs import column, read_runs
 from support.cli import Parser, UsageError, cli
 from support.data import count
+from support.run import read_flags
 from support.tables import named_paths, print_table, read_table
 
 GUESS = math.log(62)                                   # nats of a letter or digit without knowledge
@@ -402,7 +403,7 @@ def changes(words):
 def logs(words):
     """Training losses with validation losses as points, and gradient norms, by step."""
     runs = [(label if label else path, path) for label, path in named_paths(words)]
-    alike.require_alike({path: [alike.read_flags(path)] for _, path in runs}, alike.RUNS)
+    alike.require_alike({path: [read_flags(path)] for _, path in runs}, alike.RUNS)
     logs = [(name, read_table(Path(path) / "log.tsv")) for name, path in runs]
     print_table([{"run": name, "loss": last_of(log, "loss"), "val_loss": last_of(log, "val_loss")}
                  for name, log in logs], "The last losses, nats per token")

@@ -4,8 +4,9 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.alike import FACTS, read_flags
+from lab.alike import FACTS
 from support.cli import UsageError
+from support.run import read_flags
 from support.tables import named_paths, read_table
 
 

@@ -130,6 +130,15 @@ def changed_flags(old, new):
             if name not in FREE and old.get(name) != x}
 
 
+def read_flags(folder):
+    """{name of a flag: its value} of flags.txt in the folder of a run."""
+    lines = (Path(folder) / "flags.txt").read_text("utf-8", "replace").splitlines()
+    flags = dict(line.partition("\t")[::2] for line in lines)
+    if flags.get("corpus") == "documents of a task":   # an old run: its --data names the task
+        flags["corpus"] = f"documents of {flags['data']}"
+    return flags
+
+
 def as_typed(x):
     """A flag's value on one line, as you would type it."""
     if isinstance(x, list):
@@ -215,8 +224,7 @@ class Run:
         if not is_run(self.out):
             print(f"a new run begins in {self.out}")
             return
-        lines = (self.out / "flags.txt").read_text("utf-8").splitlines()
-        old = dict(line.split("\t", 1) for line in lines)
+        old = read_flags(self.out)
         for name, x in self.facts["args"].items():
             if name not in (*FREE, *LENGTH) and old.get(name) != as_typed(x):
                 raise UsageError(f"{self.out} holds a run without a checkpoint, begun with "

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lab import alike, compare, curves, figures, mechanisms, paired, plots, runs, scaling, tiles
 from support.cli import UsageError
+from support.run import read_flags
 from support.tables import RUN, named_paths, write_table
 from support.tasks import ABCDigitsStream, PasskeyStream
 from tests.helpers import RUN_FLAGS, needs_matplotlib, write_run
@@ -202,7 +203,7 @@ def test_losses_on_two_texts_or_tasks_stand_in_no_figure(tmp_path, column):
 def test_the_corpus_of_a_task_names_the_task_also_of_an_old_run(tmp_path):
     for stream, task in ((ABCDigitsStream, "abcdigits"), (PasskeyStream, "passkey")):
         write_run(tmp_path / task, log_of(1.0), corpus="documents of a task", data=task)
-        assert stream.corpus == alike.read_flags(tmp_path / task)["corpus"]
+        assert stream.corpus == read_flags(tmp_path / task)["corpus"]
         assert stream.corpus == f"documents of {task}"
 
 
