@@ -291,7 +291,7 @@ def unused(layer):
 
 # ---------------------------------------------------------------------------------- a screen
 
-def draw_case(T, i0, w, r, seed=0, dtype=torch.float32, device="cpu"):
+def draw_case(T, i0, w, r, seed=0, dtype=torch.float32, device="cpu", d_K=16, d_V=64):
     """[q, k, v, w, r, dh] for a screen, T queries at i0, and a tile for each window in w.
 
     Queries and keys lie near one direction, 1 - s around r: most pairs of independent ones are
@@ -299,10 +299,10 @@ def draw_case(T, i0, w, r, seed=0, dtype=torch.float32, device="cpu"):
     """
     g, H, S = torch.Generator().manual_seed(seed), len(w), i0 + T
     w, r = torch.tensor(w), torch.tensor(r)
-    spread = (0.6 * r / 16).sqrt()[:, None, None]
-    x = unit(torch.randn(16, generator=g)) + spread * torch.randn(1, H, T + S, 16, generator=g)
+    spread = (0.6 * r / d_K).sqrt()[:, None, None]
+    x = unit(torch.randn(d_K, generator=g)) + spread * torch.randn(1, H, T + S, d_K, generator=g)
     q, k = unit(x).split((T, S), 2)
-    v, dh = (torch.randn(1, H, size, 64, generator=g) for size in (S, T))
+    v, dh = (torch.randn(1, H, size, d_V, generator=g) for size in (S, T))
     return [x.to(device) for x in (q, k, unit(v).to(dtype), w, r, dh.to(dtype))]
 
 

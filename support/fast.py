@@ -144,7 +144,7 @@ def use_kernel(model):
     except (RuntimeError, ValueError) as e:
         raise CannotScreen(str(e)) from None
     require_unedited(fused, model)
-    require_right(fused.screen, model.W_E.device, torch.bfloat16)
+    require_right(fused.screen, model, torch.bfloat16)
     fused.screen.cache = windowed.WindowCache
     model.screen = fused.screen
     return "screening by the fused kernel"
@@ -159,7 +159,7 @@ def use_cpp(model):
         library = native.library(model.config.d_K, model.config.d_V)
     except OSError as e:
         raise CannotScreen(f"no screen in C++ ({error_line(e)})") from None
-    require_right(native.screen, model.W_E.device, torch.float32)
+    require_right(native.screen, model, torch.float32)
     model.screen = native.screen
     line = "screening in C++, by support/screen.cpp"
     if not library.has_threads():
@@ -167,14 +167,16 @@ def use_cpp(model):
     return line
 
 
-def require_right(screen, device, dtype):
+def require_right(screen, model, dtype):
     """Raise CannotScreen if a twin errs on this machine in one case: compilers have mistakes, too.
 
-    dtype: that of the values; rounding to bfloat16 makes errors of up to 1 %.
+    The case has the model's device, d_K and d_V, for which a twin is compiled. dtype: that of the
+    values; rounding to bfloat16 makes errors of up to 1 %.
     """
     windows, widths = [1.5, 17.0, 250.0, math.inf], [1.0, 0.2, 0.5, 0.1]
     try:
-        inputs = check.draw_case(300, 0, windows, widths, dtype=dtype, device=device)
+        inputs = check.draw_case(300, 0, windows, widths, dtype=dtype, device=model.W_E.device,
+                                 d_K=model.config.d_K, d_V=model.config.d_V)
         errors = check.screen_errors(screen, inputs)
     except Exception as e:                             # whatever it is, this one cannot be used
         raise CannotScreen(f"{screen.__module__}.screen fails here ({error_line(e)})") from e
