@@ -246,7 +246,8 @@ def controls(out, seeds):
             run, train, measure = copier(out, "controls", name, seed)
             three = f"{measure} --distances 128 1024 4096"
             many = f"{three} --strings 32 --table {run}/candidates.tsv"
-            jobs.append([f"{train} --dtype float32 --steps 8000", f"{measure} --strings 10",
+            jobs.append([f"{train} --dtype float32 --compile --steps 8000",
+                         f"{measure} --strings 10",
                          f"{three} --strings 10 --before 4096 --table {run}/before.tsv",
                          f"{many} --candidates 2 --before 990", f"{many} --candidates 32"])
     yield [[f"python -m lab.collect {out}/copying/text"]]
