@@ -489,10 +489,11 @@ def texts(model):
     module = sys.modules[type(model.layers[0]).__module__]
     if path_of(module.__name__) not in files and hasattr(module, "__file__"):
         files[path_of(module.__name__)] = Path(module.__file__)
+        folder = os.path.dirname(module.__file__)
         for name, other in list(sys.modules.items()):
-            file = Path(getattr(other, "__file__", None) or "")
-            if file.parent == Path(module.__file__).parent and file not in files.values():
-                files[path_of(name)] = file
+            file = getattr(other, "__file__", None) or ""
+            if os.path.dirname(file) == folder and Path(file) not in files.values():
+                files[path_of(name)] = Path(file)
     return {path: file.read_text("utf-8", "replace") for path, file in files.items()}
 
 
