@@ -276,6 +276,8 @@ def causes_of(yours, mistakes, cases, n, name, names):
                  if same(case.results(wrong, name, names), found, case)]
         if alike or m <= n:
             mistakes = alike
+        if m >= n and len(mistakes) < 2:
+            break
     return list(dict.fromkeys(cause for _, cause in mistakes))
 
 
