@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import train
-from support import native
+from support import check, native
 from support.data import get_data, get_tokenizer
 from support.models import build_model
 from support.run import read_checkpoint
@@ -80,7 +81,9 @@ def fit(out, *flags, data=None):
     path = out.parent / "text.txt"
     path.write_text(TEXT)
     small = SMALL[2:] if any("transformer" in flag for flag in flags) else SMALL   # no --psi
-    train.main([*small, "--data", str(data or path), "--out", str(out), *flags])
+    # The check at the end would take longer than a small run; tests/test_check.py tests it.
+    with mock.patch.object(check, "LONG", check.SHORT):
+        train.main([*small, "--data", str(data or path), "--out", str(out), *flags])
     return read_checkpoint(out / "ckpt.pt")
 
 

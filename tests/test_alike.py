@@ -18,6 +18,7 @@ from support.run import read_flags
 from support.tables import RUN, named_paths, write_table
 from support.tasks import ABCDigitsStream, PasskeyStream
 from tests.helpers import RUN_FLAGS, needs_matplotlib, write_run
+from tests.inputs import draws
 
 TRAINED = {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16", "tokenizer": "bytes",
            "dtype": "float32", "step": "9", "swe": "", "factor": ""}
@@ -353,6 +354,7 @@ def test_there_is_no_axis_for_words_and_the_table_is_printed(tmp_path, flag, val
 
 
 @needs_matplotlib
+@draws(10)
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0]), min_size=1, max_size=4,
                 unique=True))
 def test_every_value_is_in_sight_on_a_logarithmic_axis_also_0(values):
