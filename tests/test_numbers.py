@@ -13,7 +13,7 @@ from lab import alike, figures, mechanisms, scaling
 from lab.alike import mean_and_std, mean_in_words, read_measurements
 from lab.compare import compare
 from lab.curves import copying_curves, read_curves, retrieval_curves
-from lab.paired import share_among
+from lab.paired import difference, share_among
 from lab.runs import read_runs
 from support.check import inside
 from support.tables import read_table
@@ -93,14 +93,61 @@ def p_of_three(t):
 
 # --------------------------------------------------------------------------------- the front page
 
-def test_readmes_sentences_about_mechanisms():
+def test_readmes_sentence_about_retrieval():
+    """ABCDigits at 8,192 bytes over eight seeds, and the list at 4,096 of the mechanisms."""
+    rows = read_measurements([FOLDER / "abcdigits.tsv"], alike.RETRIEVAL)
+    _, curves, lengths = retrieval_curves(rows, plain=False)
+    found = {curve.name: [100 * x for x in curve.at(lengths.index(8192)).values()]
+             for curve in curves if curve.name in ("Multiscreen + SWE", "Transformer, local")}
+    assert {len(x) for x in found.values()} == {8}
+    assert set(found["Multiscreen + SWE"]) == {100}
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    found = [lines[key]["needles 4096"].values() for key in (
-        ("local", ""), ("Multiscreen", "SWE"))]
-    words = ("needs no SWE and finds", "32,768 bytes back, and finds")
-    for of_seed, begin in zip(found, words, strict=True):
-        mean, std = mean_and_std(of_seed)
-        assert f"{begin} {mean:.0f} ± {std:.0f} %" in " ".join(README.split())
+    in_lists = (lines[key]["needles 4096"].values() for key in (("Multiscreen", "SWE"),
+                                                                ("local", "")))
+    said = [f"{mean:.0f} ± {std:.0f}" for mean, std in map(mean_and_std, (
+        found["Transformer, local"], *in_lists))]
+    assert ("100 and {} % at 8,192 bytes (eight seeds), {} and {} % at 4,096".format(*said)
+            in " ".join(README.split()))
+
+
+def losses_by_seed(name, label):
+    """{seed: the loss at the end} of that label's runs."""
+    return {run.seed: run.loss(int(run.flags["steps"]))
+            for run in read_runs([FOLDER / f"{name}.tsv"]) if run.label == label}
+
+
+def test_the_ps_of_losses_and_of_windows():
+    """Two-sided, of differences that are paired by seed."""
+    def p(name, ours, theirs):
+        return difference(losses_by_seed(name, ours), losses_by_seed(name, theirs)).p
+
+    at_620 = p("text_losses", "Multiscreen", "Transformer")
+    softmax, r_is_1, rope = (p("ablations", label, "Original")
+                             for label in ("Softmax", "Fixed r = 1", "MiPE → RoPE"))
+    said = [*found_in(README, r"1\.2M; p = ([.\d]+)\)"),
+            *found_in(README, r"0.011 \(p = ([.\d]+)\)"),
+            *found_in(README, r"r = 1 \(p = ([.\d]+)\) or RoPE \(p = ([.\d]+)\)")]
+    assert said == [round(at_620, 2), round(softmax, 2), round(r_is_1, 2), round(rope, 3)]
+    assert found_in(REPORT, r"1\.421 \(p = ([.\d]+), 3 seeds\)") == [round(at_620, 2)]
+    assert found_in(claim("21b"), r"p = ([.\d]+)\) and .* \(p = ([.\d]+)\)") == [
+        round(rope, 3), round(r_is_1, 3)]
+
+    rows = read_measurements([FOLDER / "abcdigits.tsv"], alike.RETRIEVAL)
+    _, curves, lengths = retrieval_curves(rows, plain=False)
+    by_name = {curve.name: curve for curve in curves}
+    found = [difference(by_name["Multiscreen + SWE"].at(n), by_name["Multiscreen"].at(n)).p
+             for n in map(lengths.index, (8192, 16384, 32768))]
+    assert found_in(claim(16), r"p = ([.\d]+), ([.\d]+) and ([.\d]+)\]") == [
+        round(found[0], 2), round(found[1], 2), round(found[2], 3)]
+
+    rows = read_measurements([FOLDER / "abcdigits_ablations.tsv"], alike.RETRIEVAL)
+    _, curves, lengths = retrieval_curves(rows, plain=False)
+    at_32 = {curve.name: curve.at(lengths.index(8192)) for curve in curves}
+    found = [difference(at_32[name + swe], at_32["Multiscreen" + swe]).p
+             for name in ("w/o TanhNorm", "r fixed to 1") for swe in ("", " + SWE")]
+    verdict, = (row[-1] for row in rows_of(REPORT, "#") if row[0] == "22")
+    assert found_in(verdict, r"p = ([.\d]+) to ([.\d]+)\)") == [
+        round(min(found), 2), round(max(found), 2)]
 
 
 def test_the_speeds_on_a_gpu():
@@ -129,9 +176,9 @@ def test_the_speeds_on_a_gpu():
         [ms["multiscreen", "trained-like + SWE", 1304884226]])]
     assert f"| {times[0]} | {times[1]} | 0.21 |" in README
     assert f"| {times[2]} | {times[1]} | 0.37 |" in README
-    low, high = found_in(README, r"the ratio is ([\d.]+) to ([\d.]+), and")
+    low, high = found_in(README, r"first row's ratio is ([\d.]+) to ([\d.]+), the")
     assert [1 / high, 1 / low] == pytest.approx(found["initial"], rel=0.03)
-    low, high = found_in(README, r"and ([\d.]+) to ([\d.]+) in the second row")
+    low, high = found_in(README, r"the second's ([\d.]+) to ([\d.]+)\.")
     assert [1 / high, 1 / low] == pytest.approx(found["trained-like + SWE"], rel=0.03)
 
 
@@ -405,8 +452,9 @@ def test_the_statistics_of_copying(call, capsys):
 
     costs = ours["same"][:, 7]
     assert "{:.2f}, {:.2f} and {:.2f} nats".format(*costs) in " ".join(COPYING.split())
-    mean, std = mean_and_std(costs - math.log(62))
-    assert f"t = {mean / (std / 3**0.5):.1f})" in COPYING
+    said = found_in(COPYING, r"than guessing \(t = ([-.\d]+), ([-.\d]+) and ([-.\d]+)\)")
+    mean_and_stds = map(mean_and_std, (ours["same"][:, 6:] - math.log(62)).T)
+    assert said == [round(mean / (std / 3**0.5), 1) for mean, std in mean_and_stds]
 
 
 def test_how_much_the_cost_of_copying_still_moves():
@@ -465,6 +513,8 @@ def test_the_controls_of_copying():
     numbers = r"by (\d+), (\d+) and (\d+) %"
     assert found_in(COPYING, rf"falls {numbers} at .*? seed 35, {numbers}") == [
         round(x) for x in (*falls[2], *falls[1])]
+    rises = found_in(COPYING, r"rises by (\d+) % and by (\d+), and falls by (\d+) %")
+    assert rises == [-round(falls[0][0]), round(falls[0][1]), round(falls[0][2])]
 
 
 def mean_of(rows, column):
