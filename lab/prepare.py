@@ -8,7 +8,6 @@ each. Documents keep their order, with an end-of-text after each. Every thousand
 which train.py holds out, and the others go to train.bin.
 """
 import gzip
-import io
 import json
 import os
 import shutil
@@ -38,10 +37,36 @@ def open_lines(path):
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8")
     if path.suffix == ".zst":
-        import zstandard
-
-        return io.TextIOWrapper(zstandard.open(path, "rb"), encoding="utf-8")
+        return lines_of_zst(path)
     return open(path, encoding="utf-8")
+
+
+def lines_of_zst(path):
+    """The lines of a .zst file, as bytes. Raises EOFError if the file ends inside a frame.
+
+    zstandard's own reader takes such a half of a file for a whole one.
+    """
+    import zstandard
+
+    frame, begun = None, b""                           # begun: a line whose end is still to come
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            while piece:                               # a piece may have the end of a frame in it
+                if frame is None:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+                try:
+                    begun += frame.decompress(piece)
+                except zstandard.ZstdError as e:
+                    raise ValueError(e) from None
+                piece = frame.unused_data
+                if frame.eof:
+                    frame = None
+            *lines, begun = begun.split(b"\n")
+            yield from lines
+    if frame is not None:
+        raise EOFError("the file ends too early")
+    if begun:
+        yield begun
 
 
 def main(argv=None):
