@@ -37,7 +37,7 @@ import torch
 import multiscreen
 from support import check
 from support.cli import DEVICE, Parser, UsageError, cli, error_line
-from support.fast import choose_screen
+from support.fast import choose_screen, edited_equations
 from support.models import build_model, has_windows, module_of
 from support.run import load_checkpoint
 from support.tables import print_table
@@ -62,7 +62,9 @@ def small_model(name):
     sizes = SIZES if name.startswith("multiscreen") else {"vocab_size": 257}
     model = build_model(name, sizes)
     if has_windows(model):
-        choose_screen(model)
+        line = choose_screen(model)
+        if edited_equations():
+            print(line)
     return model
 
 

@@ -322,11 +322,13 @@ def value_and_gradients(screen, inputs, i0=0):
     return found
 
 
-def screen_errors(screen, inputs, i0=0, exact=multiscreen.screen):
+def screen_errors(screen, inputs, i0=0, exact=None):
     """{output: its error in each tile, (H,)}, relative to its length, for the value and gradients.
 
-    exact: what a screen is compared with, in float64. NaN becomes infinite.
+    exact: what a screen is compared with, in float64; if it is not given, multiscreen's `screen` as
+    it is now. NaN becomes infinite.
     """
+    exact = exact or multiscreen.screen
     right = value_and_gradients(exact, [x.double() for x in inputs], i0)
     errors = {}
     for name, x in value_and_gradients(screen, inputs, i0).items():

@@ -22,7 +22,7 @@ from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
 import multiscreen
-from multiscreen import Multiscreen
+from multiscreen import GatedScreeningTiles, Multiscreen
 from support import check, native, windowed
 from support import distributed as dist
 from support.cli import UsageError, error_line
@@ -40,10 +40,10 @@ SMALL = 2**39
 # ------------------------------------------------------------------------------- the screen
 
 def code_of(f):
-    """The code of a function without its comments and docstrings; "" if it has no file."""
+    """The code of a function without its comments and docstrings; "" if nobody can read it."""
     try:
         tree = ast.parse(dedent(inspect.getsource(f.__code__)))
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, SyntaxError):     # no file, or a part of a statement
         return ""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -65,15 +65,19 @@ class CannotScreen(Exception):
     """A way to screen is of no use for this model here. The message says why, in a line."""
 
 
+def edited_equations():
+    """The names of the functions that you have edited, of those that a twin repeats."""
+    known = native.EQUATIONS | windowed.EQUATIONS
+    return [name for name, code in known.items() if hash_of_code(name) != code]
+
+
 def require_unedited(twin, model):
     """Raise CannotScreen if a twin, a module, does not repeat what a model screens by now."""
     own = definition_of(model)
     if own is not Multiscreen.screen:
         raise CannotScreen(f"{twin.__name__} was not written for the model's own {own.__name__}")
-    edited = [name for name, code in twin.EQUATIONS.items() if hash_of_code(name) != code]
-    if edited:
-        raise CannotScreen(f"your edit of {' and '.join(edited)} is used, for which "
-                           f"{twin.__name__} was not written")
+    if twin.EQUATIONS.keys() & set(edited_equations()):
+        raise CannotScreen(f"{twin.__name__} was not written for it")
 
 
 def choose_screen(model, kernel="auto"):
@@ -81,13 +85,24 @@ def choose_screen(model, kernel="auto"):
 
     Call it again after each edit. Raises UsageError if the one that `kernel` asks for cannot run.
     """
-    reasons = []
+    said, edited = [], edited_equations()
+    if edited:
+        said.append(f"your edit of {' and '.join(edited)} is used")
     for use in ways_to_screen(model, kernel):
         try:
-            return "; ".join([*reasons, use(model)])
+            return "; ".join([*said, use(model) + where_called(model)])
         except CannotScreen as e:
-            reasons.append(str(e))
-    raise UsageError(f"--kernel {kernel}: {reasons[0]}")
+            said.append(str(e))
+    raise UsageError(f"--kernel {kernel}: {'; '.join(said)}")
+
+
+def where_called(model):
+    """Words for a layer with a `screening` of its own, which may pass on another function."""
+    layer = type(model.layers[0])
+    original = GatedScreeningTiles.screening
+    if hasattr(layer, "own_screen") or getattr(layer, "screening", original) is original:
+        return ""
+    return f", where {layer.__name__}.screening calls it"
 
 
 def definition_of(model):
@@ -152,7 +167,8 @@ def use_kernel(model):
 
 def use_cpp(model):
     """Let a model screen in C++, on a CPU. Raises CannotScreen if it may not."""
-    if not model.W_E.is_cpu or model.W_E.dtype != torch.float32 or model.dtype is not None:
+    dtypes = {model.W_E.dtype, model.dtype or torch.float32}
+    if not model.W_E.is_cpu or dtypes != {torch.float32}:
         raise CannotScreen("the screen in C++ is for float32 on a CPU")
     require_unedited(native, model)
     try:

@@ -32,7 +32,7 @@ from support import check
 from support import distributed as dist
 from support.cli import ROOT, UsageError, flag_of, is_out_of_memory
 from support.data import absolute, get_tokenizer, is_run
-from support.fast import choose_screen
+from support.fast import choose_screen, edited_equations
 from support.models import (
     SIZES,
     build_model,
@@ -434,7 +434,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
         if kernel not in ("definition", "windowed"):
             kernel = "auto"
         line = choose_screen(model, kernel)
-        if kernel == "auto" and model.screen is Multiscreen.screen:
+        is_slow = kernel == "auto" and model.screen is Multiscreen.screen
+        if edited_equations() or is_slow:
             print(line, file=sys.stderr)
     return model, get_tokenizer(ckpt["tokenizer"]), ckpt
 

@@ -68,7 +68,7 @@ def screen_windowed(q, k, v, w, r, i0=0, screen=None):
     The blocks depend on the values in w. A trace (torch.jit.trace, make_fx) would keep those of its
     example for any other w: trace `screen` instead.
     """
-    screen = screen or multiscreen.screen
+    screen = screen or multiscreen.Multiscreen.screen
     (B, H, T, _), S = q.shape, k.shape[2]
     is_fastest_at_once = q.is_cuda and B * H * T * S <= PAIRS_ON_GPU
     if S <= 128 or S != i0 + T or i0 < 0 or is_fastest_at_once:
