@@ -42,8 +42,12 @@ def library(d_K, d_V):
 
     Raises OSError if it cannot be built, kept or loaded here.
     """
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
-    command = [*compiler, *FLAGS, f"-DD_K={d_K}", f"-DD_V={d_V}"]
+    compiler = os.environ.get("CXX") or "c++"
+    try:
+        words = shlex.split(compiler)
+    except ValueError as e:
+        raise OSError(f"CXX is {compiler}: {e}") from None
+    command = [*words, *FLAGS, f"-DD_K={d_K}", f"-DD_V={d_V}"]
     # The macros that a compiler defines tell its version and what this processor can do.
     macros = output([*command, "-dM", "-E", "-x", "c++", os.devnull])
     if "__clang__" not in macros:

@@ -329,6 +329,8 @@ def test_without_a_compiler_that_works_windows_screen(new_folder, monkeypatch, l
     assert not list(new_folder.glob("multiscreen/*"))
     monkeypatch.setenv("CXX", "/nonexistent")
     assert_windows_screen("No such file .*/nonexistent")
+    monkeypatch.setenv("CXX", '"c++')
+    assert_windows_screen('CXX is "c.*: No closing quotation')
 
 
 def test_without_openmp_there_is_one_thread(new_folder, monkeypatch, inputs):
@@ -385,6 +387,12 @@ def test_what_it_is_not_for(name, change, reason):
         fast.choose_screen(model, "cpp")
     fast.choose_screen(model)
     assert model.screen is not native.screen
+
+
+def test_products_in_float32_may_be_named():
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 7}, torch.float32)
+    fast.choose_screen(model, "cpp")
+    assert model.screen is native.screen
 
 
 @pytest.mark.slow
