@@ -210,5 +210,10 @@ def test_the_softpick_of_the_guide_is_a_file_that_trains(tmp_path, monkeypatch):
     (tmp_path / "softpick.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     fit(tmp_path / "out", "--model", name_of("softpick.Softpick", "1,2,8"), "--steps", "2")
+    s, d = torch.tensor([[-1.0, 0.5, 2.0, -math.inf]]), torch.tensor([[-2, -1, 0, 1]])
+    weights, e = sys.modules["softpick"].Softpick.weights, s.expm1()
+    torch.testing.assert_close(weights(None, s, d), e.relu() / e[:, :3].abs().sum())
+    large = weights(None, 1000 * s, d)[0].tolist()     # exp(2000) is infinite
+    assert large == pytest.approx([0, 0, 1, 0], abs=1e-5)
     del sys.modules["softpick"]
     assert (tmp_path / "out/source/softpick.py").read_text() == code
