@@ -46,7 +46,7 @@ def rows_of_ticks():
 @pytest.mark.parametrize("name, cells", list(rows_of_ticks()))
 def test_the_table_of_absolute_relevance_is_what_the_command_finds(name, cells):
     torch.manual_seed(0)
-    assert list(command.absolute(build_model(name, SIZES)).values()) == cells
+    assert list(command.absolute(build_model(name, SIZES))[0].values()) == cells
 
 
 class Unbounded(attention.Scored):
@@ -56,7 +56,26 @@ class Unbounded(attention.Scored):
 
 def test_weights_that_grow_with_the_scores_are_not_bounded():
     model = build_model(f"{BLOCK}:{__name__}.Unbounded", SIZES)
-    assert list(command.absolute(model).values()) == ["NO", "yes", "yes", "yes", "yes"]
+    ticks, reasons = command.absolute(model)
+    assert list(ticks.values()) == ["NO", "yes", "yes", "yes", "yes"]
+    assert list(reasons) == ["bounded"]
+
+
+class Overflows(attention.Scored):
+    def weights(self, s, d):
+        return s.exp() / s.exp().sum(-1, keepdim=True)
+
+
+class Threes(attention.Scored):
+    def weights(self, s, d):
+        return 3.0 * (s > 0)
+
+
+@pytest.mark.parametrize("block, why", [(Overflows, "a weight is nan"), (Threes, "a weight is 3")])
+def test_the_reason_for_a_no_has_the_number_that_was_found(block, why, capsys):
+    name = f"{BLOCK}:{__name__}.{block.__name__}"
+    command.check_models({name: build_model(name, SIZES)})
+    assert re.search(f"{name}, bounded: NO, .*{why}\n", capsys.readouterr().out)
 
 
 def test_the_table_has_all_mechanisms_and_ablations():
@@ -396,13 +415,17 @@ def test_a_layer_that_draws_random_numbers_cannot_be_tried_and_the_next_ones_are
     assert again == random.random()
 
 
-def test_an_error_of_the_model_is_raised_as_it_is():
+def test_an_error_of_the_model_is_raised_as_it_is(capsys):
     class Mistake(GatedScreeningTiles):
         def gate(self, x):
             raise AttributeError("W_X")
 
+    model = ms.Multiscreen(ms.Config(**SIZES), tiles=Mistake)
     with pytest.raises(AttributeError, match="W_X"):
-        check.warn(ms.Multiscreen(ms.Config(**SIZES), tiles=Mistake))
+        check.warn(model)
+    with pytest.raises(AttributeError, match="W_X"):
+        command.check_models({"mine": model})
+    assert capsys.readouterr().out.startswith("mine fails on 2 x 256 random tokens")
 
 
 # ------------------------------------------------------------------------------- a class of yours
