@@ -125,8 +125,12 @@ def train(out, args, ckpt=None, init=None):
         raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}; to go on, "
                                 "repeat the command with --resume, without --force and --init")
     if dist.world() == 1:
-        check.warn(model, check.LONG)                  # a leak may grow while a model trains
-        print(f"a sample that continues 32 held-out tokens:\n{sample(model, val_data, tokenizer)}")
+        try:
+            check.warn(model, check.LONG)              # a leak may grow while a model trains
+            text = sample(model, val_data, tokenizer)
+            print(f"a sample that continues 32 held-out tokens:\n{text}")
+        except KeyboardInterrupt:                      # the run is finished, and saved
+            print("the sample was stopped")
     next_command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
     print(f"next: {cli.pasteable(next_command)}")
 

@@ -81,7 +81,7 @@ def cli(main):
         main()
     except KeyboardInterrupt as e:                     # train.py's says where it stopped
         if rank() == 0:
-            print(*(e.args or ["stopped: rerun the command to go on"]), file=sys.stderr)
+            print(*(e.args or ["stopped"]), file=sys.stderr)
         sys.exit(130)
     except UsageError as e:
         fail(e, e.code)

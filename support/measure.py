@@ -126,7 +126,8 @@ class Measurement:
             costs = [cell[cost] for cell in todo]
         names = [name for name in cells[0] if len({cell[name] for cell in cells}) > 1]
         if todo:
-            print(f"measuring {count(len(todo), 'row')} of {self.path}", file=sys.stderr)
+            print(f"measuring {count(len(todo), 'row')} of {self.path}; if you stop this, repeat "
+                  "the command to go on", file=sys.stderr)
         began = time.perf_counter()
         for n, cell in enumerate(todo):
             if cell["swe"]:

@@ -360,6 +360,15 @@ def test_nohup_keeps_a_run_alive_when_its_terminal_closes():
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_run_whose_sample_is_stopped_is_finished(tmp_path, monkeypatch, capsys):
+    def interrupted(*inputs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "sample", interrupted)
+    assert fit(tmp_path / "out", "--steps", "1")["step"] == 1
+    assert re.search("the sample was stopped\nnext: python ", capsys.readouterr().out)
+
+
 def test_main_gives_the_signal_handlers_back(tmp_path):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     fit(tmp_path / "out", "--steps", "1")
