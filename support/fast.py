@@ -207,11 +207,13 @@ def require_right(screen, model, dtype):
 def make_fast(model, args):
     """Choose the screen, recompute, compile, all in place. args: train.py's flags.
 
-    Prints a warning if the model breaks a promise of support/check.py.
+    Prints a warning if the model breaks a promise of support/check.py, or its class does nothing.
     """
     if has_windows(model):
         print(choose_screen(model, args.kernel))
     check.warn(model)
+    for line in check.unused(type(model.layers[0])):
+        print(f"warning: {line}")
     if args.recompute:
         recompute(model)
     wants_compile = args.compile

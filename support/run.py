@@ -31,7 +31,7 @@ from multiscreen import Multiscreen
 from support import check
 from support import distributed as dist
 from support.cli import ROOT, UsageError, flag_of, is_out_of_memory
-from support.data import absolute, get_tokenizer, is_run
+from support.data import absolute, files_of, get_tokenizer, is_run
 from support.fast import choose_screen, edited_equations
 from support.models import (
     SIZES,
@@ -191,7 +191,8 @@ class Run:
     def resume(self, ckpt, model, optimizer, data):
         """Go on where a checkpoint was saved: moments, place in the data, random numbers."""
         set_moments(model, optimizer, ckpt["optimizer"])
-        if ckpt["args"]["data"] == self.facts["args"]["data"]:     # other data start from the top
+        # What `observe` has seen of other data says nothing of these. `drawn` goes on in any case.
+        if ckpt["args"]["data"] == self.facts["args"]["data"]:
             data.state = ckpt["data_state"]
         set_random_states(ckpt["random_states"])       # if your layers draw some
 
@@ -457,6 +458,7 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
                              f"vocabulary {config['vocab_size']}: name the one it was trained with")
     args = {"model": name_of(model), "tokenizer": str(tokenizer), "seq_len": seq_len, "seed": seed,
             "data": [], "val": absolute(list(val)), "digits": 6, "kernel": "auto"}
+    files_of(args["val"], get_tokenizer(args["tokenizer"]))        # refuses what does not exist
     if args["model"].startswith("multiscreen"):        # a Transformer's sizes are in its name
         args |= {name: config[field] for name, field in SIZES.items()}
     weights = {name: W.detach().cpu() for name, W in model.state_dict().items()}
@@ -469,7 +471,12 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
     write_checkpoint(refused, {"model": args["model"], "config": config, "weights": weights,
                                "args": args, "tokenizer": args["tokenizer"],
                                "source": texts(model), "step": step})
-    if not check.are_same(model, load_checkpoint(refused, model.W_E.device, model.dtype)[0]):
+    try:
+        loaded, *_ = load_checkpoint(refused, model.W_E.device, model.dtype)
+    except UsageError as e:
+        raise UsageError(f"load_checkpoint could not read it again ({e}); your weights are safe in "
+                         f"{refused}") from None
+    if not check.are_same(model, loaded):
         raise UsageError("load_checkpoint would build another model than yours: write what is "
                          "your own, a screen, too, as one class of layers in a file of its own; "
                          f"your weights are safe in {refused}")

@@ -1,4 +1,5 @@
 """Tests of support/check.py and lab/check.py: what is wrong is found, and nothing else."""
+import copy
 import math
 import random
 import re
@@ -370,6 +371,16 @@ def test_a_layer_that_differs_from_the_first_four_is_seen():
     assert list(check.faults(model)) == ["causal"]
 
 
+def test_models_that_differ_in_one_layer_are_told_apart_although_few_pairs_are_alive():
+    torch.manual_seed(12)
+    model = ms.Multiscreen(ms.Config(2, 257))
+    model.layers[1] = WithHelper(model.config)
+    other = ms.Multiscreen(model.config)
+    other.load_state_dict(model.state_dict())
+    assert not check.are_same(model, other)
+    assert check.are_same(model, copy.deepcopy(model))
+
+
 def test_a_cache_that_fails_is_a_broken_promise():
     class Fails(GatedScreeningTiles):
         def screening(self, x, screen, cache=None):
@@ -502,6 +513,8 @@ def test_training_warns_at_its_start_and_at_its_end(tmp_path, capsys):
     assert said.count("\nwarning: the output at a token depends on later") == 2
     fit(tmp_path / "right", "--steps", "1")
     assert "warning" not in capsys.readouterr().out
+    fit(tmp_path / "nothing", "--steps", "1", "--model", f"multiscreen:{__name__}.Nothing")
+    assert capsys.readouterr().out.count("warning: Nothing overrides no method") == 1
 
 
 def test_what_decodes_a_trained_model_warns(tmp_path, capsys, call):

@@ -793,6 +793,8 @@ def test_a_checkpoint_of_your_own_loop_is_refused_where_nobody_could_read_it(tmp
         model.W_E[0] = math.nan
     with pytest.raises(UsageError, match="a.pt was not written: W_E is not finite"):
         train.save_checkpoint(tmp_path / "a.pt", model, tokenizer=65)
+    with pytest.raises(UsageError, match="missing does not exist"):
+        train.save_checkpoint(tmp_path / "a.pt", small(vocab_size=257), val=["missing/"])
     assert not [*tmp_path.iterdir()]
 
 

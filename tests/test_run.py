@@ -238,6 +238,8 @@ def own(case):
 
     if case == "model":
         return Other(multiscreen.Config(2, 257))
+    if case == "class":                                # no module has it by a name
+        return multiscreen.Multiscreen(multiscreen.Config(2, 257), tiles=Doubled)
     model = small(psi=2, vocab_size=257)
     if case == "screen":
         model.screen = lambda q, k, v, w, r, i0=0: multiscreen.screen(q, k, v, 0.9 * w, r, i0)
@@ -246,11 +248,14 @@ def own(case):
     return model
 
 
-@pytest.mark.parametrize("case", ["screen", "layer", "model"])
+@pytest.mark.parametrize("case", ["screen", "layer", "model", "class"])
 def test_a_model_that_would_be_loaded_as_another_one_is_refused_and_its_weights_are_kept(
         tmp_path, case):
     model = own(case)
-    with pytest.raises(UsageError, match="would build another model.*are safe in .*a.pt.refused"):
+    reason = "would build another model"
+    if case == "class":
+        reason = "could not read it again"
+    with pytest.raises(UsageError, match=f"{reason}.*are safe in .*a.pt.refused"):
         train.save_checkpoint(tmp_path / "a.pt", model)
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt.refused"]
     kept = torch.load(tmp_path / "a.pt.refused")["weights"]
