@@ -578,8 +578,12 @@ def only_even(q, k, v, w, r, i0=0):
     (constant_w, "\ndw: too far off"), (only_even, "fails with 1 queries.*T must be even")])
 def test_a_screen_of_your_own_is_compared_in_value_and_gradients(screen, says, capsys):
     is_right = command.check_screen(f"{screen.__module__}.{screen.__name__}")
+    said = capsys.readouterr().out
     assert is_right == (says is None)
-    assert re.search(says or "worst error", capsys.readouterr().out)
+    assert re.search(says or "worst error", said)
+    if screen is right:                                # it is multiscreen.screen, so it errs alike
+        columns = re.findall(r"^ *(?:h|d[qkvwr]) +(\S+) +(\S+) ", said, re.M)
+        assert len(columns) == 6 and all(error == own for error, own in columns)
 
 
 def has_no_gradient(q, k, v, w, r, i0=0):
