@@ -71,22 +71,29 @@ def class_of(word, room, base):
     Raises UsageError if there is none, or if it is not derived from `base`, the class of a layer.
     """
     file, _, name = word.rpartition(".")
-    if file:
-        module = module_of(file)
-        there, where = vars(module), getattr(module, "__file__", None) or file
-    else:
+    if not file:
         there, where = variants(room), f"lab/baselines/{room}.py"
+        if name not in there:
+            raise UsageError(f"{word} is unknown: {where} has {', '.join(there)}; a class of yours "
+                             "is FILE.CLASS")
+        return there[name]
+
+    module = module_of(file)
+    there, where = vars(module), getattr(module, "__file__", None) or file
     # Compare names, because a notebook may have reloaded the file of `base`.
     known = [key for key, x in there.items()
              if base.__name__ in [c.__name__ for c in getattr(x, "__mro__", ())]]
-    if name not in known:
-        why = "cannot be a layer of this model" if name in there else "is unknown"
-        # Python may have found another file than yours: one of its own is called queue.py, too.
-        names = ", ".join(known) or "no such class"
-        raise UsageError(f"{word} {why}: {where} has {names}; a class of yours is FILE.CLASS, and "
-                         f"a subclass of {base.__module__}.{base.__name__}; its file needs a name "
-                         "that no other module has")
-    return there[name]
+    if name in known:
+        return there[name]
+    layer = f"{base.__module__}.{base.__name__}"
+    if name in there:
+        raise UsageError(f"{word} cannot be a layer of this model: it is no subclass of {layer}")
+    own = [key for key in known if there[key].__module__ == module.__name__]
+    if own:
+        raise UsageError(f"{word} is unknown: {where} has {', '.join(own)}")
+    # Python may have found another file than yours: one of its own is called queue.py, too.
+    raise UsageError(f"{word} is unknown: {where} has no subclass of {layer}; if that is another "
+                     "file than yours, give yours a name that no other module has")
 
 
 def module_of(file):
