@@ -21,10 +21,10 @@ change, ± std   the difference from the first group, averaged over the pairs, a
 t95             half the 95 % interval of the change, by Student's t. If it is larger than the
                 change, other seeds may well turn the change around. With three seeds it is 2.48
                 times the deviation
-grad            the median gradient norm of the second half of the run
+grad            the median gradient norm of the second half of the steps until then
 spikes          logged losses more than 5 standard deviations above the mean of the ten before
                 (--before)
-alive, w_max    at the end: the share of the pairs in the windows whose relevance is above 0, and
+alive, w_max    at that step: the share of the pairs in the windows whose relevance is above 0, and
                 the largest window
 tokens_per_s    compare them only if each run had a machine to itself
 
@@ -77,8 +77,8 @@ def compare(runs, by=None):
                "pairs": pairs, "change": change, "± std": change_std,
                "t95": half_interval(change_std, len(changes))}
         for fact in FACTS:                             # old tables have those of one seed
-            known = [run.facts[fact] for run in good if not math.isnan(run.facts[fact])]
-            row[fact], _ = mean_and_std(known)
+            values = [run.facts_at(step)[fact] for run in good]
+            row[fact], _ = mean_and_std([x for x in values if not math.isnan(x)])
         rows.append(row)
     return rows, groups, step
 

@@ -19,6 +19,8 @@ class LoggedRun:
     facts: dict
     diverged: bool
     source: dict
+    log: tuple = ()                                    # its rows; none of a run in a table
+    before: int = 10                                   # of count_spikes
 
     @property
     def seed(self):
@@ -27,6 +29,12 @@ class LoggedRun:
     def loss(self, step):
         """The validation loss after a step; NaN for a run that diverged."""
         return math.nan if self.diverged else self.losses[step]
+
+    def facts_at(self, step):
+        """Its facts as they were after a step: runs of one table may have other lengths."""
+        if not self.log:
+            return self.facts
+        return facts_of([row for row in self.log if int(row["step"]) <= step], self.before)
 
 
 def read_runs(words, before=10):
@@ -54,7 +62,7 @@ def row_of_run(run, step):
     """The row of a run in that table."""
     row = {"run": run.label} | run.flags               # which has "run", too, if read from a table
     row |= {"run": run.label, "end": "diverged" if run.diverged else "", "step": step}
-    return row | {"val_loss": run.losses.get(step)} | run.facts
+    return row | {"val_loss": run.losses.get(step)} | run.facts_at(step)
 
 
 def read_folder(folder, label, before=10):
@@ -72,7 +80,8 @@ def read_folder(folder, label, before=10):
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = was_stopped or rose(log, losses)
-    return LoggedRun(label, flags, losses, facts_of(log, before), diverged, source)
+    facts = facts_of(log, before)
+    return LoggedRun(label, flags, losses, facts, diverged, source, tuple(log), before)
 
 
 def column(log, name):

@@ -489,6 +489,17 @@ def test_a_run_that_diverged_has_no_loss_and_an_edit_is_shown(call, tmp_path, ca
                                                                    "-"]
 
 
+def test_the_columns_of_runs_of_other_lengths_are_those_of_one_step(call, tmp_path, capsys):
+    for name, n in (("a-0", 1), ("b-0", 2)):
+        rows = [{"step": 100 * k, "loss": 2.0, "val_loss": 2.0, "alive": k / 10, "w_max": k,
+                 "grad_norm": k, "tokens_per_s": k} for k in range(1, n + 1)]
+        write_run(tmp_path / name, rows)
+    call(compare, "a-0", "b-0", "--table", "both.tsv")
+    assert "after 100 steps" in capsys.readouterr().out
+    for row in read_table(tmp_path / "both.tsv"):
+        assert [float(row[x]) for x in ("alive", "w_max", "grad", "tokens_per_s")] == [0.1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("losses, spikes", [
     ([4.0], 0), ([4.01], 1), ([-9.0], 0),
     ([9.0, 9.0], 1),                                   # of the ten before the second, one is 9
