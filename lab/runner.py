@@ -20,7 +20,7 @@ TRAIN = "python train.py --resume"
 def parser(doc):
     """The flags of every command that runs experiments."""
     p = Parser(doc)
-    p.add_argument("--seeds", type=int, nargs="+", help="the seeds to train")
+    p.add_argument("--seeds", type=at_least(0), nargs="+", help="the seeds to train")
     p.add_argument("--lanes", type=at_least(1), default=2,
                    help="how many commands run at a time [2]")
     p.add_argument("--print", action="store_true", help="print the commands and run nothing")

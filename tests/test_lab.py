@@ -899,6 +899,12 @@ def test_a_stage_is_made_when_the_one_before_has_run(tmp_path, monkeypatch, call
     assert ran[1].endswith("True")
 
 
+def test_a_seed_that_no_run_takes_is_not_printed_either(call, capsys):
+    with pytest.raises(UsageError, match="--seeds: '-1'"):
+        call(experiments, "text", "--print", "--seeds", -1)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_job_ends_at_a_failure_others_go_on_and_a_diverged_run_is_none(tmp_path):
     script = tmp_path / "end.py"
     script.write_text("import sys\nopen(sys.argv[2], 'w')\nsys.exit(int(sys.argv[1]))\n")
