@@ -86,6 +86,11 @@ def train(out, args, ckpt=None, init=None):
         print(f"{args.model}, {run.facts['parameters']:,} parameters, {device}, {args.dtype}")
         print(f"{data} of {args.seq_len} tokens; steps {run.step} to {args.steps}, each of "
               f"{args.batch_tokens:,} tokens", flush=True)
+        if run.owes_evaluation:                        # the run was stopped in one
+            log_evaluation(run, model, data, val_data, args, tokenizer, signals)
+            run.save(model, optimizer, data)
+            last, stopping = run.learned or run.step == args.steps, run.owes_evaluation
+            since = time.perf_counter()
         while not last and not stopping:
             lr = set_rate(optimizer, args, run.step)
             loss, norm = train_step(model, data, args, run.drawn)
@@ -100,8 +105,8 @@ def train(out, args, ckpt=None, init=None):
 
             logs = last or run.step == 1 or run.step % args.log_every == 0
             evaluates = last or run.step % args.eval_every == 0
-            saves = last or stopping or run.step % args.save_every == 0
-            if not (logs or evaluates or saves):
+            saves = last or run.step % args.save_every == 0
+            if not (logs or evaluates or saves or stopping):
                 continue
             # A checkpoint is only written if all numbers before it were finite.
             pairs = torch.stack([torch.stack(pair) for pair in unread]).tolist()
@@ -115,13 +120,12 @@ def train(out, args, ckpt=None, init=None):
                 run.log(loss=loss, lr=lr, grad_norm=norm, **windows(model), ms=1e3 * seconds,
                         tokens_per_s=args.batch_tokens / seconds, min_left=left / 60)
             if evaluates:
-                row = evaluate(model, data, val_data, args, tokenizer)
-                run.require_finite(run.step, val_loss=row["val_loss"])
-                run.log(**row)
-            if saves:
+                log_evaluation(run, model, data, val_data, args, tokenizer, signals)
+                stopping = stopping or run.owes_evaluation
+            if saves or stopping:
                 run.save(model, optimizer, data)
             since = time.perf_counter()
-    if stopping and not last:                          # `cli` prints it without a traceback
+    if run.owes_evaluation or stopping and not last:   # `cli` prints it without a traceback
         raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}; to go on, "
                                 "repeat the command with --resume, without --force and --init")
     if dist.world() == 1:
@@ -181,9 +185,23 @@ def get_batch(data, numbers, seed, device):
     return x.to(device, non_blocking=x.is_pinned())
 
 
+def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
+    """Evaluate and log, unless a signal asks to stop: then --resume begins with this evaluation."""
+    try:
+        row = evaluate(model, data, val_data, args, tokenizer, signals)
+    except KeyboardInterrupt:
+        run.owes_evaluation = True
+        return
+    run.owes_evaluation = False
+    run.require_finite(run.step, val_loss=row["val_loss"])
+    run.log(**row)
+
+
 @torch.no_grad()
-def evaluate(model, data, val_data, args, tokenizer):
+def evaluate(model, data, val_data, args, tokenizer, signals=()):
     """Evaluate in eval mode. Returns a row of the log: nats per token, bits per byte, alive pairs.
+
+    Raises KeyboardInterrupt between two passes once there is a signal in `signals`.
 
     The losses are over up to 256 sequences, spread evenly over the validation data, and the share
     of alive pairs is over the first 512 tokens of one. A task adds columns of its own, over 64
@@ -193,6 +211,9 @@ def evaluate(model, data, val_data, args, tokenizer):
     device = model.W_E.device
     nats = n_tokens = n_bytes = 0
     for x in batches(val_data, 256, args.batch_size):
+        if dist.total(len(signals)) > 0:               # if any of the processes got one
+            model.train()
+            raise KeyboardInterrupt
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
         targets = x[:, 1:].flatten().tolist()
@@ -347,7 +368,7 @@ def main(argv=None):
         init = read_checkpoint(command.init)
     args = get_args(argv, ckpt, init)
     is_finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
-    if not is_finished:
+    if not is_finished or ckpt.get("owes_evaluation"):
         train(out, args, ckpt, init)
     else:
         require_same_flags(ckpt, args)

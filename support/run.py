@@ -152,14 +152,16 @@ class Run:
     """A run that trains: how far it is, and what it writes into its folder, `out`.
 
     step, drawn, learned: the optimizer's steps, the sequences drawn for them, and whether a task is
-    learned. The training loop counts them. saved: the step of the last checkpoint, 0 before it.
+    learned. The training loop counts them. owes_evaluation: whether a signal stopped that of this
+    step. saved: the step of the last checkpoint, 0 before it.
     facts: what all checkpoints say, such as the flags and the code. rows: the text of log.tsv.
     Of several processes, number 0 writes.
     """
 
     def __init__(self, out, args, model, data, ckpt=None):
         """ckpt: the checkpoint of the run, if it continues. Prints what has changed since."""
-        self.out, self.args, self.learned = out, args, False
+        self.out, self.args = out, args
+        self.learned = self.owes_evaluation = False
         self.step = self.drawn = self.saved = 0
         self.rows = "\t".join(COLUMNS) + "\n"
         self.facts = {"model": args.model, "config": asdict(model.config), "args": vars(args),
@@ -168,6 +170,7 @@ class Run:
         if ckpt:
             self.step = self.saved = ckpt["step"]
             self.drawn, self.rows = ckpt["drawn"], ckpt["log"]
+            self.learned, self.owes_evaluation = ckpt["learned"], ckpt.get("owes_evaluation", False)
             self.note_changes(ckpt)
 
     def note_changes(self, ckpt):
@@ -280,6 +283,7 @@ class Run:
         if dist.rank() == 0:
             write_checkpoint(self.out / "ckpt.pt", self.facts | {
                 "step": self.step, "drawn": self.drawn, "learned": self.learned, "log": self.rows,
+                "owes_evaluation": self.owes_evaluation,
                 "weights": weights, "optimizer": moments, "data_state": data.state,
                 "random_states": random_states()})
         # All wait until process 0 has written: if another one ended first, torchrun would end it.

@@ -317,6 +317,30 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
     assert losses("parts") == losses("whole")
 
 
+@pytest.mark.parametrize("step", [5, 10, 12])
+def test_a_signal_stops_an_evaluation_and_resume_begins_with_it(tmp_path, monkeypatch, step):
+    """Also with that of the last step, and if it is stopped a second time."""
+    def stopping(data, n, batch_size):
+        for number, x in enumerate(batches(data, n, batch_size)):
+            if number == 1 and read_table(tmp_path / "parts/log.tsv")[-1]["step"] == str(step):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield x
+
+    flags = ["--steps", "12", "--eval-every", "5", "--log-every", "1"]
+    whole = fit(tmp_path / "whole", *flags)
+    with monkeypatch.context() as m:
+        m.setattr(train, "batches", stopping)
+        for more in ([], ["--resume"]):
+            with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved"):
+                fit(tmp_path / "parts", *flags, *more)
+            assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
+    parts = fit(tmp_path / "parts", *flags, "--resume")
+    assert_same_weights(parts, whole)
+    rows, wanted = (read_table(tmp_path / name / "log.tsv") for name in ("parts", "whole"))
+    for row, right in zip(rows, wanted, strict=True):
+        assert row | {"ms": "", "tokens_per_s": ""} == right | {"ms": "", "tokens_per_s": ""}
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_another_optimizer_resumes(tmp_path, monkeypatch, momentum):
     """SGD without momentum has no moments."""
@@ -360,10 +384,11 @@ def test_nohup_keeps_a_run_alive_when_its_terminal_closes():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_run_whose_sample_is_stopped_is_finished(tmp_path, monkeypatch, capsys):
-    def interrupted(*inputs):
-        raise KeyboardInterrupt
+def interrupted(*inputs):
+    raise KeyboardInterrupt
 
+
+def test_a_run_whose_sample_is_stopped_is_finished(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train, "sample", interrupted)
     assert fit(tmp_path / "out", "--steps", "1")["step"] == 1
     assert re.search("the sample was stopped\nnext: python ", capsys.readouterr().out)
@@ -496,6 +521,11 @@ def test_training_on_abcdigits_ends_when_the_task_is_learned(tmp_path, monkeypat
     assert read_table(tmp_path / "out/log.tsv")[-1]["needle"]
     fit(tmp_path / "out", "--resume", *run, data="abcdigits")
     assert "already finished, at step 3: it has learned" in capsys.readouterr().out
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(train, "evaluate", interrupted)
+        fit(tmp_path / "stopped", *run, data="abcdigits")
+    assert fit(tmp_path / "stopped", "--resume", *run, data="abcdigits")["step"] == 3
+    assert read_table(tmp_path / "stopped/log.tsv")[-1]["needle"]
 
 
 # ------------------------------------------------------------------ a folder that holds a run
