@@ -3,16 +3,6 @@
 Whatever stands together was measured alike: its rows are equal in all columns but those that the
 figure varies. Otherwise an error names the column and two of its values. A seed counts once, what
 is printed names the seeds that are in a mean, and a run that diverged is in none, but is counted.
-
-What a column is for is said once for each kind of table, below, by its role:
-
-seed, value      may differ
-axis             may differ: it is on the axis of the figure, or has a row each in a table
-item             may differ: a mean is taken over documents, strings or depths
-setting          may differ: it tells the curves of one label apart
-free             may differ: it says who measured, not what
-label            is equal under one label, which is yours, as in mine=out, or the name of the model
-figure           is equal in the whole figure
 """
 import math
 import statistics
@@ -31,65 +21,54 @@ FACTS = ("grad", "spikes", "alive", "w_max", "tokens_per_s")
 
 @dataclass(frozen=True)
 class Kind:
-    """The role of each column of a kind of table. others: the role of all that have no other."""
+    """What the columns of a kind of table are for.
+
+    A label is yours, as in mine=out, or else the name of the model. Under one label all columns are
+    equal but `own` and `free`.
+    """
     tool: str
-    roles: dict
-    others: str
-    # What to do about columns that differ; {} stands for the column and its value.
-    if_figure: str = "draw those that are equal"
-    if_label: str = "draw those that are equal"
+    own: tuple                                         # what was measured, of what: all are there
+    free: tuple = ()                                   # may differ, too, as the seed does
+    label: tuple = ()                                  # may differ between labels
+    figure: tuple = ()                                 # equal in the whole figure; (): all others
+    run: tuple = ("model", "seed")                     # what identifies a run
 
-    def role(self, column):
-        return self.roles.get(column, self.others)
-
-    def the(self, role):
-        """The name of the first column with a role, or ""."""
-        return next((name for name, of_name in self.roles.items() if of_name == role), "")
-
-    def columns(self, role, rows):
-        """The columns of rows that have a role."""
+    def fixed(self, rows):
+        """The columns of rows that are equal under one label."""
         names = dict.fromkeys(name for row in rows for name in row)
-        return [name for name in names if self.role(name) == role]
+        return [name for name in names if name not in (*self.own, *self.free)]
 
-    def by(self, column):
-        """This kind with a column on the axis."""
-        return replace(self, roles=self.roles | {column: "axis"})
+    def fixed_in_figure(self, rows):
+        """Those of them that are equal in the whole figure."""
+        if self.figure:
+            return [name for name in self.fixed(rows) if name in self.figure]
+        return [name for name in self.fixed(rows) if name not in self.label]
 
 
-def measured(tool, **roles):
+def measured(tool, *own, free=()):
     """The Kind of the rows that a measuring tool writes: what it does not name is its protocol."""
-    who = {"model": "free", "seed": "seed", "step": "free", "hash": "free", "swe": "setting",
-           "factor": "setting", "parameters": "label", "seq_len": "label"}
-    choose = "or choose some with --only '{}'"
-    return Kind(tool, who | roles, "figure", f"measure them alike, {choose}",
-                f"label them, as in mine=TABLE, {choose}")
+    return Kind(tool, own, ("model", "seed", "step", "hash", "swe", "factor", *free),
+                ("parameters", "seq_len"))
 
 
-PERPLEXITY = measured("lab.perplexity", document="item", nats="value")
-COPYING = measured("lab.copying", string="item", nats="value", right="value", beaten="value")
-COPYING_STEPS = COPYING.by("step")
+PERPLEXITY = measured("lab.perplexity", "document", "nats")
+COPYING = measured("lab.copying", "string", "nats", free=("right", "beaten"))
+COPYING_STEPS = replace(COPYING, run=("model", "seed", "step"))
 # With many strings there is less text before them, so that the context has the same length.
-CANDIDATES = COPYING.by("candidates").by("before")
-RETRIEVAL = measured("abcdigits.py or lab.passkey", length="axis", depth="item", accuracy="value")
+CANDIDATES = measured("lab.copying", "string", "nats", "right", "beaten", "candidates", "before")
+RETRIEVAL = measured("abcdigits.py or lab.passkey", "length", "depth", "accuracy")
 # Runs are compared in what a label does not say. Losses on two texts, or two tasks, do not compare.
-RUNS = Kind("train.py", {"seed": "seed", "val_loss": "value"} | dict.fromkeys(FACTS, "value")
-            | dict.fromkeys(("corpus", "tokenizer", "seq_len", "digits"), "figure")
-            | dict.fromkeys(("out", "device", "resume", "force", "compile", "shard", "recompute",
-                             "log_every", "eval_every", "save_every", "data", "torch", "run",
-                             "end", "step"), "free"), "label",
-            "their losses do not compare", "label them, as in mine=out, or compare them with --by")
+RUNS = Kind("train.py", ("seed", "val_loss"),
+            ("out", "device", "resume", "force", "compile", "shard", "recompute", "log_every",
+             "eval_every", "save_every", "data", "torch", "run", "end", "step", *FACTS),
+            figure=("corpus", "tokenizer", "seq_len", "digits"))
 # In lab.scaling a label is a family, whose runs differ in their size and what is adapted to it.
-SIZES = Kind("train.py", RUNS.roles | {"batch_tokens": "figure", "steps": "figure"}
-             | dict.fromkeys(("model", "parameters", "psi", "layers", "tiles", "d_E", "d_K", "d_V",
-                              "batch_size", "lr"), "axis"), "label")
-LATENCY = Kind("lab.bench", {"model": "free", "setting": "setting", "length": "axis",
-                             "parameters": "axis", "ms": "value",
-                             "parts_ms": "value"}, "figure")       # parts_ms: of older tables
-MECHANISMS = Kind("lab.mechanisms", {"model": "free", "seed": "seed", "what": "axis",
-                                     "length": "axis", "setting": "setting", "value": "value"},
-                  "free")
-TILES = Kind("lab.tiles", {"layer": "item", "tile": "item", "seq_len": "figure", "w": "value",
-                           "r": "value", "alive": "value"}, "figure")
+SIZES = replace(RUNS, figure=(*RUNS.figure, "batch_tokens", "steps"), free=(
+    *RUNS.free, "model", "parameters", "psi", "layers", "tiles", "d_E", "d_K", "d_V", "batch_size",
+    "lr"))
+LATENCY = Kind("lab.bench", ("model", "parameters", "setting", "length", "ms"), ("parts_ms",))
+MECHANISMS = Kind("lab.mechanisms", ("model", "seed", "what", "length", "setting", "value"))
+TILES = Kind("lab.tiles", ("layer", "tile", "w", "r", "alive"))
 LATER = ("tokenizer", "dtype")                         # columns that our oldest tables lack
 
 
@@ -98,9 +77,10 @@ LATER = ("tokenizer", "dtype")                         # columns that our oldest
 def require_alike(groups, kind):
     """Raise UsageError unless rows were measured alike. groups: {label: its rows, dicts}"""
     rows = [row for of_label in groups.values() for row in of_label]
-    require_equal(rows, kind.columns("figure", rows), "the runs", kind.if_figure)
+    require_equal(rows, kind.fixed_in_figure(rows), "the runs", "draw those that are equal")
     for label, of_label in groups.items():
-        require_equal(of_label, kind.columns("label", rows), f"the runs of {label}", kind.if_label)
+        require_equal(of_label, kind.fixed(rows), f"the runs of {label}",
+                      "give them labels, as in mine=PATH")
 
 
 def require_equal(rows, columns, whose, advice):
@@ -109,15 +89,13 @@ def require_equal(rows, columns, whose, advice):
         values = dict.fromkeys(row[column] for row in rows if column in row)
         values = [value for value in values if value or column not in LATER]
         if len(values) > 1:
-            both = " | ".join(value if value else "(none)" for value in values[:2])
-            raise UsageError(f"{whose} differ in {column} ({both}): "
-                             f"{advice.format(f'{column}={values[0]}')}")
+            one, other = (value if value else "(none)" for value in values[:2])
+            raise UsageError(f"{whose} differ in {column} ({one} | {other}): {advice}")
 
 
 def require_table(rows, kind, path):
-    """Raise UsageError unless a tool has written rows: they have all columns that it names."""
-    needed = [name for name, role in kind.roles.items() if role != "value"]
-    for column in (*needed, kind.the("value")):
+    """Raise UsageError unless a tool has written rows: they have all columns of its own."""
+    for column in kind.own:
         if not rows or column not in rows[0]:
             raise UsageError(f"{path} is no table of {kind.tool}: it has no column {column}")
 
@@ -126,7 +104,7 @@ def require_table(rows, kind, path):
 
 def flags_that_differ(one, other):
     """The flags in which two runs, {flag: value}, differ. A run of an old table may lack some."""
-    flags = [name for name in one if RUNS.role(name) in ("label", "figure") and name in other]
+    flags = [name for name in RUNS.fixed([one]) if name in other]
     return [name for name in flags if name != "parameters" and one[name] != other[name]]
 
 
@@ -135,9 +113,7 @@ def group_runs(runs, by=None):
 
     by: a flag whose values get a group each, or None. runs: with `label`, `seed` and `flags`.
     """
-    groups, kind = {}, RUNS
-    if by:
-        kind = RUNS.by(by)
+    groups = {}
     for run in runs:
         if by and by not in run.flags:
             raise UsageError(f"--by {by} is no flag of {run.label}")
@@ -145,17 +121,18 @@ def group_runs(runs, by=None):
         if any(run.seed == other.seed for other in groups.get(name, [])):
             raise UsageError(f"{name} has seed {run.seed} twice: label the runs, as in mine=out")
         groups.setdefault(name, []).append(run)
-    require_alike({name: [run.flags for run in group] for name, group in groups.items()}, kind)
+    require_alike({name: [run.flags for run in group] for name, group in groups.items()},
+                  replace(RUNS, free=(*RUNS.free, by)))
     return groups
 
 
 # --------------------------------------------------------------------------- rows of measurements
 
-def read_measurements(words, kind, only=()):
+def read_measurements(words, kind):
     """The rows of tables, with labels as their models, which were measured alike.
 
     A run may have been measured again after an edit or after more training: then its last rows
-    count. only: of the rows those that have all of these "column=value".
+    count.
     """
     rows, sources, flags = [], {}, {}
     for label, path in named_paths(words):
@@ -175,7 +152,7 @@ def read_measurements(words, kind, only=()):
 
     # What another tool's table lacks is a difference.
     none, groups = {name: "" for row in rows for name in row}, {}
-    rows = choose([none | row for row in rows], only)
+    rows = [none | row for row in rows]
     for row in rows:
         groups.setdefault(row["model"], []).append(row)
     require_alike(groups, kind)
@@ -184,9 +161,7 @@ def read_measurements(words, kind, only=()):
 
 def run_of(row, kind):
     """What identifies the run of a row."""
-    if kind.role("step") == "axis":
-        return row["model"], row["seed"], row["step"]
-    return row["model"], row["seed"]
+    return tuple(row[name] for name in kind.run)
 
 
 def last_rows(rows, kind, path):
@@ -200,17 +175,6 @@ def last_rows(rows, kind, path):
         print(f"{path}: {len(rows) - len(kept)} rows are left out, measured before an edit or "
               "before more training", file=sys.stderr)
     return list({tuple(row.values()): row for row in kept}.values())
-
-
-def choose(rows, only):
-    """The rows that have all of some "column=value"."""
-    for word in only:
-        column, _, value = word.partition("=")
-        values = dict.fromkeys(row.get(column, "") for row in rows)
-        if value not in values:
-            raise UsageError(f"--only {word}: no row has it; {column} is {' | '.join(values)}")
-        rows = [row for row in rows if row.get(column, "") == value]
-    return rows
 
 
 # ------------------------------------------------------------------------- means over the seeds
@@ -233,6 +197,14 @@ def mean_in_words(numbers, digits):
     if math.isnan(std):
         return words
     return f"{words} ± {std:.{digits}f}"
+
+
+def mean_of_seeds(of_seed, digits, seeds):
+    """The mean of {seed: number} in words, and its seeds where they are not all of some seeds."""
+    words = mean_in_words(of_seed.values(), digits)
+    if of_seed and of_seed.keys() != seeds:
+        words += f", seeds {seeds_in_words(of_seed)}"
+    return words
 
 
 def seeds_in_words(seeds):

@@ -6,7 +6,7 @@
 A label names a mechanism, and its runs are folders of train.py, on text or on abcdigits, that were
 measured with lab.perplexity, lab.copying or abcdigits.py. A row of the table has the means over the
 seeds; what was measured with SWE, or with the best RoPE scaling at each place, has a row of its
-own, unless it changed nothing. The columns are the validation loss, the perplexity at the end of
+own. The columns are the validation loss, the perplexity at the end of
 the documents over that at 64 tokens, the gain of copying at each distance, the share of needles
 found at each length, and how many seeds learned to look things up, which is that they guess more
 than half of the needles' digits in validation. The loss is that of the last step that all runs on
@@ -18,12 +18,15 @@ table that the first has written beside its figure. docs/mechanisms.md has the p
 """
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from lab import alike, plots
-from lab.alike import group_runs, mean_in_words, read_measurements, seeds_in_words
+from lab.alike import group_runs, mean_of_seeds, read_measurements, seeds_in_words
 from lab.curves import (
+    Curve,
     copying_curves,
+    gain_of,
     perplexity_curves,
     retrieval_curves,
     with_best_scaling,
@@ -37,11 +40,12 @@ from support.tables import as_cell, named_paths, print_table, read_table
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
             "RoPE": "with the best RoPE scaling"}
 START = 64                                             # the perplexity there is divided by
+DIGITS = {"loss": 3, "perplexity": 2, "gain": 2, "needles": 0}     # columns, and how they are shown
 
 
 # ------------------------------------------------------------------------------- from runs to rows
 
-def rows_of(words, only=()):
+def rows_of(words):
     """The rows of the table, dicts: a number of a labelled run, one for each seed."""
     on_text, on_task = {}, {}                          # {path: run}
     for label, path in named_paths(words):
@@ -51,66 +55,51 @@ def rows_of(words, only=()):
         else:
             on_text[path] = run
     parameters = {run.label: run.flags["parameters"] for run in (on_text | on_task).values()}
-    return [{"model": model, "parameters": parameters[model], "seed": seed, "what": what,
-             "length": length, "setting": setting, "value": value}
-            for model, seed, what, length, setting, value in
-            (*numbers_on_text(on_text, only), *numbers_on_task(on_task, only))]
+    rows = []
+    for what, curve in (*curves_on_text(on_text), *curves_on_task(on_task)):
+        setting = "RoPE" if curve.factor else "SWE" if curve.swe else ""
+        rows += [{"model": curve.model, "parameters": parameters[curve.model], "seed": seed,
+                  "what": what, "length": length, "setting": setting, "value": value}
+                 for length, of_seed in curve.points.items() for seed, value in of_seed.items()]
+    return rows
 
 
-def numbers_on_text(runs, only):
-    """Yield (model, seed, what, length, setting, value) of runs: losses, perplexities, copying."""
+def curves_on_text(runs):
+    """Yield (what, a curve by length) of runs: losses, perplexities, gains of copying."""
     group_runs(runs.values())                          # refuses those that were not trained alike
     if not runs:
         return
     step = last_common_step(runs.values())
     for run in runs.values():
-        yield run.label, run.seed, "loss", "", "", run.loss(step)
-    curves, positions = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY, only))
-    if START not in positions:
-        raise UsageError(f"the perplexities are of {positions[-1]} tokens: measure with --length "
+        yield "loss", Curve(run.label, "", "", {"": {run.seed: run.loss(step)}})
+    curves = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY))
+    end = max(curves[0].points)
+    if START not in curves[0].points:
+        raise UsageError(f"the perplexities are of {end} tokens: measure with --length "
                          f"{2 * START} or more, because they are divided by those at {START}")
-    for curve in with_best_scaling(curves, lambda costs: costs):
-        for position in (START, positions[-1]):
-            for seed, value in curve.at(positions.index(position)).items():
-                yield curve.model, seed, "perplexity", position, setting_of(curve), value
+    for curve in with_best_scaling(curves, lambda points, place: sum(points[place].values())):
+        yield "perplexity", replace(curve, points={x: curve.points[x] for x in (START, end)})
     if any((Path(path) / "copying.tsv").exists() for path in runs):
-        yield from numbers_on_copying(measured(runs, "copying", alike.COPYING, only))
+        for curve in copying_curves(measured(runs, "copying", alike.COPYING)):
+            yield "gain", gain_of(curve).part(...)
 
 
-def numbers_on_copying(rows):
-    """Yield the same of the gains at each distance: what another string costs more than the same.
-
-    Of several RoPE factors the one counts with which the same string costs least.
-    """
-    curves, ends, _, distances = copying_curves(rows, alike.COPYING)
-    for curve in curves:
-        same, another = (curve.values[:, ends.index(end), 0] for end in ("same", "another"))
-        gains = curve.of(another - same)
-        for n, distance in enumerate(distances):
-            for seed, gain in gains.at(n).items():
-                yield curve.model, seed, "gain", distance, setting_of(curve), gain
-
-
-def numbers_on_task(runs, only):
-    """Yield (model, seed, what, length, setting, value) of the needles that runs find."""
+def curves_on_task(runs):
+    """Yield (what, a curve by length) of the needles that runs find."""
     group_runs(runs.values())
     for path, run in runs.items():
-        yield run.label, run.seed, "needle digits", "", "", needle_of(run, Path(path))
-    if all(run.diverged for run in runs.values()):
-        return
-    _, curves, lengths = retrieval_curves(measured(runs, "abcdigits", alike.RETRIEVAL, only), True)
-    for curve in curves:
-        for n, length in enumerate(lengths):
-            for seed, share in curve.at(n).items():
-                yield curve.model, seed, "needles", length, setting_of(curve), share
+        share = needle_of(run, Path(path))
+        yield "needle digits", Curve(run.label, "", "", {"": {run.seed: share}})
+    if not all(run.diverged for run in runs.values()):
+        _, curves = retrieval_curves(measured(runs, "abcdigits", alike.RETRIEVAL), plain=True)
+        for curve in curves:
+            yield "needles", curve
 
 
-def measured(runs, name, kind, only):
+def measured(runs, name, kind):
     """The rows of runs, {path: run}, in tables of a name, without those of two settings at once."""
-    paths = {f"{path}/{name}.tsv": run.label for path, run in runs.items() if not run.diverged}
-    columns = {column for path in paths for row in read_table(path)[:1] for column in row}
-    only = [word for word in only if word.partition("=")[0] in columns]
-    rows = read_measurements([f"{label}={path}" for path, label in paths.items()], kind, only)
+    rows = read_measurements([f"{run.label}={path}/{name}.tsv" for path, run in runs.items()
+                              if not run.diverged], kind)
     return [row for row in rows if "" in (row["swe"], row["factor"])]
 
 
@@ -122,13 +111,6 @@ def needle_of(run, folder):
     if not has_all_steps and not read_checkpoint(folder / "ckpt.pt")["learned"]:
         raise UsageError(f"{folder} has not ended: --resume continues it")
     return list(column(read_table(folder / "log.tsv"), "needle").values())[-1]
-
-
-def setting_of(curve):
-    """The setting of SETTINGS that a curve is in."""
-    if curve.factor:
-        return "RoPE"
-    return "SWE" if curve.swe else ""
 
 
 # ----------------------------------------------------------------------- the table and the figure
@@ -154,65 +136,42 @@ def get_lines(rows):
             name, value = f"{name} / {START}", value / at_start[run]
         elif row["what"] == "needles":
             value *= 100
-        values = lines[row["model"], row["setting"]].setdefault(name, {})
-        if row["seed"] in values:
+        of_seed = lines[row["model"], row["setting"]].setdefault(name, {})
+        if row["seed"] in of_seed:
             raise UsageError(f"{row['model']} has seed {row['seed']} twice in {name}: make the "
                              "table anew")
-        values[row["seed"]] = value
-    for (model, setting), values in lines.items():
-        if setting:
-            remove_unchanged(values, lines[model, ""])
+        of_seed[row["seed"]] = value
     return {key: values for key, values in lines.items() if values}
-
-
-def remove_unchanged(values, plain):
-    """Remove what a setting has not changed for any seed: no window was expanded, for instance.
-
-    values, plain: {column of the table: {seed: value}}, in the setting and as trained
-    """
-    for what in {name.split()[0] for name in values}:
-        names = [name for name in values if name.split()[0] == what]
-        if all(values[name] == plain.get(name) for name in names):
-            for name in names:
-                del values[name]
 
 
 def columns_of(lines):
     """The table's columns of numbers: loss, perplexity, gains by distance, needles by length."""
     names = {name for values in lines.values() for name in values} - {"needle digits"}
-    order = ("loss", "perplexity", "gain", "needles")
 
     def place(name):
         what, *more = name.split()
-        return order.index(what), int(more[0]) if more else 0
+        return [*DIGITS].index(what), int(more[0]) if more else 0
 
     return sorted(names, key=place)
 
 
-def good_of(values):
+def good_of(of_seed):
     """{seed: number} less the runs that diverged, whose number is NaN."""
-    return {seed: value for seed, value in values.items() if not math.isnan(value)}
-
-
-def cell(values, digits, seeds):
-    """The mean of {seed: number} in words, and its seeds if they are not all."""
-    good = good_of(values)
-    words = mean_in_words(good.values(), digits)
-    if values and good.keys() != seeds:
-        words += f", seeds {seeds_in_words(good)}"
-    if len(good) < len(values):
-        words += f", diverged {seeds_in_words(values.keys() - good.keys())}"
-    return words
+    return {seed: value for seed, value in of_seed.items() if not math.isnan(value)}
 
 
 def print_lines(lines, columns):
     """Print a row for each mechanism and setting."""
     seeds = {seed for values in lines.values() for of_seed in values.values() for seed in of_seed}
-    digits = {"loss": 3, "perplexity": 2, "gain": 2, "needles": 0}
     table = []
     for (model, setting), values in lines.items():
-        row = {"mechanism": model, "": setting} | {
-            name: cell(values.get(name, {}), digits[name.split()[0]], seeds) for name in columns}
+        row = {"mechanism": model, "": setting}
+        for name in columns:
+            of_seed = values.get(name, {})
+            row[name] = mean_of_seeds(good_of(of_seed), DIGITS[name.split()[0]], seeds)
+            bad = of_seed.keys() - good_of(of_seed).keys()
+            if bad:
+                row[name] += f", diverged {seeds_in_words(bad)}"
         row["learned"] = None
         if "needle digits" in values:
             shares = values["needle digits"].values()
@@ -272,7 +231,7 @@ def draw(lines, columns, path):
         if name.startswith("perplexity"):
             ax.set_xscale("log")
             ax.set_xlim(left=min(1, 0.9 * ax.dataLim.x0))         # a ratio below 1 is in sight
-            plots.plain_numbers(plt, ax.xaxis)
+            plots.plain_numbers(ax.xaxis)
     axes[0, 0].set_yticks(range(len(models)), models)
     plots.save(fig, path)
 
@@ -280,8 +239,6 @@ def draw(lines, columns, path):
 def main():
     p = Parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="RUN", help="label=folders, or a table")
-    p.add_argument("--only", nargs="+", default=[], metavar="COLUMN=VALUE", help="as for "
-                   "lab.figures")
     p.add_argument("--out", type=plots.figure_path, default=Path("out/mechanisms.png"),
                    help="the figure to write, and beside it its table [out/mechanisms.png]")
     args = p.parse_args()
@@ -293,7 +250,7 @@ def main():
         alike.require_table(rows, alike.MECHANISMS, args.runs[0])
     else:
         rows = [{name: as_cell(x) for name, x in row.items()}
-                for row in rows_of(args.runs, args.only)]
+                for row in rows_of(args.runs)]
     lines = get_lines(rows)
     columns = columns_of(lines)
     print_lines(lines, columns)

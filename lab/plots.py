@@ -1,4 +1,5 @@
-"""What all pictures share: their style, bands, axes and legend, and how they are written."""
+"""What all pictures share: their style, curves, axes and legend, and how they are written."""
+import math
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from support.data import count
 from support.tables import read_table, write_table
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
-MARKERS = "os^DvPX"
+MARKERS = "os^DvPXp"
 LINES = ("-", "--", "-.", ":")
 
 
@@ -26,57 +27,77 @@ def pyplot():
     return plt
 
 
-# --------------------------------------------------------------------------------- curves and bands
+# ------------------------------------------------------------------------------------------ curves
+
+def draw_panels(panels, xlabel, ylabel, unit="seed"):
+    """(a figure with a panel for each of {title: its curves}, its axes, their curves drawn).
+
+    unit: what a mean is over.
+    """
+    columns = min(len(panels), 3)
+    fig, axes = pyplot().subplots(math.ceil(len(panels) / columns), columns, sharex=True,
+                                  sharey=True, squeeze=False)
+    fig.set_figheight(2.5 + 2 * len(axes))
+    all_looks = looks([curve for curves in panels.values() for curve in curves])
+    for ax, (title, curves) in zip(axes.flat, panels.items()):
+        draw_curves(ax, curves, all_looks, unit)
+        ax.set_title(title)
+        ax.tick_params(labelbottom=True)
+    for ax in axes.flat[len(panels) :]:
+        ax.axis("off")
+    for ax in axes[-1]:
+        ax.set_xlabel(xlabel)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(ylabel)
+    return fig, axes.flat[: len(panels)]
+
 
 def looks(curves):
-    """A look for each curve: one colour and marker for a model, one line for a setting."""
-    models, chosen = list(dict.fromkeys(curve.model for curve in curves)), []
+    """{name of a curve: its look}: one colour and marker for a model, one line for a setting."""
+    settings, chosen = {}, {}
     for curve in curves:
-        n = models.index(curve.model)
-        settings = [other.setting for other in curves if other.model == curve.model]
-        look = {"color": f"C{n}", "marker": MARKERS[n % len(MARKERS)],
-                "ls": LINES[settings.index(curve.setting) % len(LINES)]}
-        if curve.setting:
-            look["mfc"] = "white"
-        chosen.append(look)
+        of_model = settings.setdefault(curve.model, {})
+        line = of_model.setdefault(curve.setting, LINES[len(of_model) % len(LINES)])
+        n = [*settings].index(curve.model)
+        chosen[curve.name] = {"color": f"C{n}", "marker": MARKERS[n % len(MARKERS)], "ls": line,
+                              "mfc": "white" if curve.setting else f"C{n}",
+                              "ms": 5 if len(curves) < 6 else 3.5}
     return chosen
 
 
-def draw_means(ax, x, curves, **more):
-    """Draw curves under their names. more: of their look"""
-    for curve, look in zip(curves, looks(curves)):
-        draw_mean(ax, x, curve, curve.name, **look, **more)
+def draw_curves(ax, curves, look, unit="seed"):
+    """Draw the mean of each curve over its seeds, and a band of one deviation.
+
+    look: of `looks`. unit: what a mean is over.
+    """
+    for curve in curves:
+        columns = [[*of_seed.values()] for of_seed in curve.points.values()]
+        means, stds = np.array([mean_and_std(column) for column in columns]).T
+        stds, x = np.nan_to_num(stds), [*curve.points]             # one seed has no deviation
+        ax.plot(x, means, label=f"{curve.name}, {sizes(columns, unit)}", **look[curve.name])
+        ax.fill_between(x, means - stds, means + stds, alpha=0.25, lw=0,
+                        color=look[curve.name]["color"])
 
 
-def draw_mean(ax, x, curve, label, **look):
-    """Draw the mean of a curve (seeds, places), and a band of one deviation."""
-    columns = {place: list(curve.at(n).values()) for n, place in enumerate(x) if curve.at(n)}
-    x, columns = list(columns), list(columns.values())
-    means, stds = np.array([mean_and_std(column) for column in columns]).T
-    stds = np.nan_to_num(stds)                         # one seed has no deviation
-    ax.plot(x, means, label=f"{label}, {seeds_of(columns)}", **look)
-    ax.fill_between(x, means - stds, means + stds, alpha=0.25, color=look["color"], lw=0)
-
-
-def seeds_of(columns):
-    """How many seeds the means of some columns have: "3 seeds", "1 to 3 seeds"."""
+def sizes(columns, unit):
+    """How many numbers some columns have: "3 seeds", "1 to 3 seeds"."""
     low, high = min(map(len, columns)), max(map(len, columns))
-    return count(high, "seed") if low == high else f"{low} to {high} seeds"
+    return count(high, unit) if low == high else f"{low} to {count(high, unit)}"
 
 
 # ------------------------------------------------------------------------------------------- axes
 
-def mark_training_length(ax, rows):
-    for T in sorted({int(row["seq_len"]) for row in rows}):
-        ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1, marker="",
-                   label=f"training length, {T} tokens")
-
-
-def powers_of_2(ax, x):
-    """A logarithmic axis with a tick at each x."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(x, [f"{n:,}" for n in x])
-    ax.minorticks_off()
+def context_axes(axes, curves, rows=()):
+    """Logarithmic axes of tokens, a tick at each x, with the training lengths of rows marked."""
+    x = sorted({place for curve in curves for place in curve.points})
+    x = x[:: math.ceil(len(x) * min(len(axes), 3) / 12)]           # more would overlap
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(x, [f"{n:,}" for n in x])
+        ax.minorticks_off()
+        for T in sorted({int(row["seq_len"]) for row in rows}):
+            ax.axvline(T, color="black", ls=(0, (5, 3)), lw=1, marker="",
+                       label=f"training length, {T} tokens")
 
 
 def logarithmic(set_scale, values, base=10):
@@ -88,17 +109,18 @@ def logarithmic(set_scale, values, base=10):
         set_scale("symlog", base=base, linthresh=min(positive))
 
 
-def plain_numbers(plt, axis, at=(1, 2, 5)):
+def plain_numbers(axis, at=(1, 2, 5)):
     """Ticks of a logarithmic axis: `at` times a power of ten, written out."""
+    plt = pyplot()
     axis.set_major_locator(plt.LogLocator(subs=at))
     axis.set_major_formatter(lambda x, _: f"{x:,.6g}")
     axis.set_minor_locator(plt.NullLocator())
 
 
-def millions(plt, ax):
+def millions(ax):
     """A logarithmic x axis of parameters, in millions."""
     ax.set_xscale("log")
-    plain_numbers(plt, ax.xaxis)
+    plain_numbers(ax.xaxis)
     ax.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}")
 
 

@@ -27,6 +27,7 @@ import torch
 
 from lab import plots
 from lab.alike import SIZES, group_runs, mean_and_std, require_alike, seeds_in_words
+from lab.curves import Curve
 from lab.runs import last_common_step, read_runs
 from support.cli import Parser, UsageError, cli
 from support.data import get_tokenizer
@@ -150,16 +151,12 @@ def get_rows(models):
 
 def draw(models, path):
     """Draw the loss by size, a curve for each family."""
-    plt = plots.pyplot()
-    fig, ax = plt.subplots()
-    for family in FAMILIES:
-        columns = [list(model.losses.values()) for model in models[family]]
-        if columns:
-            means, stds = zip(*map(mean_and_std, columns))
-            ax.errorbar([model.parameters for model in models[family]], means, np.nan_to_num(stds),
-                        capsize=3, label=f"{family.capitalize()}, {plots.seeds_of(columns)}")
-    plots.millions(plt, ax)
-    ax.set(xlabel="parameters (millions)", ylabel="validation loss (nats per token)")
+    curves = [Curve(family.capitalize(), "", "", {model.parameters: model.losses for model in
+                                                  models[family]}) for family in FAMILIES
+              if models[family]]
+    fig, (ax,) = plots.draw_panels({"": curves}, "parameters (millions)",
+                                   "validation loss (nats per token)")
+    plots.millions(ax)
     plots.save(fig, path)
 
 

@@ -588,9 +588,9 @@ def test_the_best_factor_of_a_cell_is_one_that_all_seeds_have():
             for seed, cells in {"0": {"": "0.2", "4": "0.3", "8": "1"},
                                 "1": {"": "0.2", "4": "0.5"}, "2": {"": "0.4", "4": "0.4"}}.items()
             for factor, x in cells.items()]
-    (best,), _, _ = curves.retrieval_curves(rows, plain=False)
-    assert (best.name, best.seeds) == ("m + best RoPE scaling", ["0", "1", "2"])
-    assert best.values.ravel().tolist() == [0.3, 0.5, 0.4]
+    (best,), _ = curves.retrieval_curves(rows, plain=False)
+    assert best.name == "m + best RoPE scaling"
+    assert best.points == {(256, "0.5"): {"0": 0.3, "1": 0.5, "2": 0.4}}
 
 
 def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have():
@@ -600,16 +600,16 @@ def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have
                       nats=f"{nats} {nats}") for seed in "01" for factor, text, nats in measured]
     documents = [row | {"document": row["string"], "length": "91", "nats": f"{row['nats']} 9 9"}
                  for row in strings]
-    (plain, best), *_ = curves.copying_curves(strings, alike.COPYING)
+    plain, best = curves.copying_curves(strings)
     assert (plain.name, best.name) == ("m", "m + best RoPE scaling")
-    assert plain.values[:, 0].tolist() == best.values[:, 0].tolist() == [[[1.0]], [[1.0]]]
-    of_documents, _ = curves.perplexity_curves(documents)
-    _, best = curves.with_best_scaling(of_documents, lambda costs: costs)
-    assert best.values[:, 0].tolist() == pytest.approx([math.e] * 2)
+    assert plain.points["same", 128] == best.points["same", 128] == {"0": 1.0, "1": 1.0}
+    _, best = curves.with_best_scaling(curves.perplexity_curves(documents),
+                                       lambda points, place: sum(points[place].values()))
+    assert best.points[32] == pytest.approx({"0": math.e, "1": math.e})
 
     one_seed_each = [row for row in strings if (row["factor"] == "4") == (row["seed"] == "1")]
     with pytest.raises(UsageError, match="measured with all seeds"):
-        curves.copying_curves(one_seed_each, alike.COPYING)
+        curves.copying_curves(one_seed_each)
 
 
 def test_mechanisms_that_were_measured_with_scaled_positions_alone_are_refused():
@@ -653,8 +653,8 @@ def test_of_a_run_that_was_trained_further_the_last_rows_count_and_each_once(tmp
 @needs_matplotlib
 def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_known():
     ax = plots.pyplot().subplots()[1]
-    curve = curves.Curve("x", "", "", ["0", "1"], np.array([[1, 5], [3, math.nan]]))
-    plots.draw_mean(ax, [1, 2], curve, "x", color="C0")
+    curve = curves.Curve("x", "", "", {1: {"0": 1, "1": 3}, 2: {"0": 5}})
+    plots.draw_curves(ax, [curve], plots.looks([curve]))
     assert ax.lines[0].get_ydata().tolist() == [2, 5]
     assert ax.lines[0].get_label() == "x, 1 to 2 seeds"
     for tokenizer, expected in (("bytes", True), ("gpt2", False)):
@@ -731,21 +731,6 @@ def test_what_a_string_gains_is_a_column_of_mechanisms_for_each_distance(tmp_pat
     gains = {setting: [values[f"gain {distance}"]["0"] for distance in (64, 128)]
              for (_, setting), values in lines.items()}
     assert gains == {"": [4.0, 5.0], "SWE": [4.0, 7.0]}
-
-
-def test_a_setting_that_changed_nothing_is_no_row_of_mechanisms():
-    """At 256 bytes windows were expanded, too, although all is found as before."""
-    def row(what, length, setting, seed, value):
-        return {"model": "m", "seed": seed, "what": what, "length": length, "setting": setting,
-                "value": value}
-
-    rows = [row("perplexity", length, setting, seed, "3") for length in ("64", "2048")
-            for setting in ("", "SWE") for seed in "01"]
-    assert mechanisms.get_lines(rows).keys() == {("m", "")}
-    for seed, x in zip("01", ("0.5", "0.6")):
-        rows += [row("needles", "256", setting, seed, "1") for setting in ("", "SWE")]
-        rows += [row("needles", "1024", "", seed, "0.5"), row("needles", "1024", "SWE", seed, x)]
-    assert mechanisms.get_lines(rows)["m", "SWE"].keys() == {"needles 256", "needles 1024"}
 
 
 @needs_matplotlib

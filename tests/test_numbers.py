@@ -12,7 +12,7 @@ import train
 from lab import alike, figures, mechanisms, scaling
 from lab.alike import mean_and_std, mean_in_words, read_measurements
 from lab.compare import compare
-from lab.curves import copying_curves, read_curves, retrieval_curves
+from lab.curves import copying_curves, curves_by_string, retrieval_curves
 from lab.paired import difference, share_among
 from lab.runs import read_runs
 from support.check import inside
@@ -45,19 +45,18 @@ def found_in(text, pattern):
 def shares(name):
     """{model: {length: its mean share of answers in percent, as one prints it}}"""
     rows = read_measurements([FOLDER / f"{name}.tsv"], alike.RETRIEVAL)
-    _, curves, lengths = retrieval_curves(rows, plain=False)
+    _, curves = retrieval_curves(rows, plain=False)
     return {curve.name.removesuffix(" + best RoPE scaling"):
-            {length: float(f"{100 * statistics.fmean(curve.at(n).values()) + 1e-9:.1f}")
-             for n, length in enumerate(lengths) if curve.at(n)}
-            for curve in curves}
+            {length: float(f"{100 * statistics.fmean(of_seed.values()) + 1e-9:.1f}")
+             for length, of_seed in curve.points.items()} for curve in curves}
 
 
-def copying_of(rows, kind=alike.COPYING, step=0):
-    """{curve: {end: costs (seeds, distances)}} after the n-th step."""
-    curves, ends, _, _ = copying_curves(rows, kind)
-    return {curve.name: {end: of_end[~np.isnan(of_end).any(axis=1)]
-                         for end, of_end in zip(ends, curve.values[:, :, step].swapaxes(0, 1))}
-            for curve in curves}
+def copying_of(rows, *step):
+    """{curve: {end: costs (seeds, distances)}}, after a step if it is given."""
+    return {curve.name: {end: np.array([[*of_seed.values()] for of_seed
+                                        in curve.part(end, *step, ...).points.values()]).T
+                         for end in ("same", "another")}
+            for curve in copying_curves(rows, *["step" for _ in step])}
 
 
 def read_copying(name, kind=alike.COPYING):
@@ -306,10 +305,10 @@ def test_how_far_a_repeated_run_moves():
 def test_retrieval_with_scaled_rope_is_told_by_seed():
     """One fact in the report, in LOG.md and in a lecture: two seeds of three, and the third."""
     rows = read_measurements([FOLDER / "abcdigits_ablations.tsv"], alike.RETRIEVAL)
-    _, curves, lengths = retrieval_curves(rows, plain=False)
+    _, curves = retrieval_curves(rows, plain=False)
     curve, = (curve for curve in curves if curve.name == "MiPE → RoPE + best RoPE scaling")
-    at_16, at_32 = (sorted((round(100 * x) for x in curve.at(lengths.index(n)).values()),
-                           reverse=True) for n in (4096, 8192))
+    at_16, at_32 = (sorted((round(100 * x) for x in curve.points[n].values()), reverse=True)
+                    for n in (4096, 8192))
     assert at_16[0] == at_16[1]
     said = [at_16[0], *sorted(at_32[:2]), at_16[2], at_32[2]]
     lecture = (ROOT / "course/exercises/teach/lecture4.md").read_text()
@@ -459,27 +458,24 @@ def test_the_statistics_of_copying(call, capsys):
 
 def test_how_much_the_cost_of_copying_still_moves():
     steps_of, moves = {}, {}
-    curves, ends, steps, _ = copying_curves(
-        read_copying("copying_steps", alike.COPYING_STEPS), alike.COPYING_STEPS)
-    for curve in curves:
-        for of_seed in curve.values[:, ends.index("same")]:
-            measured = ~np.isnan(of_seed).any(axis=1)
-            last = of_seed[measured][-9:]              # the last 8,000 steps
-            steps_of[curve.name] = np.array(steps)[measured][-9:]
-            family = curve.model.partition(",")[0]
-            moves[family] = max(moves.get(family, 0), np.abs(np.diff(last, axis=0)).max())
+    for curve in copying_curves(read_copying("copying_steps", alike.COPYING_STEPS), "step"):
+        for distance in (128, 1024):
+            points = curve.part("same", ..., distance).points
+            for seed in curve.seeds():
+                steps = [step for step in points if seed in points[step]][-9:]     # the last 8,000
+                steps_of[curve.name, seed] = steps
+                family = curve.model.partition(",")[0]
+                last = [points[step][seed] for step in steps]
+                moves[family] = max(moves.get(family, 0), np.abs(np.diff(last)).max())
     assert all(x[-1] - x[0] == 8000 for x in steps_of.values())
     assert found_in(COPYING, r"up to ([\d.]+) nats for Multiscreen and ([\d.]+) for the Trans") == [
         float(f"{moves[name]:.2f}") for name in ("Multiscreen", "Transformer")]
 
 
 def test_copying_at_equal_steps():
-    steps = [str(n) for n in range(13000, 17001, 1000)]
-    rows = read_copying("copying_steps", alike.COPYING_STEPS)
-    rows = [row for row in rows if row["step"] in steps]
-    gains = {}
-    for step in steps:
-        for name, ends in copying_of(rows, alike.COPYING_STEPS, steps.index(step)).items():
+    rows, gains = read_copying("copying_steps", alike.COPYING_STEPS), {}
+    for step in range(13000, 17001, 1000):
+        for name, ends in copying_of(rows, step).items():
             gains.setdefault(name, []).append(ends["another"] - ends["same"])
     text = " ".join(COPYING.split())
     for name in ("Multiscreen + SWE", "Transformer, local", "Transformer, RoPE"):
@@ -567,9 +563,11 @@ def test_the_best_scaling_of_copying():
                       " ".join(COPYING.split()))
     assert said == means
 
-    by_factor, _ = read_curves(read_copying("copying_scaled"), alike.COPYING)
-    costs = {curve.factor: curve.values.mean(axis=(0, 1, 2))[:6] for curve in by_factor}
-    cheapest = [min(costs, key=lambda factor: costs[factor][n]) for n in (2, 3, 4)]
+    means = {curve.factor: {distance: statistics.fmean(
+        x for (end, there, _), of_seed in curve.points.items() for x in of_seed.values()
+        if (end, there) == ("same", distance)) for distance in (512, 1024, 2048)}
+        for curve in curves_by_string(read_copying("copying_scaled"))}
+    cheapest = [min(means, key=lambda factor: means[factor][n]) for n in (512, 1024, 2048)]
     assert cheapest == ["ntk16", "ntk64", "ntk64"]     # from 1,024 bytes on
     assert "From 1,024 bytes on the best one is NTK-aware scaling by 64" in (
         " ".join(COPYING.split()))
