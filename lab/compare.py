@@ -36,24 +36,10 @@ import math
 from pathlib import Path
 
 from lab.alike import FACTS, flags_that_differ, group_runs, mean_and_std, seeds_in_words
-from lab.paired import t_of_p
+from lab.paired import difference
 from lab.runs import last_common_step, read_runs, row_of_run
 from support.cli import Parser, at_least, cli
 from support.tables import print_table, write_table
-
-
-def changes_of(runs, first, step):
-    """{seed: the loss after a step minus that of another run with this seed}"""
-    partners = {run.seed: run for run in first if not run.diverged}
-    return {run.seed: run.loss(step) - partners[run.seed].loss(step) for run in runs
-            if run.seed in partners and partners[run.seed] is not run and not run.diverged}
-
-
-def half_interval(std, n):
-    """Half of the 95 % interval of a mean of n numbers with a standard deviation."""
-    if n < 2:
-        return math.nan
-    return t_of_p(0.05, n - 1) * std / math.sqrt(n)
 
 
 def compare(runs, by=None):
@@ -61,26 +47,26 @@ def compare(runs, by=None):
     groups, step = group_runs(runs, by), last_common_step(runs)
     rows = []
     for name, group in groups.items():
-        good = [run for run in group if not run.diverged]
-        bad = [run for run in group if run.diverged]
-        loss, std = mean_and_std([run.loss(step) for run in good])
+        losses = losses_of(group, step)
         first = [run for run in runs if run.label == runs[0].label
                  and run.flags.get(by) == group[0].flags.get(by)]
-        changes = changes_of(group, first, step)
-        change, change_std = mean_and_std(changes.values())
-        pairs = None
-        if group[0].label != runs[0].label:
-            pairs = seeds_in_words(changes)
-        row = {"run": name, "seeds": seeds_in_words(run.seed for run in good),
-               "diverged": seeds_in_words(run.seed for run in bad),
+        change = difference(losses, {} if first == group else losses_of(first, step))
+        loss, std = mean_and_std(losses.values())
+        row = {"run": name, "seeds": seeds_in_words(losses),
+               "diverged": seeds_in_words(run.seed for run in group if run.diverged),
                "parameters": group[0].flags["parameters"], "val_loss": loss, "std": std,
-               "pairs": pairs, "change": change, "± std": change_std,
-               "t95": half_interval(change_std, len(changes))}
+               "pairs": None if first == group else seeds_in_words(change.seeds),
+               "change": change.mean, "± std": change.std, "t95": change.t95}
         for fact in FACTS:                             # old tables have those of one seed
-            values = [run.facts_at(step)[fact] for run in good]
+            values = [run.facts_at(step)[fact] for run in group if not run.diverged]
             row[fact], _ = mean_and_std([x for x in values if not math.isnan(x)])
         rows.append(row)
     return rows, groups, step
+
+
+def losses_of(runs, step):
+    """{seed: loss after a step} of the runs that did not diverge."""
+    return {run.seed: run.loss(step) for run in runs if not run.diverged}
 
 
 def print_rows(rows, runs, step):

@@ -17,11 +17,14 @@ BEST = "best"                                          # in place of a RoPE fact
 
 @dataclass(frozen=True)
 class Curve:
-    """A model in a setting. points: {place: {seed: number}}, where most places are tuples."""
+    """A model in a setting. points: {place: {seed: number}}, where most places are tuples.
+
+    more: what else tells it from others, in words.
+    """
     model: str
-    swe: str
-    factor: str
     points: dict
+    swe: str = ""
+    factor: str = ""
     more: str = ""
 
     @property
@@ -69,7 +72,8 @@ def read_curves(rows, column, places_of):
     curves = {}
     for row in rows:
         key = row["model"], row["swe"], row["factor"]
-        points = curves.setdefault(key, Curve(*key, {})).points
+        new = Curve(row["model"], {}, row["swe"], row["factor"])
+        points = curves.setdefault(key, new).points
         for place, x in zip(places_of(row), row[column].split()):
             points.setdefault(place, {})[row["seed"]] = float(x)
     return list(curves.values())
@@ -155,7 +159,8 @@ def perplexity_curves(rows):
 def curves_by_string(rows, *columns, of="nats"):
     """Curves of what each end costs, by (end, *columns, distance, string).
 
-    of: "right" and "beaten" have numbers of the first end only.
+    The gain, which is what another string costs more than the same, is one of the ends. of: "right"
+    and "beaten" have numbers of the first end only.
     """
     def places_of(row):
         ends = row.get("ends", "same another").split()             # tables from before had two
@@ -163,7 +168,13 @@ def curves_by_string(rows, *columns, of="nats"):
         return [(end, *more, int(distance), row["string"]) for end in ends
                 for distance in row["distances"].split()]
 
-    return read_curves(rows, of, places_of)
+    curves = read_curves(rows, of, places_of)
+    for points in (curve.points for curve in curves):
+        for end, *place in [*points]:
+            if end == "another":
+                same, another = points["same", *place], points["another", *place]
+                points["gain", *place] = {seed: another[seed] - same[seed] for seed in same}
+    return curves
 
 
 def copying_curves(rows, *columns):
@@ -173,13 +184,6 @@ def copying_curves(rows, *columns):
     """
     return with_best_scaling(mean_over_items(curves_by_string(rows, *columns), "string"),
                              lambda points, place: sum(points["same", *place[1:]].values()))
-
-
-def gain_of(curve):
-    """What another string costs more than the same, of a curve by (end, ..)."""
-    return replace(curve, points={
-        place[1:]: {seed: x - curve.points["same", *place[1:]][seed] for seed, x in of_seed.items()}
-        for place, of_seed in curve.points.items() if place[0] == "another"})
 
 
 def retrieval_curves(rows, plain):

@@ -16,8 +16,8 @@ in their seed share a curve: it is their mean, with a band of one standard devia
 one figure has to be measured alike, on the same texts, for the same answers, by the same tokens;
 what is not is refused, and lab/alike.py has this rule. Where models were measured with several RoPE
 factors, `retrieval` and `copying` show the best at each place, chosen by its result, among those
-that all seeds have. The rows of a figure of measurements are written beside it, as .tsv, if you name it with
---out. Without matplotlib the numbers are printed, and no figure is drawn.
+that all seeds have. The rows of a figure of measurements are written beside it, as .tsv, if you
+name it with --out. Without matplotlib the numbers are printed, and no figure is drawn.
 
 `gain` also prints how each curve differs from each other, paired by seed, in the mean over the
 distances from 128 to 8,192: in the gain, and in what the string costs. t and p are Student's, and
@@ -47,7 +47,6 @@ from lab.curves import (
     Curve,
     copying_curves,
     curves_by_string,
-    gain_of,
     mean_over_items,
     perplexity_curves,
     retrieval_curves,
@@ -119,9 +118,9 @@ def print_costs(rows):
     """The curves of copying by (end, distance), after they were printed."""
     curves, lines = copying_curves(rows), []
     for curve in curves:
-        parts = {end: curve.part(end, ...) for end in dict.fromkeys(end for end, _ in curve.points)}
-        parts["gain"] = gain_of(curve).part(...)
-        lines += [row_of(part, part.points, end=end) for end, part in parts.items()]
+        for end in dict.fromkeys(end for end, _ in curve.points):
+            part = curve.part(end, ...)
+            lines.append(row_of(part, part.points, end=end))
     print_table(lines, "Nats per token by distance; gain: what another string costs more than the "
                 "same")
     return curves
@@ -137,7 +136,7 @@ def gain(rows):
     """How much less a string costs if it was read, by distance."""
     curves = print_costs(rows)
     print_differences(curves, rows)
-    gains = [gain_of(curve).part(...) for curve in curves]
+    gains = [curve.part("gain", ...) for curve in curves]
     fig, (ax,) = plots.draw_panels({"": gains}, DISTANCE, "gain (nats per token): what another\n"
                                    "string costs more than the one read")
     ax.axhline(0, color="gray", marker="", lw=0.8)
@@ -147,70 +146,62 @@ def gain(rows):
 
 def print_differences(curves, rows):
     """Print means over the distances, and how the curves differ, two at a time, paired by seed."""
-    costs = {curve.name: {"gain": gain_of(curve).part(...), "same": curve.part("same", ...)}
-             for curve in curves}
-    distances = [*costs[curves[0].name]["same"].points]
+    distances = [*curves[0].part("gain", ...).points]
     within = [distance for distance in distances if FIRST <= distance <= LAST]
     if not within:
         return
-    means, table = {}, []
-    for name, of_curve in costs.items():
-        for what, curve in of_curve.items():
-            means[name, what] = of_seed = mean_over(curve, within)
-            mean, std = mean_and_std(of_seed.values())
-            table.append({"curve": name, "of": what, "seeds": seeds_in_words(of_seed),
-                          "mean": mean, "± std": std})
+    means = {(curve.name, what): mean_over(curve.part(what, ...).points, within)
+             for curve in curves for what in ("gain", "same")}
+    table = []
+    for (name, what), of_seed in means.items():
+        mean, std = mean_and_std(of_seed.values())
+        table.append({"curve": name, "of": what, "seeds": seeds_in_words(of_seed), "mean": mean,
+                      "± std": std})
     print_table(table, f"Means over the distances from {within[0]:,} to {within[-1]:,} tokens")
-    if len(costs) == 1:
+    if len(curves) == 1:
         return
 
+    by_string = {curve.name: curve.points for curve in curves_by_string(rows)}
     table, by_distance = [], []
-    for one, other in combinations(costs, 2):
+    for one, other in combinations(curves, 2):
+        names = {"curve": one.name, "less": other.name}
         for what in ("gain", "same"):
-            x = difference(means[one, what], means[other, what])
-            errors = [None] * 3
-            if what == "gain":
-                errors = errors_of(one, other, within, rows)
-            table.append({"curve": one, "less": other, "of": what,
-                          "seeds": seeds_in_words(x.seeds), "mean": x.mean, "± std": x.std,
-                          "t": x.t, "p": x.p, "error: seeds": errors[0], "strings": errors[1],
-                          "both": errors[2]})
-        differences = [difference(costs[one]["gain"].points[distance],
-                                  costs[other]["gain"].points[distance]) for distance in distances]
+            x = difference(means[one.name, what], means[other.name, what])
+            # A RoPE scaling that was chosen has no gains of its own by string.
+            errors = [math.nan] * 3
+            if what == "gain" and {one.name, other.name} <= by_string.keys():
+                errors = errors_of(by_string[one.name], by_string[other.name], within)
+            table.append(names | {
+                "of": what, "seeds": seeds_in_words(x.seeds), "mean": x.mean, "± std": x.std,
+                "t": x.t, "p": x.p, "error: seeds": errors[0], "strings": errors[1],
+                "both": errors[2]})
+        differences = [difference(one.points["gain", distance], other.points["gain", distance])
+                       for distance in distances]
         corrected = holm([x.p for x in differences])
         cells = [f"{x.mean:.2f}" if math.isnan(p) else f"{x.mean:.2f} ({p:.3f})"
                  for x, p in zip(differences, corrected)]
-        by_distance.append({"curve": one, "less": other} | dict(zip(distances, cells)))
+        by_distance.append(names | dict(zip(distances, cells)))
     print_table(table, "How these means differ, paired by seed")
     print_table(by_distance, "Differences of the gain by distance, and p by Holm's correction")
 
 
-def mean_over(curve, places):
-    """{seed: the mean of a curve over some places}, of the seeds that have all of them."""
-    seeds = set.intersection(*(set(curve.points[place]) for place in places))
-    return {seed: statistics.fmean(curve.points[place][seed] for place in places)
-            for seed in seeds}
+def mean_over(points, places):
+    """{seed: the mean over some places}, of the seeds that have all of them."""
+    seeds = set.intersection(*(set(points[place]) for place in places))
+    return {seed: statistics.fmean(points[place][seed] for place in places) for seed in seeds}
 
 
-def errors_of(one, other, distances, rows):
-    """Three standard errors of how the mean gains of two curves, named, differ.
-
-    They are NaN where a RoPE scaling was chosen, which has no gains of its own.
-    """
-    gains = {curve.name: gain_of(curve).points for curve in curves_by_string(rows)}
-    if one not in gains or other not in gains:
+def errors_of(one, other, distances):
+    """Standard errors of how mean gains differ. one, other: {(end, distance, string): {seed: x}}"""
+    table = []
+    for string in sorted({place[-1] for place in one} & {place[-1] for place in other}):
+        ours, theirs = (mean_over(points, [("gain", distance, string) for distance in distances])
+                        for points in (one, other))
+        table.append([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    table = [of_string for of_string in table if len(of_string) == max(map(len, table))]
+    if len(table) < 2 or len(table[0]) < 2:
         return [math.nan] * 3
-    both = gains[one], gains[other]
-    seeds = set.intersection(*({seed for of_seed in points.values() for seed in of_seed}
-                               for points in both))
-    strings = [string for string in sorted({string for _, string in both[0]}) if all(
-        points.get((distance, string), {}).keys() >= seeds for points in both
-        for distance in distances)]
-    if min(len(seeds), len(strings)) < 2:
-        return [math.nan] * 3
-    return standard_errors(np.array([
-        [statistics.fmean(both[0][distance, string][seed] - both[1][distance, string][seed]
-                          for distance in distances) for string in strings] for seed in seeds]))
+    return standard_errors(np.array(table).T)
 
 
 def copying_steps(rows):
@@ -326,7 +317,7 @@ def losses(words, by="lr"):
     curves, diverged = {}, {}
     for group in sorted(groups.values(), key=lambda group: as_number(by, group[0].flags[by])):
         label, x = group[0].label, as_number(by, group[0].flags[by])
-        curve = curves.setdefault(label, Curve(label, "", "", {}))
+        curve = curves.setdefault(label, Curve(label, {}))
         curve.points[x] = {run.seed: run.loss(step) for run in group if not run.diverged}
         if any(run.diverged for run in group):
             diverged.setdefault(label, []).append(x)
@@ -424,7 +415,7 @@ def latency(words):
         if by == "length":
             name += f", {int(row['parameters']) / 1e6:.2g}M"
         # What was timed again counts once, by its last times.
-        curve = curves.setdefault(name, Curve(name, "", "", {}))
+        curve = curves.setdefault(name, Curve(name, {}))
         curve.points[int(row[by])] = dict(enumerate(map(float, row["ms"].split())))
     print_table([{"model": curve.name, by: x, "ms": statistics.fmean(times.values())}
                  for curve in curves.values() for x, times in curve.points.items()],

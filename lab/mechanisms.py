@@ -26,7 +26,6 @@ from lab.alike import group_runs, mean_of_seeds, read_measurements, seeds_in_wor
 from lab.curves import (
     Curve,
     copying_curves,
-    gain_of,
     perplexity_curves,
     retrieval_curves,
     with_best_scaling,
@@ -71,7 +70,7 @@ def curves_on_text(runs):
         return
     step = last_common_step(runs.values())
     for run in runs.values():
-        yield "loss", Curve(run.label, "", "", {"": {run.seed: run.loss(step)}})
+        yield "loss", Curve(run.label, {"": {run.seed: run.loss(step)}})
     curves = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY))
     end = max(curves[0].points)
     if START not in curves[0].points:
@@ -81,7 +80,7 @@ def curves_on_text(runs):
         yield "perplexity", replace(curve, points={x: curve.points[x] for x in (START, end)})
     if any((Path(path) / "copying.tsv").exists() for path in runs):
         for curve in copying_curves(measured(runs, "copying", alike.COPYING)):
-            yield "gain", gain_of(curve).part(...)
+            yield "gain", curve.part("gain", ...)
 
 
 def curves_on_task(runs):
@@ -89,7 +88,7 @@ def curves_on_task(runs):
     group_runs(runs.values())
     for path, run in runs.items():
         share = needle_of(run, Path(path))
-        yield "needle digits", Curve(run.label, "", "", {"": {run.seed: share}})
+        yield "needle digits", Curve(run.label, {"": {run.seed: share}})
     if not all(run.diverged for run in runs.values()):
         _, curves = retrieval_curves(measured(runs, "abcdigits", alike.RETRIEVAL), plain=True)
         for curve in curves:

@@ -16,24 +16,26 @@ from lab.alike import mean_and_std
 class Difference:
     """The mean difference over the pairs, its deviation, and t and p; NaN where there is one pair.
 
-    p is two-sided: how often chance alone would give a t as far from 0.
+    p is two-sided: how often chance alone would give a t as far from 0. t95 is half of the 95 %
+    interval of the mean.
     """
     seeds: list
     mean: float
     std: float
-    t: float
-    p: float
+    t: float = math.nan
+    p: float = math.nan
+    t95: float = math.nan
 
 
 def difference(ours, theirs):
     """The Difference of two {seed: number}, over the seeds that both have."""
     seeds = sorted(ours.keys() & theirs.keys(), key=int)
     mean, std = mean_and_std([ours[seed] - theirs[seed] for seed in seeds])
-    t = p = math.nan
-    if std > 0:
-        t = mean / (std / math.sqrt(len(seeds)))
-        p = p_of_t(t, len(seeds) - 1)
-    return Difference(seeds, mean, std, t, p)
+    if not std > 0:
+        return Difference(seeds, mean, std)
+    error, freedom = std / math.sqrt(len(seeds)), len(seeds) - 1
+    return Difference(seeds, mean, std, mean / error, p_of_t(mean / error, freedom),
+                      t_of_p(0.05, freedom) * error)
 
 
 def p_of_t(t, freedom):

@@ -151,7 +151,7 @@ def get_rows(models):
 
 def draw(models, path):
     """Draw the loss by size, a curve for each family."""
-    curves = [Curve(family.capitalize(), "", "", {model.parameters: model.losses for model in
+    curves = [Curve(family.capitalize(), {model.parameters: model.losses for model in
                                                   models[family]}) for family in FAMILIES
               if models[family]]
     fig, (ax,) = plots.draw_panels({"": curves}, "parameters (millions)",

@@ -653,7 +653,7 @@ def test_of_a_run_that_was_trained_further_the_last_rows_count_and_each_once(tmp
 @needs_matplotlib
 def test_a_curve_is_a_mean_over_seeds_and_guessing_is_drawn_only_where_it_is_known():
     ax = plots.pyplot().subplots()[1]
-    curve = curves.Curve("x", "", "", {1: {"0": 1, "1": 3}, 2: {"0": 5}})
+    curve = curves.Curve("x", {1: {"0": 1, "1": 3}, 2: {"0": 5}})
     plots.draw_curves(ax, [curve], plots.looks([curve]))
     assert ax.lines[0].get_ydata().tolist() == [2, 5]
     assert ax.lines[0].get_label() == "x, 1 to 2 seeds"
