@@ -16,111 +16,126 @@ from lab.runner import TRAIN, parser, run_or_print
 from lab.runs import read_folder
 from support.cli import UsageError, cli
 
+# ------------------------------------------------------------------------ what experiments share
+
+def train(runs, models, seeds, recipe, *tools):
+    """A job for each seed and model: train it, then measure it by tools.
+
+    models: {name: (label, flags of training, flags of the tools)}. A run is RUNS + name + seed.
+    """
+    jobs = []
+    for seed in seeds:
+        for name, (_, flags, measuring) in models.items():
+            run = f"{runs}{name}-{seed}"
+            jobs.append([f"{TRAIN} {flags} {recipe} --seed {seed} --out {run}"])
+            jobs[-1] += [f"python {tool} {measuring} --ckpt {run}/ckpt.pt" for tool in tools]
+    return jobs
+
+
+def words(runs, models, table="", seeds=("*",)):
+    """The runs of models, or their tables, for a command: 'Ours=out/text_ours-*/perplexity.tsv'"""
+    return " ".join(f"'{label}={runs}{name}-{seed}{table}'"
+                    for name, (label, *_) in models.items() for seed in seeds)
+
+
+def draw(figure, tables, path):
+    return f"python -m lab.figures {figure} {tables} --out {path}.png"
+
+
+def compare(runs, path):
+    return f"python -m lab.compare {runs} --table {path}.tsv"
+
+
+# --------------------------------------------------------------------------------- the experiments
 
 def scaling(out, seeds):
     """The loss by size, for four Multiscreens and four Transformers, each at several rates."""
-    recipe = "--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1"
-    jobs = []
-    for seed in seeds:
-        for psi in (3, 4, 5, 6):
-            for lr in (2**-6, 2**-4, 2**-2):
-                jobs.append([f"{TRAIN} --psi {psi} --lr {lr} {recipe} --seed {seed} "
-                             f"--out {out}/multiscreen_psi{psi}_lr{lr}-{seed}"])
-        for size in ("2,2,28", "2,2,48", "3,4,64", "4,4,80"):
-            for lr in (0.00025, 0.001, 2**-8, 2**-6):
-                jobs.append([f"{TRAIN} --model transformer:{size} --lr {lr} {recipe} --seed {seed} "
-                             f"--out {out}/transformer_{size}_lr{lr}-{seed}"])
-        # Is the Transformer held back by weight decay or by clipping?
-        for name, flag in (("no_decay", "--weight-decay 0"), ("no_clipping", "--clip 0")):
-            jobs.append([f"{TRAIN} --model transformer:3,4,64 {flag} {recipe} --seed {seed} "
-                         f"--out {out}/{name}-{seed}"])
-    yield jobs
-    runs = f"'{out}/multiscreen_psi?_lr*-*' '{out}/transformer_?,?,*_lr*-*'"
-    yield [[f"python -m lab.compare {runs} --table {out}/report/scaling.tsv",
-            f"python -m lab.scaling {out}/report/scaling.tsv --out {out}/report/scaling.png"],
-           ["python -m lab.compare --before 64 "
-            f"'Transformer={out}/transformer_3,4,64_lr0.001-*' "
-            f"'Transformer, no weight decay={out}/no_decay-*' "
-            f"'Transformer, no clipping={out}/no_clipping-*' "
-            f"'Multiscreen={out}/multiscreen_psi5_lr0.0625-*' --table {out}/report/sanity.tsv",
-            f"python -m lab.figures changes {out}/report/sanity.tsv "
-            f"--out {out}/report/sanity.png"]]
+    models = {f"multiscreen_psi{psi}_lr{lr}": ("Multiscreen", f"--psi {psi} --lr {lr}", "")
+              for psi in (3, 4, 5, 6) for lr in (2**-6, 2**-4, 2**-2)}
+    models |= {f"transformer_{size}_lr{lr}": ("Transformer",
+                                              f"--model transformer:{size} --lr {lr}", "")
+               for size in ("2,2,28", "2,2,48", "3,4,64", "4,4,80")
+               for lr in (0.00025, 0.001, 2**-8, 2**-6)}
+    # Is the Transformer held back by weight decay or by clipping?
+    theirs, ours = "transformer_3,4,64_lr0.001", "multiscreen_psi5_lr0.0625"
+    flags = "--model transformer:3,4,64"
+    chosen = {theirs: models[theirs],
+              "no_decay": ("Transformer, no weight decay", f"{flags} --weight-decay 0", ""),
+              "no_clipping": ("Transformer, no clipping", f"{flags} --clip 0", ""),
+              ours: models[ours]}
+    yield train(f"{out}/", models | chosen, seeds,
+                "--seq-len 128 --batch-size 8 --steps 2000 --warmup 125 --log-every 1")
+    sizes, sanity = f"{out}/report/scaling", f"{out}/report/sanity"
+    yield [[compare(f"'{out}/multiscreen_psi?_lr*-*' '{out}/transformer_?,?,*_lr*-*'", sizes),
+            f"python -m lab.scaling {sizes}.tsv --out {sizes}.png"],
+           [compare("--before 64 " + words(f"{out}/", chosen), sanity),
+            draw("changes", f"{sanity}.tsv", sanity)]]
 
 
 def rates(out, seeds):
     """The loss at six learning rates. With one seed: are models of 16 layers stable at two?"""
-    recipe = "--seq-len 128 --batch-size 8 --steps 1000 --warmup 62 --log-every 2"
-    families = {"multiscreen": "--psi 5", "transformer": "--model transformer:8,4,48",
-                "qknorm": "--model transformer:8,4,48:qknorm"}
-    jobs = []
-    for seed in seeds:
-        for lr in (2**-10, 2**-8, 2**-6, 2**-4, 2**-2, 1):
-            for name, flags in families.items():
-                jobs.append([f"{TRAIN} {flags} --lr {lr} {recipe} --seed {seed} "
-                             f"--out {out}/{name}_lr{lr}-{seed}"])
-    deep = "--seq-len 128 --batch-size 8 --steps 6000 --warmup 188 --log-every 1 --seed 0"
-    for lr in (2**-4, 2**-3):
-        jobs.append([f"{TRAIN} --psi 5 --layers 16 --lr {lr} {deep} --out {out}/deep_m{lr}-0"])
-        jobs.append([f"{TRAIN} --model transformer:16,4,48 --lr {lr} {deep} "
-                     f"--out {out}/deep_t{lr}-0"])
-    yield jobs
+    families = {"multiscreen": ("Multiscreen", "--psi 5"),
+                "transformer": ("Transformer", "--model transformer:8,4,48"),
+                "qknorm": ("Transformer + QKNorm", "--model transformer:8,4,48:qknorm")}
+    models = {f"{name}_lr{lr}": (label, f"{flags} --lr {lr}", "")
+              for lr in (2**-10, 2**-8, 2**-6, 2**-4, 2**-2, 1)
+              for name, (label, flags) in families.items()}
+    deep = {f"deep_{name}{lr}": ("", f"{flags} --lr {lr}", "") for lr in (2**-4, 2**-3)
+            for name, flags in (("m", "--psi 5 --layers 16"), ("t", "--model transformer:16,4,48"))}
+    small = "--seq-len 128 --batch-size 8"
+    yield [*train(f"{out}/", models, seeds, f"{small} --steps 1000 --warmup 62 --log-every 2"),
+           *train(f"{out}/", deep, [0], f"{small} --steps 6000 --warmup 188 --log-every 1")]
     runs = (f"'Transformer={out}/transformer_lr*-*' 'Transformer + QKNorm={out}/qknorm_lr*-*' "
             f"'Multiscreen={out}/multiscreen_lr*-*'")
-    logs = " ".join(f"'{label}, {words}={out}/{name}_lr{lr}-{seeds[0]}'"
-                    for lr, words in ((2**-8, "2^-8"), (2**-4, "2^-4"), (1, "1"))
-                    for name, label in (("multiscreen", "Multiscreen"),
-                                        ("transformer", "Transformer")))
-    yield [[f"python -m lab.figures losses --by lr {runs} --out {out}/report/lr_sweep.png"],
-           [f"python -m lab.compare --by lr {runs} --table {out}/report/lr_sweep.tsv"],
-           [f"python -m lab.compare --by lr --before 64 'Transformer, 16 layers={out}/deep_t*' "
-            f"'Multiscreen, 16 layers={out}/deep_m*' --table {out}/report/deep.tsv"],
-           [f"python -m lab.figures logs {logs} --out {out}/report/curves.png",
-            f"python -m lab.compare {logs} --table {out}/report/curves.tsv"]]
+    logs = {f"{name}_lr{lr}": (f"{families[name][0]}, {lr_words}",)
+            for lr, lr_words in ((2**-8, "2^-8"), (2**-4, "2^-4"), (1, "1"))
+            for name in ("multiscreen", "transformer")}
+    logs, report = words(f"{out}/", logs, seeds=seeds[:1]), f"{out}/report"
+    yield [[draw("losses --by lr", runs, f"{report}/lr_sweep")],
+           [compare(f"--by lr {runs}", f"{report}/lr_sweep")],
+           [compare(f"--by lr --before 64 'Transformer, 16 layers={out}/deep_t*' "
+                    f"'Multiscreen, 16 layers={out}/deep_m*'", f"{report}/deep")],
+           [draw("logs", logs, f"{report}/curves"), compare(logs, f"{report}/curves")]]
 
 
 def text(out, seeds):
     """Perplexity at up to 32 times the training length, and what the tiles have learned."""
     models = {"multiscreen": ("Multiscreen, 0.93M", "--psi 8", ""),
-              "w_th16": ("Multiscreen, w_th 16", "--psi 8 --w-th 16", ""),
               "transformer": ("Transformer, 1.2M", "--model transformer:8M",
                               "--rope-scale 1 4 16 ntk4 ntk16")}
-    yield [[f"{TRAIN} {flags} --steps 620 --seed {seed} --out {out}/text_{name}-{seed}",
-            f"python -m lab.perplexity --length 8192 {scales} "
-            f"--ckpt {out}/text_{name}-{seed}/ckpt.pt"]
-           for seed in seeds for name, (_, flags, scales) in models.items()]
-    tables = {name: f"'{label}={out}/text_{name}-*/perplexity.tsv'"
-              for name, (label, _, _) in models.items()}
-    runs = " ".join(f"'{label}={out}/text_{name}-*'" for name, (label, _, _) in models.items())
-    yield [[f"python -m lab.figures perplexity {tables['multiscreen']} {tables['transformer']} "
-            f"--out {out}/report/long_context.png"],
-           [f"python -m lab.figures perplexity {tables['w_th16']} "
-            f"--out {out}/report/long_context_w_th16.png"],
-           [f"python -m lab.compare {runs} --table {out}/report/text_losses.tsv"],
-           [f"python -m lab.tiles --ckpt {out}/text_multiscreen-{seeds[0]}/ckpt.pt"]]
+    others = {"w_th16": ("Multiscreen, w_th 16", "--psi 8 --w-th 16", "")}
+    runs, table, report = f"{out}/text_", "/perplexity.tsv", f"{out}/report"
+    yield train(runs, models | others, seeds, "--steps 620", "-m lab.perplexity --length 8192")
+    yield [[draw("perplexity", words(runs, models, table), f"{report}/long_context")],
+           [draw("perplexity", words(runs, others, table), f"{report}/long_context_w_th16")],
+           [compare(words(runs, models | others), f"{report}/text_losses")],
+           [f"python -m lab.tiles --ckpt {runs}multiscreen-{seeds[0]}/ckpt.pt"]]
 
 
 SCALES = "--rope-scale 1 2 4 8 ntk2 ntk4 ntk8 ntk16 ntk32"
 LENGTHS = "--lengths 256 512 1024 2048 4096 8192"
 NEEDLES = f"--layers 4 --w-th 16 --lr {2**-6} --steps 4800"        # Multiscreen's recipe
+TASK = "--data abcdigits --digits 2"
 
 
 def abcdigits(out, seeds):
     """Find answers at up to 128 times the training length, beside the two best Transformers."""
-    models = {
-        "multiscreen": ("Multiscreen", NEEDLES, f"{LENGTHS} 16384 32768 --swe"),
-        "local": ("Transformer, local",
-                  f"--model transformer:4,4,96:local --lr {2**-10} --steps 8000", LENGTHS),
-        "transformer": ("Transformer, RoPE",
-                        f"--model transformer:4,4,96 --lr {2**-11} --steps 8000",
-                        f"{LENGTHS} {SCALES}")}
-    yield needle_jobs(out, seeds, models)
-    yield [[needle_figure(out, models, "abcdigits")]]
+    ours = {"multiscreen": ("Multiscreen", NEEDLES, f"{LENGTHS} 16384 32768 --swe")}
+    theirs = {"local": ("Transformer, local",
+                        f"--model transformer:4,4,96:local --lr {2**-10} --steps 8000", LENGTHS),
+              "transformer": ("Transformer, RoPE",
+                              f"--model transformer:4,4,96 --lr {2**-11} --steps 8000",
+                              f"{LENGTHS} {SCALES}")}
+    runs = f"{out}/needles_"
+    yield train(runs, ours | theirs, seeds, TASK, "abcdigits.py")
+    yield [[draw("retrieval", words(runs, ours | theirs, "/abcdigits.tsv"),
+                 f"{out}/report/abcdigits")]]
     # Two models whose keys compete for weight, with the first three seeds.
     compete = {name: (label, f"--model multiscreen:{name} {NEEDLES}", f"{LENGTHS} --swe")
                for name, label in (("compete", "keys compete"), ("softmax", "softmax"))}
-    yield needle_jobs(out, seeds[:3], compete)
-    models = {"multiscreen": models["multiscreen"]} | compete
-    yield [[needle_figure(out, models, "competition", seeds[:3])]]
+    yield train(runs, compete, seeds[:3], TASK, "abcdigits.py")
+    yield [[draw("retrieval", words(runs, ours | compete, "/abcdigits.tsv", seeds[:3]),
+                 f"{out}/report/competition")]]
 
 
 def ablations_abcdigits(out, seeds):
@@ -134,85 +149,60 @@ def ablations_abcdigits(out, seeds):
             measure += f" {SCALES}"
         models[name] = (label, f"--model multiscreen:{name} {NEEDLES}", measure)
     # The model without a gate has five layers, so that its size is the original's, and three rates.
-    for lr, words in ((2**-7, "2^-7"), (2**-6, "2^-6"), (2**-5, "2^-5")):
+    for lr in (2**-7, 2**-6, 2**-5):
         flags = f"--model multiscreen:no-gate --layers 5 --w-th 16 --lr {lr} --steps 4800"
-        models[f"no-gate_{lr}"] = (f"w/o gate, {words}", flags, f"{LENGTHS} --swe")
-    yield needle_jobs(out, seeds, models)
-    chosen = {name: x for name, x in models.items() if "no-gate" not in name}
-    chosen |= {"multiscreen": ("Multiscreen",), f"no-gate_{2**-6}": ("w/o gate",)}
-    yield [[needle_figure(out, chosen, "abcdigits_ablations", seeds)]]
-    yield [[needle_figure(out, {f"no-gate_{lr}": models[f"no-gate_{lr}"]}, f"no_gate_lr{lr}")]
-           for lr in (2**-7, 2**-5)]
-
-
-def needle_jobs(out, seeds, models):
-    """Train models on ABCDigits and measure them. models: {name: (label, flags, measuring)}"""
-    return [[f"{TRAIN} --data abcdigits --digits 2 {flags} --seed {seed} "
-             f"--out {out}/needles_{name}-{seed}",
-             f"python abcdigits.py {measure} --ckpt {out}/needles_{name}-{seed}/ckpt.pt"]
-            for seed in seeds for name, (_, flags, measure) in models.items()]
-
-
-def needle_figure(out, models, figure, seeds=("*",)):
-    """The command that draws models: {name: (label, ..)}"""
-    tables = " ".join(f"'{label}={out}/needles_{name}-{seed}/abcdigits.tsv'"
-                      for name, (label, *_) in models.items() for seed in seeds)
-    return f"python -m lab.figures retrieval {tables} --out {out}/report/{figure}.png"
+        models[f"no-gate_{lr}"] = ("w/o gate", flags, f"{LENGTHS} --swe")
+    runs, table, report = f"{out}/needles_", "/abcdigits.tsv", f"{out}/report"
+    yield train(runs, models, seeds, TASK, "abcdigits.py")
+    best = {name: model for name, model in models.items()
+            if name not in (f"no-gate_{2**-7}", f"no-gate_{2**-5}")}
+    best["multiscreen"] = ("Multiscreen",)
+    yield [[draw("retrieval", words(runs, best, table, seeds), f"{report}/abcdigits_ablations")]]
+    yield [[draw("retrieval", words(runs, {f"no-gate_{2**power}": (f"w/o gate, 2^{power}",)},
+                                    table), f"{report}/no_gate_lr{2**power}")]
+           for power in (-7, -5)]
 
 
 def tune_transformers(out, seeds):
     """Which small Transformer finds the most in long contexts, and at which rate?"""
-    yield [[f"{TRAIN} --data abcdigits --digits 2 --steps 8000 --model transformer:4,4,96{kind} "
-            f"--lr {lr} --seed {seed} --out {out}/tune{kind or ':rope'}_{lr}-{seed}",
-            f"python abcdigits.py --lengths 256 512 1024 2048 --trials 20 {scales} "
-            f"--ckpt {out}/tune{kind or ':rope'}_{lr}-{seed}/ckpt.pt"]
-           for lr in (2**-8, 2**-6, 2**-10, 2**-11) for seed in seeds
-           for kind, scales in (("", SCALES), (":nope", ""), (":local", ""), (":ssmax", ""))]
+    models = {f"{kind or ':rope'}_{lr}": (
+        "", f"--model transformer:4,4,96{kind} --lr {lr} --steps 8000", scales)
+        for lr in (2**-8, 2**-6, 2**-10, 2**-11)
+        for kind, scales in (("", SCALES), (":nope", ""), (":local", ""), (":ssmax", ""))}
+    yield train(f"{out}/tune", models, seeds, TASK,
+                "abcdigits.py --lengths 256 512 1024 2048 --trials 20")
 
 
 def passkey(out, seeds):
     """Train on passkey until it is learned, then find keys at up to 16 times that length."""
-    task = "--data passkey --seq-len 512 --batch-size 4 --steps 6000"
-    models = {"multiscreen": (f"--w-th 8192 --layers 4 --lr {2**-6}", "--swe"),
-              "transformer": (f"--model transformer:4,4,96 --lr {2**-9}", "--rope-scale 1 4 16")}
-    yield [[f"{TRAIN} {task} {flags} --seed {seed} --out {out}/keys_{name}-{seed}",
-            f"python -m lab.passkey --lengths 512 1024 2048 4096 8192 {measure} "
-            f"--ckpt {out}/keys_{name}-{seed}/ckpt.pt"]
-           for seed in seeds for name, (flags, measure) in models.items()]
-    yield [[f"python -m lab.figures retrieval 'Multiscreen={out}/keys_multiscreen-*/passkey.tsv' "
-            f"'Transformer, RoPE={out}/keys_transformer-*/passkey.tsv' "
-            f"--out {out}/report/passkey.png"]]
+    models = {"multiscreen": ("Multiscreen", f"--w-th 8192 --layers 4 --lr {2**-6}", "--swe"),
+              "transformer": ("Transformer, RoPE", f"--model transformer:4,4,96 --lr {2**-9}",
+                              "--rope-scale 1 4 16")}
+    yield train(f"{out}/keys_", models, seeds, "--data passkey --seq-len 512 --batch-size 4 "
+                "--steps 6000", "-m lab.passkey --lengths 512 1024 2048 4096 8192")
+    yield [[draw("retrieval", words(f"{out}/keys_", models, "/passkey.tsv"),
+                 f"{out}/report/passkey")]]
 
 
 def ablations(out, seeds):
     """What each part of the model adds to the loss, and to perplexity far beyond training."""
-    recipe = "--psi 6 --seq-len 128 --batch-size 8 --steps 1000 --warmup 250 --log-every 50"
-    models = {"original": "Original", "rope": "MiPE → RoPE", "nope": "MiPE → NoPE",
-              "no-tanhnorm": "w/o TanhNorm", "no-gate": "w/o Gate", "fixed-r": "r fixed to 1",
-              "compete": "Keys compete", "softmax": "Softmax"}
-    jobs = []
-    for seed in seeds:
-        for name in models:
-            model, scales = f"multiscreen:{name}", ""
-            if name == "original":
-                model = "multiscreen"
-            if name == "rope":
-                scales = "--rope-scale 1 4 16 ntk4"
-            jobs.append([f"{TRAIN} --model {model} {recipe} --seed {seed} "
-                         f"--out {out}/loss_{name}-{seed}",
-                         f"python -m lab.perplexity --length 4096 {scales} "
-                         f"--ckpt {out}/loss_{name}-{seed}/ckpt.pt"])
-    yield jobs
-    runs = " ".join(f"'{label}={out}/loss_{name}-*'" for name, label in models.items())
-    tables = " ".join(f"'{label}={out}/loss_{name}-*/perplexity.tsv'"
-                      for name, label in models.items())
-    yield [[f"python -m lab.compare {runs} --table {out}/report/ablations.tsv",
-            f"python -m lab.figures changes {out}/report/ablations.tsv "
-            f"--out {out}/report/ablations.png"],
-           [f"python -m lab.figures perplexity {tables} "
-            f"--out {out}/report/long_context_ablations.png"]]
+    models = {"original": ("Original", "--model multiscreen", "")}
+    for name, label in (("rope", "MiPE → RoPE"), ("nope", "MiPE → NoPE"),
+                        ("no-tanhnorm", "w/o TanhNorm"), ("no-gate", "w/o Gate"),
+                        ("fixed-r", "r fixed to 1"), ("compete", "Keys compete"),
+                        ("softmax", "Softmax")):
+        scales = "--rope-scale 1 4 16 ntk4" if name == "rope" else ""
+        models[name] = (label, f"--model multiscreen:{name}", scales)
+    runs, report = f"{out}/loss_", f"{out}/report"
+    yield train(runs, models, seeds, "--psi 6 --seq-len 128 --batch-size 8 --steps 1000 "
+                "--warmup 250 --log-every 50", "-m lab.perplexity --length 4096")
+    yield [[compare(words(runs, models), f"{report}/ablations"),
+            draw("changes", f"{report}/ablations.tsv", f"{report}/ablations")],
+           [draw("perplexity", words(runs, models, "/perplexity.tsv"),
+                 f"{report}/long_context_ablations")]]
 
 
+# {name: (label, flags of training, flags of lab.copying)}
 COPIERS = {"multiscreen": ("Multiscreen", f"--psi 8 --lr {2**-7}", "--swe"),
            "softmax": ("Transformer, RoPE", f"--model transformer:6,4,112 --lr {2**-10}", ""),
            "local": ("Transformer, local", f"--model transformer:6,4,112:local --lr {2**-9}", "")}
@@ -223,19 +213,16 @@ def copying(out, seeds):
     jobs = []
     for seed in seeds:
         for name in COPIERS:
-            run, train, measure = copier(out, "copying", name, seed)
+            run, training, measure = copier(out, "copying", name, seed)
             job = []
             for step in range(1000, 20001, 1000):      # two distances after each 1,000 steps
-                job += [f"{train} --steps {step}",
+                job += [f"{training} --steps {step}",
                         f"{measure} --strings 10 --distances 128 1024 "
                         f"--table {run}/copying_steps.tsv"]
             jobs.append([*job, f"{measure} --strings 10"])
-    yield [[f"python -m lab.collect {out}/copying/text"]]
-    yield jobs
-    yield [copying_figure(out, "copying", COPIERS, *words) for words in (
-        ("copying", "copying", "copying"), ("gain", "copying", "gain"),
-        ("copying_steps", "copying_steps", "copying_steps"))]
-    yield [copying_losses(out, "copying", COPIERS)]
+    yield from copiers(out, "copying", COPIERS, jobs, {
+        "copying": ("copying", "copying"), "gain": ("gain", "copying"),
+        "copying_steps": ("copying_steps", "copying_steps")})
 
 
 def controls(out, seeds):
@@ -243,19 +230,16 @@ def controls(out, seeds):
     models, jobs = {name: COPIERS[name] for name in ("multiscreen", "local")}, []
     for seed in seeds:
         for name in models:
-            run, train, measure = copier(out, "controls", name, seed)
+            run, training, measure = copier(out, "controls", name, seed)
             three = f"{measure} --distances 128 1024 4096"
             many = f"{three} --strings 32 --table {run}/candidates.tsv"
-            jobs.append([f"{train} --dtype float32 --compile --steps 8000",
+            jobs.append([f"{training} --dtype float32 --compile --steps 8000",
                          f"{measure} --strings 10",
                          f"{three} --strings 10 --before 4096 --table {run}/before.tsv",
                          f"{many} --candidates 2 --before 990", f"{many} --candidates 32"])
-    yield [[f"python -m lab.collect {out}/copying/text"]]
-    yield jobs
-    yield [copying_figure(out, "controls", models, *words) for words in (
-        ("gain", "copying", "controls"), ("gain", "before", "controls_before"),
-        ("candidates", "candidates", "controls_candidates"))]
-    yield [copying_losses(out, "controls", models)]
+    yield from copiers(out, "controls", models, jobs, {
+        "controls": ("gain", "copying"), "controls_before": ("gain", "before"),
+        "controls_candidates": ("candidates", "candidates")})
 
 
 def copier(out, folder, name, seed):
@@ -266,16 +250,14 @@ def copier(out, folder, name, seed):
             f"python -m lab.copying {swe} {data}/val --ckpt {run}/ckpt.pt")
 
 
-def copying_figure(out, folder, models, figure, table, name):
-    tables = " ".join(f"'{label}={out}/{folder}/{model}-*/{table}.tsv'"
-                      for model, (label, _, _) in models.items())
-    return [f"python -m lab.figures {figure} {tables} --out {out}/report/{name}.png"]
-
-
-def copying_losses(out, folder, models):
-    runs = " ".join(f"'{label}={out}/{folder}/{model}-*'"
-                    for model, (label, _, _) in models.items())
-    return [f"python -m lab.compare {runs} --table {out}/report/{folder}_losses.tsv"]
+def copiers(out, folder, models, jobs, pictures):
+    """The stages: the text, the jobs, the pictures {name: (figure, table)}, and the losses."""
+    runs = f"{out}/{folder}/"
+    yield [[f"python -m lab.collect {out}/copying/text"]]
+    yield jobs
+    yield [[draw(figure, words(runs, models, f"/{table}.tsv"), f"{out}/report/{name}")]
+           for name, (figure, table) in pictures.items()]
+    yield [[compare(words(runs, models), f"{out}/report/{folder}_losses")]]
 
 
 # Rates that won on seed 20, as log2: mechanism, rate on text, rate on the task.
@@ -286,15 +268,21 @@ MECHANISMS = (("softmax", -8, -11), ("nope", -10, -10), ("local", -8, -11), ("al
 # Where a setting of its own won: alibi's slopes, sigmoid's bias, screening's windows, .. by task.
 SETTINGS = {"text alibi": "alibi-steep", "text sigmoid": "sigmoid-fixed",
             "text screening": "screening-wide", "task forgetting": "forgetting-late"}
+# {task: (flags of training, the tool)}
+RECIPES = {"text": ("--seq-len 128 --steps 1000 --eval-every 500",
+                    "-m lab.perplexity --length 2048"),
+           "task": (f"{TASK} --seq-len 256 --steps 4800", "abcdigits.py --lengths 256 1024 4096")}
 
 
 def mechanisms(out, seeds):
     """Twelve ways to attend on one backbone, and Multiscreen of the same size."""
-    yield [mechanism(f"{out}/mechanisms", name, task, 2.0**log, seed)
-           for seed in seeds for name, on_text, on_task in MECHANISMS
-           for task, log in (("text", on_text), ("task", on_task))]
-    runs = " ".join(f"'{name}={out}/mechanisms/*_{name}-*'" for name, _, _ in MECHANISMS)
-    yield [[f"python -m lab.mechanisms {runs} --out {out}/report/mechanisms.png"]]
+    on_text = {name: mechanism(name, "text", 2.0**log) for name, log, _ in MECHANISMS}
+    on_task = {name: mechanism(name, "task", 2.0**log) for name, _, log in MECHANISMS}
+    runs = f"{out}/mechanisms/"
+    yield [*train(f"{runs}text_", on_text, seeds, *RECIPES["text"]),
+           *train(f"{runs}task_", on_task, seeds, *RECIPES["task"])]
+    yield [[f"python -m lab.mechanisms {words(f'{runs}*_', on_text)} "
+            f"--out {out}/report/mechanisms.png"]]
 
 
 TEXT_RATES = (2**-10, 2**-8, 2**-6)
@@ -308,36 +296,25 @@ def tune_mechanisms(out, seeds):
     and of 2 on the task, and repeat the command; to try another setting, edit SETTINGS.
     """
     jobs = []
-    for seed in seeds:
-        for name, _, _ in MECHANISMS:
-            for task, rates in (("text", TEXT_RATES), ("task", TASK_RATES)):
-                for lr in rates:
-                    training, _ = mechanism(f"{out}/tuning/lr{lr}", name, task, lr, seed)
-                    jobs.append([training])
+    for task, rates in (("text", TEXT_RATES), ("task", TASK_RATES)):
+        for lr in rates:
+            models = {name: mechanism(name, task, lr) for name, _, _ in MECHANISMS}
+            jobs += train(f"{out}/tuning/lr{lr}/{task}_", models, seeds, RECIPES[task][0])
     yield jobs
     yield [[f"python -m lab.compare --by lr {name}='{out}/tuning/*/{task}_{name}-*'"]
            for name, _, _ in MECHANISMS for task in ("text", "task")]
 
 
-def mechanism(out, name, task, lr, seed):
-    """The job of a run on "text", or on the "task" of retrieval: training and measurement."""
-    flags = "--seq-len 128 --steps 1000 --eval-every 500"
-    measure = "-m lab.perplexity --length 2048"
-    if task == "task":
-        flags = "--data abcdigits --digits 2 --seq-len 256 --steps 4800"
-        measure = "abcdigits.py --lengths 256 1024 4096"
+def mechanism(name, task, lr):
+    """(label, flags of training, flags of measuring) on "text", or on the "task" of retrieval."""
+    model, measure = f"--model transformer:4,4,72:{SETTINGS.get(f'{task} {name}', name)}", ""
     if name in ("screening", "multiscreen"):
-        measure += " --swe"
+        measure = "--swe"
     if name == "softmax":
-        measure += " --rope-scale 1 4 8 16 ntk4 ntk16 ntk64"
-    model = f"--model transformer:4,4,72:{SETTINGS.get(f'{task} {name}', name)}"
-    if name == "softmax":
-        model = "--model transformer:4,4,72"
+        model, measure = "--model transformer:4,4,72", "--rope-scale 1 4 8 16 ntk4 ntk16 ntk64"
     if name == "multiscreen":
         model = "--layers 4 --tiles 4 --d-E 72 --w-th 16"
-    run = f"{out}/{task}_{name}-{seed}"
-    return [f"{TRAIN} {model} {flags} --lr {lr} --seed {seed} --out {run}",
-            f"python {measure} --ckpt {run}/ckpt.pt"]
+    return name, f"{model} --lr {lr}", measure
 
 
 # Softmax is the Transformer itself; its name in the layout of lab/baselines/local.py is `local`.
@@ -359,41 +336,25 @@ def copying_mechanisms(out, seeds):
         models[f"local-{name}"] = f"--model {size}:lab.baselines.local.{block}"
     models["multiscreen"] = "--psi 8"
     rates = dict.fromkeys(models, (2**-8, 2**-9, 2**-10)) | {"multiscreen": (2**-6, 2**-7, 2**-8)}
+    settings = {"screening": "--swe", "multiscreen": "--swe",
+                "softmax": "--rope-scale 1 4 16 ntk4 ntk16 ntk64 ntk256"}
+    runs, report = f"{out}/copying_mechanisms/", f"{out}/report/copying_mechanisms"
     data = f"--data {out}/copying/text"
 
-    def run_of(name, lr, seed):
-        return f"{out}/copying_mechanisms/{name}_lr{lr}-{seed}"
-
-    def tuning_of(name, lr):
-        return f"{out}/copying_mechanisms/tuning/{name}_lr{lr}-20"
-
-    def training(name, lr, seed, steps, run):
-        return f"{TRAIN} {models[name]} {data} --lr {lr} --steps {steps} --seed {seed} --out {run}"
-
     yield [[f"python -m lab.collect {out}/copying/text"]]
-    tried = [(name, lr) for name in models for lr in rates[name]]
-    yield [[training(name, lr, 20, 2000, tuning_of(name, lr))] for name, lr in tried]
-    chosen = {name: best_rate({lr: tuning_of(name, lr) for lr in rates[name]}) for name in models}
-    jobs = []
-    for seed in seeds:
-        for name, lr in chosen.items():
-            run = run_of(name, lr, seed)
-            measure = f"{data}/val --ckpt {run}/ckpt.pt"
-            if name in ("screening", "multiscreen"):
-                measure += " --swe"
-            if name == "softmax":
-                measure += " --rope-scale 1 4 16 ntk4 ntk16 ntk64 ntk256"
-            jobs.append([training(name, lr, seed, 8000, run),
-                         f"python -m lab.perplexity --length 8192 {measure}",
-                         "python -m lab.copying --strings 10 --distances 128 256 512 1024 2048 "
-                         f"4096 8192 {measure}"])
-    yield jobs
-    tuned = " ".join(f"'{name}={tuning_of(name, lr)}'" for name, lr in tried)
-    runs = " ".join(f"'{name}={run_of(name, lr, '*')}'" for name, lr in chosen.items())
-    yield [[f"python -m lab.compare --by lr {tuned} "
-            f"--table {out}/report/copying_mechanisms_rates.tsv"],
-           [f"python -m lab.compare {runs} --table {out}/report/copying_mechanisms_losses.tsv"],
-           [f"python -m lab.mechanisms {runs} --out {out}/report/copying_mechanisms.png"]]
+    tried = {f"{name}_lr{lr}": (name, f"{models[name]} --lr {lr}",
+                                f"{data}/val {settings.get(name, '')}")
+             for name in models for lr in rates[name]}
+    yield train(f"{runs}tuning/", tried, [20], f"{data} --steps 2000")
+    chosen = {}
+    for name in models:
+        lr = best_rate({lr: f"{runs}tuning/{name}_lr{lr}-20" for lr in rates[name]})
+        chosen[f"{name}_lr{lr}"] = tried[f"{name}_lr{lr}"]
+    yield train(runs, chosen, seeds, f"{data} --steps 8000", "-m lab.perplexity --length 8192",
+                "-m lab.copying --strings 10 --distances 128 256 512 1024 2048 4096 8192")
+    yield [[compare(f"--by lr {words(f'{runs}tuning/', tried, seeds=[20])}", f"{report}_rates")],
+           [compare(words(runs, chosen), f"{report}_losses")],
+           [f"python -m lab.mechanisms {words(runs, chosen)} --out {report}.png"]]
 
 
 def best_rate(runs):
@@ -412,41 +373,34 @@ def best_rate(runs):
 
 def latency(out, seeds):
     """Milliseconds of a training step, a token and a forward pass. Run it on a quiet machine."""
-    yield [[f"python -m lab.bench --table {out}/report/latency.tsv",
-            f"python -m lab.figures latency {out}/report/latency.tsv "
-            f"--out {out}/report/latency.png"]]
+    table = f"{out}/report/latency"
+    yield [[f"python -m lab.bench --table {table}.tsv", draw("latency", f"{table}.tsv", table)]]
 
 
 def tiny(out, seeds):
     """Each tool once, in a minute. Nothing is learned, so its numbers say nothing."""
-    small = "--seq-len 128 --batch-size 2 --steps 4 --kernel definition"
-    runs = {"m": "--psi 2", "t": "--model transformer:2,2,16",
-            "l": "--model transformer:2,2,16:lab.baselines.local.Selective"}
-    yield [[f"{TRAIN} {flags} {small} --seed {seed} --out {out}/text_{name}-{seed}",
-            f"python -m lab.perplexity --length 256 --documents 1 "
-            f"--ckpt {out}/text_{name}-{seed}/ckpt.pt",
-            f"python -m lab.copying --strings 1 --distances 40 80 "
-            f"--ckpt {out}/text_{name}-{seed}/ckpt.pt",
-            f"python -m lab.passkey --lengths 512 --trials 1 --depths 0.5 "
-            f"--ckpt {out}/text_{name}-{seed}/ckpt.pt"]
-           for name, flags in runs.items() for seed in (0, 1)]
-    yield [[f"{TRAIN} {flags} {small} --data abcdigits --digits 2 --out {out}/task_{name}-0",
-            f"python abcdigits.py --lengths 256 --trials 1 --ckpt {out}/task_{name}-0/ckpt.pt"]
-           for name, flags in runs.items()]
-    each = " ".join(f"'{name}={out}/text_{name}-*'" for name in runs)
-    yield [[f"python -m lab.compare {each} --table {out}/runs.tsv"],
+    models = {"m": ("m", "--psi 2", ""), "t": ("t", "--model transformer:2,2,16", ""),
+              "l": ("l", "--model transformer:2,2,16:lab.baselines.local.Selective", "")}
+    recipe = "--seq-len 128 --batch-size 2 --steps 4 --kernel definition"
+    yield train(f"{out}/text_", models, (0, 1), recipe,
+                "-m lab.perplexity --length 256 --documents 1",
+                "-m lab.copying --strings 1 --distances 40 80",
+                "-m lab.passkey --lengths 512 --trials 1 --depths 0.5")
+    yield train(f"{out}/task_", models, [0], f"{recipe} {TASK}",
+                "abcdigits.py --lengths 256 --trials 1")
+    runs = words(f"{out}/text_", models)
+    yield [[compare(runs, f"{out}/runs")],
            [f"python -m lab.scaling '{out}/text_m-*' '{out}/text_t-*' --out {out}/scaling.png"],
-           [f"python -m lab.mechanisms 'm={out}/*_m-*' 't={out}/*_t-*' 'l={out}/*_l-*' "
-            f"--out {out}/mechanisms.png"],
+           [f"python -m lab.mechanisms {words(f'{out}/*_', models)} --out {out}/mechanisms.png"],
            [f"python -m lab.tiles --ckpt {out}/text_m-0/ckpt.pt"],
            [f"python -m lab.sample --tokens 4 --ckpt {out}/text_m-0/ckpt.pt"],
            [f"python -m lab.bench --psi 2 --models multiscreen transformer:1,2,8 --lengths 64 "
             f"--train-length 16 --repeats 1 --table {out}/latency.tsv",
-            f"python -m lab.figures latency {out}/latency.tsv --out {out}/latency.png"],
-           [f"python -m lab.figures changes {each} --out {out}/changes.png"],
-           [f"python -m lab.figures losses --by parameters {each} --out {out}/losses.png"],
-           [f"python -m lab.figures logs {out}/text_m-0 {out}/text_t-0 --out {out}/logs.png"]]
-    yield [[f"python -m lab.figures {figure} '{out}/text_*-*/{table}.tsv' --out {out}/{figure}.png"]
+            draw("latency", f"{out}/latency.tsv", f"{out}/latency")],
+           [draw("changes", runs, f"{out}/changes")],
+           [draw("losses --by parameters", runs, f"{out}/losses")],
+           [draw("logs", f"{out}/text_m-0 {out}/text_t-0", f"{out}/logs")]]
+    yield [[draw(figure, f"'{out}/text_*-*/{table}.tsv'", f"{out}/{figure}")]
            for figure, table in (("perplexity", "perplexity"), ("copying", "copying"),
                                  ("gain", "copying"), ("copying_steps", "copying"),
                                  ("retrieval", "passkey"))]
