@@ -41,11 +41,11 @@ import string
 import numpy as np
 import torch
 
+from lab.curves import curves_by_string, mean_over_items, print_candidates, print_costs
 from lab.perplexity import choose_text, documents_of, in_words
 from support.cli import UsageError, at_least, cli
-from support.data import count, require_text
+from support.data import require_text
 from support.measure import Measurement, joined, parser, short_hash
-from support.tables import print_table
 
 LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
 CHARACTERS = string.ascii_letters + string.digits
@@ -215,20 +215,10 @@ def main():
             right, beaten = joined([int(share == 1) for share in shares]), joined(shares)
         run.add(cell, nats=joined(nats), right=right, beaten=beaten)
 
-    lines = []
-    for setting, means in run.means("nats"):
-        means = dict(zip(ENDS, means.reshape(len(ENDS), -1)))
-        means["gain"] = means["another"] - means["same"]
-        lines += [setting | {"end": name} | dict(zip(distances, x.tolist()))
-                  for name, x in means.items()]
+    print_costs(mean_over_items(curves_by_string(run.rows()), "string"))
     if args.candidates > 1:
-        for column in ("right", "beaten"):
-            for setting, shares in run.means(column):
-                lines.append(setting | {"end": column}
-                             | dict(zip(distances, [f"{x:.0%}" for x in shares])))
-    print_table(lines, "Nats per token of a random string by distance, "
-                f"{count(args.strings, 'string')}; guessing: 4.13; text: {in_words(text, more)}; "
-                f"{run.path}")
+        print_candidates(run.rows())
+    print(f"guessing: 4.13; text: {in_words(text, more)}; {run.path}")
 
 
 if __name__ == "__main__":

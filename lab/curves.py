@@ -1,4 +1,4 @@
-"""From the rows of measurements to the curves of a figure.
+"""From the rows of measurements to curves, and from curves to a printed table.
 
 A curve is a model, by its label, in one setting. It has numbers at places: at positions, at lengths
 and depths, or at an end, a distance and a string. At each place there is a number for each seed
@@ -8,9 +8,11 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
-from lab.perplexity import positions
+from lab.alike import mean_of_seeds, seeds_in_words
+from lab.paired import share_among
 from support.cli import UsageError
 from support.data import count
+from support.tables import print_table
 
 BEST = "best"                                          # in place of a RoPE factor
 
@@ -149,6 +151,12 @@ def best_scaling(curves, cost):
 
 # ------------------------------------------------------------------------------- of one kind each
 
+def positions(L):
+    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
+    powers = [round(2 ** (n / 2)) for n in range(10, 64)]
+    return [p for p in powers if p < L] + [L]
+
+
 def perplexity_curves(rows):
     """Curves of perplexities, by position."""
     curves = read_curves(rows, "nats", lambda row: [
@@ -194,3 +202,53 @@ def retrieval_curves(rows, plain):
     curves = read_curves(rows, "accuracy", lambda row: [(int(row["length"]), row["depth"])])
     cells = with_best_scaling(curves, lambda points, place: -sum(points[place].values()), plain)
     return cells, [curve.part(...) for curve in mean_over_items(cells, "depth")]
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+def row_of(curve, places, **more):
+    """The row of a curve in a printed table."""
+    return {"model": curve.name, "seeds": seeds_in_words(curve.seeds())} | more | {
+        place: mean_of_seeds(curve.points.get(place, {}), 2, curve.seeds()) for place in places}
+
+
+def print_perplexities(curves):
+    print_table([row_of(curve, curves[0].points) for curve in curves],
+                "Perplexity by tokens of context")
+
+
+def print_costs(curves):
+    """Print curves of copying by (end, distance)."""
+    lines = []
+    for curve in curves:
+        for end in dict.fromkeys(end for end, _ in curve.points):
+            part = curve.part(end, ...)
+            lines.append(row_of(part, part.points, end=end))
+    print_table(lines, "Nats per token by distance; gain: what another string costs more than the "
+                "same")
+
+
+def print_candidates(rows):
+    """Print how many strings cost what. Returns {(name, k): the shares of the right one of k}."""
+    lines, shares = [], {}
+    for what, unit in (("nats", 1), ("right", 100), ("beaten", 100)):
+        if not all(row[what] for row in rows):         # tables from before have no share beaten
+            continue
+        for curve in mean_over_items(curves_by_string(rows, "candidates", of=what), "string"):
+            for k in sorted({k for _, k, _ in curve.points}):
+                of_k = curve.part("same", k, ...).times(unit)
+                lines.append(row_of(of_k, of_k.points, strings=k, of=what))
+                if what != "right":
+                    continue
+                shares[curve.name, k] = replace(of_k, more=f"{k} strings")
+                of_two = shares.get((curve.name, 2))
+                if k > 2 and of_two:
+                    expected = {distance: {"0": 100 * share_among(
+                        k, statistics.fmean(of_seed.values()) / 100)}
+                        for distance, of_seed in of_two.points.items()}
+                    lines.append(row_of(replace(of_k, points=expected), expected, strings=k,
+                                        of="expected") | {"seeds": ""})
+    print_table(lines, "Strings in the context, one asked for: its nats per token; in percent, how "
+                "often\nit is the likeliest (expected: as well as among two), and how many others "
+                "it beats")
+    return shares

@@ -28,30 +28,26 @@ one string from another as well as it does among two.
 """
 import math
 import statistics
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from lab import alike, plots
-from lab.alike import (
-    mean_and_std,
-    mean_in_words,
-    mean_of_seeds,
-    read_measurements,
-    seeds_in_words,
-)
+from lab.alike import mean_and_std, mean_in_words, read_measurements, seeds_in_words
 from lab.compare import compare, print_rows
 from lab.curves import (
     Curve,
     copying_curves,
     curves_by_string,
-    mean_over_items,
     perplexity_curves,
+    print_candidates,
+    print_costs,
+    print_perplexities,
     retrieval_curves,
+    row_of,
 )
-from lab.paired import difference, holm, share_among, standard_errors
+from lab.paired import difference, holm, standard_errors
 from lab.runs import column, read_runs
 from support.cli import Parser, UsageError, cli
 from support.data import count
@@ -73,20 +69,13 @@ def print_steps(rows):
             print(f"{model}: its runs were measured after {min(steps):,} to {max(steps):,} steps")
 
 
-def row_of(curve, places, **more):
-    """The row of a curve in a printed table."""
-    return {"model": curve.name, "seeds": seeds_in_words(curve.seeds())} | more | {
-        place: mean_of_seeds(curve.points.get(place, {}), 2, curve.seeds()) for place in places}
-
-
 def perplexity(rows):
     """Perplexity by position: the mean over the documents.
 
     More than five curves are drawn in a panel for each model, beside the first model.
     """
     curves = perplexity_curves(rows)
-    print_table([row_of(curve, curves[0].points) for curve in curves],
-                "Perplexity by tokens of context")
+    print_perplexities(curves)
     first, *models = dict.fromkeys(curve.model for curve in curves)
     panels = {"": curves}
     if len(curves) > 5 and models:
@@ -101,7 +90,8 @@ def perplexity(rows):
 
 def copying(rows):
     """What a string costs by distance; dotted: a string that the model has not read."""
-    curves = print_costs(rows)
+    curves = copying_curves(rows)
+    print_costs(curves)
     same, another = ([curve.part(end, ...) for curve in curves] for end in ("same", "another"))
     fig, (ax,) = plots.draw_panels({"": same}, DISTANCE, "nats per token of the repetition")
     for line, curve in zip(list(ax.lines), another):
@@ -114,18 +104,6 @@ def copying(rows):
     return fig
 
 
-def print_costs(rows):
-    """The curves of copying by (end, distance), after they were printed."""
-    curves, lines = copying_curves(rows), []
-    for curve in curves:
-        for end in dict.fromkeys(end for end, _ in curve.points):
-            part = curve.part(end, ...)
-            lines.append(row_of(part, part.points, end=end))
-    print_table(lines, "Nats per token by distance; gain: what another string costs more than the "
-                "same")
-    return curves
-
-
 def mark_guess(ax, rows):
     """Where each character is a token, we know what guessing costs."""
     if rows[0].get("tokenizer", "bytes") == "bytes":
@@ -134,7 +112,8 @@ def mark_guess(ax, rows):
 
 def gain(rows):
     """How much less a string costs if it was read, by distance."""
-    curves = print_costs(rows)
+    curves = copying_curves(rows)
+    print_costs(curves)
     print_differences(curves, rows)
     gains = [curve.part("gain", ...) for curve in curves]
     fig, (ax,) = plots.draw_panels({"": gains}, DISTANCE, "gain (nats per token): what another\n"
@@ -230,27 +209,7 @@ def candidates(rows):
     rows = [row for row in rows if row["right"]]
     if not rows:
         raise UsageError("no row is of several strings: measure with lab.copying --candidates 2")
-    lines, shares = [], {}
-    for what, unit in (("nats", 1), ("right", 100), ("beaten", 100)):
-        if not all(row[what] for row in rows):         # tables from before have no share beaten
-            continue
-        for curve in mean_over_items(curves_by_string(rows, "candidates", of=what), "string"):
-            for k in sorted({k for _, k, _ in curve.points}):
-                of_k = curve.part("same", k, ...).times(unit)
-                lines.append(row_of(of_k, of_k.points, strings=k, of=what))
-                if what != "right":
-                    continue
-                shares[curve.name, k] = replace(of_k, more=f"{k} strings")
-                of_two = shares.get((curve.name, 2))
-                if k > 2 and of_two:
-                    expected = {distance: {"0": 100 * share_among(
-                        k, statistics.fmean(of_seed.values()) / 100)}
-                        for distance, of_seed in of_two.points.items()}
-                    lines.append(row_of(replace(of_k, points=expected), expected, strings=k,
-                                        of="expected") | {"seeds": ""})
-    print_table(lines, "Strings in the context, one asked for: its nats per token; in percent, how "
-                "often\nit is the likeliest (expected: as well as among two), and how many others "
-                "it beats")
+    shares = print_candidates(rows)
     fig, (ax,) = plots.draw_panels({"": [*shares.values()]}, DISTANCE, "the right string is the "
                                    "likeliest (%);\ndotted: by chance")
     for k in {k for _, k in shares}:

@@ -39,7 +39,11 @@ from support.tables import as_cell, named_paths, print_table, read_table
 SETTINGS = {"": "as trained (small: one seed)", "SWE": "with SWE",
             "RoPE": "with the best RoPE scaling"}
 START = 64                                             # the perplexity there is divided by
-DIGITS = {"loss": 3, "perplexity": 2, "gain": 2, "needles": 0}     # columns, and how they are shown
+# {what: (its digits, its title in the table, and in the figure)}, in the order of the columns
+SHOWN = {"loss": (3, "loss", "loss (nats)"),
+         "perplexity": (2, "perplexity {} / 64", "perplexity at\n{}, over\nthat at 64"),
+         "gain": (2, "gain {}", "gain (nats)\nat {}"),
+         "needles": (0, "needles {}", "% found\nat {}")}
 
 
 # ------------------------------------------------------------------------------- from runs to rows
@@ -115,43 +119,39 @@ def needle_of(run, folder):
 # ----------------------------------------------------------------------- the table and the figure
 
 def get_lines(rows):
-    """{(mechanism, setting): {column of the table: {seed: value}}}, in the order of the table.
+    """{(mechanism, setting): {(what, length): {seed: value}}}, in the order of the table.
 
-    The last perplexity is divided by that of the same run at 64 tokens, as trained.
+    The last perplexity is divided by that of the same run at 64 tokens, as trained. Needles are in
+    percent.
     """
-    at_start = {(row["model"], row["seed"]): float(row["value"]) for row in rows
-                if (row["what"], row["length"], row["setting"]) == ("perplexity", str(START), "")}
     lines = {(model, setting): {} for model in dict.fromkeys(row["model"] for row in rows)
              for setting in SETTINGS}
     for row in rows:
-        run, name = (row["model"], row["seed"]), f"{row['what']} {row['length']}".strip()
-        value = float(row["value"])
-        if name == f"perplexity {START}":
-            continue
-        if row["what"] == "perplexity":
-            if run not in at_start:
-                raise UsageError(f"{row['model']}, seed {row['seed']}, was not measured as "
-                                 "trained: measure it with --rope-scale 1, too")
-            name, value = f"{name} / {START}", value / at_start[run]
-        elif row["what"] == "needles":
-            value *= 100
+        name = row["what"], int(row["length"] or 0)
         of_seed = lines[row["model"], row["setting"]].setdefault(name, {})
         if row["seed"] in of_seed:
-            raise UsageError(f"{row['model']} has seed {row['seed']} twice in {name}: make the "
-                             "table anew")
-        of_seed[row["seed"]] = value
+            raise UsageError(f"{row['model']} has seed {row['seed']} twice in {row['what']}: make "
+                             "the table anew")
+        of_seed[row["seed"]] = float(row["value"])
+    for (model, _), values in lines.items():
+        start = lines[model, ""].get(("perplexity", START), {})
+        for (what, length), of_seed in values.items():
+            for seed in of_seed:
+                if what == "needles":
+                    of_seed[seed] *= 100
+                elif what == "perplexity" and seed not in start:
+                    raise UsageError(f"{model}, seed {seed}, was not measured as trained: measure "
+                                     "it with --rope-scale 1, too")
+                elif what == "perplexity" and length != START:
+                    of_seed[seed] /= start[seed]
     return {key: values for key, values in lines.items() if values}
 
 
 def columns_of(lines):
     """The table's columns of numbers: loss, perplexity, gains by distance, needles by length."""
-    names = {name for values in lines.values() for name in values} - {"needle digits"}
-
-    def place(name):
-        what, *more = name.split()
-        return [*DIGITS].index(what), int(more[0]) if more else 0
-
-    return sorted(names, key=place)
+    names = {name for values in lines.values() for name in values}
+    return sorted((name for name in names if name[0] in SHOWN and name != ("perplexity", START)),
+                  key=lambda name: ([*SHOWN].index(name[0]), name[1]))
 
 
 def good_of(of_seed):
@@ -165,28 +165,30 @@ def print_lines(lines, columns):
     table = []
     for (model, setting), values in lines.items():
         row = {"mechanism": model, "": setting}
-        for name in columns:
-            of_seed = values.get(name, {})
-            row[name] = mean_of_seeds(good_of(of_seed), DIGITS[name.split()[0]], seeds)
+        for what, length in columns:
+            digits, title, _ = SHOWN[what]
+            of_seed = values.get((what, length), {})
+            cell = mean_of_seeds(good_of(of_seed), digits, seeds)
             bad = of_seed.keys() - good_of(of_seed).keys()
             if bad:
-                row[name] += f", diverged {seeds_in_words(bad)}"
+                cell += f", diverged {seeds_in_words(bad)}"
+            row[title.format(length)] = cell
+        shares = values.get(("needle digits", 0), {}).values()
         row["learned"] = None
-        if "needle digits" in values:
-            shares = values["needle digits"].values()
+        if shares:
             row["learned"] = f"{sum(share > 0.5 for share in shares)} of {len(shares)}"
         table.append(row)
     print_table(table, f"Means and deviations over seeds {seeds_in_words(seeds)}; needles: % found")
 
 
-def print_differences(lines, columns):
+def print_differences(lines, column):
     """Print how the needles found at the longest length differ, paired by seed, with p.
 
     Each line is compared with the one that finds most, and with its mechanism as trained.
     """
-    found = {key: good_of(values.get(columns[-1], {})) for key, values in lines.items()}
+    found = {key: good_of(values.get(column, {})) for key, values in lines.items()}
     found = {key: of_seed for key, of_seed in found.items() if of_seed}
-    if not columns[-1].startswith("needles") or len(found) < 2:
+    if column[0] != "needles" or len(found) < 2:
         return
     best = max(found, key=lambda key: statistics.fmean(found[key].values()))
     table = []
@@ -196,38 +198,36 @@ def print_differences(lines, columns):
             x = difference(of_seed, found.get(other, {}) if other != (model, setting) else {})
             row |= {f"less {whose}": x.mean, f"p of {whose}": x.p}
         table.append(row)
-    print_table(table, f"{columns[-1]}: differences, paired by seed; the best is "
-                f"{' '.join(best).strip()}")
+    print_table(table, f"{SHOWN['needles'][1].format(column[1])}: differences, paired by seed; the "
+                f"best is {' '.join(best).strip()}")
 
 
 def draw(lines, columns, path):
     """Draw a panel for each column: the mean of each mechanism, small marks for its seeds."""
-    plt = plots.pyplot()
     models = list(dict.fromkeys(model for model, _ in lines))
-    width = max(8, 1.2 * len(columns))
-    fig, axes = plt.subplots(1, len(columns), figsize=(width, 0.3 * len(models) + 2), sharey=True,
-                             squeeze=False)
-    titles = {"loss": "loss (nats)", "perplexity": "perplexity at\n{1}, over\nthat at 64",
-              "gain": "gain (nats)\nat {1}", "needles": "% found\nat {1}"}
-    for ax, name in zip(axes[0], columns):
+    fig, axes = plots.pyplot().subplots(
+        1, len(columns), figsize=(max(8, 1.2 * len(columns)), 0.3 * len(models) + 2), sharey=True,
+        squeeze=False)
+    for ax, (what, length) in zip(axes[0], columns):
         for n, (setting, words) in enumerate(SETTINGS.items()):
-            look = {"ls": "", "marker": "o^s"[n], "color": f"C{n}", "mfc": f"C{n}"}
-            if setting:
-                look["mfc"] = "white"
-            for (model, of), values in lines.items():
-                numbers = list(good_of(values.get(name, {})).values())
-                if of == setting and numbers:
-                    y = models.index(model)
-                    ax.plot(numbers, [y] * len(numbers), **look, ms=3, alpha=0.5, clip_on=False)
-                    ax.plot(statistics.fmean(numbers), y, **look, ms=7, clip_on=False)
-            if any(of == setting for _, of in lines):
+            look = {"ls": "", "marker": "o^s"[n], "color": f"C{n}",
+                    "mfc": "white" if setting else f"C{n}"}
+            of_setting = {model: good_of(values.get((what, length), {}))
+                          for (model, of), values in lines.items() if of == setting}
+            for model, of_seed in of_setting.items():
+                y = models.index(model)
+                ax.plot([*of_seed.values()], [y] * len(of_seed), **look, ms=3, alpha=0.5,
+                        clip_on=False)
+                if of_seed:
+                    ax.plot(statistics.fmean(of_seed.values()), y, **look, ms=7, clip_on=False)
+            if of_setting:
                 ax.plot([], [], **look, ms=7, label=words)
-        ax.set_title(titles[name.split()[0]].format(*name.split()), fontsize=9)
+        ax.set_title(SHOWN[what][2].format(length), fontsize=9)
         ax.set_ylim(len(models) - 0.5, -0.5)           # the first one on top
         ax.grid(axis="y", color="0.9")
-        if name.startswith("needles"):
+        if what == "needles":
             ax.set_xlim(0, 100)
-        if name.startswith("perplexity"):
+        if what == "perplexity":
             ax.set_xscale("log")
             ax.set_xlim(left=min(1, 0.9 * ax.dataLim.x0))         # a ratio below 1 is in sight
             plots.plain_numbers(ax.xaxis)
@@ -248,12 +248,11 @@ def main():
         rows = read_table(args.runs[0])
         alike.require_table(rows, alike.MECHANISMS, args.runs[0])
     else:
-        rows = [{name: as_cell(x) for name, x in row.items()}
-                for row in rows_of(args.runs)]
+        rows = [{name: as_cell(x) for name, x in row.items()} for row in rows_of(args.runs)]
     lines = get_lines(rows)
     columns = columns_of(lines)
     print_lines(lines, columns)
-    print_differences(lines, columns)
+    print_differences(lines, columns[-1])
     if not is_table:
         plots.keep_rows(args.out.with_suffix(".tsv"), rows)
     draw(lines, columns, args.out)

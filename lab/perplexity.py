@@ -27,16 +27,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lab.curves import perplexity_curves, positions, print_perplexities
 from support.cli import UsageError, at_least, cli
-from support.data import count, documents_in, every_twentieth, read_files, text_held_out
+from support.data import documents_in, every_twentieth, read_files, text_held_out
 from support.measure import Measurement, joined, parser, short_hash
-from support.tables import print_table
-
-
-def positions(L):
-    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
-    powers = [round(2 ** (n / 2)) for n in range(10, 64)]
-    return [p for p in powers if p < L] + [L]
 
 
 def window_means(values, share):
@@ -142,10 +136,8 @@ def main():
         means = window_means(nats(run.model, documents[cell["document"]]), args.share)
         run.add(cell, nats=joined(means))
 
-    lines = [setting | dict(zip(positions(L), np.exp(means).tolist()))
-             for setting, means in run.means("nats")]
-    print_table(lines, f"Perplexity by position, {count(len(documents), 'document')}; text: "
-                f"{in_words(text, more)}; {run.path}")
+    print_perplexities(perplexity_curves(run.rows()))
+    print(f"text: {in_words(text, more)}; {run.path}")
 
 
 if __name__ == "__main__":

@@ -148,14 +148,6 @@ class Measurement:
         found = self.found()
         return [found[self.key(cell)] for cell in self.cells if self.key(cell) in found]
 
-    def means(self, column):
-        """(setting, the mean over its rows of the numbers in a column) for each setting."""
-        rows = self.rows()
-        for setting in self.settings:
-            numbers = [np.array(row[column].split(), float) for row in rows
-                       if setting.items() <= row.items()]
-            yield setting, np.mean(numbers, axis=0)
-
     def found(self):
         """{key: row} of the rows in the table that are of these weights and this code."""
         if not self.path.exists():

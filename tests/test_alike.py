@@ -314,8 +314,9 @@ def test_a_seed_that_was_measured_in_two_ways_is_no_mean_of_two_among_mechanisms
 
 
 def test_the_columns_of_mechanisms_have_one_order():
-    lines = {("a", ""): {"needles 256": {}}, ("b", ""): {"needles 64": {}, "loss": {}}}
-    assert mechanisms.columns_of(lines) == ["loss", "needles 64", "needles 256"]
+    lines = {("a", ""): {("needles", 256): {}},
+             ("b", ""): {("needles", 64): {}, ("loss", 0): {}}}
+    assert mechanisms.columns_of(lines) == [("loss", 0), ("needles", 64), ("needles", 256)]
 
 
 @needs_matplotlib

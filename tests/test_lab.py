@@ -727,8 +727,9 @@ def test_what_a_string_gains_is_a_column_of_mechanisms_for_each_distance(tmp_pat
             distances="64 128", string="0", nats=nats, first_right="", four_right=""))
     rows = [row | {"length": str(row["length"])} for row in mechanisms.rows_of([f"m={folder}"])]
     lines = mechanisms.get_lines(rows)
-    assert mechanisms.columns_of(lines) == ["loss", "perplexity 91 / 64", "gain 64", "gain 128"]
-    gains = {setting: [values[f"gain {distance}"]["0"] for distance in (64, 128)]
+    assert mechanisms.columns_of(lines) == [("loss", 0), ("perplexity", 91), ("gain", 64),
+                                            ("gain", 128)]
+    gains = {setting: [values["gain", distance]["0"] for distance in (64, 128)]
              for (_, setting), values in lines.items()}
     assert gains == {"": [4.0, 5.0], "SWE": [4.0, 7.0]}
 

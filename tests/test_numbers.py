@@ -95,14 +95,14 @@ def p_of_three(t):
 def test_readmes_sentence_about_retrieval():
     """ABCDigits at 8,192 bytes over eight seeds, and the list at 4,096 of the mechanisms."""
     rows = read_measurements([FOLDER / "abcdigits.tsv"], alike.RETRIEVAL)
-    _, curves, lengths = retrieval_curves(rows, plain=False)
-    found = {curve.name: [100 * x for x in curve.at(lengths.index(8192)).values()]
+    _, curves = retrieval_curves(rows, plain=False)
+    found = {curve.name: [100 * x for x in curve.points[8192].values()]
              for curve in curves if curve.name in ("Multiscreen + SWE", "Transformer, local")}
     assert {len(x) for x in found.values()} == {8}
     assert set(found["Multiscreen + SWE"]) == {100}
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    in_lists = (lines[key]["needles 4096"].values() for key in (("Multiscreen", "SWE"),
-                                                                ("local", "")))
+    in_lists = (lines[key]["needles", 4096].values() for key in (("Multiscreen", "SWE"),
+                                                                 ("local", "")))
     said = [f"{mean:.0f} ± {std:.0f}" for mean, std in map(mean_and_std, (
         found["Transformer, local"], *in_lists))]
     assert ("100 and {} % at 8,192 bytes (eight seeds), {} and {} % at 4,096".format(*said)
@@ -132,16 +132,16 @@ def test_the_ps_of_losses_and_of_windows():
         round(rope, 3), round(r_is_1, 3)]
 
     rows = read_measurements([FOLDER / "abcdigits.tsv"], alike.RETRIEVAL)
-    _, curves, lengths = retrieval_curves(rows, plain=False)
-    by_name = {curve.name: curve for curve in curves}
-    found = [difference(by_name["Multiscreen + SWE"].at(n), by_name["Multiscreen"].at(n)).p
-             for n in map(lengths.index, (8192, 16384, 32768))]
+    _, curves = retrieval_curves(rows, plain=False)
+    points = {curve.name: curve.points for curve in curves}
+    found = [difference(points["Multiscreen + SWE"][n], points["Multiscreen"][n]).p
+             for n in (8192, 16384, 32768)]
     assert found_in(claim(16), r"p = ([.\d]+), ([.\d]+) and ([.\d]+)\]") == [
         round(found[0], 2), round(found[1], 2), round(found[2], 3)]
 
     rows = read_measurements([FOLDER / "abcdigits_ablations.tsv"], alike.RETRIEVAL)
-    _, curves, lengths = retrieval_curves(rows, plain=False)
-    at_32 = {curve.name: curve.at(lengths.index(8192)) for curve in curves}
+    _, curves = retrieval_curves(rows, plain=False)
+    at_32 = {curve.name: curve.points.get(8192) for curve in curves}
     found = [difference(at_32[name + swe], at_32["Multiscreen" + swe]).p
              for name in ("w/o TanhNorm", "r fixed to 1") for swe in ("", " + SWE")]
     verdict, = (row[-1] for row in rows_of(REPORT, "#") if row[0] == "22")
@@ -333,15 +333,15 @@ def test_the_latencies_compare_models_of_these_sizes():
 
 def test_the_table_of_mechanisms():
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    digits = {"loss": 3, "perplexity 2048 / 64": 2, "needles 256": 0, "needles 1024": 0,
-              "needles 4096": 0}
+    digits = {("loss", 0): 3, ("perplexity", 2048): 2, ("needles", 256): 0, ("needles", 1024): 0,
+              ("needles", 4096): 0}
     rows = rows_of((ROOT / "docs/mechanisms.md").read_text(), "mechanism")
     for row, values in zip(rows, lines.values(), strict=True):
         cells = [mean_in_words(values[name].values(), n) if name in values else ""
                  for name, n in digits.items()]
         learned = ""
-        if "needle digits" in values:
-            learned = f"{sum(x > 0.5 for x in values['needle digits'].values())} of 3"
+        if ("needle digits", 0) in values:
+            learned = f"{sum(x > 0.5 for x in values['needle digits', 0].values())} of 3"
         assert [cell.strip() for cell in row[2:]] == [*cells[:2], learned, *cells[2:]]
 
 
@@ -349,7 +349,7 @@ def test_the_table_of_mechanisms():
 def test_the_differences_of_mechanisms_are_paired_by_seed(call, capsys):
     """Those of the needles at the longest length, less the best's and less the same as trained."""
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
-    found = {key: np.array(list(values["needles 4096"].values())) for key, values in lines.items()}
+    found = {key: np.array(list(values["needles", 4096].values())) for key, values in lines.items()}
     table = printed(call, capsys, mechanisms, FOLDER / "mechanisms.tsv", "--out", "m.png")
     for model in ("screening", "Multiscreen"):
         said = []
@@ -365,7 +365,7 @@ def test_what_three_seeds_of_mechanisms_can_tell():
     lines = mechanisms.get_lines(read_table(FOLDER / "mechanisms.tsv"))
 
     def p(one, other):
-        a, b = (lines[key]["needles 4096"] for key in (one, other))
+        a, b = (lines[key]["needles", 4096] for key in (one, other))
         mean, std = mean_and_std(a[seed] - b[seed] for seed in a)
         t = abs(mean) / (std / 3**0.5)
         return round(1 - t / (2 + t**2) ** 0.5, 2)
