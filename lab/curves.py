@@ -114,7 +114,8 @@ def mean_over_items(curves, name):
 def with_best_scaling(curves, cost, plain=True):
     """The curves, where those of a model with several RoPE factors become one, of the best factor.
 
-    cost: see best_scaling. plain: whether the model as it was trained stays, too.
+    cost: (points of a curve, place) -> a number, the lower the better. plain: whether the model as
+    it was trained stays, too.
     """
     models, shown = {}, []
     for curve in curves:
@@ -125,28 +126,22 @@ def with_best_scaling(curves, cost, plain=True):
             continue
         if plain:
             shown += [curve for curve in of_model if not curve.factor]
-        shown.append(best_scaling(of_model, cost))
+        points = {place: best_at(place, of_model, cost)[place]
+                  for place in dict.fromkeys(place for curve in of_model for place in curve.points)}
+        shown.append(replace(of_model[0], factor=BEST, points=points))
     return shown
 
 
-def best_scaling(curves, cost):
-    """The curve of the best RoPE factor at each place, of curves of one model that differ in it.
-
-    cost: (points of a curve, place) -> a number, the lower the better. A factor counts at a place
-    if it has all seeds that were measured there.
-    """
-    points = {}
-    for place in dict.fromkeys(place for curve in curves for place in curve.points):
-        measured = [curve.points for curve in curves if place in curve.points]
-        seeds = {seed for of_curve in measured for seed in of_curve[place]}
-        complete = [of_curve for of_curve in measured if of_curve[place].keys() == seeds]
-        if not complete:
-            raise UsageError(f"no RoPE factor of {curves[0].model} was measured with all seeds: "
-                             "measure them alike")
-        # Shares of ten prompts are equal, or not: rounding errors are no difference.
-        best = min(complete, key=lambda of_curve: round(cost(of_curve, place), 9))
-        points[place] = best[place]
-    return replace(curves[0], factor=BEST, points=points)
+def best_at(place, curves, cost):
+    """The points of the curve that is best at a place, of those with all seeds measured there."""
+    measured = [curve.points for curve in curves if place in curve.points]
+    seeds = {seed for points in measured for seed in points[place]}
+    complete = [points for points in measured if points[place].keys() == seeds]
+    if not complete:
+        raise UsageError(f"no RoPE factor of {curves[0].model} was measured with all seeds: "
+                         "measure them alike")
+    # Shares of ten prompts are equal, or not: rounding errors are no difference.
+    return min(complete, key=lambda points: round(cost(points, place), 9))
 
 
 # ------------------------------------------------------------------------------- of one kind each

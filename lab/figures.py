@@ -48,7 +48,7 @@ from lab.curves import (
     row_of,
 )
 from lab.paired import difference, holm, standard_errors
-from lab.runs import column, read_runs
+from lab.runs import column, last_of, read_runs
 from support.cli import Parser, UsageError, cli
 from support.data import count
 from support.run import read_flags
@@ -349,11 +349,6 @@ def logs(words):
     top.set(ylabel="training loss (nats per token);\npoints: validation")
     bottom.set(xlabel="optimizer step", ylabel="gradient norm before clipping")
     return fig
-
-
-def last_of(log, name):
-    """The last number in a column of a log; NaN if there is none."""
-    return [math.nan, *column(log, name).values()][-1]
 
 
 def latency(words):

@@ -106,21 +106,20 @@ def rose(log, losses):
     return statistics.mean(list(training.values())[-n:]) > statistics.mean(before)
 
 
+def last_of(log, name):
+    """The last number in a column of a log; NaN if there is none."""
+    return [math.nan, *column(log, name).values()][-1]
+
+
 def facts_of(log, before):
     """{name of FACTS: number} of a log, NaN for a column that it lacks."""
-    facts = dict.fromkeys(FACTS, math.nan)
-    facts["spikes"] = count_spikes(list(column(log, "loss").values()), before)
+    facts = {"spikes": count_spikes(list(column(log, "loss").values()), before),
+             "alive": last_of(log, "alive"), "w_max": last_of(log, "w_max")}
     norms = list(column(log, "grad_norm").values())
-    speeds = list(column(log, "tokens_per_s").values())
-    if norms:
-        facts["grad"] = statistics.median(norms[len(norms) // 2 :])
-    if speeds:
-        facts["tokens_per_s"] = statistics.median(speeds)
-    for name in ("alive", "w_max"):
-        values = list(column(log, name).values())
-        if values:
-            facts[name] = values[-1]
-    return facts
+    for name, numbers in (("grad", norms[len(norms) // 2 :]),
+                          ("tokens_per_s", column(log, "tokens_per_s").values())):
+        facts[name] = statistics.median(numbers) if numbers else math.nan
+    return {name: facts[name] for name in FACTS}
 
 
 def count_spikes(losses, before):
