@@ -212,14 +212,12 @@ def draw(lines, columns, path):
         for n, (setting, words) in enumerate(SETTINGS.items()):
             look = {"ls": "", "marker": "o^s"[n], "color": f"C{n}",
                     "mfc": "white" if setting else f"C{n}"}
-            of_setting = {model: good_of(values.get((what, length), {}))
+            of_setting = {models.index(model): [*good_of(values.get((what, length), {})).values()]
                           for (model, of), values in lines.items() if of == setting}
-            for model, of_seed in of_setting.items():
-                y = models.index(model)
-                ax.plot([*of_seed.values()], [y] * len(of_seed), **look, ms=3, alpha=0.5,
-                        clip_on=False)
-                if of_seed:
-                    ax.plot(statistics.fmean(of_seed.values()), y, **look, ms=7, clip_on=False)
+            for y, numbers in of_setting.items():
+                if numbers:
+                    ax.plot(numbers, [y] * len(numbers), **look, ms=3, alpha=0.5, clip_on=False)
+                    ax.plot(statistics.fmean(numbers), y, **look, ms=7, clip_on=False)
             if of_setting:
                 ax.plot([], [], **look, ms=7, label=words)
         ax.set_title(SHOWN[what][2].format(length), fontsize=9)
