@@ -74,15 +74,11 @@ def draw_curves(ax, curves, look, unit="seed"):
         columns = [[*of_seed.values()] for of_seed in curve.points.values()]
         means, stds = np.array([mean_and_std(column) for column in columns]).T
         stds, x = np.nan_to_num(stds), [*curve.points]             # one seed has no deviation
-        ax.plot(x, means, label=f"{curve.name}, {sizes(columns, unit)}", **look[curve.name])
+        low, high = min(map(len, columns)), max(map(len, columns))
+        size = count(high, unit) if low == high else f"{low} to {count(high, unit)}"
+        ax.plot(x, means, label=f"{curve.name}, {size}", **look[curve.name])
         ax.fill_between(x, means - stds, means + stds, alpha=0.25, lw=0,
                         color=look[curve.name]["color"])
-
-
-def sizes(columns, unit):
-    """How many numbers some columns have: "3 seeds", "1 to 3 seeds"."""
-    low, high = min(map(len, columns)), max(map(len, columns))
-    return count(high, unit) if low == high else f"{low} to {count(high, unit)}"
 
 
 # ------------------------------------------------------------------------------------------- axes
