@@ -17,7 +17,7 @@ from support.tables import print_table
 BEST = "best"                                          # in place of a RoPE factor
 
 
-@dataclass(frozen=True)
+@dataclass
 class Curve:
     """A model in a setting. points: {place: {seed: number}}, where most places are tuples.
 
