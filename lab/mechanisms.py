@@ -60,7 +60,9 @@ def rows_of(words):
     parameters = {run.label: run.flags["parameters"] for run in (on_text | on_task).values()}
     rows = []
     for what, curve in (*curves_on_text(on_text), *curves_on_task(on_task)):
-        setting = "RoPE" if curve.factor else "SWE" if curve.swe else ""
+        setting = "SWE" if curve.swe else ""
+        if curve.factor:
+            setting = "RoPE"
         rows += [{"model": curve.model, "parameters": parameters[curve.model], "seed": seed,
                   "what": what, "length": length, "setting": setting, "value": value}
                  for length, of_seed in curve.points.items() for seed, value in of_seed.items()]
