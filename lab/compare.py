@@ -19,8 +19,8 @@ pairs           the seeds that both this group and the first one have: runs with
                 the same data in the same order
 change, ± std   the difference from the first group, averaged over the pairs, and its deviation
 t95             half the 95 % interval of the change, by Student's t. If it is larger than the
-                change, other seeds may well turn the change around. With three seeds it is 2.48
-                times the deviation
+                change, no difference is shown: other seeds may well turn it around. With three
+                seeds it is 2.48 times the deviation
 grad            the median gradient norm of the second half of the steps until then
 spikes          logged losses more than 5 standard deviations above the mean of the ten before
                 (--before)
@@ -28,7 +28,8 @@ alive, w_max    at that step: the share of the pairs in the windows whose releva
                 the largest window
 tokens_per_s    compare them only if each run had a machine to itself
 
-Below the table you find the flags, and the lines of code, in which the groups differ.
+Below the table you find what each change says in words, and the flags, and the lines of code, in
+which the groups differ.
 `python -m lab.figures logs` and `losses` draw runs.
 """
 import difflib
@@ -70,8 +71,19 @@ def losses_of(runs, step):
 
 
 def print_rows(rows, runs, step):
+    first = runs[0].label
     print_table(rows, f"Validation loss after {step} steps, nats per token; change: against "
-                f"{runs[0].label}, by seed")
+                f"{first}, by seed")
+    for row in rows:
+        if not math.isnan(row["t95"]):
+            low, high = row["change"] - row["t95"], row["change"] + row["t95"]
+            verdict = f"no difference from {first} is shown"
+            if high < 0:
+                verdict = f"the loss is lower than that of {first}"
+            if low > 0:
+                verdict = f"the loss is higher than that of {first}"
+            print(f"{row['run']}: {verdict}: {row['change']:+.4f}, 95 % interval {low:+.4f} to "
+                  f"{high:+.4f}")
 
 
 def print_differences(one, other, by):

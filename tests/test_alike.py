@@ -330,8 +330,9 @@ def test_a_run_that_diverged_is_in_no_mean_and_is_counted(call, tmp_path, capsys
     fig = figures.changes(["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"])
     assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == [
         "a, 3 seeds", "b, 2 seeds, 1 diverged"]
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert re.split(" {2,}", last.strip())[:3] == ["b", "2 (0 1)", "1 (2)"]
+    *_, line, verdict = capsys.readouterr().out.splitlines()
+    assert re.split(" {2,}", line.strip())[:3] == ["b", "2 (0 1)", "1 (2)"]
+    assert verdict.startswith("b: no difference from a is shown: +0.5000, 95 % interval -5.8531")
     fig = figures.losses(["a-0", "a-1", "a-2", "b-0", "b-1", "b-2"])
     labels = fig.axes[0].get_legend_handles_labels()[1]
     assert {"a, 3 seeds", "b, 2 seeds"} < set(labels)

@@ -462,6 +462,20 @@ def test_a_change_is_a_mean_over_the_seeds_that_both_groups_have(call, tmp_path,
     assert capsys.readouterr().out.splitlines()[2:5] == out.splitlines()[2:5]
 
 
+@pytest.mark.parametrize("changes, verdict", [
+    ((-0.3, -0.2, -0.25), "the loss is lower than that of a: -0.2500, 95 % interval -0.3742 to "
+                          "-0.1258"),
+    ((0.3, 0.2, 0.25), "the loss is higher than that of a: +0.2500, 95 % interval +0.1258 to "
+                       "+0.3742"),
+    ((-0.3, -0.2, 0.25), "no difference from a is shown: -0.0833")])
+def test_the_verdict_on_a_change_is_that_of_its_interval(call, tmp_path, capsys, changes, verdict):
+    for seed, change in enumerate(changes):
+        write_run(tmp_path / f"a-{seed}", log_of(1.0 + seed), seed=seed)
+        write_run(tmp_path / f"b-{seed}", log_of(1.0 + seed + change), seed=seed)
+    call(compare, "a-*", "b-*")
+    assert f"\nb: {verdict}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("different", [{"seq_len": 32}, {"tokenizer": "gpt2"}, {"lr": 0.5},
                                        {"corpus": "other"}])
 def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, different):
