@@ -7,6 +7,7 @@ import torch
 
 import train
 from support.models import build_model
+from tests.helpers import needs_matplotlib
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +28,13 @@ def short_samples():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(train, "build_model", build)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_figures(request, monkeypatch):
+    """There is no matplotlib in a test that does not say that it needs it, as for many users."""
+    if needs_matplotlib.mark not in request.node.iter_markers("skipif"):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

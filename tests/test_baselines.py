@@ -15,7 +15,14 @@ from support.cli import UsageError
 from support.measure import rope_factor, scale_rope
 from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed
-from tests.helpers import args_of, assert_same_weights, fit, moved_model, read_table
+from tests.helpers import (
+    args_of,
+    assert_same_weights,
+    fit,
+    moved_model,
+    needs_matplotlib,
+    read_table,
+)
 from tests.inputs import draw_tokens
 from tests.reference import ABLATIONS, reference_logits, reference_transformer
 
@@ -220,6 +227,7 @@ class OwnScreen(multiscreen.GatedScreeningTiles):
         return self.bound(v.cumsum(2) / 10)
 
 
+@needs_matplotlib
 def test_a_variant_that_screens_by_itself_has_no_maps(tmp_path, capsys, call):
     name = f"multiscreen:{__name__}.OwnScreen"
     flags = ["--model", name, "--steps", "2", "--eval-every", "1"]
