@@ -6,12 +6,11 @@
 
 This checks the model, as lab.check does, trains three seeds on text, in four minutes on two idle
 cores, measures their perplexity up to 16 times the training length, and compares them with
-`original`. What follows -- are more flags of
-train.py; give them to `original`, too, unless they are the idea. Do not edit anything until it
-ends, because each seed reads the code when it starts. A name is one code and one list of flags:
-after an edit choose another name. The runs are in out/idea/ of the folder where you are; in a
-folder of your own first `export PYTHONPATH=/path/to/this/repository`. If you stop it, repeat the
-command to go on.
+`original`. What follows -- are more flags of train.py; give them to `original`, too, unless they
+are the idea. Do not edit anything until it ends, because each seed reads the code when it starts. A
+name is one code and one list of flags: after an edit choose another name. The runs are in out/idea/
+of the folder where you are; in a folder of your own first `export
+PYTHONPATH=/path/to/this/repository`. If you stop it, repeat the command to go on.
 """
 import re
 import shlex
@@ -64,6 +63,9 @@ def require_idea(name, flags):
     if flags_of("original") == flags and not edited_since("original"):
         raise UsageError(f"{name} has the code and the flags of original, so there is nothing to "
                          "compare: edit multiscreen.py, or name your class with -- --model")
+    if flags_of("original") != flags:
+        print(f"original was trained with the flags {flags_of('original')!r}, and {name} has "
+              f"{flags!r}: the comparison is of both differences, the code and the flags")
 
 
 def require_promises(flags):
@@ -115,6 +117,9 @@ def main():
         RUNS.mkdir(parents=True, exist_ok=True)
         (RUNS / f"{args.name}.txt").write_text(flags)
     run_or_print(idea(args.name, flags, args.seeds or [0, 1, 2], args.needles), args)
+    if args.name == "original" and not args.print:
+        print("next: edit an equation or write a class, then python -m lab.check and python -m "
+              "lab.idea mine")
 
 
 if __name__ == "__main__":
