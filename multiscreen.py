@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes. Unless given, N_L = N_H = psi and d_E = psi^2. There is no maximum length."""
+    """Sizes: N_L layers of N_H tiles, both psi unless given, and d_E = psi^2. No maximum length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -70,9 +70,9 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    The paper has no floor. In float32 a similarity is off by up to 5e-7, and a relevance by 2/r
-    times as much. The paper's first version, and most other code, multiply by exp(s_r) + 1 instead
-    of dividing by r, which is the same under s_r -> -s_r.
+    The paper has no floor, at which r gets no gradient. In float32 a similarity is off by up to
+    5e-7, and a relevance by 2/r times as much. The paper's first version, and most other code,
+    multiply by exp(s_r) + 1 instead of dividing by r, which is the same under s_r -> -s_r.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
@@ -91,9 +91,9 @@ def double(x):
 def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
-    Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
-    Returns (H, T) in radians, in [0, 2 pi). Computed in float32, the angle would be off by about
-    0.01 rad at i = 2^17.
+    Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0, so the angle turns by at most
+    pi over a window. i: (T,) integers; w: (H,). Returns (H, T) in radians, in [0, 2 pi). Computed
+    in float32, the angle would be off by about 0.01 rad at i = 2^17.
     """
     # Clamp wider windows to w_th, where gamma and its slope are 0.
     w_near = double(w).clamp(max=w_th)
@@ -193,7 +193,7 @@ class GatedScreeningTiles(nn.Module):
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
     `screening`. If its `screening` ignores the `screen` it is given, there are no relevance maps.
-    s_w, s_r and s_O are (N_H,); a variant whose tiles share one value stores N_H copies of it.
+    s_w, s_r and s_O are (N_H,), in a variant, too: tools show the values of each tile.
     dtype: the dtype of the matrix products; None means that of the parameters.
     """
 
@@ -253,7 +253,8 @@ class GatedScreeningTiles(nn.Module):
         i0 = 0
         if cache is not None:
             k_tilde, v_bar = cache.append(k_tilde, v_bar, w)
-            i0 = k_tilde.shape[2] - x.shape[1]         # the queries belong to the last keys
+            # The queries belong to the last keys; a cache may have forgotten the first ones.
+            i0 = k_tilde.shape[2] - x.shape[1]
         h = screen(q_tilde, k_tilde, v_bar, w, r, i0)
         return self.bound(h.to(x.dtype))
 
@@ -351,7 +352,7 @@ class Multiscreen(nn.Module):
         if len(t) <= chunk:
             nats = self.nats(x, t, head)
         else:
-            # `nats` draws no random numbers.
+            # `nats` draws no random numbers, so no state of a generator is kept for it.
             nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False,
                                          preserve_rng_state=False)
                               for x_part, t_part in zip(x.split(chunk), t.split(chunk))])

@@ -1,60 +1,60 @@
 """The proof that this code is the paper: what is claimed, by which test, compared with what.
 
+"The paper" is tests/reference.py: the paper once more in plain lines of float64, with loops over
+tokens, written independently of multiscreen.py. If you trust those lines, you need not trust ours.
+Hypothesis draws inputs with tests/inputs.py, so that queries often find keys; each run draws other
+ones, and `pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 for each property.
+tests/kernel.py says how exact the kernel must be. Without a GPU the kernel runs in Triton's
+interpreter, with the blocks of three families of GPUs.
+
 claim, and below it the test                                      compared with
 ----------------------------------------------------------------  ----------------------------------
 Each equation
- 1 is one function, whose docstring has its number                multiscreen.py, docs/variants.md
+ 1) is one function, whose docstring has its number               multiscreen.py, docs/variants.md
      test_every_equation_has_one_owner_and_the_guide_agrees
- 2 is right at points worked out by hand                          numbers written in the test
-     test_..._by_hand, for Eqs. 4, 6, 7, 9, 10 and 11
- 3 is right for any input: Eqs. 8 to 12                           the paper, a loop over pairs
+ 2) is right at points worked out by hand                         numbers written in the test
+     pytest -k by_hand: Eqs. 4, 6, 7, 9, 10 and 11
+ 3) is right for drawn inputs: Eqs. 8 to 12                       the paper, a loop over pairs
      test_screen_against_a_loop_over_pairs
- 4 makes relevance absolute: other keys do not change it          itself, bit for bit
+ 4) makes relevance absolute: other keys do not change it         itself, bit for bit
      test_relevance_of_a_pair_does_not_depend_on_other_keys
- 5 is exactly 0 for later keys, for keys at distance w or more,   itself, bit for bit
+ 5) is exactly 0 for later keys, for keys at distance w or more,  itself, bit for bit
    and for keys at or below Trim's threshold
      test_causality_and_window_edge_are_bitwise
      test_a_key_exactly_on_the_threshold_contributes_nothing_at_all
- 6 is right far out: angles 2^20 tokens from the first one, keys   80-bit numbers; numbers worked
-   70,000 tokens from the query                                   out by hand
+ 6) is right far out: angles 2^20 tokens after the first one,     80-bit numbers; numbers worked
+   keys 70,000 tokens before the query                            out by hand
      test_mipe_angle_is_right_far_out
      test_keys_count_however_far_a_window_reaches
- 7 has finite gradients, also where a vector is 0                 the limit worked out by hand
+ 7) has finite gradients, also where a vector is 0                the limit worked out by hand
      test_unit_of_zero_is_zero_with_a_finite_gradient
      test_tanh_norm_has_a_finite_jacobian_everywhere
 
 The model, Eqs. 1 to 18
- 8 has the paper's logits and the gradient of every weight        the paper
+ 8) has the paper's logits and the gradient of every weight       the paper
      test_logits_and_every_gradient_equal_the_paper_in_float64
- 9 has the paper's sizes and initial values                       the paper's tables
+ 9) has the paper's sizes and initial values                      the paper's tables
      test_parameter_counts_are_the_papers
      test_initial_values_are_the_papers
-10 sees no later token                                            itself, bit for bit
+10) sees no later token                                           itself, bit for bit
      test_the_model_is_causal_bitwise
-11 gives the same in pieces with a cache                          one pass over the whole text
+11) gives the same in pieces with a cache                         one pass over the whole text
      test_cached_chunks_equal_one_pass
-12 with products of 16 bits keeps its geometry in float32         itself, with rounded weights
+12) multiplies in 16 bits, and keeps the rest in float32          itself, with rounded weights
      test_products_run_in_16_bits_and_geometry_in_float32
 
 The fused kernel, screening_triton.py
-13 has the value and all five gradients of Eq. 12                 the definition in float64, with
+13) has the value and all five gradients of Eq. 12                the definition in float64, with
      test_kernel_is_as_good_as_torch_in_value_and_every_gradient  about twice PyTorch's own error
      test_kernel_with_shared_keys_is_as_good_as_torch
-14 keeps the edges of Trim and of the windows exactly             itself, bit for bit, and with NaN
-     test_kernel_drops_a_key_exactly_on_the_threshold             in place of what it must not read
+14) keeps the edges of Trim and of the windows exactly            itself, bit for bit, and with
+     test_kernel_drops_a_key_exactly_on_the_threshold             NaN where it must not read
      test_kernel_causality_and_window_edge_are_bitwise
      test_kernel_never_visits_what_lies_outside_the_windows
-15 keeps the gradient of w that comes through MiPE                the definition in float64
+15) keeps the gradient of w that comes through MiPE               the definition in float64
      test_kernel_keeps_the_gradient_of_the_window_through_mipe
-16 gives the model the same logits and gradients                  the paper; the definition
+16) gives the model the same logits and gradients                 the paper; the definition
      test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient
-
-"The paper" is tests/reference.py: the paper once more in plain lines of float64, with loops over
-tokens, written independently of multiscreen.py. If you trust those lines, you need not trust ours.
-"Any input" is what Hypothesis draws with tests/inputs.py, so that queries often find keys; each run
-draws other examples, and `pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 of
-each property. tests/kernel.py says how exact the kernel must be. Without a GPU the kernel runs in
-Triton's interpreter, with the blocks of three families of GPUs.
 
 The other twins of the definition, in windows and in C++, are compared with it in
 tests/test_windowed.py and tests/test_native.py. What users do with a model, such as generation, is

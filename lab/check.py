@@ -100,7 +100,8 @@ def check_models(models):
         lines += [f"{name}: {line}" for line in faults.values()]
         lines += [f"{name}: {line}" for line in check.unused(type(model.layers[0]))]
         conditions += [f"{name}, {condition}: NO, {why}" for condition, why in reasons.items()]
-    print_table(rows, "What holds")
+    print_table(rows, "What holds: the promises of a language model, and from `bounded` on the "
+                "conditions of absolute relevance")
     for line in [*lines, *conditions]:
         print(line)
     return not lines
