@@ -656,7 +656,7 @@ def test_cached_chunks_equal_one_pass(seed, pieces, infinite):
 # ------------------------------------------------------------------------------- the fused kernel
 
 @needs_kernel
-@draws(4, phases=QUICKLY)
+@draws(3, phases=QUICKLY)
 @given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 40), S=st.integers(1, 40),
        i0=st.one_of(st.just(0), st.integers(-40, 40)), blocks=some_blocks,
        tiles=st.lists(st.tuples(widths, acceptances), min_size=1, max_size=2),

@@ -87,6 +87,7 @@ def test_cached_chunks_and_decoding_equal_one_pass(name):
     assert torch.equal(model.generate(x, 5), y[:, 90:])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_layer_of_the_transformer_compiles_as_one_graph_for_all_lengths():
     model = moved_model("transformer:2,3,24")

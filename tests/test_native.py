@@ -271,6 +271,7 @@ def small():
     return build_model("multiscreen", {"psi": 2, "vocab_size": 7})
 
 
+@pytest.mark.slow
 def test_it_is_built_once_and_kept_under_a_name_of_its_own(new_folder, monkeypatch, tmp_path):
     model = small()
     assert fast.choose_screen(model) == "screening in C++, by support/screen.cpp"
@@ -355,6 +356,7 @@ def test_a_folder_that_others_may_write_to_is_refused(new_folder):
         assert_windows_screen("others may write to it")
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_kept_windows_screen(new_folder, monkeypatch):
     """The disk is full; the folder is a file; the library is damaged."""
     with full_disk():
