@@ -15,8 +15,8 @@ random, which changes no time: a relevance of 0 takes as long to compute as any 
 windows matter. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess
 at trained ones: 70 % of the tiles have windows that are log-uniform in 2 .. 128, 25 % in 256 ..
 4096, and 5 % in 4096 .. 65536. --ckpt times a trained model, too. The models take turns, so that
-other work on the machine slows them all alike. Each row is printed and added to --table as soon as
-it is measured; `python -m lab.figures latency` draws the forward passes.
+other work on the machine slows them all alike. Each row is printed and added to --table,
+out/latency.tsv, as soon as it is measured; `python -m lab.figures latency` draws the forward passes.
 
 `pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
 """
