@@ -9,14 +9,14 @@ decode     one more token after a context, for each of --lengths
 forward    hidden states and logits of a whole text in one pass, for each of --lengths; this is the
            section "Inference Latency" of the paper
 
-On a GPU Multiscreen and the Transformer are compiled alike, their matrix products run in bfloat16,
-and a small model's training step is recorded as a CUDA graph, as in train.py. The weights are
-random, which changes no time: a relevance of 0 takes as long to compute as any other. Only the
-windows matter. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess
-at trained ones: 70 % of the tiles have windows that are log-uniform in 2 .. 128, 25 % in 256 ..
-4096, and 5 % in 4096 .. 65536. --ckpt times a trained model, too. The models take turns, so that
-other work on the machine slows them all alike. Each row is printed and added to --table,
-out/latency.tsv, as soon as it is measured; `python -m lab.figures latency` draws the forward passes.
+Multiscreen and the Transformer are compiled alike, or not (--compile, the default on a GPU), and a
+small model's training step is recorded as a CUDA graph, as in train.py. The weights are random,
+which changes no time: a relevance of 0 takes as long to compute as any other. Only the windows
+matter. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess at
+trained ones: 70 % of the tiles have windows that are log-uniform in 2 .. 128, 25 % in 256 .. 4096,
+and 5 % in 4096 .. 65536. --ckpt times a trained model, too. The models take turns, so that other
+work on the machine slows them all alike. Each row is printed and added to --table, out/latency.tsv,
+as soon as it is measured; `python -m lab.figures latency` draws the forward passes.
 
 `pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
 """
@@ -38,7 +38,6 @@ from support.run import load_checkpoint
 from support.tables import add_row
 from train import get_optimizer, train_step
 
-BATCH_SIZE = 8                                         # training sequences
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -65,14 +64,14 @@ def take_turns(runs, device, repeats):
     return list(zip(*times[1:]))
 
 
-def report(table, device, times, row):
+def report(args, device, times, row):
     """Print a row with its times, and append it to the table."""
     machine = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
-    dtype = str(products_dtype(device) or "float32").removeprefix("torch.")
-    add_row(table, row | {"machine": f"{machine}, {dtype}, torch {torch.__version__}",
-                          "ms": " ".join(f"{x:.6g}" for x in times)})
+    add_row(args.table, row | {
+        "machine": f"{machine}, {args.dtype}, torch {torch.__version__}",
+        "ms": " ".join(f"{x:.6g}" for x in times)})
     print(f"{row['what']} {row['length']} {row['model']} {row['setting']}: "
           f"{mean_in_words(times, 2)} ms", flush=True)
 
@@ -92,7 +91,7 @@ def get_models(args, device):
     """[(name, setting, a model)]: each model in each of its settings."""
     models = []
     if args.ckpt:
-        model, _, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device))
+        model, _, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device, args.dtype))
         models.append((ckpt["model"], "trained", model))
     for name in args.models:
         if name.startswith("multiscreen"):
@@ -111,7 +110,7 @@ def new_model(name, setting, args, device):
     sizes = {"vocab_size": args.vocab}
     if name.startswith("multiscreen"):
         sizes["psi"] = args.psi
-    model = build_model(name, sizes, products_dtype(device)).to(device)
+    model = build_model(name, sizes, products_dtype(device, args.dtype)).to(device)
     if setting in ATTENTION:
         for layer in model.layers:
             layer.attend = attention_by(setting)
@@ -136,19 +135,19 @@ def trained_like(n):
 
 # ------------------------------------------------------------------------------ one pass of each
 
-def training_step(model, name, length):
+def training_step(model, name, length, args):
     """A function that makes a step as train.py does, on sequences of random tokens."""
-    flags = SimpleNamespace(**recipe(name), seed=0, seq_len=length, batch_size=BATCH_SIZE,
-                            batch_tokens=BATCH_SIZE * length)
+    B, flags = args.batch_size, SimpleNamespace(**recipe(name))
     flags.lr /= 100                                    # windows stay about as wide as they are
+    flags.seed, flags.seq_len, flags.batch_size, flags.batch_tokens = 0, length, B, B * length
     rng = np.random.default_rng(0)
 
     def draw(n, seed):
         return rng.integers(model.config.vocab_size, size=length + 1)
 
     data, optimizer = SimpleNamespace(draw=draw), get_optimizer(model, flags)
-    if model.W_E.is_cuda:
-        print(f"{name}: {try_to_record(model, BATCH_SIZE, length)}")
+    if args.compile and model.W_E.is_cuda:
+        print(f"{name}: {try_to_record(model, B, length)}")
 
     def step():
         train_step(model, data, flags, 0)
@@ -159,7 +158,7 @@ def training_step(model, name, length):
 
 
 @torch.no_grad()
-def decoder(model, name, length):
+def decoder(model, name, length, args):
     """A function that decodes one more token after `length` random tokens."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=model.W_E.device)
     caches, head = model.new_caches(), model.head()
@@ -174,7 +173,7 @@ def decoder(model, name, length):
     return step
 
 
-def forward_pass(model, name, length):
+def forward_pass(model, name, length, args):
     """A function that makes hidden states of all tokens at once, then all logits in parts."""
     tokens = torch.randint(model.config.vocab_size, (1, length), device=model.W_E.device)
 
@@ -192,14 +191,15 @@ PASSES = {"train": training_step, "decode": decoder, "forward": forward_pass}
 
 def time_models(part, length, device, args):
     """Time a part for one length: all models in all settings take turns."""
-    models, what = get_models(args, device), part
-    if device.type == "cuda" and part != "decode":     # a token is decoded without the compiler
-        what = f"{part}, compiled"
+    models = get_models(args, device)
+    if args.compile and part != "decode":              # a token is decoded without the compiler
         for _, _, model in models:
             compile_model(model)
-    runs = [PASSES[part](model, name, length) for name, _, model in models]
-    for (name, setting, model), times in zip(models, take_turns(runs, device, args.repeats)):
-        report(args.table, device, times, {
+    runs = [PASSES[part](model, name, length, args) for name, _, model in models]
+    of_each = take_turns(runs, device, args.repeats)
+    what = f"{part}, compiled" if args.compile and part != "decode" else part
+    for (name, setting, model), times in zip(models, of_each):
+        report(args, device, times, {
             "model": name, "parameters": count_parameters(model), "what": what,
             "setting": setting, "length": length})
 
@@ -216,12 +216,20 @@ def main():
     p.add_argument("--lengths", type=at_least(1), nargs="+", default=[1024, 4096, 16384],
                    help="tokens of a text, or of a context [1024 4096 16384]")
     p.flag("--train-length", 256, "tokens of a training sequence")
+    p.flag("--batch-size", 8, "training sequences")
     p.add_argument("--repeats", type=at_least(1), default=10, help="how many passes are timed [10]")
+    p.add_argument("--compile", action="store_true", default=None,
+                   help="torch.compile the models [on a GPU]")
+    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"],
+                   help="of the matrix products [bfloat16 on a GPU]")
     p.add_argument("--device", default=DEVICE, help=f"cpu or cuda [{DEVICE}]")
     p.add_argument("--table", type=Path, default=Path("out/latency.tsv"),
                    help="the table to append to [out/latency.tsv]")
     args = p.parse_args()
     device = get_device(args.device)
+    args.dtype = str(products_dtype(device, args.dtype) or "float32").removeprefix("torch.")
+    if device.type == "cuda":
+        args.compile = True
     for part in args.what:
         for length in [args.train_length] if part == "train" else args.lengths:
             gc.collect()                               # of the models before, for the next's memory
