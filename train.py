@@ -89,7 +89,8 @@ def train(out, args, ckpt=None, init=None):
         if run.owes_evaluation:                        # the run was stopped in one
             log_evaluation(run, model, data, val_data, args, tokenizer, signals)
             run.save(model, optimizer, data)
-            last, stopping = run.learned or run.step == args.steps, run.owes_evaluation
+            last = run.learned or run.step >= args.steps
+            stopping = run.owes_evaluation
             since = time.perf_counter()
         while not last and not stopping:
             lr = set_rate(optimizer, args, run.step)
@@ -125,7 +126,7 @@ def train(out, args, ckpt=None, init=None):
             if saves or stopping:
                 run.save(model, optimizer, data)
             since = time.perf_counter()
-    if run.owes_evaluation or stopping and not last:   # `cli` prints it without a traceback
+    if run.owes_evaluation or (stopping and not last):           # `cli` prints no traceback
         raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}; to go on, "
                                 "repeat the command with --resume, without --force and --init")
     if dist.world() == 1:

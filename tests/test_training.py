@@ -334,6 +334,9 @@ def test_a_signal_stops_an_evaluation_and_resume_begins_with_it(tmp_path, monkey
             with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, saved"):
                 fit(tmp_path / "parts", *flags, *more)
             assert read_checkpoint(tmp_path / "parts/ckpt.pt")["step"] == step
+    # With fewer steps than it has, it evaluates and ends.
+    fewer = fit(tmp_path / "parts", *flags, "--resume", "--steps", str(step - 1))
+    assert fewer["step"] == step
     parts = fit(tmp_path / "parts", *flags, "--resume")
     assert_same_weights(parts, whole)
     rows, wanted = (read_table(tmp_path / name / "log.tsv") for name in ("parts", "whole"))
