@@ -77,7 +77,8 @@ LATER = ("tokenizer", "dtype")                         # columns that our oldest
 def require_alike(groups, kind):
     """Raise UsageError unless rows were measured alike. groups: {label: its rows, dicts}"""
     rows = [row for of_label in groups.values() for row in of_label]
-    require_equal(rows, kind.fixed_in_figure(rows), "the runs", "draw those that are equal")
+    require_equal(rows, kind.fixed_in_figure(rows), "the runs",
+                  "measure each into a --table of its own")
     for label, of_label in groups.items():
         require_equal(of_label, kind.fixed(rows), f"the runs of {label}",
                       "give them labels, as in mine=PATH")

@@ -74,16 +74,18 @@ def print_rows(rows, runs, step):
     first = runs[0].label
     print_table(rows, f"Validation loss after {step} steps, nats per token; change: against "
                 f"{first}, by seed")
-    for row in rows:
-        if not math.isnan(row["t95"]):
-            low, high = row["change"] - row["t95"], row["change"] + row["t95"]
-            verdict = f"no difference from {first} is shown"
-            if high < 0:
-                verdict = f"the loss is lower than that of {first}"
-            if low > 0:
-                verdict = f"the loss is higher than that of {first}"
-            print(f"{row['run']}: {verdict}: {row['change']:+.4f}, 95 % interval {low:+.4f} to "
-                  f"{high:+.4f}")
+    changed = [row for row in rows if not math.isnan(row["t95"])]
+    if len(changed) > 1:
+        print("each interval is of one comparison by itself, not corrected for their number")
+    for row in changed:
+        low, high = row["change"] - row["t95"], row["change"] + row["t95"]
+        verdict = f"no difference from {first} is shown"
+        if high < 0:
+            verdict = f"the loss is lower than that of {first}"
+        if low > 0:
+            verdict = f"the loss is higher than that of {first}"
+        print(f"{row['run']}: {verdict}: {row['change']:+.4f}, 95 % interval {low:+.4f} to "
+              f"{high:+.4f}")
 
 
 def print_differences(one, other, by):

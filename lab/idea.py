@@ -64,7 +64,7 @@ def require_idea(name, flags):
         raise UsageError(f"{name} has the code and the flags of original, so there is nothing to "
                          "compare: edit multiscreen.py, or name your class with -- --model")
     if flags_of("original") != flags:
-        print(f"the flags differ, too: {flags_of('original')!r} of original, {flags!r} of {name}")
+        print(f"the flags differ: {flags_of('original')!r} of original, {flags!r} of {name}")
 
 
 def require_promises(flags):

@@ -113,7 +113,8 @@ def needle_of(run, folder):
     if run.diverged:
         return math.nan
     has_all_steps = max(run.losses) >= int(run.flags["steps"])
-    if not has_all_steps and not read_checkpoint(folder / "ckpt.pt")["learned"]:
+    ckpt = {"learned": True} if has_all_steps else read_checkpoint(folder / "ckpt.pt")
+    if not ckpt["learned"] or ckpt.get("owes_evaluation"):
         raise UsageError(f"{folder} has not ended: --resume continues it")
     return list(column(read_table(folder / "log.tsv"), "needle").values())[-1]
 

@@ -12,7 +12,10 @@ from support.tables import named_paths, read_table
 
 @dataclass
 class LoggedRun:
-    """A run as train.py logged it. losses: {step: validation loss}; facts: {FACT: number}."""
+    """A run as train.py logged it. losses: {step: validation loss}.
+
+    facts: {FACT: number} of a run that is a row of a table; `facts_at` has those of either kind.
+    """
     label: str
     flags: dict
     losses: dict
@@ -80,8 +83,7 @@ def read_folder(folder, label, before=10):
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = was_stopped or rose(log, losses)
-    facts = facts_of(log, before)
-    return LoggedRun(label, flags, losses, facts, diverged, source, tuple(log), before)
+    return LoggedRun(label, flags, losses, {}, diverged, source, tuple(log), before)
 
 
 def column(log, name):

@@ -524,7 +524,7 @@ def test_a_spike_is_a_loss_five_deviations_above_the_mean_of_the_ten_before(
     log = [{"step": n + 1, "loss": x} for n, x in enumerate([*5 * [1.0, 2.0], *losses])]
     write_run(tmp_path / "a", [*log, {"step": len(log), "val_loss": 3.0}])
     run, = runs.read_runs([tmp_path / "a"])
-    assert run.facts["spikes"] == spikes
+    assert run.facts_at(math.inf)["spikes"] == spikes
 
 
 def test_a_loss_that_rose_in_training_and_validation_counts_as_diverged(tmp_path):
@@ -565,14 +565,15 @@ def test_losses_are_those_of_the_last_step_that_all_runs_have(tmp_path):
     assert [row["value"] for row in rows if row["what"] == "loss"] == [3.0, 3.0]
 
 
-@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("learned, owes", [(False, False), (True, False), (True, True)])
 def test_a_run_on_abcdigits_counts_among_mechanisms_only_if_it_has_ended(tmp_path, monkeypatch,
-                                                                         learned):
-    monkeypatch.setattr(mechanisms, "read_checkpoint", lambda path: {"learned": learned})
+                                                                         learned, owes):
+    ckpt = {"learned": learned, "owes_evaluation": owes}
+    monkeypatch.setattr(mechanisms, "read_checkpoint", lambda path: ckpt)
     log = [*log_of(1.0)[:-1], {"step": 10, "needle": 0.9}]
     folder = write_run(tmp_path / "a", log, data="abcdigits")
     write_table(folder / "abcdigits.tsv", [row_of(length="256", depth="0", accuracy="1")])
-    if learned:
+    if learned and not owes:
         assert mechanisms.rows_of([f"m={tmp_path}/a"])[0]["value"] == 0.9
     else:
         with pytest.raises(UsageError, match="a has not ended"):
