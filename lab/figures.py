@@ -365,7 +365,7 @@ def latency(words):
     if len({row["length"] for row in rows}) > 1:
         by = "length"
     for row in sorted(rows, key=lambda row: int(row[by])):
-        name = f"{row['model'].partition(':')[0]}, {row['setting']}"
+        name = f"{row['model'].partition(':')[0].capitalize()}, {row['setting']}"
         if by == "length":
             name += f", {int(row['parameters']) / 1e6:.2g}M"
         # What was timed again counts once, by its last times.
