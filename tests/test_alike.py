@@ -355,6 +355,27 @@ def test_there_is_no_axis_for_words_and_the_table_is_printed(tmp_path, flag, val
 
 
 @needs_matplotlib
+def test_a_band_is_one_standard_deviation_around_the_mean():
+    curve = curves.Curve("m", {1: {"0": 1.0, "1": 3.0}, 2: {"0": 5.0, "1": 9.0}})
+    _, ax = plots.pyplot().subplots()
+    plots.draw_curves(ax, [curve], plots.looks([curve]))
+    band = ax.collections[0].get_paths()[0].vertices
+    assert ax.lines[0].get_ydata().tolist() == [2.0, 7.0]
+    for x, mean, std in ((1, 2.0, 2**0.5), (2, 7.0, 8**0.5)):
+        y = band[band[:, 0] == x, 1]
+        assert (y.min(), y.max()) == pytest.approx((mean - std, mean + std))
+
+
+def test_a_mean_says_how_many_items_it_leaves_out(capsys):
+    one = curves.Curve("a", {(64, "x"): {"0": 1.0}, (64, "y"): {"0": 3.0}})
+    other = curves.Curve("b", {(64, "x"): {"0": 5.0}})
+    means = curves.mean_over_items([one, other], "document")
+    assert [curve.points for curve in means] == [{(64,): {"0": 1.0}}, {(64,): {"0": 5.0}}]
+    said = "Each mean is over 1 document; left out, because not every curve has it: 1\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+@needs_matplotlib
 @draws(10)
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0]), min_size=1, max_size=4,
                 unique=True))
