@@ -6,15 +6,17 @@
 
 This checks the model, as lab.check does, trains three seeds on text, in four minutes on two idle
 cores, measures their perplexity up to 16 times the training length, and compares them with
-`original`. What follows -- are more flags of train.py; give them to `original`, too, unless they
-are the idea. Do not edit anything until it ends, because each seed reads the code when it starts. A
-name is one code and one list of flags: after an edit choose another name. The runs are in out/idea/
-of the folder where you are; in a folder of your own first `export
-PYTHONPATH=/path/to/this/repository`. If you stop it, repeat the command to go on.
+`original`: losses, and if there is matplotlib perplexities, too. What follows -- are more flags of
+train.py; give them to `original`, too, unless they are the idea. Do not edit anything until it
+ends, because each seed reads the code when it starts. A name is one code and one list of flags:
+after an edit choose another name. The runs are in out/idea/ of the folder where you are; in a
+folder of your own first `export PYTHONPATH=/path/to/this/repository`. If you stop it, repeat the
+command to go on.
 """
 import re
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +43,10 @@ def idea(name, flags, seeds, needles=False):
                 f"python abcdigits.py --swe --ckpt out/needles/{name}-{seed}/ckpt.pt"]
                for seed in seeds]
     if name != "original":
+        if find_spec("matplotlib"):                    # it prints the perplexities and draws them
+            tables = " ".join(f"'{label}=out/idea/{label}-*/perplexity.tsv'"
+                              for label in ("original", name))
+            yield [[f"python -m lab.figures perplexity {tables} --out out/idea/{name}.png"]]
         yield [[f"python -m lab.compare 'out/idea/original-*' 'out/idea/{name}-*'"]]
 
 
