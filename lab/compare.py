@@ -58,9 +58,9 @@ def compare(runs, by=None):
                "parameters": group[0].flags["parameters"], "val_loss": loss, "std": std,
                "pairs": None if first == group else seeds_in_words(change.seeds),
                "change": change.mean, "± std": change.std, "t95": change.t95}
+        known = [run.facts_at(step) for run in group if not run.diverged]
         for fact in FACTS:                             # old tables have those of one seed
-            values = [run.facts_at(step)[fact] for run in group if not run.diverged]
-            row[fact], _ = mean_and_std([x for x in values if not math.isnan(x)])
+            row[fact], _ = mean_and_std([x[fact] for x in known if not math.isnan(x[fact])])
         rows.append(row)
     return rows, groups, step
 

@@ -1,6 +1,7 @@
 """What a run of train.py was, from its folder or from a row of a table of runs."""
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +15,15 @@ from support.tables import named_paths, read_table
 class LoggedRun:
     """A run as train.py logged it. losses: {step: validation loss}.
 
-    facts: {FACT: number} of a run that is a row of a table; `facts_at` has those of either kind.
+    facts_at(step): {FACT: number} as they were after a step, because the runs of one table may have
+    other lengths. A run that is a row of a table has those of one step only.
     """
     label: str
     flags: dict
     losses: dict
-    facts: dict
+    facts_at: Callable
     diverged: bool
     source: dict
-    log: tuple = ()                                    # its rows; none of a run in a table
-    before: int = 10                                   # of count_spikes
 
     @property
     def seed(self):
@@ -32,12 +32,6 @@ class LoggedRun:
     def loss(self, step):
         """The validation loss after a step; NaN for a run that diverged."""
         return math.nan if self.diverged else self.losses[step]
-
-    def facts_at(self, step):
-        """Its facts as they were after a step: runs of one table may have other lengths."""
-        if not self.log:
-            return self.facts
-        return facts_of([row for row in self.log if int(row["step"]) <= step], self.before)
 
 
 def read_runs(words, before=10):
@@ -58,7 +52,7 @@ def run_of_row(row, label, path):
     facts = {name: float(row.get(name) or "nan") for name in FACTS}
     losses = {int(row["step"]): float(row["val_loss"] or "nan")}
     label = label if label else row["run"]
-    return LoggedRun(label, row, losses, facts, row["end"] == "diverged", {})
+    return LoggedRun(label, row, losses, lambda step: facts, row["end"] == "diverged", {})
 
 
 def row_of_run(run, step):
@@ -83,7 +77,11 @@ def read_folder(folder, label, before=10):
               for path in sorted(root.rglob("*.py"))}
     label = label or folder.resolve().name.removesuffix(f"-{flags['seed']}")
     diverged = was_stopped or rose(log, losses)
-    return LoggedRun(label, flags, losses, {}, diverged, source, tuple(log), before)
+
+    def facts_at(step):
+        return facts_of([row for row in log if int(row["step"]) <= step], before)
+
+    return LoggedRun(label, flags, losses, facts_at, diverged, source)
 
 
 def column(log, name):

@@ -177,8 +177,8 @@ def test_every_other_reader_of_tables_refuses_those_of_another_tool(call, tmp_pa
 def logged(label, seed=0, loss=1.0, diverged=False, **flags):
     """A run of train.py."""
     flags = {name: str(x) for name, x in (RUN_FLAGS | {"seed": seed} | flags).items()}
-    return runs.LoggedRun(label, flags, {20: loss}, dict.fromkeys(alike.FACTS, math.nan), diverged,
-                          {})
+    facts = dict.fromkeys(alike.FACTS, math.nan)
+    return runs.LoggedRun(label, flags, {20: loss}, lambda step: facts, diverged, {})
 
 
 @given(st.sampled_from(TEXT), two_values())
