@@ -35,7 +35,10 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, both psi unless given, and d_E = psi^2. No maximum length."""
+    """Sizes: N_L layers of N_H tiles, both psi unless given, and d_E = psi^2.
+
+    There is no maximum length.
+    """
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -70,7 +73,7 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    The paper has no floor, at which r gets no gradient. In float32 a similarity is off by up to
+    The paper has no such floor; there r gets no gradient. In float32 a similarity is off by up to
     5e-7, and a relevance by 2/r times as much. The paper's first version, and most other code,
     multiply by exp(s_r) + 1 instead of dividing by r, which is the same under s_r -> -s_r.
     """
@@ -193,7 +196,7 @@ class GatedScreeningTiles(nn.Module):
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
     `screening`. If its `screening` ignores the `screen` it is given, there are no relevance maps.
-    s_w, s_r and s_O are (N_H,), in a variant, too: tools show the values of each tile.
+    s_w, s_r and s_O are (N_H,), also in a variant, because tools show the values of each tile.
     dtype: the dtype of the matrix products; None means that of the parameters.
     """
 

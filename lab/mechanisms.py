@@ -6,15 +6,15 @@
 A label names a mechanism, and its runs are folders of train.py, on text or on abcdigits, that were
 measured with lab.perplexity, lab.copying or abcdigits.py. A row of the table has the means over the
 seeds; what was measured with SWE, or with the best RoPE scaling at each place, has a row of its
-own. The columns are the validation loss, the perplexity at the end of
-the documents over that at 64 tokens, the gain of copying at each distance, the share of needles
-found at each length, and how many seeds learned to look things up, which is that they guess more
-than half of the needles' digits in validation. The loss is that of the last step that all runs on
-text have; a run on abcdigits counts if it has ended, at --steps or before, when its training loss
-said that the task was learned. A run that diverged is in no mean, and is counted. A second table
-has how the needles found at the longest length differ from those of the best, and of the same
-mechanism as trained, paired by seed, and p by Student's t. The second form of the command draws a
-table that the first has written beside its figure. docs/mechanisms.md has the protocol.
+own. The columns are the validation loss, the perplexity at the end of the documents over that at 64
+tokens, the gain of copying at each distance, the share of needles found at each length, and how
+many seeds learned to look things up, which is that they guess more than half of the needles' digits
+in validation. The loss is that of the last step that all runs on text have; a run on abcdigits
+counts if it has ended, at --steps or before, when its training loss said that the task was learned.
+A run that diverged is in no mean, and is counted. A second table has how the needles found at the
+longest length differ from those of the best, and of the same mechanism as trained, paired by seed,
+and p by Student's t. The second form of the command draws a table that the first has written beside
+its figure. docs/mechanisms.md has the protocol.
 """
 import math
 import statistics
@@ -112,10 +112,10 @@ def needle_of(run, folder):
     """The share of the needles' digits that a run on abcdigits guesses; NaN if it diverged."""
     if run.diverged:
         return math.nan
-    has_all_steps = max(run.losses) >= int(run.flags["steps"])
-    ckpt = {"learned": True} if has_all_steps else read_checkpoint(folder / "ckpt.pt")
-    if not ckpt["learned"] or ckpt.get("owes_evaluation"):
-        raise UsageError(f"{folder} has not ended: --resume continues it")
+    if max(run.losses) < int(run.flags["steps"]):
+        ckpt = read_checkpoint(folder / "ckpt.pt")
+        if not ckpt["learned"] or ckpt.get("owes_evaluation"):
+            raise UsageError(f"{folder} has not ended: --resume continues it")
     return list(column(read_table(folder / "log.tsv"), "needle").values())[-1]
 
 

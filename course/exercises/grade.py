@@ -276,7 +276,7 @@ def causes_of(yours, mistakes, cases, n, name, names):
                  if same(case.results(wrong, name, names), found, case)]
         if alike or m <= n:
             mistakes = alike
-        if m >= n and len(mistakes) < 2:
+        if m >= n and len(mistakes) < 2:               # later cases have nothing to decide
             break
     return list(dict.fromkeys(cause for _, cause in mistakes))
 
