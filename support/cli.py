@@ -82,7 +82,7 @@ def cli(main):
     except KeyboardInterrupt as e:                     # train.py's says where it stopped
         if rank() == 0:
             print(*(e.args or ["stopped"]), file=sys.stderr)
-        sys.exit(130)
+        leave(130)
     except UsageError as e:
         fail(e, e.code)
     except BrokenPipeError:                            # nobody reads on, as in `| head`
@@ -109,6 +109,15 @@ def fail(message, code=1):
     """Exit with one line on stderr, which number 0 of several processes prints."""
     if rank() == 0:
         print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+    leave(code)
+
+
+def leave(code):
+    """Exit with this code. FSDP2 keeps threads that may abort a process which ends by itself."""
+    if torch.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

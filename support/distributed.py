@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed
 
-from support.cli import rank
+from support.cli import leave, rank
 
 
 @contextmanager
@@ -35,10 +35,8 @@ def joined():
     if rank() > 0:
         sys.stdout = open(os.devnull, "w")
     yield
-    # FSDP2 never releases its groups, and their threads may abort a process that ends by itself.
     wait()
-    sys.stdout.flush()
-    os._exit(0)
+    leave(0)
 
 
 def leave_group():

@@ -13,8 +13,8 @@ import torch
 
 import abcdigits
 import train
-from multiscreen import GatedScreeningTiles, Multiscreen
 from support.cli import UsageError, cli
+from multiscreen import GatedScreeningTiles, Multiscreen
 from support.models import build_model
 from support.run import load_checkpoint
 from tests.helpers import ROOT, SMALL, args_of, fit
@@ -40,6 +40,19 @@ def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
         raise error
 
     assert complaint(main) == code
+
+
+def test_a_process_of_several_ends_at_once_with_its_code(monkeypatch):
+    """Threads of FSDP2 abort one of five processes that end by themselves."""
+    def stopped():
+        raise KeyboardInterrupt("stopped at step 3")
+
+    codes = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    assert complaint(stopped) == 130
+    assert codes == [130]
 
 
 @pytest.mark.slow
