@@ -31,7 +31,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from support import check, cli
 from support import distributed as dist  # one process or many, of which only number 0 prints
-from support.cli import at_least
 from support.data import TASKS, absolute, batches, get_data, get_tokenizer
 from support.fast import make_fast
 from support.models import SIZES, build_model, recipe, set_seeds, windows
@@ -191,6 +190,7 @@ def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
     try:
         row = evaluate(model, data, val_data, args, tokenizer, signals)
     except KeyboardInterrupt:
+        model.train()
         run.owes_evaluation = True
         return
     run.owes_evaluation = False
@@ -208,13 +208,16 @@ def evaluate(model, data, val_data, args, tokenizer, signals=()):
     of alive pairs is over the first 512 tokens of one. A task adds columns of its own, over 64
     documents. If there are several processes, each of them computes all of this.
     """
+    def until_signal(n):
+        for x in batches(val_data, n, args.batch_size):
+            if dist.total(len(signals)) > 0:           # if any of the processes got one
+                raise KeyboardInterrupt
+            yield x
+
     model.eval()
     device = model.W_E.device
     nats = n_tokens = n_bytes = 0
-    for x in batches(val_data, 256, args.batch_size):
-        if dist.total(len(signals)) > 0:               # if any of the processes got one
-            model.train()
-            raise KeyboardInterrupt
+    for x in until_signal(256):
         x = x.to(device)
         nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
         targets = x[:, 1:].flatten().tolist()
@@ -227,7 +230,7 @@ def evaluate(model, data, val_data, args, tokenizer, signals=()):
         row["val_bpb"] = nats / math.log(2) / n_bytes
 
     # Called on the training data, whose state says how much help the task still gives.
-    row |= data.extra_columns(model, batches(val_data, 64, args.batch_size))
+    row |= data.extra_columns(model, until_signal(64))
 
     # Transformers have no relevance maps, nor do layers that do not call their `screen`.
     tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
@@ -248,7 +251,7 @@ def sample(model, val_data, tokenizer):
 # ---------------------------------------------------------------------------------------- flags
 
 def get_parser():
-    p, positive, amount = cli.Parser(__doc__), at_least(1), at_least(0, float)
+    p, positive, amount = cli.Parser(__doc__), cli.at_least(1), cli.at_least(0, float)
     p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT, "
            "which may be a class of yours, FILE.CLASS; an unknown name lists all names")
     p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
@@ -273,7 +276,7 @@ def get_parser():
     p.flag("--steps", 620, "optimizer steps; abcdigits and passkey may end earlier (paper: 2^16)",
            positive)
     p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
-           at_least(0))
+           cli.at_least(0))
     p.flag("--lr", None, "learning rate [the paper's: 2^-4; Transformer: 1e-3 to 2e-4, by size]",
            amount)
     p.flag("--weight-decay", None, "AdamW's weight decay, for matrices [the paper's: 0; "
@@ -281,7 +284,7 @@ def get_parser():
     p.flag("--clip", None, "largest gradient norm, 0 for none [the paper's: 0; Transformer: 1]",
            amount)
     p.flag("--seed", 0, "seed of the initial weights and of the order of the data",
-           at_least(0))
+           cli.at_least(0))
     p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
     p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
            "(paper: bfloat16)", choices=["auto", "float32", "bfloat16"])

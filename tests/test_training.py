@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import multiscreen
 import train
+from support.cli import UsageError, cli, stop_requests
 from multiscreen import Multiscreen
 from support import check, distributed, run
 from support.check import alive_pairs
-from support.cli import UsageError, cli, stop_requests
 from support.data import Sequences, batches, get_tokenizer
 from support.models import windows
 from support.run import load_checkpoint, read_checkpoint
@@ -317,16 +317,19 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, monkeypatch, cap
     assert losses("parts") == losses("whole")
 
 
-@pytest.mark.parametrize("step", [5, 10, 12])
-def test_a_signal_stops_an_evaluation_and_resume_begins_with_it(tmp_path, monkeypatch, step):
-    """Also with that of the last step, and if it is stopped a second time."""
+@pytest.mark.parametrize("step, part", [(5, 256), (10, 256), (12, 256), (10, 64)])
+def test_a_signal_stops_an_evaluation_and_resume_begins_with_it(tmp_path, monkeypatch, step, part):
+    """Also with that of the last step, if it is stopped a second time, and in a task's 64."""
     def stopping(data, n, batch_size):
         for number, x in enumerate(batches(data, n, batch_size)):
-            if number == 1 and read_table(tmp_path / "parts/log.tsv")[-1]["step"] == str(step):
+            now = read_table(tmp_path / "parts/log.tsv")[-1]["step"]
+            if n == part and number == 1 and now == str(step):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield x
 
     flags = ["--steps", "12", "--eval-every", "5", "--log-every", "1"]
+    if part == 64:
+        flags += ["--data", "abcdigits", "--digits", "2"]
     whole = fit(tmp_path / "whole", *flags)
     with monkeypatch.context() as m:
         m.setattr(train, "batches", stopping)
