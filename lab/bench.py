@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lab.alike import mean_in_words
 from support.cli import DEVICE, Parser, at_least, cli, get_device, products_dtype
+from lab.alike import mean_in_words
 from support.fast import choose_screen, compile_model, try_to_record
 from support.models import build_model, count_parameters, has_windows, recipe
 from support.run import load_checkpoint

@@ -36,9 +36,9 @@ import sys
 
 import torch
 
-import multiscreen
-from support import check
 from support.cli import DEVICE, Parser, UsageError, cli, error_line
+from multiscreen import screen as definition
+from support import check
 from support.fast import choose_screen, edited_equations
 from support.models import build_model, has_windows, module_of
 from support.run import load_checkpoint
@@ -213,7 +213,7 @@ def check_screen(name, n_cases=16):
         except Exception as e:                         # whatever it is, a model would meet it
             print(f"{name} fails with {T} queries and {i0 + T} keys: {error_line(e)}")
             return False
-        rounded = check.screen_errors(multiscreen.screen, inputs, i0)
+        rounded = check.screen_errors(definition, inputs, i0)
         for output, error in errors.items():
             tile = error.argmax().item()
             case = f"{T} queries, {i0 + T} keys, i0 = {i0}, w = {w[tile]:g}, r = {r[tile]:g}"

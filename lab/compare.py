@@ -36,10 +36,10 @@ import difflib
 import math
 from pathlib import Path
 
+from support.cli import Parser, at_least, cli
 from lab.alike import FACTS, flags_that_differ, group_runs, mean_and_std, seeds_in_words
 from lab.paired import difference
 from lab.runs import last_common_step, read_runs, row_of_run
-from support.cli import Parser, at_least, cli
 from support.tables import print_table, write_table
 
 

@@ -34,8 +34,8 @@ from pathlib import Path
 
 import torch
 
-from screening_triton import KERNELS, block_sizes, choose_parts, triton
 from support.cli import Parser, UsageError, cli
+from screening_triton import KERNELS, block_sizes, choose_parts, triton
 
 # The dtype of q and k, which share one, and that of v. The first pair is that of training.
 DTYPES = ((torch.float32, torch.bfloat16), (torch.float32, torch.float16),

@@ -8,9 +8,9 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
+from support.cli import UsageError
 from lab.alike import mean_of_seeds, seeds_in_words
 from lab.paired import share_among
-from support.cli import UsageError
 from support.data import count
 from support.tables import print_table
 

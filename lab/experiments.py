@@ -12,9 +12,9 @@ lab/runner.py runs them, and goes on where it was when you repeat the command. U
 from itertools import chain
 from pathlib import Path
 
+from support.cli import UsageError, cli
 from lab.runner import TRAIN, parser, run_or_print
 from lab.runs import read_folder
-from support.cli import UsageError, cli
 
 # ------------------------------------------------------------------------ what experiments share
 

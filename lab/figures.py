@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from support.cli import Parser, UsageError, cli
 from lab import alike, plots
 from lab.alike import mean_and_std, mean_in_words, read_measurements, seeds_in_words
 from lab.compare import compare, print_rows
@@ -49,7 +50,6 @@ from lab.curves import (
 )
 from lab.paired import difference, holm, standard_errors
 from lab.runs import column, last_of, read_runs
-from support.cli import Parser, UsageError, cli
 from support.data import count
 from support.run import read_flags
 from support.tables import named_paths, print_table, read_table

@@ -19,14 +19,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))                          # for `python PATH/lab/idea.py`
-
-import train  # noqa: E402
-from lab import check  # noqa: E402
-from lab.experiments import NEEDLES  # noqa: E402
-from lab.runner import TRAIN, parser, run_or_print  # noqa: E402
-from support.cli import UsageError, cli, pasteable  # noqa: E402
+from support.cli import ROOT, UsageError, cli, pasteable
+from lab import check
+from lab.experiments import NEEDLES
+from lab.runner import TRAIN, parser, run_or_print
+from train import get_args
 
 RUNS = Path("out/idea")                                # in the folder where you are
 
@@ -75,7 +72,7 @@ def require_idea(name, flags):
 
 def require_promises(flags):
     """Raise UsageError if the model of these flags breaks what training and decoding need."""
-    name = train.get_args(shlex.split(flags)).model
+    name = get_args(shlex.split(flags)).model
     if not check.check_models({name: check.small_model(name)}):
         raise UsageError(f"{name} would be trained in vain, for the reasons above")
 

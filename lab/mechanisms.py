@@ -21,6 +21,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from support.cli import Parser, UsageError, cli
 from lab import alike, plots
 from lab.alike import group_runs, mean_of_seeds, read_measurements, seeds_in_words
 from lab.curves import (
@@ -32,7 +33,6 @@ from lab.curves import (
 )
 from lab.paired import difference
 from lab.runs import column, last_common_step, read_folder
-from support.cli import Parser, UsageError, cli
 from support.run import read_checkpoint
 from support.tables import as_cell, named_paths, print_table, read_table
 

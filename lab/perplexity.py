@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.curves import perplexity_curves, positions, print_perplexities
 from support.cli import UsageError, at_least, cli
+from lab.curves import perplexity_curves, positions, print_perplexities
 from support.data import documents_in, every_twentieth, read_files, text_held_out
 from support.measure import Measurement, joined, parser, short_hash
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.alike import mean_and_std
 from support.cli import UsageError
+from lab.alike import mean_and_std
 from support.data import count
 from support.tables import read_table, write_table
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.alike import FACTS
 from support.cli import UsageError
+from lab.alike import FACTS
 from support.run import read_flags
 from support.tables import named_paths, read_table
 

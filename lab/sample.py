@@ -13,7 +13,6 @@ import sys
 
 import torch
 
-from support import check
 from support.cli import (
     DEVICE,
     Parser,
@@ -24,6 +23,7 @@ from support.cli import (
     printable,
     products_dtype,
 )
+from support import check
 from support.run import load_checkpoint
 
 

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from support.cli import Parser, UsageError, cli
 from lab import plots
 from lab.alike import SIZES, group_runs, mean_and_std, require_alike, seeds_in_words
 from lab.curves import Curve
 from lab.runs import last_common_step, read_runs
-from support.cli import Parser, UsageError, cli
 from support.data import get_tokenizer
 from support.models import build_model
 from support.tables import print_table

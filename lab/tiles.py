@@ -33,10 +33,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from support.cli import DEVICE, Parser, UsageError, cli, get_device, products_dtype
 from lab.alike import TILES, require_table
 from lab.plots import pyplot, save
 from support.check import inside, maps_of
-from support.cli import DEVICE, Parser, UsageError, cli, get_device, products_dtype
 from support.data import documents_in, text_held_out
 from support.measure import table_of
 from support.models import has_windows

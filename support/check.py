@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import multiscreen
-from multiscreen import softmask, unit
 from support.cli import error_line
+from multiscreen import softmask, unit
 from support.models import drawing_from, has_windows, random_states, windows_of
 
 PROMISES = ("causal", "cached", "alone", "trained")

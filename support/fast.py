@@ -22,10 +22,10 @@ from torch.utils._triton import has_triton
 from torch.utils.checkpoint import checkpoint
 
 import multiscreen
+from support.cli import UsageError, error_line
 from multiscreen import GatedScreeningTiles, Multiscreen
 from support import check, native, windowed
 from support import distributed as dist
-from support.cli import UsageError, error_line
 from support.models import count_parameters, drawing_from, has_windows, random_states
 
 # Inductor recomputes a value wherever it is used if that takes at most 30 operations. The angles of

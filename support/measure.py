@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from support import check
 from support.cli import DEVICE, Parser, UsageError, get_device, products_dtype
+from support import check
 from support.data import count
 from support.models import count_parameters, has_windows
 from support.run import ROOT, identity, load_checkpoint

@@ -19,9 +19,9 @@ from importlib import import_module
 import numpy as np
 import torch
 
+from support.cli import UsageError, error_line
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
 from support import distributed as dist
-from support.cli import UsageError, error_line
 
 # The flags that set the sizes of Config, and the names of its fields.
 SIZES = {"psi": "psi", "layers": "N_L", "tiles": "N_H", "d_E": "d_E", "d_K": "d_K", "d_V": "d_V",

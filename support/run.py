@@ -27,10 +27,10 @@ from pathlib import Path
 import filelock
 import torch
 
+from support.cli import ROOT, UsageError, flag_of, is_out_of_memory
 from multiscreen import Multiscreen
 from support import check
 from support import distributed as dist
-from support.cli import ROOT, UsageError, flag_of, is_out_of_memory
 from support.data import absolute, files_of, get_tokenizer, is_run
 from support.fast import choose_screen, edited_equations
 from support.models import (

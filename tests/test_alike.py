@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab import alike, compare, curves, figures, mechanisms, paired, plots, runs, scaling, tiles
 from support.cli import UsageError
+from lab import alike, compare, curves, figures, mechanisms, paired, plots, runs, scaling, tiles
 from support.run import read_flags
 from support.tables import RUN, named_paths, write_table
 from support.tasks import ABCDigitsStream, PasskeyStream

@@ -8,10 +8,10 @@ import torch
 
 import multiscreen
 import train
+from support.cli import UsageError
 from lab import tiles
 from lab.baselines import ablations, attention
 from support.check import maps_of
-from support.cli import UsageError
 from support.measure import rope_factor, scale_rope
 from support.models import build_model, count_parameters, has_windows
 from support.windowed import screen_windowed

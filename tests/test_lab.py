@@ -16,6 +16,7 @@ import torch
 
 import abcdigits
 import train
+from support.cli import UsageError
 from lab import (
     alike,
     bench,
@@ -37,7 +38,6 @@ from lab import (
     tiles,
 )
 from support import data, measure
-from support.cli import UsageError
 from support.data import get_tokenizer
 from support.measure import Measurement, parser
 from support.run import load_checkpoint
@@ -1000,10 +1000,11 @@ def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_sav
     (tmp_path / "own.py").write_text("from multiscreen import GatedScreeningTiles as Tiles\n")
     flags = ("--psi 2 --seq-len 32 --steps 100000 --data own.txt --model multiscreen:own.Tiles "
              "--eval-every 100000 --log-every 1 --kernel definition --device cpu")
-    command = [sys.executable, str(ROOT / "lab/idea.py"), "mine", "--seeds", "0", "1", "--lanes",
-               "1", "--", *flags.split()]
+    command = [sys.executable, "-m", "lab.idea", "mine", "--seeds", "0", "1", "--lanes", "1", "--",
+               *flags.split()]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-                               stderr=subprocess.STDOUT, start_new_session=True)
+                               stderr=subprocess.STDOUT, start_new_session=True,
+                               env=os.environ | {"PYTHONPATH": str(ROOT)})
     log, until = tmp_path / "out/idea/mine-0/log.tsv", time.time() + 200
     while time.time() < until and not (log.exists() and log.read_text().count("\n") > 3):
         time.sleep(0.05)

@@ -54,6 +54,20 @@ def test_what_is_read_and_run_first_needs_neither_the_lab_nor_the_course():
     assert FIRST | {"support.models", "support.measure"} <= files.keys()
 
 
+def test_a_file_of_the_lab_that_is_run_by_its_path_says_how_to_run_it():
+    files = our_modules()
+    commands = [name for name, path in files.items()
+                if name.startswith("lab.") and "cli(main)" in path.read_text()]
+    for name in commands:
+        ours = [x for x in imports_of(files[name]) if x in files]
+        assert ours[0] == "support.cli", name
+    assert "lab.sample" in commands
+    done = subprocess.run([sys.executable, files["lab.collect"]], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == ("error: run python -m lab.collect in the repository's folder, or with "
+                           f"PYTHONPATH={ROOT}\n")
+
+
 def test_an_installation_leaves_your_modules_alone(tmp_path):
     """Your own train.py is found in another folder, and of ours only the model and the kernel."""
     code = ("import sys\nfrom importlib.util import find_spec\n"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 import multiscreen as ms
-from support import fast, native, windowed
 from support.cli import UsageError
+from support import fast, native, windowed
 from support.models import build_model
 from tests.helpers import ROOT, full_disk, moved_model, needs_cpp
 from tests.inputs import INF, acceptances, correlated, draw_tokens, random, seeds, widths

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from lab.passkey import passkey_prompts
 from support.cli import UsageError
+from lab.passkey import passkey_prompts
 from support.data import get_tokenizer
 from support.tasks import FILLER, NEEDLE, QUESTION, TASK, PasskeyStream
 from tests.helpers import fit, read_table, texts_of

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import multiscreen
+from support.cli import UsageError
 from course.playground import __main__ as playground
 from course.playground.data import page_data
 from multiscreen import relevance, screen, softmask
-from support.cli import UsageError
 from support.run import load_checkpoint
 from tests.browser import CHROMIUM, Browser
 from tests.helpers import ROOT

@@ -12,8 +12,8 @@ import torch
 
 import multiscreen
 import train
-from support import run as folders
 from support.cli import UsageError, pasteable
+from support import run as folders
 from support.models import build_model
 from support.run import read_checkpoint
 from tests.helpers import ROOT, SMALL, TEXT, fit, full_disk, read_table

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from support.cli import get_device
 from multiscreen import GatedScreeningTiles
 from support import fast
-from support.cli import get_device
 from support.models import set_seeds
 from support.run import read_checkpoint
 from tests.helpers import SMALL, TEXT, fit, read_table, run

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import multiscreen
+from support.cli import UsageError
 from course.exercises import handout
 from course.exercises.solutions import part3_derivative, part4_kernel
 from course.exercises.teach import autograder
-from support.cli import UsageError
 from tests.helpers import ROOT, run
 from train import load_checkpoint
 

@@ -10,6 +10,9 @@ multiscreen.py is included although it solves parts 1 and 2, because it is the s
 course. The autograder has the same files and what grades them, and so no solutions of parts 3 and 4
 that a submission could read.
 """
+if not __package__:
+    raise SystemExit("error: run python -m course.exercises.handout in the repository's folder")
+
 import io
 import subprocess
 import tarfile

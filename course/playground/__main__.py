@@ -20,9 +20,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import multiscreen
+from support.cli import DEVICE, Parser, UsageError, cli, get_device
 from abcdigits import generate_by_line_count
 from course.playground.data import page_data
-from support.cli import DEVICE, Parser, UsageError, cli, get_device
 from support.run import load_checkpoint
 
 MODEL = Path(multiscreen.__file__).with_name("models") / "retrieval.pt"

@@ -21,6 +21,10 @@ is no solution in that copy except multiscreen.py, and the tests refuse a file t
 Before anything of the student runs, results.json says that the student has 0 points. If grading
 ends in the middle, this is what remains, and not the results of somebody else.
 """
+if not __package__:
+    raise SystemExit("error: run python -m course.exercises.teach.autograder in the repository's "
+                     "folder")
+
 import json
 import os
 import shutil
@@ -32,8 +36,8 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from course.exercises.grade import missing
 from support.cli import ROOT, Parser, UsageError, cli
+from course.exercises.grade import missing
 
 PARTS = ["part1_screening.py", "part2_model.py", "part3_derivative.py", "part4_kernel.py"]
 NEEDED = ["multiscreen.py", "pyproject.toml", "models/retrieval.pt", "course/__init__.py",
