@@ -608,6 +608,16 @@ def test_the_best_factor_of_a_cell_is_one_that_all_seeds_have():
     assert best.points == {(256, "0.5"): {"0": 0.3, "1": 0.5, "2": 0.4}}
 
 
+def test_of_equal_factors_the_first_is_the_best_whatever_rounding_says():
+    """0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in floating point."""
+    rows = [row_of(length="256", depth="0.5", factor=factor, accuracy=x, seed=seed)
+            for factor, shares in (("", ("0.3", "0.2", "0.1")), ("4", ("0.1", "0.2", "0.3")))
+            for seed, x in enumerate(shares)]
+    assert 0.1 + 0.2 + 0.3 > 0.3 + 0.2 + 0.1
+    (best,), _ = curves.retrieval_curves(rows, plain=False)
+    assert best.points == {(256, "0.5"): {0: 0.3, 1: 0.2, 2: 0.1}}
+
+
 def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have():
     """Factor 4 was measured on the cheap text alone, where it is no better than the others."""
     measured = [("", "a", 1.0), ("", "b", 3.0), ("4", "a", 1.5)]
@@ -715,6 +725,16 @@ def test_a_figure_does_not_overwrite_other_rows(call, tmp_path):
 def test_the_reports_tables_can_be_drawn(call, tmp_path, figure, table):
     call(figures, figure, ROOT / f"lab/report/{table}.tsv", "--out", "f.png")
     assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+@needs_matplotlib
+def test_what_was_timed_again_counts_once(call, tmp_path, capsys):
+    row = {"model": "m", "parameters": "9", "what": "forward", "setting": "flash", "length": "64",
+           "machine": "here", "ms": "1 2", "parts_ms": ""}
+    write_table(tmp_path / "times.tsv", [row, row | {"ms": "6"}, row | {"length": "128"}])
+    call(figures, "latency", "times.tsv")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-2:] for line in lines if line[:1] == ["M,"]] == [["64", "6"], ["128", "1.5"]]
 
 
 @needs_matplotlib
