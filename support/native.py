@@ -26,7 +26,7 @@ from support.windowed import WindowCache, screen_windowed
 
 EQUATIONS = {"trim": "1ee259a8103c", "softmask": "7e812ad14d4b",
              "relevance": "82c31fca5176", "screen": "13937fcdf926",
-             "Multiscreen.screen": "9bbd0c6d64c5"}
+             "Multiscreen.screen": "9bbd0c6d64c5", "KeyCache.append": "45a4a3230a91"}
 SOURCE = Path(__file__).with_name("screen.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-fopenmp-simd", "-shared", "-fPIC"]

@@ -23,7 +23,8 @@ import multiscreen
 from multiscreen import KeyCache
 
 EQUATIONS = {"softmask": "7e812ad14d4b", "relevance": "82c31fca5176",
-             "screen": "13937fcdf926", "Multiscreen.screen": "9bbd0c6d64c5"}
+             "screen": "13937fcdf926", "Multiscreen.screen": "9bbd0c6d64c5",
+             "KeyCache.append": "45a4a3230a91"}
 NEAR, FAR = 16, 64                  # queries in a block: 16 for tiles that reach at most 16 keys
 PAIRS = 2**20                       # query-key pairs of a tile, beyond which backward recomputes
 PAIRS_ON_GPU = 2**24                # .. of all tiles, up to which a GPU is fastest with one call
