@@ -13,6 +13,7 @@ continues the run or --force overwrites it.
 train.py begins, logs and saves by `Run`; all other commands read by `load_checkpoint`. Read it to
 learn what a checkpoint holds, and when a run is refused.
 """
+import ast
 import hashlib
 import math
 import os
@@ -22,6 +23,7 @@ import sys
 import zipfile
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import resolve_name
 from pathlib import Path
 
 import filelock
@@ -59,7 +61,7 @@ COMPUTING = ("support/data.py", "support/measure.py", "support/models.py", "supp
              "support/screen.cpp", "support/tasks.py", "support/windowed.py")
 OURS = ("multiscreen.py", "screening_triton.py", "train.py", "abcdigits.py", *COMPUTING,
         "support/cli.py", "support/distributed.py", "support/fast.py", "support/check.py",
-        "support/run.py", "support/tables.py", "lab/perplexity.py", "lab/baselines/transformer.py")
+        "support/run.py", "support/tables.py", "lab/perplexity.py")
 # What reading a damaged file raises, or one of another kind: zipfile, pickle and PyTorch's reader.
 DAMAGE = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, NotImplementedError, RuntimeError,
           ValueError)
@@ -430,9 +432,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model.to(device).eval()
     # No warning for this repository's own models, whose answers a test checks.
     if Path(path).resolve().parent != ROOT / "models":
-        now, before = texts(model), ckpt["source"]
-        for file in {"multiscreen.py", path_of(type(model.layers[0]).__module__)}:
-            if now.get(file) != before.get(file):
+        for file, text in texts(model).items():
+            is_equations = file == "multiscreen.py" or file not in OURS
+            if is_equations and ckpt["source"].get(file, text) != text:
                 print(f"{path} was trained with another {file}", file=sys.stderr)
     if has_windows(model):
         kernel = ckpt["args"].get("kernel")
@@ -493,25 +495,43 @@ def save_checkpoint(path, model, tokenizer="bytes", seq_len=256, seed=0, step=0,
 # ------------------------------------------------------------------------------------ the code
 
 def texts(model):
-    """{path: text} of the code that trains a model: ours, and that of your class of layers.
+    """{path: text} of the code that trains a model: ours, and that of your classes of layers.
 
-    To yours belong the modules in the folder of its file that are loaded: the file imports them.
+    To yours belongs what their files import, and so on, but nothing that is installed.
     """
-    files = {path: ROOT / path for path in OURS}
-    module = sys.modules[type(model.layers[0]).__module__]
-    if path_of(module.__name__) not in files and hasattr(module, "__file__"):
-        files[path_of(module.__name__)] = Path(module.__file__)
-        folder = os.path.dirname(module.__file__)
-        for name, other in list(sys.modules.items()):
-            file = getattr(other, "__file__", None) or ""
-            if os.path.dirname(file) == folder and Path(file) not in files.values():
-                files[path_of(name)] = Path(file)
-    return {path: file.read_text("utf-8", "replace") for path, file in files.items()}
+    found = {path: (ROOT / path).read_text("utf-8") for path in OURS}
+    names = {type(layer).__module__ for layer in model.layers}
+    while names:
+        module = sys.modules.get(names.pop())
+        file = Path(getattr(module, "__file__", None) or "")       # a notebook has none
+        if is_yours(file):
+            folders = module.__name__.split(".")
+            if file.name != "__init__.py":
+                folders.pop()
+            path = "/".join([*folders, file.name])
+            if path not in found:
+                found[path] = file.read_text("utf-8", "replace")
+                names |= imports_of(found[path], module.__package__)
+    return found
 
 
-def path_of(module):
-    """The path under which a run keeps the text of a module."""
-    return module.replace(".", "/") + ".py"
+def is_yours(file):
+    """Whether a file holds Python that is neither its own library's nor an installed package's."""
+    stdlib = Path(os.__file__).parent
+    is_installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return file.suffix == ".py" and not is_installed and stdlib not in file.parents
+
+
+def imports_of(text, package):
+    """The names of the modules that a file of a package imports, and of what may be one."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            name = resolve_name("." * node.level + (node.module or ""), package)
+            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+    return found
 
 
 def identity(model, weights):

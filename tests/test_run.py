@@ -138,6 +138,27 @@ def test_the_code_of_a_run_is_that_of_the_modules_it_loaded(run):
     assert not any("site-packages" in path or path == "os.py" for path in ckpt["source"])
 
 
+def test_to_the_code_of_a_run_belongs_what_your_class_imports(tmp_path, monkeypatch):
+    """Its base, your other files, and of ours what a Transformer is; nothing that is installed."""
+    for file, text in {
+            "ideas/mine.py": "import numpy\nimport queue\nfrom common import act\n"
+                             "from lab.baselines.attention import NoPE\nfrom .deep import B\n\n\n"
+                             "class Mine(NoPE):\n    pass\n",
+            "ideas/deep.py": "B = 1\n", "ideas/other.py": "", "common/act.py": "A = 1\n",
+            "common/__init__.py": ""}.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = build_model("transformer:2,2,16:ideas.mine.Mine", {"vocab_size": 9})
+    assert folders.texts(model).keys() - {*folders.OURS} == {
+        "ideas/mine.py", "ideas/deep.py", "common/act.py", "common/__init__.py",
+        "lab/baselines/attention.py", "lab/baselines/transformer.py"}
+    model = build_model("multiscreen", {"psi": 2, "vocab_size": 9})
+    assert folders.texts(model).keys() == {*folders.OURS}
+    for name in ("ideas.mine", "ideas.deep", "ideas", "common.act", "common"):
+        del sys.modules[name]
+
+
 def test_the_identity_of_a_measurement_has_the_weights_and_the_code_that_computes(
         tmp_path, monkeypatch):
     """Yours, and of ours what numbers depend on."""
