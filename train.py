@@ -132,7 +132,7 @@ def train(out, args, ckpt=None, init=None):
         try:
             check.warn(model, check.LONG)              # a leak may grow while a model trains
             text = sample(model, val_data, tokenizer)
-            print(f"a sample that continues 32 held-out tokens:\n{text}")
+            print(f"a sample that continues held-out text:\n{text}")
         except KeyboardInterrupt:                      # the run is finished, and saved
             print("the sample was stopped")
     next_command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"

@@ -22,6 +22,7 @@ def main():
     held_out = set(every_twentieth(files))
     if not folder.exists():
         part = folder.with_name(folder.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)        # of a command that was stopped
         for n, path in enumerate(files):
             to = part / ("val" if path in held_out else "train")
             to.mkdir(parents=True, exist_ok=True)
