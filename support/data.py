@@ -203,6 +203,8 @@ def read_tokens(path, tokenizer):
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise UsageError(f"{path} has the shape {tokens.shape} and the type {tokens.dtype}; "
                              "expected a list of whole numbers")
+        if tokens.dtype.kind == "u" and tokens.dtype.itemsize == 8:
+            tokens = tokens.view(tokens.dtype.str.replace("u", "i"))   # with int64, floats result
     else:
         width = 2 if tokenizer.n_vocab <= 2**16 else 4
         if path.stat().st_size == 0 or path.stat().st_size % width != 0:
@@ -416,7 +418,7 @@ def read_files(names, tokenizer):
                 require_text(tokenizer, path)
                 found[path] = encode_document(read_text(path), tokenizer)
         except (UsageError, OSError) as e:
-            if str(path) in names:
+            if path in map(Path, names):
                 raise
             left_out.append(str(e))
     if left_out:
@@ -442,8 +444,8 @@ def join(arrays):
 
 
 def hash_of_tokens(arrays):
-    """A hash of arrays of tokens: of the sizes, and of up to 2^24 tokens at the start of each."""
+    """A hash of arrays of tokens: of all, but of what stays on the disk 2^24 at its start."""
     found = hashlib.sha256(repr([len(x) for x in arrays]).encode())
     for x in arrays:
-        found.update(np.ascontiguousarray(x[: 2**24]))
+        found.update(np.ascontiguousarray(x[: 2**24] if isinstance(x, np.memmap) else x))
     return found.hexdigest()[:12]
