@@ -60,7 +60,7 @@ RETRIEVAL = measured("abcdigits.py or lab.passkey", "length", "depth", "accuracy
 # Runs are compared in what a label does not say. Losses on two texts, or two tasks, do not compare.
 RUNS = Kind("train.py", ("seed", "val_loss"),
             ("out", "device", "resume", "force", "compile", "shard", "recompute", "log_every",
-             "eval_every", "save_every", "data", "torch", "run", "end", "step", *FACTS),
+             "eval_every", "save_every", "data", "val", "torch", "run", "end", "step", *FACTS),
             figure=("corpus", "tokenizer", "seq_len", "digits"))
 # In lab.scaling a label is a family, whose runs differ in their size and what is adapted to it.
 SIZES = replace(RUNS, figure=(*RUNS.figure, "batch_tokens", "steps"), free=(

@@ -315,7 +315,7 @@ def get_data(args, tokenizer):
     print(f"{size}; held out: {how}")
     what = f"--data {' '.join(args.data[:3])}"
     data = Sequences(train, args.seq_len, tokenizer.n_vocab, f"{what}, without what is held out")
-    data.corpus = f"{size}, {hash_of_tokens(train + val)}"
+    data.corpus = f"{size}, {hash_of_tokens(train, val)}"
     if tokenizer.eot_token is None:                    # there is no beginning of a document
         data.next_command += " --prompt 0"
     val = Sequences(val, args.seq_len, tokenizer.n_vocab, f"what is held out of {what}")
@@ -377,7 +377,7 @@ def text_held_out(ckpt, tokenizer):
     files = read_files(names, tokenizer)
     train, ends, how = hold_out(files, args, tokenizer)
     # Other files may be held out of a text that has changed, and the run may have read them.
-    if not ckpt.get("corpus", "").endswith(hash_of_tokens(train + ends)):
+    if not ckpt.get("corpus", "").endswith(hash_of_tokens(train, ends)):
         raise UsageError(f"{names[0]} is not the text that the run has read")
     if val:
         return read_files(val, tokenizer), "all of it"
@@ -443,9 +443,9 @@ def join(arrays):
     return [np.concatenate(small), *large] if small else large
 
 
-def hash_of_tokens(arrays):
+def hash_of_tokens(train, val):
     """A hash of arrays of tokens: of all, but of what stays on the disk 2^24 at its start."""
-    found = hashlib.sha256(repr([len(x) for x in arrays]).encode())
-    for x in arrays:
+    found = hashlib.sha256(repr([[len(x) for x in part] for part in (train, val)]).encode())
+    for x in train + val:
         found.update(np.ascontiguousarray(x[: 2**24] if isinstance(x, np.memmap) else x))
     return found.hexdigest()[:12]

@@ -182,7 +182,8 @@ class Run:
         if ckpt["corpus"] != self.facts["corpus"]:
             changes["corpus"] = "other data"
         else:
-            changes.pop("data", None)                  # the same texts, moved
+            for name in ("data", "val"):               # the same texts, moved
+                changes.pop(name, None)
         for path, text in self.facts["source"].items():
             if ckpt["source"].get(path, text) != text:
                 changes[path] = f"other code in {path}"

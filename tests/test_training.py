@@ -577,10 +577,13 @@ def test_what_resume_changes_is_shown_and_noted(tmp_path, monkeypatch, capsys):
 
 
 def test_the_same_text_at_another_place_is_no_change(tmp_path, capsys):
-    fit(tmp_path / "out", "--steps", "2")
-    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    (tmp_path / "val.txt").write_text("held out " * 99)
+    fit(tmp_path / "out", "--steps", "2", "--val", str(tmp_path / "val.txt"))
+    for name in ("text", "val"):
+        (tmp_path / f"{name}.txt").rename(tmp_path / f"moved_{name}.txt")
     capsys.readouterr()
-    longer = fit(tmp_path / "out", "--resume", "--steps", "3", data=tmp_path / "moved.txt")
+    longer = fit(tmp_path / "out", "--resume", "--steps", "3", "--val",
+                 str(tmp_path / "moved_val.txt"), data=tmp_path / "moved_text.txt")
     assert longer["changes"] == []
     assert capsys.readouterr().out.count("changed at step 2: ") == 1       # --steps
 
