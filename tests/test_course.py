@@ -162,7 +162,8 @@ def test_a_right_shape_is_not_blamed(solved):
 def test_a_floor_under_the_mask_is_not_taken_for_another_mistake(solved):
     edit(solved / "part1_screening.py", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)")
     assert message_of(test_part1, "test_softmask") == (
-        "for w = 4\nthe value of softmask is 1e-15 at [0]; it should be 0")
+        "for w = 4 and d = -300 .. 99\n"
+        "the value of softmask is 1e-15 at [0, 0]; it should be 0")
 
 
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):

@@ -39,10 +39,11 @@ def mipe_angle(i, w, w_th):
     """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
 
     Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. i: (T,) integers; w: (H,).
-    Returns (H, T) in radians. You may remove whole turns or keep them.
+    Returns (H, T) in radians, in w's dtype.
 
     In float32 the angle would be off by about 0.01 rad at i = 2^17, so multiply in float64, and
-    return the angle in w's dtype. The gradient of w is finite everywhere, and 0 for w >= w_th.
+    remove whole turns before you convert it to w's dtype. The gradient of w is finite everywhere,
+    and 0 for w >= w_th.
     """
     raise NotImplementedError("Exercise 1.4: Eqs. 6 and 7, MiPE's angle")
 

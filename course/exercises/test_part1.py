@@ -33,6 +33,12 @@ def angle(i, w, gamma):
     return math.pi * i * (gamma / w)[:, None]
 
 
+def with_whole_turns(i, w, w_th):
+    """A wrong `mipe_angle`: a large angle is rounded to w's dtype."""
+    w_near = w.double().clamp(max=w_th)
+    return angle(i.double(), w_near, gamma(w_near, w_th)).to(w.dtype)
+
+
 def cosine(d, w):
     """Softmask without its mask."""
     return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
@@ -75,17 +81,13 @@ SHARES = [lambda alpha_d: alpha_d.softmax(-1), lambda alpha_d: F.normalize(alpha
             for eps in (1e-9, 1e-8, 1e-6))]
 
 
-def of_pairs(alpha, mask):
-    """A wrong `relevance` with these functions in place of Trim and Softmask."""
+def of_pairs(alpha_d, axes=(..., None, None)):
+    """A wrong `relevance`: alpha_d is a function of s, d, w and r. axes: those that w gets."""
     def relevance(q, k, w, r, i0=0):
         d = torch.arange(k.shape[2]) - torch.arange(i0, i0 + q.shape[2])[:, None]
-        return alpha(q @ k.mT, r[:, None, None]) * mask(d, w[:, None, None])
+        return alpha_d(q @ k.mT, d, w[axes], r[:, None, None])
 
     return relevance
-
-
-def everything(d, w):
-    return torch.ones_like(d / w)
 
 
 def positions_of_bfloat16(q, k, w, r, i0=0):
@@ -100,6 +102,9 @@ UNIT_AT_0 = ("unit(0) must be 0, with a finite gradient: clip the length from be
 TANH_NORM_AT_0 = ("tanh_norm(0) must be 0, and the Jacobian there the identity: put a 1 in place "
                   "of small squares before the root, and use one length above and below. "
                   "torch.where alone does not help, because backward computes both branches")
+HARD = "inside the window the mask must fall from 1 to 0 as a cosine: this window is hard"
+NO_SOFTMAX = "Trim takes the similarity itself: there is no softmax"
+NO_INF = "-inf is for softmax: the future gets 0 from Softmask, which multiplies Trim of s"
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
 MISTAKES = {
@@ -130,16 +135,19 @@ MISTAKES = {
          "clamp(min=1e-3)")],
     "unit": [
         (lambda x: x / x.norm(), "all vectors were divided by one length: each has its own"),
-        (lambda x: F.normalize(x), "F.normalize takes the length over dimension 1, unless you say "
-         "dim=-1"),
+        (lambda x: F.normalize(x), "the length is that of the last dimension, dim=-1: this is that "
+         "of dimension 1, which F.normalize takes by default"),
+        (lambda x: F.normalize(x, dim=-1), "F.normalize clips the length at 1e-12: pass eps=eps"),
         (lambda x: x / x.norm(dim=-1), "keepdim=True is missing: a row's length acts on a column"),
         (lambda x: x / x.square().mean(-1, keepdim=True).sqrt(), "divided by the root of the mean, "
          "as in RMSNorm: the length is the root of the sum"),
         (lambda x: x / length(x) ** 2, "divided by the squared length: take its root"),
         (lambda x: x / (length(x.where(x != 0, 1e-20)) + 1e-6), "eps was added to the length: "
          "clip it from below"),
-        (lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), "eps was added in the "
-         "root: clip the square from below, at eps^2"),
+        *[(lambda x, eps=eps: x / (x.square().sum(-1, keepdim=True) + eps).sqrt(), "eps was added "
+           "in the root: clip the square from below, at eps^2") for eps in (1e-6, 1e-12)],
+        (lambda x: x / x.square().sum(-1, keepdim=True).clamp_min(1e-6).sqrt(), "the square was "
+         "clipped at eps, and so the length at the root of eps: clip the square at eps^2"),
         (lambda x: x / length(x), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6).detach(), "the length is detached: it changes "
@@ -153,6 +161,10 @@ MISTAKES = {
         (lambda i, w, w_th: angle(i, w, w * gamma(w, w_th)), "not divided by w"),
         (lambda i, w, w_th: angle(i, w, gamma(w, w_th) + 0.5), "in gamma the 1/2 multiplies the 1, "
          "too: 0.5 * (cos + 1)"),
+        (lambda i, w, w_th: angle(i, w, torch.cos(math.pi * w / w_th) + 0.5), "parentheses are "
+         "missing in gamma: (cos + 1)/2"),
+        (lambda i, w, w_th: angle(i, w, gamma(w / math.pi, w_th)), "gamma lacks pi: "
+         "cos(pi w/w_th)"),
         (lambda i, w, w_th: angle(i, w, gamma(w, w_th)).mT, "the angle is (H, T), a row for each "
          "window: (gamma / w)[:, None]"),
         (lambda i, w, w_th: ms.mipe_angle(i, w, 256.0), "w_th is an argument, and not always 256"),
@@ -160,6 +172,8 @@ MISTAKES = {
         (lambda i, w, w_th: angle(i, w.clamp(max=w_th), gamma(w.clamp(max=w_th), w_th)), "far out "
          "the angle is off: convert i and w to float64 before anything else, and remove whole "
          "turns before you convert the angle back to w's dtype"),
+        (with_whole_turns, "far out the angle is off: remove whole turns before you convert the "
+         "angle back to w's dtype"),
         (lambda i, w, w_th: angle(i, w, gamma(w, w_th)), "MiPE still turns at w >= w_th: the angle "
          "must be 0 there, for w = inf too"),
         (lambda i, w, w_th: angle(i, w, torch.where(w < w_th, gamma(w, w_th), 0.0)), "the gradient "
@@ -178,6 +192,9 @@ MISTAKES = {
          "a minus is missing: the first number is x_0 cos - x_1 sin"),
         (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin(), -angle.cos()),
          "a minus too many: the second number is x_0 sin + x_1 cos"),
+        (lambda x, angle: by_rows(x, angle.cos(), -angle.sin(), angle.sin() * angle.cos(),
+                                  angle.cos() - angle.sin() ** 2), "the second number takes the "
+         "x_0 that has turned already: keep the old one"),
         (lambda x, angle: by_rows(x, angle.sin(), -angle.cos(), angle.cos(), angle.sin()),
          "sine and cosine were swapped: a turn by 0 changes nothing"),
         (lambda x, angle: ms.mipe(x, angle)[..., :2], "the other dimensions are missing: put them "
@@ -191,6 +208,8 @@ MISTAKES = {
          "multiplied by it"),
         (lambda s, r: (s - (1 - r)).relu().square(), "what is above the threshold 1 - r must be "
          "divided by r, the width"),
+        (lambda s, r: (s - (1 - r)).relu().square() / r, "the division by r comes before the "
+         "square"),
         (lambda s, r: (1 - (1 - s) / r).square(), "below the threshold the relevance rises again: "
          "the max with 0 comes before the square"),
         (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
@@ -207,10 +226,13 @@ MISTAKES = {
         (lambda d, w: ms.softmask(-d, w), "d = j - i is negative in the past"),
         (lambda d, w: torch.where(inside(d, w), cosine(d, w), -INF), "outside the window the mask "
          "is 0, which multiplies: -inf is for softmax"),
-        (lambda d, w: torch.where(inside(d, w), cosine(d, w), -1e9), "outside the window the mask "
-         "is 0, which multiplies: -1e9 is for softmax"),
+        *[(lambda d, w, large=large: torch.where(inside(d, w), cosine(d, w), large), "outside the "
+           "window the mask is 0, which multiplies: a large negative number is for softmax")
+          for large in (-1e9, torch.finfo(torch.float32).min)],
         (lambda d, w: torch.where(inside(d, w), cosine(d, w) + 0.5, 0.0), "the 1/2 multiplies the "
          "1, too: 0.5 * (cos + 1)"),
+        (lambda d, w: torch.where(inside(d, w), torch.cos(math.pi * (d / w)) + 0.5, 0.0),
+         "parentheses are missing: (cos + 1)/2"),
         (lambda d, w: 2 * ms.softmask(d, w), "the 1/2 is missing: (cos + 1)/2"),
         (lambda d, w: torch.where((-w < d) & (d < 0), cosine(d, w), 0.0), "the query's own key is "
          "missing: d <= 0"),
@@ -226,8 +248,10 @@ MISTAKES = {
         (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(d / w) + 1), 0.0), "the cosine "
          "lacks pi"),
         (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
-        (lambda d, w: inside(d, w) * w / w, "inside the window the mask must fall from 1 to 0 as a "
-         "cosine: this window is hard")],
+        (lambda d, w: ms.softmask(d, w.detach()), "w is detached, or turned into a number: s_w "
+         "learns through the cosine"),
+        (inside, HARD),
+        (lambda d, w: inside(d, w) * w / w, HARD)],
     "relevance": [
         (lambda q, k, w, r, i0=0: ms.relevance(k, q, w, r, i0), "queries and keys were swapped"),
         (lambda q, k, w, r, i0=0: ms.trim(q @ k, r[:, None, None]), "k must be transposed: "
@@ -243,13 +267,28 @@ MISTAKES = {
          "cosine already"),
         *[(compete(ms.relevance, share), "the relevances of a query sum to 1, as in softmax: "
            "nothing may compete, so divide by nothing") for share in SHARES],
-        (of_pairs(ms.trim, lambda d, w: ms.softmask(-d, w)), "the sign of d: it is j - i"),
-        (of_pairs(ms.trim, lambda d, w: d <= 0), "a causal mask is not enough: Softmask also "
-         "fades with the distance and ends at w"),
-        (of_pairs(lambda s, r: ms.trim(s.softmax(-1), r), ms.softmask), "Trim takes the similarity "
-         "itself: there is no softmax"),
-        (of_pairs(ms.trim, everything), "Softmask is missing: alpha_d is Trim times Softmask"),
-        (of_pairs(lambda s, r: s, ms.softmask), "Trim is missing: alpha is Trim of s"),
+        (lambda q, k, w, r, i0=0: ms.relevance(q, k, w, r, k.shape[2] - q.shape[2]), "the queries "
+         "begin at i0: they need not end at the last key"),
+        (lambda q, k, w, r, i0=0: ms.relevance(q, k, r, w, i0), "w and r were swapped: w is for "
+         "Softmask, and r for Trim"),
+        (lambda q, k, w, r, i0=0: ms.relevance(ms.unit(q), ms.unit(k), w, r, i0), "q and k have "
+         "unit length already: take q . k as it is"),
+        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(-d, w)), "the sign of d: it is "
+         "j - i"),
+        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * (d <= 0)), "a causal mask is not enough: "
+         "Softmask also fades with the distance and ends at w"),
+        (of_pairs(lambda s, d, w, r: ms.trim(s.softmax(-1), r) * ms.softmask(d, w)), NO_SOFTMAX),
+        (of_pairs(lambda s, d, w, r: s.softmax(-1) * ms.softmask(d, w)), NO_SOFTMAX),
+        (of_pairs(lambda s, d, w, r: ms.trim(s.masked_fill(d > 0, -INF), r)), NO_INF),
+        (of_pairs(lambda s, d, w, r: ms.trim(s.masked_fill(d > 0, -INF), r) * ms.softmask(d, w)),
+         NO_INF),
+        (of_pairs(lambda s, d, w, r: ms.trim(s * ms.softmask(d, w), r)), "Softmask multiplies "
+         "Trim of s, not s: trim(s, r) * softmask(d, w)"),
+        (of_pairs(lambda s, d, w, r: ms.trim(s, r) * ms.softmask(d, w), axes=...), "w has the "
+         "shape (H,), and d (T, S): w[:, None, None] aligns them"),
+        (of_pairs(lambda s, d, w, r: ms.trim(s, r)), "Softmask is missing: alpha_d is Trim times "
+         "Softmask"),
+        (of_pairs(lambda s, d, w, r: s * ms.softmask(d, w)), "Trim is missing: alpha is Trim of s"),
         (positions_of_bfloat16, "positions in bfloat16 see the future: above 256 bfloat16 has only "
          "every second integer. Count positions in integers")],
     "screen": [
@@ -272,6 +311,8 @@ MISTAKES = {
         (lambda x: torch.tanh(x), "tanh of each number changes the direction: take it of the "
          "length"),
         (lambda x: x * torch.tanh(length(x)), "not divided by the length |x|"),
+        (lambda x: x * torch.tanh(x.norm(dim=-1)) / x.norm(dim=-1), "keepdim=True is missing: a "
+         "row's length acts on a column"),
         (lambda x: x / length(x).clamp_min(1), "the length is cut off at 1: tanh|x| bends"),
         (lambda x: x / length(x), "the length is always 1: tanh|x| is missing"),
         (lambda x: x / x.norm() * torch.tanh(x.norm()), "one length for all: each vector has its "
@@ -349,7 +390,7 @@ def test_trim():
 
 def test_softmask():
     d = torch.arange(-300, 100)
-    windows = [case(d, torch.tensor(w), zero=0.0, hint=f"for w = {w:g}")
+    windows = [case(d[None], torch.tensor(w), zero=0.0, hint=f"for w = {w:g} and d = -300 .. 99")
                for w in (4.0, 1.0, 7.5, 256.0)]
     check("softmask", *windows,
           case(d[None], numbers([[7.5]], [[INF]], dtype=torch.float64), tolerance=1e-9,
