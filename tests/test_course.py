@@ -106,6 +106,11 @@ def test_a_mistake_in_one_exercise_costs_nothing_in_another(solved):
     ("return vars()['torch'].sys", "uses vars(), which no exercise needs"),
     ("return eval('multiscreen')", "uses eval, which no exercise needs"),
     ("open('results.json', 'w')", "uses open, which no exercise needs"),
+    ("setattr(torch.Tensor, 'nothing', 0)", "uses setattr, which no exercise needs"),
+    ("torch.isclose = torch.isclose", "changes torch.isclose, which is not yours"),
+    ("del torch.nn.functional.nothing", "changes torch.nn.functional.nothing, which is not yours"),
+    ("math.pi += 0", "changes math.pi, which is not yours"),
+    ("from torch import Tensor; Tensor.any = Tensor.any", "changes Tensor.any, which is not yours"),
     ("s -= 1", "a tensor was changed in place"),
     ("s.data.sub_(1); return s + 0", "trim changes its input s in place"),
     ("(1 - (1 - s) / r).relu().square()", "the value of trim is nothing; it should be a tensor: is "
@@ -163,7 +168,13 @@ def test_a_floor_under_the_mask_is_not_taken_for_another_mistake(solved):
     edit(solved / "part1_screening.py", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)")
     assert message_of(test_part1, "test_softmask") == (
         "for w = 4 and d = -300 .. 99\n"
-        "the value of softmask is 1e-15 at [0, 0]; it should be 0")
+        "the value of softmask is 1e-15 at [0, 0]; it should be 0, exactly")
+
+
+def test_what_one_number_lacks_is_not_said_of_all(solved):
+    edit(solved / "part1_screening.py", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)")
+    assert message_of(test_part1, "test_acceptance") == (
+        "the value of acceptance is 0.999 at [2]; it should be 1")
 
 
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):

@@ -25,7 +25,7 @@ if os.environ.get("EXERCISES"):
 
 MODULES = {"collections", "dataclasses", "functools", "itertools", "math", "numpy", "torch",
            "triton", "typing"}
-BUILT_IN = {"eval", "exec", "globals", "locals", "open", "vars()"}
+BUILT_IN = {"delattr", "eval", "exec", "globals", "locals", "open", "setattr", "vars()"}
 ALLOWED = "write the exercises yourself, with torch, triton, math and numpy"
 PART_1 = {"window", "acceptance", "unit", "mipe_angle", "mipe", "trim", "softmask", "relevance",
           "screen", "tanh_norm"}
@@ -109,11 +109,16 @@ def used_name(node):
 def refuse_detours(name, tree):
     """Refuse what leads to other modules by way of those that are allowed, such as torch.sys.
 
-    A module may only stand before a dot, so that it can be followed: t = torch is refused.
+    A module may only stand before a dot, so that it can be followed: t = torch is refused. Nor may
+    anything imported be changed, as in torch.isclose = .., because the tests use it, too.
     """
-    modules = imported_modules(name, tree)
+    modules, imported = imported_modules(name, tree), imported_names(tree)
     before_a_dot = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and (
+                ast.unparse(node).partition(".")[0] in imported):
+            fail(f"{name}, line {node.lineno} changes {ast.unparse(node)}, which is not yours: use "
+                 "what you import as it is")
         found = module_of(node, modules)
         if found is None or isinstance(node.ctx, ast.Store):
             continue
@@ -123,6 +128,13 @@ def refuse_detours(name, tree):
         if node not in before_a_dot:
             fail(f"{where}, which may only stand before a dot: give a variable of yours another "
                  "name")
+
+
+def imported_names(tree):
+    """The names that a file has for what it imports."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    aliases = [alias for node in imports for alias in node.names]
+    return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
 
 
 def imported_modules(name, tree):
@@ -350,8 +362,10 @@ def describe_other(found, wanted, what, name):
         missing = ": is a return missing?" if x is None else ""
         return f"{what} of {name} is {kind_of(x)}; it should be a tensor{missing}"
     if x.shape == y.shape and y.is_floating_point() and x.dtype != y.dtype:
-        return (f"{what} of {name} is {x.dtype}; it should be {y.dtype}: did .float(), or a new "
-                "tensor without dtype=, change it?")
+        line = f"{what} of {name} is {x.dtype}; it should be {y.dtype}"
+        if x.is_floating_point():
+            line += ": did .float(), or a new tensor without dtype=, change it?"
+        return line
     return ""
 
 
@@ -367,10 +381,14 @@ def describe_numbers(x, y, what, case):
     a, b = x[at].item(), y[at].item()
     digits = next((n for n in (6, 9, 12) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
     line = f"{what} is {a:.{digits}g}{place}; it should be {b:.{digits}g}"
+    if b == 0 and abs(a) < case.tolerance:
+        return line + ", exactly"
     if case.tolerance < 1e-6 and not off(x, y, 1e-5).any():
         return line + ". It is nearly right: is something in float32 on the way?"
     factor = (x * y).sum() / y.square().sum()
-    if x.numel() > 1 and not off(x / factor, y, 1e-5).any() and f"{factor:.4g}" != "1":
+    # The nearer it is to 1, the closer it has to fit: 0.999 for the largest is not for all.
+    unlike = off(x / factor, y, 1e-5 * min(1.0, abs(factor.item() - 1)))
+    if x.numel() > 1 and not unlike.any() and f"{factor:.4g}" != "1":
         return line + f". All are {factor:.4g} times what they should be"
     return line
 
