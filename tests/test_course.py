@@ -177,6 +177,21 @@ def test_what_one_number_lacks_is_not_said_of_all(solved):
         "the value of acceptance is 0.999 at [2]; it should be 1")
 
 
+@pytest.mark.parametrize("body, message", [
+    ("(dz * (1 - z) / z * z).sum() / r", "z is 0 where Trim rejects, so divide nothing by it\n"),
+    ("(dz * (1 - z)).sum() / (r + 1)", "the value of dr_block is ")])
+def test_a_division_by_0_is_blamed_only_where_there_is_nan(solved, body, message):
+    edit(solved / "part3_derivative.py", "(dz * (1 - z)).sum() / r", body)
+    assert message_of(test_part3, "test_dr_block").startswith(message)
+
+
+def test_gradients_need_no_tensor_of_all_pairs(solved):
+    edit(solved / "part3_derivative.py", "T, S = len(q), len(k)", "T, S = (q @ k.T).shape")
+    assert message_of(test_part3, "test_gradients") == (
+        "for 96 queries and 96 keys there is a tensor of 9216 numbers: compute block by block, "
+        "without a T x S tensor")
+
+
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):
     edit(solved / "part2_model.py", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)")
     for _ in range(10):

@@ -196,14 +196,16 @@ def own(file, part, name):
 class Case:
     """Inputs on which your function is compared with the right one.
 
-    hint: what to say where no mistake is known. tolerance: relative to the largest right value, or
-    absolute where all are below 1. zero: how large a number may be where the right one is 0.
+    hint: what to say where no mistake is known; hint_at_nan: instead of it, where NaN or inf is in
+    your result. tolerance: relative to the largest right value, or absolute where all are below 1.
+    zero: how large a number may be where the right one is 0.
     through: a function of the results; what it returns is compared.
     outputs: the names of the results of a function that returns several; then, or without
     `gradients`, only values are compared, else also the gradients of all inputs.
     """
     inputs: tuple
     hint: str = ""
+    hint_at_nan: str = ""
     tolerance: float = 1e-5
     zero: float = 1e-12
     through: object = None
@@ -340,7 +342,9 @@ def message(case, causes, found, wanted, wrong, name):
     other = describe_other(found, wanted, what, name)
     if other:
         return "\n".join([*lines, other])
-    if not lines and case.hint:
+    if not lines and case.hint_at_nan and not found[what].isfinite().all():
+        lines.append(case.hint_at_nan)
+    elif not lines and case.hint:
         lines.append(case.hint)
     if not lines and what.startswith("the gradient") and not found[what].any():
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "

@@ -2,6 +2,8 @@
 import math
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import multiscreen as ms
 from course.exercises import grade
@@ -140,6 +142,8 @@ def last_of_keys(q, k, v, w, r, dh, i0=0, size=16):
 
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
+DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
+OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
 
 # {function: [(a wrong one, what to say to those who have its results)]}. The first one counts.
@@ -153,13 +157,14 @@ MISTAKES = {
          "past"),
         (lambda *inputs: (*pairs(*inputs)[:2], -pairs(*inputs)[2]), "d is j - i, as in Eq. 10: "
          "negative in the past"),
+        (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), "d is j - i, negative in "
+         "the past: it is no absolute value"),
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
         (wrong_pairs(z=lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9)), "z of a rejected key is "
          "exactly 0: add no eps"),
-        (wrong_pairs(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), "s must not be divided by the "
-         "root of d_K: it is the cosine of an angle"),
+        (wrong_pairs(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), DIVIDED),
         (wrong_pairs(z=ms.trim), "z is Trim before its square: alpha_d = z^2 m"),
         (wrong_pairs(m=cosine), "the mask is missing: m is 0 for a later key, d > 0, and at "
          "distance w and beyond"),
@@ -185,6 +190,10 @@ MISTAKES = {
         (lambda z, m, v, dh: dh @ v.T, "this is dL/d(alpha_d): multiply it by the slope of z^2 m"),
         (lambda z, m, v, dh: z.square() * m * (dh @ v.T), "this is alpha_d (dh . v): take the "
          "slope of z^2 m, 2 z m"),
+        *[(lambda z, m, v, dh, slope=slope: slope(z, m) * ((dh @ v.T) - (
+            z.square() * m * (dh @ v.T)).sum(1, keepdim=True)), "the sum over a row belongs to "
+           "softmax: here a weight depends on no other key, dL/d(alpha_d) = dh . v")
+          for slope in (lambda z, m: z.square() * m, lambda z, m: 2 * z * m)],
         (lambda z, m, v, dh: 2 * z * m * (dh @ v), "dh . v is a product of each query with each "
          "key: dh @ v.T"),
         (lambda z, m, v, dh: 2 * z * m * (v @ dh.T), "dh_i . v_j is (I, J), queries first: "
@@ -193,6 +202,7 @@ MISTAKES = {
         (lambda dz, k, r: dz @ k, "1/r is missing: dz/ds = 1/r"),
         (lambda dz, k, r: dz @ k * r, "divide by r, dz/ds = 1/r: this multiplies"),
         (lambda dz, k, r: dz @ k / r**2, "divided by r twice: dz/ds = 1/r"),
+        (lambda dz, k, r: dz @ k / r / k.shape[1] ** 0.5, DIVIDED),
         (lambda dz, k, r: -dz @ k / r, "the sign: z grows with s"),
         (lambda dz, k, r: 2 * dz @ k / r, "a 2 too many: dz has it already"),
         (lambda dz, k, r: dz.T @ k / r, "dz is (I, J): dq sums over the keys, dz @ k")],
@@ -200,6 +210,7 @@ MISTAKES = {
         (lambda dz, q, r: dz.T @ q, "1/r is missing: dz/ds = 1/r"),
         (lambda dz, q, r: dz.T @ q * r, "divide by r, dz/ds = 1/r: this multiplies"),
         (lambda dz, q, r: dz.T @ q / r**2, "divided by r twice: dz/ds = 1/r"),
+        (lambda dz, q, r: dz.T @ q / r / q.shape[1] ** 0.5, DIVIDED),
         (lambda dz, q, r: -dz.T @ q / r, "the sign: z grows with s"),
         (lambda dz, q, r: 2 * dz.T @ q / r, "a 2 too many: dz has it already"),
         (lambda dz, q, r: dz @ q / r, "transpose dz: dk sums over the queries, dz.T @ q")],
@@ -236,6 +247,9 @@ MISTAKES = {
                   z.square() * (m > 0) * dy * torch.sin(angle) * math.pi * d / 2),
          "1/w^2 is missing: the slope of pi d/w with w is -pi d/w^2"),
         (wrong_dw(lambda z, m, dy, d, angle, w:
+                  z.square() * (m > 0) * dy * torch.sin(angle) * d / (2 * w**2)), "the slope of "
+         "pi d/w with w lacks its pi: -pi d/w^2"),
+        (wrong_dw(lambda z, m, dy, d, angle, w:
                   (m > 0) * dy * torch.sin(angle) * math.pi * d / (2 * w**2)), "z^2 is missing: "
          "dL/dm = z^2 (dh . v)")],
     "gradients": [
@@ -246,12 +260,12 @@ MISTAKES = {
         (in_blocks(lambda i, last, w: i - w.floor() + 1), "w is rounded down: a block " + SEES),
         (in_blocks(lambda i, last, w: i - w.floor() + 1, aligned=False), "w is rounded down: a "
          "block " + SEES),
-        (in_blocks(lambda i, last, w: last - w.ceil() + 1, aligned=False), "the first key is that "
-         "of the block's last query: a block " + SEES),
-        (in_blocks(lambda i, last, w: i - w.ceil() + 2, aligned=False), "one key too few at the "
-         "window's edge: a block " + SEES),
-        (in_blocks(end=lambda i, last, w: last), "the last query's own key is missing: the end is "
-         "one past that query's position"),
+        *[(in_blocks(lambda i, last, w: last - w.ceil() + 1, aligned=aligned), "the first key is "
+           "that of the block's last query: a block " + SEES) for aligned in (False, True)],
+        *[(in_blocks(lambda i, last, w: i - w.ceil() + 2, aligned=aligned), "one key too few at "
+           "the window's edge: a block " + SEES) for aligned in (False, True)],
+        (in_blocks(end=lambda i, last, w: last), OWN_KEY),
+        (in_blocks(end=lambda i, last, w: -(-last // 16) * 16), OWN_KEY),
         (in_blocks(end=lambda i, last, w: i + 1), "the end is that of the block's first query: its "
          "last query sees later keys"),
         (without_the_short_block, "the last block of queries, which is short, is left out"),
@@ -327,7 +341,8 @@ def test_dk_block():
 def test_dr_block():
     q, k, v, dh, w, r, i, j = some_block()
     z, dz = dz_of(q, k, v, dh, w, r, i, j)
-    check("dr_block", case(dz, z, r, hint="z is 0 where Trim rejects, so divide nothing by it"))
+    check("dr_block", case(dz, z, r, hint_at_nan="z is 0 where Trim rejects, so divide nothing by "
+                           "it"))
 
 
 def test_dw_block():
@@ -335,8 +350,10 @@ def test_dw_block():
     z, m, d = pairs(q, k, w, r, i, j)
     infinite = torch.tensor(INF, dtype=torch.float64)
     check("dw_block", case(z, m, d, v, dh, w),
-          case(z, torch.where(d <= 0, 1.0, 0.0).double(), d, v, dh, infinite, hint="for w = inf dw "
-               "is 0: arrange the factors so that inf and 0 are never multiplied"))
+          case(z, torch.where(d <= 0, 1.0, 0.0).double(), d, v, dh, infinite,
+               hint="for w = inf dw is 0",
+               hint_at_nan="for w = inf dw is 0: arrange the factors so that inf and 0 are never "
+               "multiplied"))
 
 
 def test_gradients():
@@ -354,4 +371,26 @@ def test_gradients():
     q, k, v, dh, w, r, _, _ = some_block(10.0, I=10, J=90)
     for x in (k, v):
         x[:25] = x[76:] = torch.nan
-    check("gradients", *cases, case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS, hint=OUTSIDE))
+    check("gradients", *cases, case(q, k, v, w, r, dh, 50, 16, outputs=GRADIENTS,
+                                   hint_at_nan=OUTSIDE))
+    check_largest_tensor(yours("gradients"))
+
+
+def check_largest_tensor(f, T=96):
+    """Refuse `gradients` that have a tensor with a number for each query and key."""
+    class Watch(TorchDispatchMode):
+        """Looks at all tensors that PyTorch's functions return."""
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes = [x.numel() for x in tree_leaves(out) if torch.is_tensor(x)]
+            self.largest = max([self.largest, *sizes])
+            return out
+
+    q, k, v, dh, w, r, _, _ = some_block(17.0, I=T, J=T)
+    with Watch() as watch:
+        f(q, k, v, w, r, dh)
+    if watch.largest >= T * T:
+        grade.fail(f"for {T} queries and {T} keys there is a tensor of {watch.largest} numbers: "
+                   "compute block by block, without a T x S tensor")
