@@ -192,6 +192,14 @@ def test_gradients_need_no_tensor_of_all_pairs(solved):
         "without a T x S tensor")
 
 
+def test_a_head_with_a_matrix_of_its_own_is_named(solved):
+    edit(solved / "part2_model.py", "self.s_E = nn.Parameter(torch.zeros(1))",
+         "self.s_E, self.W_U = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(N, E))")
+    for test in ("test_model", "test_training"):
+        assert message_of(test_part2, test).startswith("your model has parameters that the stubs "
+                                                       "have not, W_U: keep to theirs")
+
+
 def test_an_answer_that_is_drawn_at_random_is_told_so(solved):
     edit(solved / "part2_model.py", "z.argmax(-1, keepdim=True)", "z.softmax(-1).multinomial(1)")
     for _ in range(10):

@@ -80,23 +80,31 @@ def positions(start, x):
 def screening(self, x, screen, cache=None, W_V="W_V", unit_qk=ms.unit, unit_v=ms.unit,
               window=ms.window, acceptance=ms.acceptance, angle=ms.mipe_angle, turn_q=ms.mipe,
               turn_k=ms.mipe, turn_v=lambda v, phi: v, bound=ms.tanh_norm,
-              begin=lambda start: start, reuse=True,
+              begin=lambda start: start, reuse=True, before=lambda x: x,
+              turn_all_keys=lambda k, w, w_th: k,
               i0=lambda start, n_keys, n_queries: n_keys - n_queries):
     """Eq. 16. Its mistakes replace one of the steps, which are the arguments from W_V on."""
     w, r = window(self.s_w), acceptance(self.s_r)
+    x = before(x)
     q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
     v = self.project(x, getattr(self, W_V))
     start = 0 if cache is None else cache.end
     phi = angle(positions(begin(start), x), w, self.w_th)
     q, k, v = turn_q(unit_qk(q), phi), turn_k(unit_qk(k), phi), turn_v(unit_v(v), phi)
     if cache is None or not reuse:
-        return bound(screen(q, k, v, w, r, 0))
+        return bound(screen(q, turn_all_keys(k, w, self.w_th), v, w, r, 0))
     k, v = cache.append(k, v, w)
+    k = turn_all_keys(k, w, self.w_th)
     return bound(screen(q, k, v, w, r, i0(start, k.shape[2], x.shape[1])))
 
 
 def as_it_is(x, *_):
     return x
+
+
+def turned_from_0(k, w, w_th):
+    """Keys that turn as if the first of them were at position 0."""
+    return ms.mipe(k, ms.mipe_angle(torch.arange(k.shape[2]), w, w_th))
 
 
 class Cache:
@@ -126,10 +134,14 @@ def cache_with(**methods):
     return type("Cache", (Cache,), methods)
 
 
-def append_and_forget_the_end(self, k, v, w):
-    out = Cache.append(self, k, v, w)
-    self.end = 0
-    return out
+def append_and(end):
+    """An `append` that keeps everything, and a wrong end, a function of the cache and new keys."""
+    def append(self, k, v, w):
+        self.k, self.v = self.join(self.k, k), self.join(self.v, v)
+        self.end = end(self, k)
+        return self.k, self.v
+
+    return append
 
 
 def in_turn(self, x, screen, cache=None):
@@ -168,6 +180,24 @@ def changed(name, change):
         return made
 
     return model
+
+
+# The size of each matrix's output, which is its last axis, and the axes that are taken for it.
+OUTPUTS = {"W_Q": ("d_K", 0, 1), "W_K": ("d_K", 0, 1), "W_V": ("d_V", 0, 1), "W_O": ("d_E", 0, 1),
+           "W_E": ("d_E", 0)}
+
+
+def of_matrix(name, size, *others):
+    """The mistakes in 0.1/sqrt(size), the deviation of a matrix."""
+    return [
+        *[(changed(name, lambda W, c, axis=axis: W * (W.shape[-1] / W.shape[axis]) ** 0.5),
+           f"{name} is divided by the root of the wrong dimension: take the output's, {size}")
+          for axis in others],
+        (changed(name, lambda W, c: W / W.shape[-1] ** 0.5), f"{name}: divide 0.1 by the root of "
+         f"{size}, not by {size}"),
+        (changed(name, lambda W, c: W * (0.1 / W.shape[-1] ** 0.5) ** -0.5), "x of N(0, x) is the "
+         "standard deviation here, not the variance: take no root of it"),
+        (changed(name, lambda W, c: W * 10), f"{name}: the factor 0.1 is missing")]
 
 
 def nats(self, tokens, targets, reduction="mean"):
@@ -243,6 +273,10 @@ MISTAKES = {
         ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
         ({"angle": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0)}, "w_th is "
          "self.w_th, and not always 256"),
+        ({"before": ms.unit, "unit_qk": as_it_is, "unit_v": as_it_is}, "unit length comes "
+         "after the product: Eq. 5 scales q, k and v, and x stays as it is"),
+        ({"turn_q": lambda q, phi: ms.mipe(q, phi) / q.shape[-1] ** 0.5}, "divided by the root of "
+         "d_K, as in attention: q and k have unit length, so q . k is their cosine already"),
         ({"turn_q": as_it_is, "turn_k": as_it_is}, "queries and keys have no positions: MiPE is "
          "missing"),
         ({"turn_k": as_it_is}, "only the queries turn: MiPE is for q and k"),
@@ -252,6 +286,8 @@ MISTAKES = {
         ({"W_V": "W_G"}, "W_G is for the gate: values take W_V"),
         ({"reuse": False}, "the cache is ignored: give it the new keys and values, and screen all "
          "that it returns"),
+        ({"turn_k": as_it_is, "turn_all_keys": turned_from_0}, "turn the keys before append: the "
+         "cache may drop old ones, so a key's place in it is not its position"),
         ({"begin": lambda start: 0}, "MiPE counts from 0 in each call: positions continue at "
          "cache.end"),
         ({"i0": lambda start, n_keys, n_queries: 0}, "i0 is not passed to screen: the queries "
@@ -273,6 +309,9 @@ MISTAKES = {
          "multiplied by the gate, not added to it"),
         (updated(lambda self, x, screen: self.screening(layer_norm(x), screen) *
                  self.gate(layer_norm(x))), "the layer reads x as it is: there is no LayerNorm"),
+        (updated(add=lambda x, updates: layer_norm(x + updates.sum(1))), "the sum is the layer's "
+         "output: there is no LayerNorm"),
+        (updated(), "the cache is ignored: pass it on to `screening`"),
         (in_turn, "all tiles read the same x: add up their updates, then add the sum to x")],
     "cache": [
         (cache_with(oldest=lambda self, start, end, w: start), "append returned only the new keys: "
@@ -282,8 +321,13 @@ MISTAKES = {
         (cache_with(oldest=lambda self, start, end, w: end - math.ceil(min(w.max(), 1e9))),
          "these are the keys that the last of the new tokens sees: the first of them sees further "
          "back"),
-        (cache_with(append=append_and_forget_the_end), "append must move cache.end on, by the "
-         "number of new tokens"),
+        (cache_with(append=lambda self, k, v, w: None), "append must return all keys and all "
+         "values"),
+        *[(cache_with(append=append_and(end)), "append must move cache.end on, by the number of "
+           "new tokens, k.shape[2]") for end in (
+              lambda cache, k: 0, lambda cache, k: cache.end + 1,
+              lambda cache, k: cache.end + k.shape[1],
+              lambda cache, k: cache.end + cache.k.shape[2])],
         (cache_with(append=lambda self, k, v, w: Cache.append(self, k, v, w)[::-1]), "append "
          "returns the keys, and then the values"),
         (cache_with(join=lambda self, old, new: new if old is None else torch.cat((new, old), 2)),
@@ -291,13 +335,7 @@ MISTAKES = {
         (cache_with(join=lambda self, old, new: new if old is None else torch.cat((old, new), 1)),
          "keys (B, H, T, K) are joined along the axis of their positions, torch.cat(.., 2)")],
     "initialize": [
-        (changed("W_Q", lambda W, c: W * (c.d_K / c.d_E) ** 0.5), "W_Q is divided by the root of "
-         "the wrong dimension: take the output's, d_K"),
-        (changed("W_Q", lambda W, c: W / c.d_K**0.5), "W_Q: divide 0.1 by the root of d_K, not by "
-         "d_K"),
-        (changed("W_Q", lambda W, c: W * (0.1 / c.d_K**0.5) ** -0.5), "x of N(0, x) is the "
-         "standard deviation here, not the variance: take no root of it"),
-        (changed("W_Q", lambda W, c: W * 10), "W_Q: the factor 0.1 is missing"),
+        *[mistake for name, sizes in OUTPUTS.items() for mistake in of_matrix(name, *sizes)],
         (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
          "whatever its dimensions"),
         (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
@@ -311,6 +349,7 @@ MISTAKES = {
          "tiles of all layers count"),
         (changed("s_O", lambda s, c: s.exp()), "s_O: the log is missing, log(1/sqrt(N_H N_L))"),
         (changed("s_E", lambda s, c: s + 1), "the scale e^s_E starts at 1, so s_E starts at 0"),
+        (changed("s_F", lambda s, c: 2 * s), "s_F: the root is missing, log sqrt(d_E)"),
         (changed("s_F", lambda s, c: s.exp()), "s_F: the log is missing, log sqrt(d_E)")],
     "embed": [
         (lambda self, t: self.W_E[t], "this is the row of W_E as it is: it needs unit length and "
@@ -342,8 +381,8 @@ MISTAKES = {
          "W_E_bar"),
         (lambda self, x: x @ ms.unit(self.W_E).T / x.shape[-1] ** 0.5, "the scale is e^s_F: divide "
          "by no root of d_E"),
-        (lambda self, x: ms.Multiscreen.logits(self, ms.unit(x)), "x must not be normalised: there "
-         "is no norm before the head"),
+        *[(lambda self, x, norm=norm: ms.Multiscreen.logits(self, norm(x)), "x must not be "
+           "normalised: there is no norm before the head") for norm in (ms.unit, layer_norm)],
         (lambda self, x: self.s_F.exp() * x @ ms.unit(self.W_E), "transpose W_E: its rows are the "
          "tokens")],
     "loss": [
@@ -358,6 +397,8 @@ MISTAKES = {
         (lambda self, x, t: nats(self, x, x), "the inputs were taken for the targets"),
         (lambda self, x, t: F.cross_entropy(self(x).softmax(-1).transpose(1, 2), t), "softmax was "
          "taken twice: cross_entropy begins with one"),
+        (lambda self, x, t: F.nll_loss(self(x).transpose(1, 2), t), "nll_loss takes logarithms of "
+         "probabilities: cross_entropy takes the logits"),
         (lambda self, x, t: nats(self, x, t, "sum"), "this is the sum over all tokens: take the "
          "mean"),
         (lambda self, x, t: nats(self, x, t.clamp_min(0)), "targets of -100 count: leave them out"),
@@ -370,8 +411,12 @@ MISTAKES = {
          "the prompt, too: return the n new tokens"),
         (lambda self, t, n: greedy(self, t[:, :-1], n, once(self)), "the last token of the prompt "
          "is left out: the first new token follows it"),
+        (lambda self, t, n: greedy(self, t[:, -1:], n, once(self)), "only the last token of the "
+         "prompt is read: all of it goes through the layers first"),
+        (lambda self, t, n: greedy(self, torch.cat((t, t[:, -1:]), 1), n, once(self)), "the last "
+         "token of the prompt is read twice: the first new token follows from the first reading"),
         (lambda self, t, n: greedy(self, t, n, lambda m: self.new_caches()), "the caches are empty "
-         "at each step: make them once, before the first"),
+         "at each step: make them once, before the first, and pass them to `hidden`"),
         (generate_with_one_cache, "the layers share one cache: each has keys of its own"),
         (lambda self, t, n: greedy(self, t, n, once(self), again=True), READ_AGAIN),
         (lambda self, t, n: greedy(self, t, n, lambda m: None, again=True), READ_AGAIN),
@@ -459,24 +504,32 @@ def test_screening():
 
 
 def test_forward():
-    check("forward", lambda x, layer: layer(x, ms.screen), a_layer,
-          case(draw_inputs(2, 9, 24), tolerance=1e-4))
+    def call(x, pieces, layer):
+        """x after the layer, without a cache or in pieces with one."""
+        if not pieces:
+            return layer(x, ms.screen)
+        cache = Cache()
+        return torch.cat([layer(part, ms.screen, cache) for part in x.split(pieces, 1)], 1)
+
+    check("forward", call, a_layer,
+          case(draw_inputs(2, 9, 24), [], tolerance=1e-4),
+          case(draw_inputs(2, 9, 24), [5, 4], tolerance=1e-4, hint="only with a cache is the "
+               "result wrong: `screening` needs it, and nothing else"))
 
 
 def test_cache():
-    def call(k, v, w, cache):
-        """The keys and values that queries may see, and cache.end, after 20, 4 and 1 tokens."""
-        found, start = [], 0
-        for part in ((k[:, :, :20], v[:, :, :20]), (k[:, :, 20:24], v[:, :, 20:24]),
-                     (k[:, :, 24:], v[:, :, 24:])):
-            kept, values = cache.append(*part, w)
-            end = start + part[0].shape[2]
-            first = end - kept.shape[2]
-            oldest = max(start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
-            found.append([at_positions(x, first, oldest, end) for x in (kept, values)])
-            found[-1].append(torch.tensor([cache.end]))
-            start = end
-        return tuple(torch.cat(parts, -2 if parts[0].ndim > 1 else 0) for parts in zip(*found))
+    def call(k, v, w, ends, cache):
+        """The keys and values that queries may see after 20, 4 and 1 tokens, or all cache.end."""
+        found = []
+        for part in (slice(0, 20), slice(20, 24), slice(24, 25)):
+            kept, values = cache.append(k[:, :, part], v[:, :, part], w)
+            first = part.stop - kept.shape[2]
+            oldest = max(part.start - math.ceil(min(w.max().item(), 2**30)) + 1, 0)
+            if ends:
+                found.append([torch.tensor([cache.end])])
+            else:
+                found.append([at_positions(x, first, oldest, part.stop) for x in (kept, values)])
+        return tuple(torch.cat(pieces, 0 if ends else 2) for pieces in zip(*found))
 
     def at_positions(x, first, oldest, end):
         """The keys at the positions oldest to end - 1, with NaN for missing ones."""
@@ -487,17 +540,26 @@ def test_cache():
         return seen
 
     k, v, _ = correlated(0, 1, 2, 25, 25)
-    outputs = ("a key", "a value", "cache.end")
-    check("cache", call, lambda cache: cache(), *[
-        case(k, v, torch.tensor(w).double(), outputs=outputs, hint="append is called with 20, 4 "
-             f"and 1 new tokens, for windows of {w}: it must return all keys that a new query may "
-             "see, the oldest first, and all their values")
-        for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])])
+    cases = [case(k, v, torch.tensor(w).double(), False, outputs=("a key", "a value"), hint=(
+        f"append is called with 20, 4 and 1 new tokens, for windows of {w}: it must return all "
+        "keys that a new query may see, the oldest first, and all their values"))
+        for w in ([3.0, 4.0], [3.0, 4.5], [3.0, math.inf])]
+    check("cache", call, lambda cache: cache(), *cases,
+          case(k, v, torch.tensor([3.0, 4.5]).double(), True, outputs=("cache.end",), hint="append "
+               "is called with 20, 4 and 1 new tokens: afterwards cache.end must be 20, 24 and 25"))
+
+
+@functools.cache
+def initialized(multiscreen):
+    """A new model. The right one and each wrong one are made once, from the same random numbers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return multiscreen(ms.Config(vocab_size=1000, N_L=3, N_H=5, d_E=49, w_th=100.0))
 
 
 def test_initialize():
-    sizes = {"vocab_size": 1000, "N_L": 3, "N_H": 5, "d_E": 100, "w_th": 100.0}
-    right = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.01, "W_E": 0.01}
+    right = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 7,
+             "W_E": 0.1 / 7}
 
     def call(name, model):
         """A parameter, or of a matrix the mean and deviation, in units of the right deviation."""
@@ -507,13 +569,7 @@ def test_initialize():
         numbers = torch.cat([p.flatten() for p in named]) / right[name]
         return torch.stack((numbers.mean(), numbers.std()))
 
-    @functools.cache
-    def make(multiscreen):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            return multiscreen(ms.Config(**sizes))
-
-    check("initialize", call, make,
+    check("initialize", call, initialized,
           *[case(name, gradients=False, tolerance=0.05, hint=f"{name} is drawn from N(0, x), the "
                  "normal distribution: these are its mean and its standard deviation, both divided "
                  "by x, which should be 0 and 1") for name in right],
@@ -570,6 +626,11 @@ def whole(theirs):
             pass
 
     model = Blank(theirs.config)
+    right = {name for name, _ in theirs.named_parameters()}
+    others = [name for name, _ in model.named_parameters() if name not in right]
+    if others:
+        grade.fail(f"your model has parameters that the stubs have not, {', '.join(others)}: keep "
+                   "to theirs. Eq. 3, too, has the matrix W_E")
     model.load_state_dict(theirs.state_dict())
     return model
 
@@ -611,8 +672,8 @@ def test_model():
                 *[case(t, j, hint=f"token {j} changed, and a logit before it, too: the model sees "
                        "the future") for j in (7, 29)])
     check_whole("generate", lambda t, n, model: model.generate(t, n), model,
-                case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.9 and "
-                     "2.10 pass?"))
+                case(t[:, :6], 7, hint="generate with your own cache and layers: do 2.3, 2.4, "
+                     "2.9 and 2.10 pass?"))
     tokens = torch.randint(256, (1, 200), generator=random(2))
     check_whole("the whole model with trained weights", logits, trained(),
                 case(tokens, tolerance=1e-3, hint="the logits are right, but not with trained "
