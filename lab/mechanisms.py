@@ -9,12 +9,12 @@ seeds; what was measured with SWE, or with the best RoPE scaling at each place, 
 own. The columns are the validation loss, the perplexity at the end of the documents over that at 64
 tokens, the gain of copying at each distance, the share of needles found at each length, and how
 many seeds learned to look things up, which is that they guess more than half of the needles' digits
-in validation. The loss is that of the last step that all runs on text have; a run on abcdigits
-counts if it has ended, at --steps or before, when its training loss said that the task was learned.
-A run that diverged is in no mean, and is counted. A second table has how the needles found at the
-longest length differ from those of the best, and of the same mechanism as trained, paired by seed,
-and p by Student's t. The second form of the command draws a table that the first has written beside
-its figure. docs/mechanisms.md has the protocol.
+in validation. All numbers of runs on text are of the last step that all of them have; a run on
+abcdigits counts if it has ended, at --steps or before, when its training loss said that the task
+was learned. A run that diverged is in no mean, and is counted. A second table has how the needles
+found at the longest length differ from those of the best, and of the same mechanism as trained,
+paired by seed, and p by Student's t. The second form of the command draws a table that the first
+has written beside its figure. docs/mechanisms.md has the protocol.
 """
 import math
 import statistics
@@ -77,7 +77,7 @@ def curves_on_text(runs):
     step = last_common_step(runs.values())
     for run in runs.values():
         yield "loss", Curve(run.label, {"": {run.seed: run.loss(step)}})
-    curves = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY))
+    curves = perplexity_curves(measured(runs, "perplexity", alike.PERPLEXITY, step))
     end = max(curves[0].points)
     if START not in curves[0].points:
         raise UsageError(f"the perplexities are of {end} tokens: measure with --length "
@@ -85,7 +85,7 @@ def curves_on_text(runs):
     for curve in with_best_scaling(curves, lambda points, place: sum(points[place].values())):
         yield "perplexity", replace(curve, points={x: curve.points[x] for x in (START, end)})
     if any((Path(path) / "copying.tsv").exists() for path in runs):
-        for curve in copying_curves(measured(runs, "copying", alike.COPYING)):
+        for curve in copying_curves(measured(runs, "copying", alike.COPYING, step)):
             yield "gain", curve.part("gain", ...)
 
 
@@ -101,10 +101,15 @@ def curves_on_task(runs):
             yield "needles", curve
 
 
-def measured(runs, name, kind):
-    """The rows of runs, {path: run}, in tables of a name, without those of two settings at once."""
+def measured(runs, name, kind, step=None):
+    """The rows of runs, {path: run}, at a step or else at their ends, of one setting at most."""
     rows = read_measurements([f"{run.label}={path}/{name}.tsv" for path, run in runs.items()
                               if not run.diverged], kind)
+    ends = {(run.label, run.seed, str(step or max(run.losses, default=0))) for run in runs.values()}
+    for row in rows:
+        if (row["model"], row["seed"], row["step"]) not in ends:
+            raise UsageError(f"{name}.tsv of {row['model']}, seed {row['seed']}, is of step "
+                             f"{row['step']}, and the loss is not: end all runs and measure again")
     return [row for row in rows if "" in (row["swe"], row["factor"])]
 
 

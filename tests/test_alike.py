@@ -21,7 +21,7 @@ from tests.helpers import RUN_FLAGS, needs_matplotlib, write_run
 from tests.inputs import draws
 
 TRAINED = {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16", "tokenizer": "bytes",
-           "dtype": "float32", "step": "9", "swe": "", "factor": ""}
+           "dtype": "float32", "step": "20", "swe": "", "factor": ""}
 USUAL = {
     "perplexity": {"data": "a.txt", "window": "0.3", "length": "91", "document": "a 1",
                    "nats": "1 2 3 4"},

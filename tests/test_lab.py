@@ -558,11 +558,6 @@ def test_losses_are_those_of_the_last_step_that_all_runs_have(tmp_path):
     assert model.losses == {"0": 3.0, "1": 3.0}
     fig = figures.losses([f"m={tmp_path}/?"])
     assert fig.axes[0].lines[0].get_ydata().tolist() == [3.0]
-    for seed, name in enumerate("ab"):
-        write_table(tmp_path / name / "perplexity.tsv", [row_of(
-            seed=str(seed), data="d", length="91", document="a", nats="1 2 3 4")])
-    rows = mechanisms.rows_of([f"m={tmp_path}/?"])
-    assert [row["value"] for row in rows if row["what"] == "loss"] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("learned, owes", [(False, False), (True, False), (True, True)])
@@ -572,12 +567,35 @@ def test_a_run_on_abcdigits_counts_among_mechanisms_only_if_it_has_ended(tmp_pat
     monkeypatch.setattr(mechanisms, "read_checkpoint", lambda path: ckpt)
     log = [*log_of(1.0)[:-1], {"step": 10, "needle": 0.9}]
     folder = write_run(tmp_path / "a", log, data="abcdigits")
-    write_table(folder / "abcdigits.tsv", [row_of(length="256", depth="0", accuracy="1")])
+    row = row_of(step="10", length="256", depth="0", accuracy="1")
+    write_table(folder / "abcdigits.tsv", [row])
     if learned and not owes:
         assert mechanisms.rows_of([f"m={tmp_path}/a"])[0]["value"] == 0.9
+        write_table(folder / "abcdigits.tsv", [row | {"step": "5"}])
+        with pytest.raises(UsageError, match="abcdigits.tsv of m, seed 0, is of step 5"):
+            mechanisms.rows_of([f"m={tmp_path}/a"])
     else:
         with pytest.raises(UsageError, match="a has not ended"):
             mechanisms.rows_of([f"m={tmp_path}/a"])
+
+
+@pytest.mark.parametrize("steps, log, step, message", [
+    (20, log_of(1.0), "20", None), (20, log_of(1.0)[:-1], "10", "m, seed 0, is of step 20"),
+    (20, log_of(1.0), "10", "m, seed 1, is of step 10"),
+    (10, log_of(1.0)[:-1], "10", "m, seed 0, is of step 20")])
+def test_all_numbers_of_mechanisms_on_text_are_of_one_step(tmp_path, steps, log, step, message):
+    row = row_of(data="d", length="91", document="a", nats="1 2 3 4")
+    write_run(tmp_path / "a", log_of(1.0))
+    write_run(tmp_path / "b", log, seed=1, steps=steps)
+    write_table(tmp_path / "a/perplexity.tsv", [row])
+    write_table(tmp_path / "b/perplexity.tsv", [row | {"seed": "1", "step": step}])
+    words = [f"m={tmp_path}/a", f"{'k' if steps == 10 else 'm'}={tmp_path}/b"]
+    if message:
+        with pytest.raises(UsageError, match=message):
+            mechanisms.rows_of(words)
+    else:
+        losses = [row["value"] for row in mechanisms.rows_of(words) if row["what"] == "loss"]
+        assert losses == [1.0, 1.0]
 
 
 def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
@@ -589,7 +607,7 @@ def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
 def row_of(**cells):
     """A row of a measurement."""
     row = dict.fromkeys(RUN, "") | {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16",
-                                    "step": "9", "swe": "", "factor": ""}
+                                    "step": "20", "swe": "", "factor": ""}
     return row | cells | {"hash": "w-c"}
 
 
