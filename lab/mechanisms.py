@@ -204,7 +204,8 @@ def print_differences(lines, column):
         row = {"mechanism": model, "": setting}
         for whose, other in (("the best", best), ("as trained", (model, ""))):
             x = difference(of_seed, found.get(other, {}) if other != (model, setting) else {})
-            row |= {f"less {whose}": x.mean, f"p of {whose}": x.p}
+            row |= {f"less {whose}": x.mean, f"p of {whose}": x.p,
+                    f"pairs of {whose}": seeds_in_words(x.seeds) if x.seeds else None}
         table.append(row)
     print_table(table, f"{SHOWN['needles'][1].format(column[1])}: differences, paired by seed; the "
                 f"best is {' '.join(best).strip()}")

@@ -598,6 +598,14 @@ def test_all_numbers_of_mechanisms_on_text_are_of_one_step(tmp_path, steps, log,
         assert losses == [1.0, 1.0]
 
 
+def test_a_difference_of_mechanisms_names_the_seeds_that_are_in_it(capsys):
+    lines = {("a", ""): {("needles", 256): {"0": 10.0, "1": 20.0, "2": 90.0}},
+             ("b", ""): {("needles", 256): {"0": 9.0, "1": 18.0, "3": 1.0}}}
+    mechanisms.print_differences(lines, ("needles", 256))
+    *_, b = capsys.readouterr().out.splitlines()
+    assert re.split(" {2,}", b.strip())[:4] == ["b", "-1.5", "0.20483", "2 (0 1)"]
+
+
 def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
     models = [scaling.Model("m", "1", n, n, {"0": loss}) for n, loss in ((100, 3.0), (400, 1.0))]
     assert scaling.size_at(2.0, models, "parameters") == pytest.approx(200)
