@@ -10,7 +10,7 @@ may differ in their size, rate and seed, and in nothing else; both families read
 the same steps. For each size that was measured in one family, the table gives the size at which the
 other family has the same loss. It is interpolated in ln(size) between two measured sizes, and never
 extrapolated. saving is 1 - N_multiscreen / N_transformer, in percent, and ± its standard deviation
-over the seeds; the last two columns are the same without the embedding.
+over the seeds that all models have; non_emb is the same without the embedding.
 
 The paper prints no losses. It states that Multiscreen needs roughly 30 % fewer parameters at a
 similar validation loss, and that the advantage remains without the embeddings. The sizes of its
@@ -145,6 +145,7 @@ def get_rows(models):
             # NaN if the loss is beyond what was measured with a seed: of the others it is no mean.
             _, row[f"± {head}"] = mean_and_std([saving(model.loss, models, kind, seed)
                                                 for seed in seeds])
+        row["± of"] = seeds_in_words(seeds)
         rows.append(row)
     return rows
 

@@ -610,6 +610,10 @@ def test_sizes_at_an_equal_loss_are_interpolated_and_never_extrapolated():
     models = [scaling.Model("m", "1", n, n, {"0": loss}) for n, loss in ((100, 3.0), (400, 1.0))]
     assert scaling.size_at(2.0, models, "parameters") == pytest.approx(200)
     assert math.isnan(scaling.size_at(0.9, models, "parameters"))
+    models[0].losses["1"] = 3.0
+    rows = scaling.get_rows({"multiscreen": models, "transformer": []})
+    assert [(row["seeds"], row["± of"]) for row in rows] == [("2 (0 1)", "1 (0)"),
+                                                             ("1 (0)", "1 (0)")]
 
 
 def row_of(**cells):
