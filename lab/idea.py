@@ -19,10 +19,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.cli import ROOT, UsageError, cli, pasteable
+from support.cli import ROOT, UsageError, cli, flag_of, pasteable
 from lab import check
 from lab.experiments import NEEDLES
 from lab.runner import TRAIN, parser, run_or_print
+from support.run import FREE, as_typed, read_flags
 from train import get_args
 
 RUNS = Path("out/idea")                                # in the folder where you are
@@ -30,9 +31,11 @@ RUNS = Path("out/idea")                                # in the folder where you
 
 def idea(name, flags, seeds, needles=False):
     """Your idea on text and its perplexity beyond, against the original. needles: retrieval, too"""
-    yield [[f"{TRAIN} --psi 6 --seq-len 128 --steps 1000 --warmup 250 {flags} "
-            f"--seed {seed} --out out/idea/{name}-{seed}",
-            f"python -m lab.perplexity --length 2048 --ckpt out/idea/{name}-{seed}/ckpt.pt"]
+    is_transformer = get_args(shlex.split(flags)).model.startswith("transformer")
+    size = "" if is_transformer else "--psi 6 "        # it is in a Transformer's name
+    yield [[f"{TRAIN} {size}--seq-len 128 --steps 1000 --warmup 250 {flags} "
+            f"--seed {seed} --out {RUNS}/{name}-{seed}",
+            f"python -m lab.perplexity --length 2048 --ckpt {RUNS}/{name}-{seed}/ckpt.pt"]
            for seed in seeds]
     if needles:
         yield [[f"{TRAIN} --data abcdigits --digits 2 {NEEDLES} {flags} --seed {seed} "
@@ -41,40 +44,43 @@ def idea(name, flags, seeds, needles=False):
                for seed in seeds]
     if name != "original":
         if find_spec("matplotlib"):                    # it prints the perplexities and draws them
-            tables = " ".join(f"'{label}=out/idea/{label}-*/perplexity.tsv'"
+            tables = " ".join(f"'{label}={RUNS}/{label}-*/perplexity.tsv'"
                               for label in ("original", name))
-            yield [[f"python -m lab.figures perplexity {tables} --out out/idea/{name}.png"]]
-        yield [[f"python -m lab.compare 'out/idea/original-*' 'out/idea/{name}-*'"]]
+            # A run's folder is no text, so --data may name the folder where you are.
+            yield [[f"python -m lab.figures perplexity {tables} "
+                    f"--out {RUNS}/{name}-{seeds[0]}/compared.png"]]
+        yield [[f"python -m lab.compare '{RUNS}/original-*' '{RUNS}/{name}-*'"]]
 
 
-def require_idea(name, flags):
-    """Raise UsageError unless a name is of this code and these flags, and not the original's."""
+def one_word(name):
+    """The name of an idea."""
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UsageError(f"{name!r}: name your idea in one word, such as mine")
-    edited = edited_since(name)
+    return name
+
+
+def require_idea(name, args):
+    """Raise UsageError unless a name is of this code and these args, and not the original's."""
+    other = "choose another name"
+    if name == "original":
+        other = f"move {RUNS} away, or work in another folder"
+    edited, changes = edited_since(name), changes_since(name, args)
     if edited:
-        raise UsageError(f"{name} was trained with another {edited}: choose another name, or take "
-                         f"back that of {RUNS}/{name}-*/source")
-    if runs_of(name) and flags_of(name) != flags:
-        raise UsageError(f"{name} was trained with other flags, {flags_of(name)!r}: choose another "
-                         "name")
+        raise UsageError(f"{name} was trained with another {edited}: {other}, or take back that "
+                         f"of {RUNS}/{name}-*/source")
+    if changes:
+        raise UsageError(f"{name} was trained with {changes[0]}: {other}")
     if name == "original":
         return
     if not runs_of("original"):
         raise UsageError("first train the code without your edit, in this folder and with the same "
                          f"flags: {pasteable('python -m lab.idea original')}")
-    if flags_of("original") == flags and not edited_since("original"):
+    changes = changes_since("original", args)
+    if not changes and not edited_since("original"):
         raise UsageError(f"{name} has the code and the flags of original, so there is nothing to "
                          "compare: edit multiscreen.py, or name your class with -- --model")
-    if flags_of("original") != flags:
-        print(f"the flags differ: {flags_of('original')!r} of original, {flags!r} of {name}")
-
-
-def require_promises(flags):
-    """Raise UsageError if the model of these flags breaks what training and decoding need."""
-    name = get_args(shlex.split(flags)).model
-    if not check.check_models({name: check.small_model(name)}):
-        raise UsageError(f"{name} would be trained in vain, for the reasons above")
+    for change in changes:
+        print(f"original was trained with {change}")
 
 
 def runs_of(name):
@@ -83,10 +89,13 @@ def runs_of(name):
             if path.parent.name.removeprefix(f"{name}-").isdigit()]
 
 
-def flags_of(name):
-    """The flags, behind --, with which an idea was trained."""
-    kept = RUNS / f"{name}.txt"
-    return kept.read_text() if kept.exists() else ""
+def changes_since(name, args):
+    """The flags in which args differ from those that an idea was trained with, in words."""
+    for run in runs_of(name):
+        old, new = read_flags(run), {flag: as_typed(x) for flag, x in vars(args).items()}
+        return [f"{flag_of(flag)} {old.get(flag)} and not {x}" for flag, x in new.items()
+                if flag not in (*FREE, "seed") and x not in ("auto", old.get(flag))]
+    return []
 
 
 def edited_since(name):
@@ -105,20 +114,21 @@ def edited_since(name):
 
 def main():
     p = parser(__doc__)
-    p.add_argument("name", help="original, or a name for your idea, of one word")
-    p.add_argument("--needles", action="store_true", help="train and measure retrieval, too, half "
-                   "an hour more per seed")
+    p.add_argument("name", type=one_word, help="original, or a name for your idea, of one word")
+    p.add_argument("--needles", action="store_true", help="train and measure a Multiscreen's "
+                   "retrieval, too, half an hour more per seed")
     argv, flags = sys.argv[1:], []
     if "--" in argv:
         argv, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    args, flags = p.parse_args(argv), shlex.join(flags)
+    args = p.parse_args(argv)
+    stages = [*idea(args.name, shlex.join(flags), args.seeds or [0, 1, 2], args.needles)]
     # What would train in vain is refused here, before it takes minutes.
-    require_idea(args.name, flags)
-    require_promises(flags)
-    if not args.print:
-        RUNS.mkdir(parents=True, exist_ok=True)
-        (RUNS / f"{args.name}.txt").write_text(flags)
-    run_or_print(idea(args.name, flags, args.seeds or [0, 1, 2], args.needles), args)
+    first, *_ = [get_args(shlex.split(job[0])[2:]) for jobs in stages for job in jobs
+                 if job[0].startswith(TRAIN)]
+    require_idea(args.name, first)
+    if not check.check_models({first.model: check.small_model(first.model)}):
+        raise UsageError(f"{first.model} would be trained in vain, for the reasons above")
+    run_or_print(stages, args)
     if args.name == "original" and not args.print:
         print("next: edit an equation or write a class, then python -m lab.check and python -m "
               "lab.idea mine")

@@ -40,7 +40,7 @@ from lab import (
 from support import data, measure
 from support.data import get_tokenizer
 from support.measure import Measurement, parser
-from support.run import load_checkpoint
+from support.run import as_typed, load_checkpoint
 from support.tables import RUN, add_row, read_table, write_table
 from tests.helpers import ROOT, arrays_of, fit, needs_matplotlib, run, write_run
 from tests.inputs import INF, draw_tokens, small
@@ -975,32 +975,54 @@ def test_an_idea_has_a_name_of_its_own_and_is_other_than_the_original(tmp_path, 
     monkeypatch.chdir(tmp_path)
     for name in ("", "a/b", "--resume"):
         with pytest.raises(UsageError, match="one word"):
-            idea.require_idea(name, "")
+            idea.one_word(name)
+    usual, low = (train.get_args(words) for words in ([], ["--lr", "0.01", "--seed", "7"]))
     with pytest.raises(UsageError, match="first train the code without your edit"):
-        idea.require_idea("mine", "")
-    def trained(name, text, flags):
-        path = tmp_path / f"out/idea/{name}-0/source/multiscreen.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        (path.parent.parent / "flags.txt").write_text("")
-        (tmp_path / f"out/idea/{name}.txt").write_text(flags)
+        idea.require_idea("mine", usual)
+
+    def trained(name, text, args):
+        folder = tmp_path / f"out/idea/{name}-0"
+        (folder / "source").mkdir(parents=True, exist_ok=True)
+        (folder / "source/multiscreen.py").write_text(text)
+        args = vars(args) | {"dtype": "float32"}       # what `auto` has become
+        (folder / "flags.txt").write_text("".join(f"{flag}\t{as_typed(x)}\n"
+                                                  for flag, x in args.items()))
 
     now = (ROOT / "multiscreen.py").read_text()
     for text in (now, now + "# an edit"):
-        for flags in ("--lr 0.1", "--lr 0.2"):
-            trained("original", text, flags)
-            if (text, flags) == (now, "--lr 0.1"):     # an edit that was not saved
+        for args in (usual, low):
+            trained("original", text, args)
+            if (text, args) == (now, low):             # an edit that was not saved
                 with pytest.raises(UsageError, match="mine has the code and the flags of original"):
-                    idea.require_idea("mine", "--lr 0.1")
+                    idea.require_idea("mine", low)
             else:
-                idea.require_idea("mine", "--lr 0.1")
-    trained("mine", now, "--lr 0.1")
-    idea.require_idea("mine", "--lr 0.1")
-    with pytest.raises(UsageError, match="mine was trained with other flags, '--lr 0.1'"):
-        idea.require_idea("mine", "")
-    trained("mine", now + "# an edit", "--lr 0.1")
-    with pytest.raises(UsageError, match="mine was trained with another multiscreen.py"):
-        idea.require_idea("mine", "--lr 0.1")
+                idea.require_idea("mine", low)
+    with pytest.raises(UsageError, match="another multiscreen.py: move out/idea away"):
+        idea.require_idea("original", low)
+    trained("original", now, low)
+    with pytest.raises(UsageError, match="with --lr 0.01 and not 0.0625: move out/idea away"):
+        idea.require_idea("original", usual)
+    trained("mine", now + "# an edit", low)
+    with pytest.raises(UsageError, match="mine was trained with another multiscreen.py: choose"):
+        idea.require_idea("mine", low)
+    trained("mine", now, low)
+    with pytest.raises(UsageError, match="mine was trained with --lr 0.01 and not 0.0625: choose"):
+        idea.require_idea("mine", usual)
+
+
+def test_what_an_idea_does_is_possible_before_it_trains_and_adds_no_texts(call, tmp_path, capsys,
+                                                                          monkeypatch):
+    write_run(tmp_path / "out/idea/original-0", log_of(1.0))
+    model = ["--", "--model", "transformer:2,2,16"]
+    call(idea, "mine", "--print", *model)
+    printed = capsys.readouterr().out
+    assert "--out out/idea/mine-2" in printed and "--psi 6" not in printed
+    with pytest.raises(UsageError, match="--w-th is for Multiscreen"):
+        call(idea, "mine", "--needles", *model)        # it would train for minutes first
+    monkeypatch.setattr(idea, "run_or_print", lambda *inputs: None)
+    call(idea, "mine", *model, "--data", ".")          # a note beside the runs would be a text
+    assert [path.name for path in (tmp_path / "out/idea").iterdir()] == ["original-0"]
+    assert "idea/mine.png" not in printed              # beside which there is mine.tsv
 
 
 # ------------------------------------------------------------------ what the compiler makes of it
@@ -1063,4 +1085,4 @@ def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_sav
     assert process.returncode == 130, said
     assert 0 < torch.load(log.with_name("ckpt.pt"))["step"] < 100_000
     assert sorted(path.name for path in (tmp_path / "out/idea").iterdir()) == [
-        "mine-0", "mine.txt", "original-0"]
+        "mine-0", "original-0"]
