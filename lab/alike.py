@@ -170,6 +170,12 @@ def last_rows(rows, kind, path):
 
     A row may be there twice, and counts once.
     """
+    hashes = {}                                        # {(run, step, code): its weights'}
+    for row in rows:
+        weights, _, code = row["hash"].partition("-")
+        if weights != hashes.setdefault((run_of(row, kind), row["step"], code), weights):
+            raise UsageError(f"{path} has two runs of {row['model']}, seed {row['seed']}, step "
+                             f"{row['step']}: move it away, and give each a --table of its own")
     last = {run_of(row, kind): (row["step"], row["hash"]) for row in rows}
     kept = [row for row in rows if (row["step"], row["hash"]) == last[run_of(row, kind)]]
     if len(kept) < len(rows):

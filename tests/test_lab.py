@@ -695,6 +695,17 @@ def test_two_runs_of_one_model_and_seed_are_not_drawn_as_one(tmp_path):
     assert len(read_copied(f"{tmp_path}/?.tsv", kind=alike.COPYING_STEPS)) == 2
 
 
+def test_a_table_has_one_run_of_a_model_and_a_seed(tmp_path):
+    """Rows of another code or another step are of a run that was edited or trained further."""
+    row = row_of(string="0", distances="128", nats="1 2", right="", beaten="")
+    for changes in ({"hash": "v-d"}, {"hash": "v-c", "step": "30"}, {"hash": "v-c"}):
+        write_table(tmp_path / "t.tsv", [row, row | {"nats": "3 4"} | changes])
+        if changes != {"hash": "v-c"}:
+            assert [row["nats"] for row in read_copied(tmp_path / "t.tsv")] == ["3 4"]
+    with pytest.raises(UsageError, match="two runs of m, seed 0, step 20: move it away"):
+        read_copied(tmp_path / "t.tsv")
+
+
 def test_of_a_run_that_was_trained_further_the_last_rows_count_and_each_once(tmp_path):
     table = copied(tmp_path / "t.tsv", *({"nats": nats, "step": step} for nats, step in (
         ("1 1", "5"), ("2 2", "5"), ("3 3", "9"), ("3 3", "9"))))
