@@ -32,6 +32,7 @@ class Kind:
     label: tuple = ()                                  # may differ between labels
     figure: tuple = ()                                 # equal in the whole figure; (): all others
     run: tuple = ("model", "seed")                     # what identifies a run
+    asked: tuple = ()                                  # equal, and all are there
 
     def fixed(self, rows):
         """The columns of rows that are equal under one label."""
@@ -45,13 +46,13 @@ class Kind:
         return [name for name in self.fixed(rows) if name not in self.label]
 
 
-def measured(tool, *own, free=()):
+def measured(tool, *own, free=(), asked=()):
     """The Kind of the rows that a measuring tool writes: what it does not name is its protocol."""
     return Kind(tool, own, ("model", "seed", "step", "hash", "swe", "factor", *free),
-                ("parameters", "seq_len"))
+                ("parameters", "seq_len"), asked=asked)
 
 
-PERPLEXITY = measured("lab.perplexity", "document", "nats")
+PERPLEXITY = measured("lab.perplexity", "document", "nats", asked=("positions",))
 COPYING = measured("lab.copying", "string", "nats", free=("right", "beaten"))
 COPYING_STEPS = replace(COPYING, run=("model", "seed", "step"))
 # With many strings there is less text before them, so that the context has the same length.
@@ -95,8 +96,8 @@ def require_equal(rows, columns, whose, advice):
 
 
 def require_table(rows, kind, path):
-    """Raise UsageError unless a tool has written rows: they have all columns of its own."""
-    for column in kind.own:
+    """Raise UsageError unless a tool has written rows: they have all columns that it asks for."""
+    for column in (*kind.own, *kind.asked):
         if not rows or column not in rows[0]:
             raise UsageError(f"{path} is no table of {kind.tool}: it has no column {column}")
 

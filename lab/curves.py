@@ -146,16 +146,10 @@ def best_at(place, curves, cost):
 
 # ------------------------------------------------------------------------------- of one kind each
 
-def positions(L):
-    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
-    powers = [round(2 ** (n / 2)) for n in range(10, 64)]
-    return [p for p in powers if p < L] + [L]
-
-
 def perplexity_curves(rows):
     """Curves of perplexities, by position."""
     curves = read_curves(rows, "nats", lambda row: [
-        (position, row["document"]) for position in positions(int(row["length"]))])
+        (int(position), row["document"]) for position in row["positions"].split()])
     return [curve.map(math.exp).part(...) for curve in mean_over_items(curves, "document")]
 
 

@@ -28,9 +28,15 @@ import numpy as np
 import torch
 
 from support.cli import UsageError, at_least, cli
-from lab.curves import perplexity_curves, positions, print_perplexities
+from lab.curves import perplexity_curves, print_perplexities
 from support.data import documents_in, every_twentieth, read_files, text_held_out
 from support.measure import Measurement, joined, parser, short_hash
+
+
+def positions(L):
+    """The evaluated positions: 32, 45, 64, 91, .., rounded powers of sqrt(2), and L itself."""
+    powers = [round(2 ** (n / 2)) for n in range(10, 64)]
+    return [p for p in powers if p < L] + [L]
 
 
 def window_means(values, share):
@@ -130,7 +136,8 @@ def main():
     documents, text, more = choose_text(run, args.data, is_enough)
     documents = middles(documents, L, args.documents)
 
-    what = {"data": text, "window": args.share, "length": L}
+    what = {"data": text, "window": args.share,
+            "positions": " ".join(map(str, positions(L)))}
     cells = [what | setting | {"document": name} for setting in run.settings for name in documents]
     for cell in run.missing(cells):
         means = window_means(nats(run.model, documents[cell["document"]]), args.share)

@@ -23,7 +23,7 @@ from tests.inputs import draws
 TRAINED = {"model": "m", "parameters": "10", "seed": "0", "seq_len": "16", "tokenizer": "bytes",
            "dtype": "float32", "step": "20", "swe": "", "factor": ""}
 USUAL = {
-    "perplexity": {"data": "a.txt", "window": "0.3", "length": "91", "document": "a 1",
+    "perplexity": {"data": "a.txt", "window": "0.3", "positions": "32 45 64 91", "document": "a 1",
                    "nats": "1 2 3 4"},
     "copying": {"data": "a.txt", "before": "0", "candidates": "1", "ends": "same another",
                 "distances": "64 128", "string": "0 1", "nats": "1 2 3 4", "right": "",
@@ -31,7 +31,7 @@ USUAL = {
     "retrieval": {"digits": "2", "length": "256", "depth": "0.5", "trials": "10", "accuracy": "1"}}
 KINDS = {"perplexity": alike.PERPLEXITY, "copying": alike.COPYING, "retrieval": alike.RETRIEVAL}
 # What says how a number was measured: equal in the whole figure.
-PROTOCOL = {"perplexity": ["data", "window", "length"],
+PROTOCOL = {"perplexity": ["data", "window", "positions"],
             "copying": ["data", "before", "candidates", "ends", "distances"],
             "retrieval": ["digits", "trials"]}
 TEXT = ("corpus", "tokenizer", "seq_len", "digits")
@@ -341,7 +341,7 @@ def test_a_run_that_diverged_is_in_no_mean_and_is_counted(call, tmp_path, capsys
 # ----------------------------------------------------------------------- what a picture cannot show
 
 def test_perplexities_that_end_before_64_tokens_are_no_table_of_mechanisms(call, tmp_path):
-    measured_run(tmp_path / "m-0", {"length": "32", "nats": "1"})
+    measured_run(tmp_path / "m-0", {"positions": "32", "nats": "1"})
     with pytest.raises(UsageError, match="of 32 tokens: measure with --length 128 or more"):
         call(mechanisms, "m=m-0")
 

@@ -584,7 +584,7 @@ def test_a_run_on_abcdigits_counts_among_mechanisms_only_if_it_has_ended(tmp_pat
     (20, log_of(1.0), "10", "m, seed 1, is of step 10"),
     (10, log_of(1.0)[:-1], "10", "m, seed 0, is of step 20")])
 def test_all_numbers_of_mechanisms_on_text_are_of_one_step(tmp_path, steps, log, step, message):
-    row = row_of(data="d", length="91", document="a", nats="1 2 3 4")
+    row = row_of(data="d", positions="32 45 64 91", document="a", nats="1 2 3 4")
     write_run(tmp_path / "a", log_of(1.0))
     write_run(tmp_path / "b", log, seed=1, steps=steps)
     write_table(tmp_path / "a/perplexity.tsv", [row])
@@ -653,7 +653,8 @@ def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have
     measured = [("", "a", 1.0), ("", "b", 3.0), ("4", "a", 1.5)]
     strings = [row_of(seed=seed, factor=factor, string=text, distances="128",
                       nats=f"{nats} {nats}") for seed in "01" for factor, text, nats in measured]
-    documents = [row | {"document": row["string"], "length": "91", "nats": f"{row['nats']} 9 9"}
+    documents = [row | {"document": row["string"], "positions": "32 45 64 91",
+                        "nats": f"{row['nats']} 9 9"}
                  for row in strings]
     plain, best = curves.copying_curves(strings)
     assert (plain.name, best.name) == ("m", "m + best RoPE scaling")
@@ -665,6 +666,15 @@ def test_factors_are_compared_on_the_strings_and_documents_that_all_of_them_have
     one_seed_each = [row for row in strings if (row["factor"] == "4") == (row["seed"] == "1")]
     with pytest.raises(UsageError, match="measured with all seeds"):
         curves.copying_curves(one_seed_each)
+
+
+def test_a_perplexity_is_of_the_position_that_its_row_names(tmp_path):
+    row = row_of(data="d", window="0.3", document="a", nats="1 2")
+    curve, = curves.perplexity_curves([row | {"positions": "20 91"}])
+    assert curve.points == {20: {"0": math.e}, 91: {"0": math.exp(2)}}
+    write_table(tmp_path / "t.tsv", [row])             # a table from before
+    with pytest.raises(UsageError, match="no table of lab.perplexity: it has no column positions"):
+        alike.read_measurements([tmp_path / "t.tsv"], alike.PERPLEXITY)
 
 
 def test_mechanisms_that_were_measured_with_scaled_positions_alone_are_refused():
@@ -784,7 +794,8 @@ def test_mechanisms_are_read_from_runs_and_from_the_table_of_a_figure(call, tmp_
         folder = write_run(tmp_path / f"text_mine-{seed}", log_of(1.0 + seed), seed=seed)
         for swe, nats in (("", "1 2 3 4"), ("yes", "1 2 3 3")):
             add_row(folder / "perplexity.tsv", row_of(
-                seed=str(seed), swe=swe, data="d", length="91", document="a", nats=nats))
+                seed=str(seed), swe=swe, data="d", positions="32 45 64 91", document="a",
+                nats=nats))
     call(mechanisms, f"mine={tmp_path}/*_mine-*")
     first = capsys.readouterr().out
     assert [line.split()[:2] for line in first.splitlines()[5:7]] == [["mine", "1.500"],
@@ -796,7 +807,8 @@ def test_mechanisms_are_read_from_runs_and_from_the_table_of_a_figure(call, tmp_
 
 def test_what_a_string_gains_is_a_column_of_mechanisms_for_each_distance(tmp_path):
     folder = write_run(tmp_path / "mine-0", log_of(1.0))
-    add_row(folder / "perplexity.tsv", row_of(data="d", length="91", document="a", nats="1 2 3 4"))
+    add_row(folder / "perplexity.tsv", row_of(data="d", positions="32 45 64 91", document="a",
+                                              nats="1 2 3 4"))
     for swe, nats in (("", "1 2 5 7"), ("yes", "1 1 5 8")):
         add_row(folder / "copying.tsv", row_of(
             swe=swe, data="d", before="0", candidates="1", ends="same another",
