@@ -18,14 +18,14 @@ RUN = ("model", "parameters", "seed", "seq_len", "tokenizer", "dtype", "step")
 # ------------------------------------------------------------------------------------- files
 
 def read_table(path):
-    """The rows of a table. A line that a killed process has left incomplete is no row."""
+    """The rows of a table, less a line that a kill cut off and the heads of appended tables."""
     if not Path(path).exists():
         raise UsageError(f"{path} does not exist: measure a model first (-h has the command)")
     lines = Path(path).read_text("utf-8", "replace").split("\n")[:-1]
     if not lines:
         return []
     head, *rows = [line.split("\t") for line in lines]
-    return [dict(zip(head, row)) for row in rows if len(row) == len(head)]
+    return [dict(zip(head, row)) for row in rows if len(row) == len(head) and row != head]
 
 
 def write_table(path, rows):

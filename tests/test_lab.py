@@ -89,6 +89,13 @@ def test_a_line_that_a_kill_cut_off_is_no_row_and_costs_no_other(checkpoints, tm
     assert fill(measurement(path, table), [1, 2]) == []
 
 
+def test_one_table_appended_to_another_is_one_table(tmp_path):
+    for n in "12":
+        write_table(tmp_path / f"{n}.tsv", [{"a": n, "b": "3"}])
+    (tmp_path / "c.tsv").write_text("".join((tmp_path / f"{n}.tsv").read_text() for n in "12"))
+    assert read_table(tmp_path / "c.tsv") == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
+
+
 def test_a_table_with_other_columns_is_refused_and_stays_as_it_is(checkpoints, tmp_path):
     table = tmp_path / "t.tsv"
     table.write_text("a\tb\n1\t2\n")
