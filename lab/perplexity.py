@@ -81,7 +81,7 @@ def choose_text(run, data, is_enough):
     except UsageError as e:
         reason = str(e)
     if tokenizer.eot_token is None:
-        raise UsageError(f"{reason}: use a smaller --length, or other token files with --data")
+        raise UsageError(f"{reason}: name token files with --data, longer than --length")
     return documents_of(None, tokenizer), "stdlib", f"every twentieth file, because {reason}"
 
 

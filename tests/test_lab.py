@@ -899,6 +899,11 @@ def test_a_vocabulary_of_your_own_is_measured_where_no_question_is_in_words(call
     flags = ["--ckpt", tmp_path / "run/ckpt.pt", "--device", "cpu"]
     call(perplexity, *flags, "--length", 200)
     assert f"text: held out of {tmp_path.name} (1 file, by name)" in capsys.readouterr().out
+    train.save_checkpoint(tmp_path / "mine.pt", small(vocab_size=65), tokenizer=65)
+    for path, length, reason in ((tmp_path / "run/ckpt.pt", 400, "held out is too short"),
+                                 (tmp_path / "mine.pt", 200, "checkpoint names no text")):
+        with pytest.raises(UsageError, match=f"{reason}: name token files with --data, longer"):
+            call(perplexity, "--ckpt", path, "--device", "cpu", "--length", length)
     call(tiles, *flags)
     assert all(float(row["alive"]) > 0 for row in read_table(tmp_path / "run/tiles.tsv"))
     for script in (copying, passkey, abcdigits):
