@@ -378,7 +378,7 @@ def latency(out, seeds):
 
 
 def tiny(out, seeds):
-    """Each tool once, in a minute. Nothing is learned, so its numbers say nothing."""
+    """Each tool once. Nothing is learned, so its numbers say nothing."""
     models = {"m": ("m", "--psi 2", ""), "t": ("t", "--model transformer:2,2,16", ""),
               "l": ("l", "--model transformer:2,2,16:lab.baselines.local.Selective", "")}
     recipe = "--seq-len 128 --batch-size 2 --steps 4 --kernel definition"
