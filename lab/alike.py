@@ -167,10 +167,7 @@ def run_of(row, kind):
 
 
 def last_rows(rows, kind, path):
-    """The rows of a table less those that were measured before an edit or before more training.
-
-    A row may be there twice, and counts once.
-    """
+    """The rows of a table less those that were measured before an edit or before more training."""
     hashes = {}                                        # {(run, step, code): its weights'}
     for row in rows:
         weights, _, code = row["hash"].partition("-")
@@ -182,7 +179,7 @@ def last_rows(rows, kind, path):
     if len(kept) < len(rows):
         print(f"{path}: {len(rows) - len(kept)} rows are left out, measured before an edit or "
               "before more training", file=sys.stderr)
-    return list({tuple(row.values()): row for row in kept}.values())
+    return kept
 
 
 # ------------------------------------------------------------------------- means over the seeds

@@ -33,7 +33,7 @@ from support import check
 from support.data import count
 from support.models import count_parameters, has_windows
 from support.run import ROOT, identity, load_checkpoint
-from support.tables import add_row, as_cell, read_table
+from support.tables import add_row, as_cell, read_table, write_table
 
 # ---------------------------------------------------------------------------------- the flags
 
@@ -165,12 +165,14 @@ class Measurement:
         return [row for row in rows if run.items() <= row.items()]
 
     def make_last(self, found):
-        """Figures show the last rows of a run. Make those that are reused the last ones again.
+        """Figures show the last rows of a run: move those that are reused behind all others.
 
-        They are not if an edit was measured after them, and then undone.
+        They are not the last ones if an edit was measured after them, and then undone.
         """
-        if found and self.of_this_run(read_table(self.path))[-1]["hash"] != self.hash:
-            add_row(self.path, next(iter(found.values())))
+        rows = read_table(self.path) if found else []
+        if found and self.of_this_run(rows)[-1]["hash"] != self.hash:
+            others = [row for row in rows if row not in found.values()]
+            write_table(self.path, [*others, *found.values()])
 
     def key(self, row):
         """What identifies a cell, or a row: the run and the names of the cells, as text."""

@@ -162,7 +162,7 @@ def test_an_edit_in_a_helper_that_your_class_imports_is_measured_anew(
     edited = read_table(table)[-1]["hash"]
     (tmp_path / "its_helper.py").write_text("FACTOR = 1.0\n")
     assert fill(measurement(path, table), [1]) == []
-    assert read_table(table)[-1]["hash"] != edited     # the last rows count
+    assert [row["hash"] == edited for row in read_table(table)] == [True, False]
     for name in ("mine", "its_helper"):
         del sys.modules[name]
 
@@ -723,9 +723,9 @@ def test_a_table_has_one_run_of_a_model_and_a_seed(tmp_path):
         read_copied(tmp_path / "t.tsv")
 
 
-def test_of_a_run_that_was_trained_further_the_last_rows_count_and_each_once(tmp_path):
+def test_of_a_run_that_was_trained_further_the_last_rows_count(tmp_path):
     table = copied(tmp_path / "t.tsv", *({"nats": nats, "step": step} for nats, step in (
-        ("1 1", "5"), ("2 2", "5"), ("3 3", "9"), ("3 3", "9"))))
+        ("1 1", "5"), ("2 2", "5"), ("3 3", "9"))))
     assert [row["nats"] for row in read_copied(table)] == ["3 3"]
     rows = read_copied(table, kind=alike.COPYING_STEPS)
     assert [row["nats"] for row in rows] == ["1 1", "2 2", "3 3"]
