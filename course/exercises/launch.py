@@ -6,7 +6,8 @@ BJ keys.
 
 Triton's interpreter runs the programs one after another. It lets a kernel read and write behind a
 matrix, which on a GPU is somebody else's memory. So there are NaN rows behind each matrix here, and
-OUT and the rows behind it are filled with a number that no kernel computes.
+OUT and the rows behind it are filled with a number that no kernel computes. NaN from a load without
+a mask is found only where it is stored in OUT.
 """
 import warnings
 
@@ -71,7 +72,7 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
     behind = store.as_strided((GUARD, store.shape[1]), store.stride(), store.numel())
     if (behind != UNTOUCHED).any():
         fail("a store goes past the end of OUT: mask its rows, and the columns of a block that may "
-             "be cut off")
+             "be cut off. Does row t begin at t times the number of columns?")
     row, column = (store == UNTOUCHED).int().argmax().item() // store.shape[1], 0
     if (store == UNTOUCHED).any():
         column = (store[row] == UNTOUCHED).int().argmax().item()
@@ -79,7 +80,8 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
              "keys at program_id(1) * BJ? Is a block that sees no key stored?")
     if store.isnan().any() and not any(x.isnan().any() for x in inputs):
         fail("OUT contains NaN, as there is behind each matrix here: mask each load of rows, "
-             "rows < T or rows < S, with other=0.0")
+             "rows < T or rows < S, with other=0.0. If you do, does row n begin at n times the "
+             "number of columns? Or is an infinite number multiplied by 0?")
     return store
 
 

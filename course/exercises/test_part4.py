@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="part 4 needs triton, which runs only on Linux")
+triton = pytest.importorskip("triton", reason="part 4 needs triton, which runs only on Linux")
 if os.environ["TRITON_INTERPRET"] != "1":
     pytest.skip("part 4 runs in Triton's interpreter: unset TRITON_INTERPRET",
                 allow_module_level=True)
@@ -117,35 +117,40 @@ def without_an_empty_block(i, last, w, S, BJ):
     return first // BJ * BJ, min(last + 1, S)
 
 
-def in_last_block(q, k, w, i0, BI, BJ):
-    """Which keys (T, S) are in the last block of keys that the query's block visits."""
+def in_loop(q, k, w, i0, BI, BJ, last_only=False):
+    """Which keys (T, S) the loop of the query's block visits, or only its last turn."""
     found = torch.zeros(len(q), len(k))
     for t0 in range(0, len(q), BI):
         i, last = i0 + t0, i0 + min(t0 + BI, len(q)) - 1
         lo, hi = in_sight(i, last, w.item(), len(k), BJ)
-        found[t0 : t0 + BI, max(hi - 1, 0) // BJ * BJ : hi] = 1
+        end = triton.cdiv(hi, BJ) * BJ
+        found[t0 : t0 + BI, max(end - BJ, lo) if last_only else lo : end] = 1
     return found
 
 
 def screened(alpha_d):
     """A wrong h by a wrong alpha_d, a function of (q, k, w, r, i0, BI, BJ)."""
-    return lambda q, k, v, *inputs: alpha_d(q, k, *inputs) @ v.nan_to_num()
+    def forward_kernel(q, k, v, w, r, *x):
+        return (alpha_d(q, k, w, r, *x) * in_loop(q, k, w, *x)) @ v.nan_to_num()
+    return forward_kernel
 
 
-def slope(factor=lambda z, m, dy: 2 * z * m * dy, keys=torch.nan_to_num):
-    """A wrong dq: factor(z, m, dh . v) in place of dz = 2 z m (dh . v).
+def slope(factor=lambda z, m, dy: 2 * z * m * dy, keys=torch.nan_to_num, s=lambda q, k: q @ k.T,
+          z=root_of_trim, m=ms.softmask, d=distance):
+    """A wrong dq: factor(z, m, dh . v) in place of dz = 2 z m (dh . v), or other steps of z and m.
 
     keys: a function of k and v; in one case NaN stands outside the window.
     """
     def dq_kernel(q, k, v, w, r, dh, i0, BI, BJ):
         k, v = keys(k), keys(v)
-        d = distance(len(q), len(k), i0, BI, BJ)
-        return factor(root_of_trim(q @ k.T, r), ms.softmask(d, w), dh @ v.T) @ k / r
+        mask = m(d(len(q), len(k), i0, BI, BJ), w)
+        dz = factor(z(s(q, k), r), mask, dh @ v.T) * in_loop(q, k, w, i0, BI, BJ)
+        return dz @ k / r
     return dq_kernel
 
 
 def dq_of_the_last_block(q, k, v, w, r, dh, i0, BI, BJ):
-    last = in_last_block(q, k, w, i0, BI, BJ)
+    last = in_loop(q, k, w, i0, BI, BJ, last_only=True)
     return slope(lambda z, m, dy: 2 * z * m * dy * last)(q, k, v, w, r, dh, i0, BI, BJ)
 
 
@@ -153,28 +158,31 @@ OUTSIDE = ("blocks of keys outside the window were read, where there is NaN: loo
            "as in exercise 4.3")
 SEES = "the block's first query sees keys from i - ceil(w) + 1 on"
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
+FUTURE = "a later key, d > 0, must get 0: this kernel sees the future"
+
+# Wrong steps of `of_pairs`, which dq has, too.
 OF_ALPHA = [
-    (wrong(s=lambda q, k: q @ k.T / q.shape[1] ** 0.5), DIVIDED),
-    (wrong(d=lambda T, S, i0, BI, BJ: distance(T, S, 0, BI, BJ)), "i0 is ignored: query t is at "
+    ({"s": lambda q, k: q @ k.T / q.shape[1] ** 0.5}, DIVIDED),
+    ({"d": lambda T, S, i0, BI, BJ: distance(T, S, 0, BI, BJ)}, "i0 is ignored: query t is at "
      "position i0 + t"),
-    (wrong(d=lambda T, S, i0, BI, BJ: torch.arange(S) - (i0 + torch.arange(T) % BI)[:, None]),
+    ({"d": lambda T, S, i0, BI, BJ: torch.arange(S) - (i0 + torch.arange(T) % BI)[:, None]},
      "the positions of the queries lack t0 = program_id(0) * BI"),
-    (wrong(d=lambda T, S, i0, BI, BJ: torch.arange(S) % BJ - (i0 + torch.arange(T))[:, None]),
+    ({"d": lambda T, S, i0, BI, BJ: torch.arange(S) % BJ - (i0 + torch.arange(T))[:, None]},
      "the positions of the keys lack j0, their block's first"),
-    (wrong(m=lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)), "a later key, d > 0, must "
-     "get 0: this kernel sees the future"),
-    (wrong(m=lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)), "at distance w and beyond m "
+    ({"d": lambda *sizes: -distance(*sizes)}, "d is j - i, negative in the past"),
+    ({"m": lambda d, w: torch.where(d.abs() < w, cosine(d, w), 0.0)}, FUTURE),
+    ({"m": lambda d, w: torch.where(d > -w, cosine(d, w), 0.0)}, FUTURE),
+    ({"m": lambda d, w: torch.where(d <= 0, cosine(d, w), 0.0)}, "at distance w and beyond m "
      "must be 0: the cosine rises again"),
-    (wrong(m=lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)), "the query's own key is "
+    ({"m": lambda d, w: torch.where(d < 0, ms.softmask(d, w), 0.0)}, "the query's own key is "
      "missing: d <= 0"),
-    (wrong(m=lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)), "the 1/2 "
+    ({"m": lambda d, w: torch.where(ms.softmask(d, w) > 0, cosine(d, w) + 0.5, 0.0)}, "the 1/2 "
      "multiplies the 1, too: m = (cos + 1)/2"),
-    (wrong(m=lambda d, w: 2 * ms.softmask(d, w)), "Softmask lacks its 1/2: "
-     "m = (cos(pi d/w) + 1)/2"),
-    (wrong(alpha=lambda z, m: z * m), "the square of Trim is missing: alpha_d = z^2 m"),
-    (wrong(z=lambda s, r: 1 - (1 - s) / r), "the max of Trim is missing: z is at least 0"),
-    (wrong(z=lambda s, r: (1 - (1 - s) * r).relu()), "1 - s must be divided by r, not multiplied "
+    ({"m": lambda d, w: 2 * ms.softmask(d, w)}, "Softmask lacks its 1/2: m = (cos(pi d/w) + 1)/2"),
+    ({"z": lambda s, r: 1 - (1 - s) / r}, "the max of Trim is missing: z is at least 0"),
+    ({"z": lambda s, r: (1 - (1 - s) * r).relu()}, "1 - s must be divided by r, not multiplied "
      "by it")]
+NO_SQUARE = "the square of Trim is missing: alpha_d = z^2 m"
 
 # {kernel: [(a wrong one in PyTorch, what to say to those who have its results)]}
 MISTAKES = {
@@ -183,8 +191,12 @@ MISTAKES = {
          "queries: they begin at program_id(0) * BI"),
         (lambda q, k, BI, BJ: q @ first_block(k, BJ).T, "each program takes the first block of "
          "keys: they begin at program_id(1) * BJ"),
+        (lambda q, k, BI, BJ: q @ torch.where(torch.arange(len(k))[:, None] < len(q), k, 0.0).T,
+         "the keys have S rows: load rows < S, not rows < T"),
         (lambda q, k, BI, BJ: q @ k.T / q.shape[1] ** 0.5, DIVIDED)],
-    "relevance_kernel": OF_ALPHA,
+    "relevance_kernel": [
+        *((wrong(**steps), cause) for steps, cause in OF_ALPHA),
+        (wrong(alpha=lambda z, m: z * m), NO_SQUARE)],
     "bounds_kernel": [
         (looping(limits(first=lambda i, last, w: i - math.floor(w) + 1)), f"w is rounded down: "
          f"{SEES}"),
@@ -201,6 +213,8 @@ MISTAKES = {
         (looping(limits(first=lambda i, last, w: 0)), f"blocks before the window are visited: "
          f"{SEES}"),
         (looping(limits(lo=lambda first, BJ: first)), "lo is a multiple of BJ: round it down"),
+        (looping(limits(lo=lambda first, BJ: -(-first // BJ) * BJ)), "lo is rounded up: round it "
+         "down, to the multiple of BJ before the first key"),
         (looping(in_sight, last=lambda t0, T, BI: t0 + BI - 1), "the last query of the last block "
          "is T - 1"),
         (looping(in_sight, first=lambda t0: 0, last=lambda t0, T, BI: min(BI, T) - 1), "each "
@@ -208,26 +222,31 @@ MISTAKES = {
         (looping(in_sight, sign=0), "i0 is ignored: query t is at position i0 + t"),
         (looping(without_an_empty_block), "where the block sees no key, lo = hi")],
     "forward_kernel": [
-        *((screened(alpha_d), cause) for alpha_d, cause in OF_ALPHA
-          if "lack" not in cause),
+        *((screened(wrong(**steps)), cause) for steps, cause in OF_ALPHA),
+        (screened(wrong(alpha=lambda z, m: z * m)), NO_SQUARE),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(first_block(q, BI), k.nan_to_num(), w,
          r, i0, BI, BJ) @ v.nan_to_num(), "each program takes the first block of q: it begins at "
          "program_id(0) * BI"),
-        (lambda q, k, v, w, r, i0, BI, BJ: (of_pairs(q, k, w, r, i0, BI, BJ) * in_last_block(
-            q, k, w, i0, BI, BJ)) @ v.nan_to_num(), "only the last block of keys counts: add up, "
-         "h += .."),
+        (screened(lambda q, k, w, r, *x: of_pairs(q, k, w, r, *x) * in_loop(
+            q, k, w, *x, last_only=True)), "only the last block of keys counts: add up, h += .."),
         (lambda q, k, v, w, r, i0, BI, BJ: F.normalize(of_pairs(q, k, w, r, i0, BI, BJ), p=1, dim=1,
          eps=1e-9) @ v.nan_to_num(), "nothing may compete: do not divide by the sum of relevances"),
         (lambda *inputs: ms.tanh_norm(forward_kernel(*inputs)), "TanhNorm comes later: this kernel "
          "returns h"),
         (lambda q, k, v, w, r, i0, BI, BJ: relevance_kernel(q, k, w, r, i0, BI, BJ) @ v, OUTSIDE)],
     "dq_kernel": [
+        *((slope(**steps), cause) for steps, cause in OF_ALPHA),
         (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r, "1/r is missing: dz/ds = 1/r"),
         (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) * r * r, "divide by r: "
          "dz/ds = 1/r"),
+        (lambda q, k, v, w, r, *x: dq_kernel(q, k, v, w, r, *x) / r, "divided by r twice: "
+         "dz/ds = 1/r"),
+        (lambda q, *x: dq_kernel(q, *x) / q.shape[1] ** 0.5, DIVIDED),
+        (lambda *x: -dq_kernel(*x), "the sign: z grows with s"),
         (slope(lambda z, m, dy: z * m * dy), "the 2 of the square's derivative is missing: "
          "dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: z * z * m * dy), "this is alpha_d (dh . v): dz = 2 z m (dh . v)"),
+        (slope(lambda z, m, dy: 2 * z * dy), "m is missing: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * m * dy), "the factor z is missing: dz = 2 z m (dh . v)"),
         (slope(lambda z, m, dy: 2 * z * m), "dh . v is missing: dz = 2 z m (dh . v)"),
         (lambda q, k, v, w, r, dh, *x: dq_kernel(q, k, v, w, r, first_block(dh, x[1]), *x), "each "
@@ -250,6 +269,9 @@ def yours(name):
 
     def visited(T, S, w, i0, BI, BJ):
         found = launch.bounds(kernel, T, S, w, i0, BI, BJ)
+        if (found < 0).any():
+            grade.fail(f"{named(T, S, i0, w.item(), BI, BJ)}: lo is negative, where there are no "
+                       "keys: the first key is at least 0")
         return torch.stack([visits(lo, hi, S, BJ) for lo, hi in found.tolist()])
 
     return visited if name == "bounds_kernel" else launched
@@ -309,7 +331,7 @@ def named(T, S, i0, w, BI, BJ):
 
 def test_similarity_kernel():
     cases = []
-    for T, S, BI, BJ in ((45, 21, 32, 16), (50, 33, 32, 16), (50, 33, 16, 32)):
+    for T, S, BI, BJ in ((45, 21, 32, 16), (20, 50, 32, 16), (50, 33, 16, 32)):
         q, k, *_ = inputs(T, S, INF)
         cases.append(case(q, k, BI, BJ, hint=f"{T} queries, {S} keys, BI = {BI}, BJ = {BJ}: row t "
                           "of Q starts at Q + t * K, and row t of OUT at OUT + t * S. Load rows < "
@@ -321,9 +343,7 @@ def test_relevance_kernel():
     cases = []
     for T, S, i0, w, BI, BJ in [*CASES, (18, 40, 22, 1.0, 32, 16)]:
         q, k, _, w_, r = inputs(T, S, w)
-        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=f"{named(T, S, i0, w, BI, BJ)}: m must be "
-                          "exactly 0 outside the window, so test d, since a cosine is only nearly "
-                          "0"))
+        cases.append(case(q, k, w_, r, i0, BI, BJ, hint=named(T, S, i0, w, BI, BJ)))
     check("relevance_kernel", *cases)
 
 
@@ -350,7 +370,7 @@ def near_cases(*more):
     for x in (k, v):
         x[:80] = x[128:] = torch.nan
     dh = [torch.randn(20, v.shape[1], generator=random(1))] * len(more)
-    return [*cases, case(q, k, v, w_, r, *dh, 100, 32, 16, hint=OUTSIDE)]
+    return [*cases, case(q, k, v, w_, r, *dh, 100, 32, 16, hint_at_nan=OUTSIDE)]
 
 
 def test_forward_kernel():
