@@ -118,6 +118,8 @@ def test_a_folder_of_submissions_becomes_a_table(tmp_path, monkeypatch, capsys):
         if said == "hangs":
             return {}, f"{autograder.HUNG} in {seconds} seconds"
         tests = [name for name, (exercise, _) in minutes.items() if exercise[0] == str(part)]
+        if said == "still to do":                      # as a stub says it
+            return {name: (False, f"{said}: Exercise {name}") for name in tests}, ""
         return {name: (said == "right" or name == "trim", said) for name in tests}, ""
 
     minutes = {"trim": ("1.6", 3), "unit": ("1.3", 8), "gate": ("2.2", 3), "pairs": ("3.1", 8),
@@ -132,7 +134,7 @@ def test_a_folder_of_submissions_becomes_a_table(tmp_path, monkeypatch, capsys):
 
     hand_in("ann", "right", "right", "right", "right")
     hand_in("bob", "wrong\nin two lines", "hangs", "hangs", "right")
-    hand_in("eve", "right", "right", "uses open", "wrong")
+    hand_in("eve", "still to do", "right", "uses open", "wrong")
     shutil.make_archive(tmp_path / "zoe", "zip", tmp_path / "ann")
     (tmp_path / "dan.zip").write_text("no archive")
     (tmp_path / "ann/in a folder/part2_model.py").rename(tmp_path / "ann/part2_model (1).py")
@@ -141,10 +143,10 @@ def test_a_folder_of_submissions_becomes_a_table(tmp_path, monkeypatch, capsys):
     assert header == ["submission", *autograder.PARTS, "total", "remarks"]
     assert [row[:6] for row in rows] == [
         ["ann", "11", "0", "13", "25", "49"], ["bob", "3", "0", "0", "25", "28"],
-        ["dan.zip", "0", "0", "0", "0", "0"], ["eve", "11", "3", "0", "0", "14"],
+        ["dan.zip", "0", "0", "0", "0", "0"], ["eve", "0", "3", "0", "0", "3"],
         ["zoe.zip", "11", "3", "13", "25", "52"]]
     ann, bob, dan, eve, zoe = (row[6] for row in rows)
-    assert (eve, zoe) == ("part 3: uses open", "")
+    assert (eve, zoe) == ("part 1: still to do; part 3: uses open", "")
     assert dan.startswith("not graded: ") and "not a zip file" in dan
     assert bob == ("part 1: wrong in two lines; gate: this did not finish in 54 seconds; "
                    "part 3: this did not finish in 54 seconds")

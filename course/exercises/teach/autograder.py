@@ -6,7 +6,7 @@
 In `submissions` each folder and each zip file is the submission of a student. The table that is
 printed has a row for each of them, with the points of each part, their total, and remarks: what
 hangs or ends the program, and why a part has no points, if all its tests say the same. Its file may
-be missing, or import a solution.
+be missing, import a solution, or have nothing but stubs.
 
 The other folder has the layout that Gradescope documents: source/ is this repository, submission/
 has the student's files, and the grades are written to results/results.json. Only the four files
@@ -37,7 +37,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from support.cli import ROOT, Parser, UsageError, cli
-from course.exercises.grade import missing
+from course.exercises.grade import TO_DO, missing
 
 PARTS = ["part1_screening.py", "part2_model.py", "part3_derivative.py", "part4_kernel.py"]
 NEEDED = ["multiscreen.py", "pyproject.toml", "models/retrieval.pt", "course/__init__.py",
@@ -166,7 +166,8 @@ def remarks_on(found, minutes):
     for part in range(1, len(PARTS) + 1):
         results = {test: found[test] for test, (exercise, _) in minutes.items()
                    if exercise[0] == str(part)}
-        said = {message for _, message in results.values()}
+        # Each stub names its exercise.
+        said = {TO_DO if message.startswith(TO_DO) else message for _, message in results.values()}
         if len(said) == 1 and len(results) > 1 and said != {"right"}:
             lines.append(f"part {part}: {said.pop()}")
             continue
