@@ -77,6 +77,8 @@ def test_a_typical_mistake_fails_with_the_message_that_names_it(monkeypatch, par
     ("forward", "h += ", "h = ", "only the last block of keys counts"),
     ("forward", "for j0 in range(lo, hi, BJ)", "for j0 in range(0, hi, BJ)", "blocks of keys out"),
     ("dq", "(d <= 0) & (d > -w)", "d <= 0", "at distance w and beyond m must be 0"),
+    ("forward", "tl.maximum(i - reach, 0)", "i - reach", "is the first row at least 0"),
+    ("similarity", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S", "before the beginning"),
     ("dq", "dq / tl.load(R)", "dq", "1/r is missing")])
 def test_a_mistake_in_a_kernel_is_named(solved, kernel, old, new, cause):
     edit(solved / "part4_kernel.py", old, new)

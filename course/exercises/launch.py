@@ -4,10 +4,10 @@ Everything here is for a single tile without a batch axis, and all tensors are c
 float32. w and r are tensors of one number each, which the kernels load. A block has BI queries and
 BJ keys.
 
-Triton's interpreter runs the programs one after another. It lets a kernel read and write behind a
-matrix, which on a GPU is somebody else's memory. So there are NaN rows behind each matrix here, and
-OUT and the rows behind it are filled with a number that no kernel computes. NaN from a load without
-a mask is found only where it is stored in OUT.
+Triton's interpreter runs the programs one after another. It lets a kernel read and write outside
+a matrix, which on a GPU is somebody else's memory. So there are NaN rows before and behind each
+matrix here, and OUT and the rows around it are filled with a number that no kernel computes. NaN
+from a load without a mask is found only where it is stored in OUT.
 """
 import warnings
 
@@ -16,7 +16,7 @@ import triton
 
 from course.exercises.grade import fail, first_cause
 
-GUARD = 64                                             # unused rows behind each matrix
+GUARD = 64                                             # unused rows before and behind each matrix
 UNTOUCHED = 12345.0                                    # fills OUT
 INF_CAST = "invalid value encountered in cast"         # what NumPy says of int(inf)
 
@@ -69,8 +69,10 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
             store = None
     if store is None:
         fail("inf became an integer, which is another one on each machine: clamp w to 2^30 first")
-    behind = store.as_strided((GUARD, store.shape[1]), store.stride(), store.numel())
-    if (behind != UNTOUCHED).any():
+    around = store.as_strided((GUARD + len(store) + GUARD, store.shape[1]), store.stride(), 0)
+    if (around[:GUARD] != UNTOUCHED).any():
+        fail("a store goes before the beginning of OUT")
+    if (around[-GUARD:] != UNTOUCHED).any():
         fail("a store goes past the end of OUT: mask its rows, and the columns of a block that may "
              "be cut off. Does row t begin at t times the number of columns?")
     row, column = (store == UNTOUCHED).int().argmax().item() // store.shape[1], 0
@@ -79,14 +81,15 @@ def launch(kernel, grid, inputs, out, *sizes, **constants):
         fail(f"OUT[{row}, {column}] was never stored: do queries begin at program_id(0) * BI, and "
              "keys at program_id(1) * BJ? Is a block that sees no key stored?")
     if store.isnan().any() and not any(x.isnan().any() for x in inputs):
-        fail("OUT contains NaN, as there is behind each matrix here: mask each load of rows, "
-             "rows < T or rows < S, with other=0.0. If you do, does row n begin at n times the "
-             "number of columns? Or is an infinite number multiplied by 0?")
+        fail("OUT contains NaN, as there is around each matrix here: mask each load of rows, "
+             "rows < T or rows < S, with other=0.0. If you do, is the first row at least 0, and "
+             "does row n begin at n times the number of columns? Or is an infinite number "
+             "multiplied by 0?")
     return store
 
 
 def guarded(x, fill):
-    """A copy of x as a matrix, with GUARD rows of `fill` behind it."""
+    """A copy of x as a matrix, with GUARD rows of `fill` before and behind it."""
     x = x.reshape(len(x), -1)
-    copy = x.new_full((len(x) + GUARD, x.shape[1]), fill)[: len(x)]
-    return copy.copy_(x)
+    copy = x.new_full((GUARD + len(x) + GUARD, x.shape[1]), fill)
+    return copy[GUARD:-GUARD].copy_(x)
