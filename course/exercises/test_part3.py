@@ -142,6 +142,7 @@ def last_of_keys(q, k, v, w, r, dh, i0=0, size=16):
 
 OUTSIDE = ("blocks outside the window were read, where there is NaN: the queries at i .. last see "
            "the keys max(i - ceil(w) + 1, 0) .. min(last, S - 1)")
+ABSOLUTE = "d is j - i, negative in the past: it is no absolute value"
 DIVIDED = "s must not be divided by the root of d_K: it is the cosine of an angle"
 OWN_KEY = "the last query's own key is missing: the end is one past that query's position"
 SEES = "sees keys from i - ceil(w) + 1 on, where i is the position of its first query"
@@ -157,8 +158,8 @@ MISTAKES = {
          "past"),
         (lambda *inputs: (*pairs(*inputs)[:2], -pairs(*inputs)[2]), "d is j - i, as in Eq. 10: "
          "negative in the past"),
-        (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), "d is j - i, negative in "
-         "the past: it is no absolute value"),
+        (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), ABSOLUTE),
+        (wrong_pairs(d=lambda i, j: (j - i[:, None]).abs()), ABSOLUTE),
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
