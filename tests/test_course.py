@@ -61,6 +61,7 @@ def test_a_typical_mistake_fails_with_the_message_that_names_it(monkeypatch, par
 @pytest.mark.parametrize("kernel, old, new, cause", [
     ("similarity", ', input_precision="ieee"', "", "tl.dot needs input_precision"),
     ("similarity", "tl.program_id(1) * BJ", "tl.program_id(1) * BI", "OUT[0, 16] was never stored"),
+    ("similarity", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S", "before the beginning"),
     ("relevance", "i0 + t0 + tl.arange(0, BI), j0", "t0 + tl.arange(0, BI), j0", "i0 is ignored"),
     ("relevance", "m, 0.0)", "m, float('-inf'))", "is an infinite number multiplied by 0?"),
     ("bounds", "tl.ceil(tl.load(W))", "tl.load(W)", "w is rounded down"),
@@ -73,12 +74,11 @@ def test_a_typical_mistake_fails_with_the_message_that_names_it(monkeypatch, par
     ("forward", ", mask=(rows < end)[:, None])\n\n\n@triton.jit\ndef store_block",
      ")\n\n\n@triton.jit\ndef store_block", "a store goes past the end of OUT"),
     ("forward", "tl.store(X + at", "tl.atomic_add(X + at", "no atomics"),
+    ("forward", "tl.maximum(i - reach, 0)", "i - reach", "is the first row at least 0"),
     ("forward", "j0 + tl.arange(0, BJ), W", "tl.arange(0, BJ), W", "the keys lack j0"),
     ("forward", "h += ", "h = ", "only the last block of keys counts"),
     ("forward", "for j0 in range(lo, hi, BJ)", "for j0 in range(0, hi, BJ)", "blocks of keys out"),
     ("dq", "(d <= 0) & (d > -w)", "d <= 0", "at distance w and beyond m must be 0"),
-    ("forward", "tl.maximum(i - reach, 0)", "i - reach", "is the first row at least 0"),
-    ("similarity", "tl.store(X + t * S + j", "tl.store(X + t * S + j - S", "before the beginning"),
     ("dq", "dq / tl.load(R)", "dq", "1/r is missing")])
 def test_a_mistake_in_a_kernel_is_named(solved, kernel, old, new, cause):
     edit(solved / "part4_kernel.py", old, new)

@@ -6,8 +6,8 @@ BJ keys.
 
 Triton's interpreter runs the programs one after another. It lets a kernel read and write outside
 a matrix, which on a GPU is somebody else's memory. So there are NaN rows before and behind each
-matrix here, and OUT and the rows around it are filled with a number that no kernel computes. NaN
-from a load without a mask is found only where it is stored in OUT.
+matrix here, and OUT and the rows around it are filled with a number that no kernel computes. A
+load without a mask is found if what it brings is stored in OUT.
 """
 import warnings
 
