@@ -190,7 +190,6 @@ def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
     try:
         row = evaluate(model, data, val_data, args, tokenizer, signals)
     except KeyboardInterrupt:
-        model.train()
         run.owes_evaluation = True
         return
     run.owes_evaluation = False

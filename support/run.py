@@ -434,8 +434,8 @@ def load_checkpoint(path, device="cpu", dtype=None):
     # No warning for this repository's own models, whose answers a test checks.
     if Path(path).resolve().parent != ROOT / "models":
         for file, text in texts(model).items():
-            is_equations = file == "multiscreen.py" or file not in OURS
-            if is_equations and ckpt["source"].get(file, text) != text:
+            was = ckpt["source"].get(file, text)
+            if was != text and (file == "multiscreen.py" or file not in OURS):
                 print(f"{path} was trained with another {file}", file=sys.stderr)
     if has_windows(model):
         kernel = ckpt["args"].get("kernel")
@@ -501,9 +501,9 @@ def texts(model):
     To yours belongs what their files import, and so on, but nothing that is installed.
     """
     found = {path: (ROOT / path).read_text("utf-8") for path in OURS}
-    names = {type(layer).__module__ for layer in model.layers}
-    while names:
-        module = sys.modules.get(names.pop())
+    names = sorted({type(layer).__module__ for layer in model.layers})
+    for name in names:                                 # to which the loop adds more
+        module = sys.modules.get(name)
         file = Path(getattr(module, "__file__", None) or "")       # a notebook has none
         if is_yours(file):
             folders = module.__name__.split(".")
@@ -512,7 +512,7 @@ def texts(model):
             path = "/".join([*folders, file.name])
             if path not in found:
                 found[path] = file.read_text("utf-8", "replace")
-                names |= imports_of(found[path], module.__package__)
+                names += [name.rpartition(".")[0], *imports_of(file, module.__package__)]
     return found
 
 
@@ -523,15 +523,19 @@ def is_yours(file):
     return file.suffix == ".py" and not is_installed and stdlib not in file.parents
 
 
-def imports_of(text, package):
+def imports_of(file, package):
     """The names of the modules that a file of a package imports, and of what may be one."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):                  # it is being edited
+        return []
+    found = []
+    for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (package or node.level == 0):
             name = resolve_name("." * node.level + (node.module or ""), package)
-            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+            found += [name, *(f"{name}.{alias.name}" for alias in node.names)]
     return found
 
 

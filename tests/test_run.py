@@ -139,20 +139,28 @@ def test_the_code_of_a_run_is_that_of_the_modules_it_loaded(run):
 
 
 def test_to_the_code_of_a_run_belongs_what_your_class_imports(tmp_path, monkeypatch):
-    """Its base, your other files, and of ours what a Transformer is; nothing that is installed."""
-    for file, text in {
-            "ideas/mine.py": "import numpy\nimport queue\nfrom common import act\n"
-                             "from lab.baselines.attention import NoPE\nfrom .deep import B\n\n\n"
-                             "class Mine(NoPE):\n    pass\n",
-            "ideas/deep.py": "B = 1\n", "ideas/other.py": "", "common/act.py": "A = 1\n",
-            "common/__init__.py": ""}.items():
+    """Its base, your other files, and of ours what a Transformer is; nothing that is installed.
+
+    In the same order in each process, as hashes depend on it.
+    """
+    mine = ("\ufeffimport numpy\nimport queue\nimport common.act\n"
+            "from lab.baselines.attention import NoPE\nfrom .deep import B\n\n\n"
+            "class Mine(NoPE):\n    pass\n")
+    for file, text in {"ideas/mine.py": mine, "ideas/deep.py": "B = 1\n", "ideas/other.py": "",
+                       "common/act.py": "A = 1\n", "common/__init__.py": ""}.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     model = build_model("transformer:2,2,16:ideas.mine.Mine", {"vocab_size": 9})
-    assert folders.texts(model).keys() - {*folders.OURS} == {
-        "ideas/mine.py", "ideas/deep.py", "common/act.py", "common/__init__.py",
-        "lab/baselines/attention.py", "lab/baselines/transformer.py"}
+    assert [path for path in folders.texts(model) if path not in folders.OURS] == [
+        "ideas/mine.py", "common/act.py", "lab/baselines/attention.py", "ideas/deep.py",
+        "common/__init__.py", "lab/baselines/__init__.py", "lab/baselines/transformer.py",
+        "lab/__init__.py"]
+    # A file that is being edited still counts as it is, and so do the classes of all layers.
+    (tmp_path / "ideas/mine.py").write_text("class Mine(\n")
+    assert folders.texts(model)["ideas/mine.py"] == "class Mine(\n"
+    model.layers[0] = build_model("transformer:2,2,16", {"vocab_size": 9}).layers[0]
+    assert "ideas/mine.py" in folders.texts(model)
     model = build_model("multiscreen", {"psi": 2, "vocab_size": 9})
     assert folders.texts(model).keys() == {*folders.OURS}
     for name in ("ideas.mine", "ideas.deep", "ideas", "common.act", "common"):
