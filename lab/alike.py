@@ -32,7 +32,7 @@ class Kind:
     label: tuple = ()                                  # may differ between labels
     figure: tuple = ()                                 # equal in the whole figure; (): all others
     run: tuple = ("model", "seed")                     # what identifies a run
-    asked: tuple = ()                                  # equal, and all are there
+    asked: tuple = ()                                  # what older tables of the tool lack
 
     def fixed(self, rows):
         """The columns of rows that are equal under one label."""
@@ -96,10 +96,14 @@ def require_equal(rows, columns, whose, advice):
 
 
 def require_table(rows, kind, path):
-    """Raise UsageError unless a tool has written rows: they have all columns that it asks for."""
-    for column in (*kind.own, *kind.asked):
+    """Raise UsageError unless a tool has written rows: they have all columns of its own."""
+    for column in kind.own:
         if not rows or column not in rows[0]:
             raise UsageError(f"{path} is no table of {kind.tool}: it has no column {column}")
+    for column in kind.asked:
+        if column not in rows[0]:
+            raise UsageError(f"{path} is of an older {kind.tool}, without the column {column}: "
+                             "move it away and measure again")
 
 
 # ------------------------------------------------------------------------------- runs of train.py
@@ -173,7 +177,8 @@ def last_rows(rows, kind, path):
         weights, _, code = row["hash"].partition("-")
         if weights != hashes.setdefault((run_of(row, kind), row["step"], code), weights):
             raise UsageError(f"{path} has two runs of {row['model']}, seed {row['seed']}, step "
-                             f"{row['step']}: move it away, and give each a --table of its own")
+                             f"{row['step']}: move it away, and measure again; if both are "
+                             "there, each into a --table of its own")
     last = {run_of(row, kind): (row["step"], row["hash"]) for row in rows}
     kept = [row for row in rows if (row["step"], row["hash"]) == last[run_of(row, kind)]]
     if len(kept) < len(rows):

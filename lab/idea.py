@@ -91,11 +91,12 @@ def runs_of(name):
 
 def changes_since(name, args):
     """The flags in which args differ from those that an idea was trained with, in words."""
-    for run in runs_of(name):
-        old, new = read_flags(run), {flag: as_typed(x) for flag, x in vars(args).items()}
-        return [f"{flag_of(flag)} {old.get(flag)} and not {x}" for flag, x in new.items()
-                if flag not in (*FREE, "seed") and x not in ("auto", old.get(flag))]
-    return []
+    runs = runs_of(name)
+    if not runs:
+        return []
+    old, new = read_flags(runs[0]), {flag: as_typed(x) for flag, x in vars(args).items()}
+    return [f"{flag_of(flag)} {old.get(flag)} and not {x}" for flag, x in new.items()
+            if flag not in (*FREE, "seed") and x not in ("auto", old.get(flag))]
 
 
 def edited_since(name):
@@ -123,11 +124,14 @@ def main():
     args = p.parse_args(argv)
     stages = [*idea(args.name, shlex.join(flags), args.seeds or [0, 1, 2], args.needles)]
     # What would train in vain is refused here, before it takes minutes.
-    first, *_ = [get_args(shlex.split(job[0])[2:]) for jobs in stages for job in jobs
-                 if job[0].startswith(TRAIN)]
-    require_idea(args.name, first)
-    if not check.check_models({first.model: check.small_model(first.model)}):
-        raise UsageError(f"{first.model} would be trained in vain, for the reasons above")
+    trainings = []
+    for jobs in stages:
+        commands = [shlex.split(job[0]) for job in jobs if job[0].startswith(TRAIN)]
+        trainings += [get_args(words[2:]) for words in commands]
+    require_idea(args.name, trainings[0])
+    model = trainings[0].model
+    if not check.check_models({model: check.small_model(model)}):
+        raise UsageError(f"{model} would be trained in vain, for the reasons above")
     run_or_print(stages, args)
     if args.name == "original" and not args.print:
         print("next: edit an equation or write a class, then python -m lab.check and python -m "

@@ -378,7 +378,7 @@ def text_held_out(ckpt, tokenizer):
     train, ends, how = hold_out(files, args, tokenizer)
     # Other files may be held out of a text that has changed, and the run may have read them.
     if not ckpt.get("corpus", "").endswith(hash_of_tokens(train, ends)):
-        raise UsageError(f"{names[0]} is not the text that the run has read")
+        raise UsageError(f"{names[0]} has another hash than the text that the run has read")
     if val:
         return read_files(val, tokenizer), "all of it"
     found, _ = held_out_files(files, names)
@@ -444,7 +444,7 @@ def join(arrays):
 
 
 def hash_of_tokens(train, val):
-    """A hash of arrays of tokens: of all, but of what stays on the disk 2^24 at its start."""
+    """A hash of arrays of tokens. Of a file that stays on the disk, the first 2^24 count."""
     found = hashlib.sha256(repr([[len(x) for x in part] for part in (train, val)]).encode())
     for x in train + val:
         found.update(np.ascontiguousarray(x[: 2**24] if isinstance(x, np.memmap) else x))

@@ -93,6 +93,14 @@ def test_what_the_figure_varies_may_differ(data, name):
     alike.require_alike({"m": rows}, kind)
 
 
+def test_runs_may_have_read_the_same_texts_at_two_places():
+    rows = [{"seed": n, "val_loss": 1.0, "corpus": "1 file", "data": f"{n}/a.txt",
+             "val": f"{n}/v.txt"} for n in (0, 1)]
+    alike.require_alike({"m": rows}, alike.RUNS)
+    with pytest.raises(UsageError, match="differ in corpus"):
+        alike.require_alike({"m": [rows[0], rows[1] | {"corpus": "2 files"}]}, alike.RUNS)
+
+
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(["seq_len", "parameters"]), two_values())
 def test_a_label_is_one_model(name, column, values):
     rows = [row_of(name, seed=seed, **{column: x}) for seed, x in zip("01", values)]

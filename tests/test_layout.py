@@ -2,6 +2,7 @@
 import ast
 import graphlib
 import os
+import shlex
 import subprocess
 import sys
 
@@ -64,8 +65,8 @@ def test_a_file_of_the_lab_that_is_run_by_its_path_says_how_to_run_it():
     assert "lab.sample" in commands
     done = subprocess.run([sys.executable, files["lab.collect"]], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == ("error: run python -m lab.collect in the repository's folder, or with "
-                           f"PYTHONPATH={ROOT}\n")
+    assert done.stderr == ("error: run python -m lab.collect in the repository's folder, or "
+                           f"outside of it with PYTHONPATH={shlex.quote(str(ROOT))}\n")
 
 
 def test_an_installation_leaves_your_modules_alone(tmp_path):

@@ -167,6 +167,20 @@ def test_to_the_code_of_a_run_belongs_what_your_class_imports(tmp_path, monkeypa
         del sys.modules[name]
 
 
+def test_a_model_of_other_equations_is_loaded_with_a_line_for_each_file(tmp_path, capsys):
+    fit(tmp_path / "out", "--model", "transformer:2,2,16", "--steps", "1")
+    ckpt = torch.load(tmp_path / "out/ckpt.pt")
+    for file in ("multiscreen.py", "lab/baselines/transformer.py", "support/cli.py"):
+        ckpt["source"][file] += "# an edit"
+    del ckpt["source"]["lab/baselines/__init__.py"]    # an older checkpoint has fewer files
+    torch.save(ckpt, tmp_path / "ckpt.pt")
+    capsys.readouterr()
+    folders.load_checkpoint(tmp_path / "ckpt.pt")
+    assert capsys.readouterr().err == "".join(
+        f"{tmp_path / 'ckpt.pt'} was trained with another {file}\n"
+        for file in ("multiscreen.py", "lab/baselines/transformer.py"))
+
+
 def test_the_identity_of_a_measurement_has_the_weights_and_the_code_that_computes(
         tmp_path, monkeypatch):
     """Yours, and of ours what numbers depend on."""
