@@ -19,11 +19,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.cli import ROOT, UsageError, cli, flag_of, pasteable
+from support.cli import UsageError, cli, flag_of, pasteable
 from lab import check
 from lab.experiments import NEEDLES
 from lab.runner import TRAIN, parser, run_or_print
-from support.run import FREE, as_typed, read_flags
+from support.run import FREE, as_typed, read_flags, texts
 from train import get_args
 
 RUNS = Path("out/idea")                                # in the folder where you are
@@ -59,12 +59,15 @@ def one_word(name):
     return name
 
 
-def require_idea(name, args):
-    """Raise UsageError unless a name is of this code and these args, and not the original's."""
+def require_idea(name, args, now, flags=()):
+    """Raise UsageError unless a name is of this code and these args, and not the original's.
+
+    now: the `texts` of the model; flags: those behind --.
+    """
     other = "choose another name"
     if name == "original":
         other = f"move {RUNS} away, or work in another folder"
-    edited, changes = edited_since(name), changes_since(name, args)
+    edited, changes = edited_since(name, now), changes_since(name, args)
     if edited:
         raise UsageError(f"{name} was trained with another {edited}: {other}, or take back that "
                          f"of {RUNS}/{name}-*/source")
@@ -73,10 +76,11 @@ def require_idea(name, args):
     if name == "original":
         return
     if not runs_of("original"):
+        command = shlex.join(["python", "-m", "lab.idea", "original", *flags])
         raise UsageError("first train the code without your edit, in this folder and with the same "
-                         f"flags: {pasteable('python -m lab.idea original')}")
+                         f"flags: {pasteable(command)}")
     changes = changes_since("original", args)
-    if not changes and not edited_since("original"):
+    if not changes and not edited_since("original", now):
         raise UsageError(f"{name} has the code and the flags of original, so there is nothing to "
                          "compare: edit multiscreen.py, or name your class with -- --model")
     for change in changes:
@@ -99,17 +103,13 @@ def changes_since(name, args):
             if flag not in (*FREE, "seed") and x not in ("auto", old.get(flag))]
 
 
-def edited_since(name):
-    """The name of a file that is now another than when an idea was trained, or "".
-
-    A run's source/ has our files, and yours, which lie in the folder where you are.
-    """
+def edited_since(name, now):
+    """The file that is now another than when an idea was trained, or "". now: {path: text}."""
     for run in runs_of(name):
-        for path in (run / "source").rglob("*.py"):
-            file = path.relative_to(run / "source")
-            for now in (ROOT / file, file):
-                if now.exists() and now.read_bytes() != path.read_bytes():
-                    return file.name
+        for file, text in now.items():
+            was = run / "source" / file
+            if was.exists() and was.read_text("utf-8", "replace") != text:
+                return file
     return ""
 
 
@@ -121,21 +121,27 @@ def main():
     argv, flags = sys.argv[1:], []
     if "--" in argv:
         argv, flags = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
-    args = p.parse_args(argv)
+    args, others = p.parse_known_args(argv)
+    if others:
+        raise UsageError(f"{' '.join(others)}: flags of train.py come behind --, as in "
+                         f"python -m lab.idea {args.name} -- --psi 4")
     stages = [*idea(args.name, shlex.join(flags), args.seeds or [0, 1, 2], args.needles)]
     # What would train in vain is refused here, before it takes minutes.
     trainings = []
     for jobs in stages:
         commands = [shlex.split(job[0]) for job in jobs if job[0].startswith(TRAIN)]
         trainings += [get_args(words[2:]) for words in commands]
-    require_idea(args.name, trainings[0])
-    model = trainings[0].model
-    if not check.check_models({model: check.small_model(model)}):
-        raise UsageError(f"{model} would be trained in vain, for the reasons above")
+    name = trainings[0].model
+    model = check.small_model(name)
+    behind = ["--", *flags] if flags else []
+    require_idea(args.name, trainings[0], texts(model), behind)
+    # A parameter without a gradient is only named: an edit may leave it out.
+    if check.check_models({name: model}) - {"trained"}:
+        raise UsageError(f"{name} would be trained in vain, for the reasons above")
     run_or_print(stages, args)
     if args.name == "original" and not args.print:
-        print("next: edit an equation or write a class, then python -m lab.check and python -m "
-              "lab.idea mine")
+        command = shlex.join(["python", "-m", "lab.idea", "mine", *behind])
+        print(f"next: edit an equation or write a class, then python -m lab.check and {command}")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def where_called(model):
 
 def definition_of(model):
     """What a model's class screens by: multiscreen's `screen`, unless it or its layers have one."""
-    return getattr(model.layers[0], "own_screen", type(model).screen)
+    return getattr(type(model.layers[0]), "own_screen", type(model).screen)
 
 
 def ways_to_screen(model, kernel):

@@ -70,6 +70,8 @@ def class_of(word, room, base):
 
     Raises UsageError if there is none, or if it is not derived from `base`, the class of a layer.
     """
+    if "/" in word:
+        raise UsageError(f"{word}: write {word.replace('/', '.')}")
     file, _, name = word.rpartition(".")
     if not file:
         there, where = variants(room), f"lab/baselines/{room}.py"

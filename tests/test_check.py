@@ -439,7 +439,25 @@ def test_an_error_of_the_model_is_raised_as_it_is(capsys):
     assert capsys.readouterr().out.startswith("mine fails on 2 x 256 random tokens")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_smallest_model_that_sees_the_next_token_is_found(monkeypatch, seed):
+    """Its tiles reject almost all keys, whatever the seed."""
+    monkeypatch.setattr(ms, "softmask", lambda d, w: softmask(torch.where(d == 1, -1, d), w))
+    torch.manual_seed(seed)
+    assert "causal" in check.faults(build_model("multiscreen", {"psi": 2, "vocab_size": 257}))
+
+
 # ------------------------------------------------------------------------------- a class of yours
+
+class Plain(GatedScreeningTiles):
+    own_screen = ms.screen                             # without staticmethod
+
+
+def test_a_screen_of_a_class_is_a_function_of_it_and_not_a_method():
+    model = model_of(Plain)
+    assert fast.choose_screen(model).startswith("screening by multiscreen.screen")
+    assert check.faults(model) == {}
+
 
 class Misspelt(GatedScreeningTiles):
     def gates(self, x):

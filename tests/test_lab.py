@@ -1012,9 +1012,11 @@ def test_an_idea_has_a_name_of_its_own_and_is_other_than_the_original(tmp_path, 
     for name in ("", "a/b", "--resume"):
         with pytest.raises(UsageError, match="one word"):
             idea.one_word(name)
+    now = (ROOT / "multiscreen.py").read_text()
+    code = {"multiscreen.py": now, "support/cli.py": "not in these runs"}
     usual, low = (train.get_args(words) for words in ([], ["--lr", "0.01", "--seed", "7"]))
-    with pytest.raises(UsageError, match="first train the code without your edit"):
-        idea.require_idea("mine", usual)
+    with pytest.raises(UsageError, match="lab.idea original -- --psi 4$"):
+        idea.require_idea("mine", usual, code, ["--", "--psi", "4"])
 
     def trained(name, text, args):
         folder = tmp_path / f"out/idea/{name}-0"
@@ -1024,27 +1026,27 @@ def test_an_idea_has_a_name_of_its_own_and_is_other_than_the_original(tmp_path, 
         (folder / "flags.txt").write_text("".join(f"{flag}\t{as_typed(x)}\n" for flag, x in
                                                   args.items() if flag not in FREE))
 
-    now = (ROOT / "multiscreen.py").read_text()
     for text in (now, now + "# an edit"):
         for args in (usual, low):
             trained("original", text, args)
             if (text, args) == (now, low):             # an edit that was not saved
                 with pytest.raises(UsageError, match="mine has the code and the flags of original"):
-                    idea.require_idea("mine", low)
+                    idea.require_idea("mine", low, code)
             else:
-                idea.require_idea("mine", low)
+                idea.require_idea("mine", low, code)
     with pytest.raises(UsageError, match="another multiscreen.py: move out/idea away"):
-        idea.require_idea("original", low)
+        idea.require_idea("original", low, code)
     trained("original", now, low)
-    idea.require_idea("original", train.get_args(["--lr", "0.01", "--out", "o", "--resume"]))
+    again = train.get_args(["--lr", "0.01", "--out", "o", "--resume"])
+    idea.require_idea("original", again, code)
     with pytest.raises(UsageError, match="with --lr 0.01 and not 0.0625: move out/idea away"):
-        idea.require_idea("original", usual)
+        idea.require_idea("original", usual, code)
     trained("mine", now + "# an edit", low)
     with pytest.raises(UsageError, match="mine was trained with another multiscreen.py: choose"):
-        idea.require_idea("mine", low)
+        idea.require_idea("mine", low, code)
     trained("mine", now, low)
     with pytest.raises(UsageError, match="mine was trained with --lr 0.01 and not 0.0625: choose"):
-        idea.require_idea("mine", usual)
+        idea.require_idea("mine", usual, code)
 
 
 def test_what_an_idea_does_is_possible_before_it_trains_and_adds_no_texts(call, tmp_path, capsys,
@@ -1056,7 +1058,13 @@ def test_what_an_idea_does_is_possible_before_it_trains_and_adds_no_texts(call, 
     assert "--out out/idea/mine-2" in printed and "--psi 6" not in printed
     with pytest.raises(UsageError, match="--w-th is for Multiscreen"):
         call(idea, "mine", "--needles", *model)        # it would train for minutes first
+    with pytest.raises(UsageError, match="^--psi 4: flags of train.py come behind --"):
+        call(idea, "mine", "--psi", "4")
     monkeypatch.setattr(idea, "run_or_print", lambda *inputs: None)
+    monkeypatch.setattr(idea.check.check, "faults", lambda *_, **__: {"causal": "it sees later"})
+    with pytest.raises(UsageError, match="would be trained in vain"):
+        call(idea, "mine", *model)
+    monkeypatch.setattr(idea.check.check, "faults", lambda *_, **__: {"trained": "W is unused"})
     call(idea, "mine", *model, "--data", ".")          # a note beside the runs would be a text
     assert [path.name for path in (tmp_path / "out/idea").iterdir()] == ["original-0"]
     assert "idea/mine.png" not in printed              # beside which there is mine.tsv

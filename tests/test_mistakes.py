@@ -166,6 +166,7 @@ MISTAKES = [
     ("--out out", "out holds a run: --resume continues it, --force overwrites it, another"),
     ("--model multiscreen:absent_file.Tiles",
      "named 'absent_file'): absent_file.py is neither beside train.py nor in"),
+    ("--model multiscreen:ideas/mine.Mine", "ideas/mine.Mine: write ideas.mine.Mine"),
     ("--model multiscreen:multiscreen.Tiles",
      f"multiscreen.Tiles is unknown: {ROOT}/multiscreen.py has GatedScreeningTiles\n"),
     ("--model multiscreen:tests.test_mistakes.Forget", "test_mistakes.py has Forgetful\n"),
