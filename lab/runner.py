@@ -50,7 +50,7 @@ def run_all(stages, lanes):
                 future.result()
         except KeyboardInterrupt:                      # running commands got it, too, and save
             pool.shutdown(cancel_futures=True)
-            raise
+            raise KeyboardInterrupt("stopped: repeat the command to go on") from None
     if failed:
         raise UsageError("these commands failed: " + "; ".join(failed))
 

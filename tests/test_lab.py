@@ -1128,6 +1128,7 @@ def test_an_idea_runs_from_any_folder_and_waits_at_ctrl_c_until_its_runs_are_sav
     os.killpg(process.pid, signal.SIGINT)              # what a terminal does
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 130, said
+    assert said.endswith("stopped: repeat the command to go on\n")
     assert 0 < torch.load(log.with_name("ckpt.pt"))["step"] < 100_000
     assert sorted(path.name for path in (tmp_path / "out/idea").iterdir()) == [
         "mine-0", "original-0"]
