@@ -188,6 +188,7 @@ def main():
 
     documents, text, more = choose_text(run, args.data, is_enough)
     texts = spread_texts(documents, args.strings, distances[-1], args.before)
+    print(f"text: {in_words(text, more)}", flush=True)
 
     what = {"data": text, "before": args.before,
             "candidates": args.candidates, "ends": " ".join(ENDS),
@@ -218,7 +219,7 @@ def main():
     print_costs(mean_over_items(curves_by_string(run.rows()), "string"))
     if args.candidates > 1:
         print_candidates(run.rows())
-    print(f"guessing: 4.13; text: {in_words(text, more)}; {run.path}")
+    print(f"guessing: 4.13; {run.path}")
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ def main():
 
     documents, text, more = choose_text(run, args.data, is_enough)
     documents = middles(documents, L, args.documents)
+    print(f"text: {in_words(text, more)}", flush=True)
 
     what = {"data": text, "window": args.share,
             "positions": " ".join(map(str, positions(L)))}
@@ -144,7 +145,7 @@ def main():
         run.add(cell, nats=joined(means))
 
     print_perplexities(perplexity_curves(run.rows()))
-    print(f"text: {in_words(text, more)}; {run.path}")
+    print(run.path)
 
 
 if __name__ == "__main__":
