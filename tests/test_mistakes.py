@@ -42,17 +42,19 @@ def test_each_kind_of_error_has_its_line_or_its_exit_code(error, code):
     assert complaint(main) == code
 
 
-def test_a_process_of_several_ends_at_once_with_its_code(monkeypatch):
+@pytest.mark.parametrize("error, code", [
+    (KeyboardInterrupt("stopped at step 3"), 130), (UsageError("diverged", code=3), 3)])
+def test_a_process_of_several_ends_at_once_with_its_code(monkeypatch, error, code):
     """Threads of FSDP2 abort one of five processes that end by themselves."""
     def stopped():
-        raise KeyboardInterrupt("stopped at step 3")
+        raise error
 
     codes = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(os, "_exit", codes.append)
-    assert complaint(stopped) == 130
-    assert codes == [130]
+    assert complaint(stopped) == code
+    assert codes == [code]
 
 
 @pytest.mark.slow
