@@ -170,17 +170,22 @@ def test_a_right_shape_is_not_blamed(solved):
     assert message.startswith("the value of mipe_angle is ") and "\n" not in message
 
 
-def test_a_floor_under_the_mask_is_not_taken_for_another_mistake(solved):
-    edit(solved / "part1_screening.py", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)")
-    assert message_of(test_part1, "test_softmask") == (
-        "for w = 4 and d = -300 .. 99\n"
-        "the value of softmask is 1e-15 at [0, 0]; it should be 0, exactly")
-
-
-def test_what_one_number_lacks_is_not_said_of_all(solved):
-    edit(solved / "part1_screening.py", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)")
-    assert message_of(test_part1, "test_acceptance") == (
-        "the value of acceptance is 0.999 at [2]; it should be 1")
+@pytest.mark.parametrize("part, test, old, new, message", [
+    # A floor under the mask is not taken for another mistake.
+    (test_part1, "test_softmask", "* (d / w)) + 1), 0.0)", "* (d / w)) + 1), 1e-15)",
+     "for w = 4 and d = -300 .. 99\n"
+     "the value of softmask is 1e-15 at [0, 0]; it should be 0, exactly"),
+    # What one number lacks is not said of all.
+    (test_part1, "test_acceptance", ".clamp_min(1e-3)", ".clamp(1e-3, 1 - 1e-3)",
+     "the value of acceptance is 0.999 at [2]; it should be 1"),
+    # Gradients need no tensor of all pairs.
+    (test_part3, "test_gradients", "T, S = len(q), len(k)", "T, S = (q @ k.T).shape",
+     "for 96 queries and 96 keys there is a tensor of 9216 numbers: compute block by block, "
+     "without a T x S tensor")])
+def test_a_message_says_what_is_wrong_and_no_more(solved, part, test, old, new, message):
+    file = {test_part1: "part1_screening.py", test_part3: "part3_derivative.py"}[part]
+    edit(solved / file, old, new)
+    assert message_of(part, test) == message
 
 
 @pytest.mark.parametrize("body, message", [
@@ -189,13 +194,6 @@ def test_what_one_number_lacks_is_not_said_of_all(solved):
 def test_a_division_by_0_is_blamed_only_where_there_is_nan(solved, body, message):
     edit(solved / "part3_derivative.py", "(dz * (1 - z)).sum() / r", body)
     assert message_of(test_part3, "test_dr_block").startswith(message)
-
-
-def test_gradients_need_no_tensor_of_all_pairs(solved):
-    edit(solved / "part3_derivative.py", "T, S = len(q), len(k)", "T, S = (q @ k.T).shape")
-    assert message_of(test_part3, "test_gradients") == (
-        "for 96 queries and 96 keys there is a tensor of 9216 numbers: compute block by block, "
-        "without a T x S tensor")
 
 
 def test_a_head_with_a_matrix_of_its_own_is_named(solved):

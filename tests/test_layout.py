@@ -1,5 +1,4 @@
 """Imports form a tree: no circle, and no import in a function that hides one. What is installed."""
-import ast
 import graphlib
 import os
 import shlex
@@ -8,6 +7,7 @@ import sys
 
 import pytest
 
+from support.run import imports_of
 from tests.helpers import ROOT
 
 FOLDERS = ("support", "lab", "course")
@@ -21,22 +21,11 @@ def our_modules():
             for path in paths if not path.name.startswith("test_")}
 
 
-def imports_of(path):
-    """What a file imports, by module: `a.b` and `a` for `from a import b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names
-            yield node.module
-
-
 def test_no_module_imports_itself_in_a_circle():
     files = our_modules()
     graph = {}
     for name, path in files.items():
-        found = set(imports_of(path)) & files.keys()
+        found = set(imports_of(path, "")) & files.keys()
         # `from support import cli` needs support.cli; of the package itself only its folder.
         graph[name] = {x for x in found if not any(y.startswith(x + ".") for y in found)}
     assert "support.cli" in graph["train"]
@@ -50,7 +39,7 @@ def test_what_is_read_and_run_first_needs_neither_the_lab_nor_the_course():
     """
     files = {name: path for name, path in our_modules().items() if name.partition(".")[0] in FIRST}
     for name, path in files.items():
-        rooms = {module.partition(".")[0] for module in imports_of(path)}
+        rooms = {module.partition(".")[0] for module in imports_of(path, "")}
         assert not rooms & {"lab", "course"}, name
     assert FIRST | {"support.models", "support.measure"} <= files.keys()
 
@@ -60,7 +49,7 @@ def test_a_file_of_the_lab_that_is_run_by_its_path_says_how_to_run_it():
     commands = [name for name, path in files.items()
                 if name.startswith("lab.") and "cli(main)" in path.read_text()]
     for name in commands:
-        ours = [x for x in imports_of(files[name]) if x in files]
+        ours = [x for x in imports_of(files[name], "") if x in files]
         assert ours[0] == "support.cli", name
     assert "lab.sample" in commands
     done = subprocess.run([sys.executable, files["lab.collect"]], capture_output=True, text=True)
