@@ -10,13 +10,17 @@ forward    hidden states and logits of a whole text in one pass, for each of --l
            section "Inference Latency" of the paper
 
 Multiscreen and the Transformer are compiled alike, or not (--compile, the default on a GPU), and a
-small model's training step is recorded as a CUDA graph, as in train.py. The weights are random,
-which changes no time: a relevance of 0 takes as long to compute as any other. Only the windows
-matter. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess at
+small model's training step is recorded as a CUDA graph, as in train.py. The models take turns, so
+that other work on the machine slows them all alike. Each row is printed and added to --table,
+out/latency.tsv, as soon as it is measured; `python -m lab.figures latency` draws the forward
+passes.
+
+The weights are random. On a GPU that changes no time, since a relevance of 0 takes as long to
+compute as any other; only the windows matter. The screen in C++ skips the keys that Trim rejects,
+and random weights reject more of them than trained ones, so on a CPU time a trained model, too:
+--ckpt. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess at
 trained ones: 70 % of the tiles have windows that are log-uniform in 2 .. 128, 25 % in 256 .. 4096,
-and 5 % in 4096 .. 65536. --ckpt times a trained model, too. The models take turns, so that other
-work on the machine slows them all alike. Each row is printed and added to --table, out/latency.tsv,
-as soon as it is measured; `python -m lab.figures latency` draws the forward passes.
+and 5 % in 4096 .. 65536.
 
 `pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
 """
