@@ -23,9 +23,8 @@ the share of the pairs inside the window with alpha_d > 0. In the paper many map
 number of zeros. There are no maps if a layer does not call the `screen` that it is given.
 
 A tile with alive = 0 accepts nothing in this text, because no similarity in its window is above
-1 - r. Such a tile may recover. In one run on tiny Shakespeare 17 of 64 tiles accepted nothing at
-step 100, and 10 of these accepted a key again at some later checkpoint, up to step 450. Of 18 such
-tiles at step 200, 5 did (LOG.md).
+1 - r. It gets no gradient from this text, but its input changes as the other layers train, so it
+may accept keys again.
 """
 import math
 from pathlib import Path
