@@ -47,7 +47,7 @@ The fused kernel, screening_triton.py
 13) has the value and all five gradients of Eq. 12                the definition in float64, with
      test_kernel_is_as_good_as_torch_in_value_and_every_gradient  about twice PyTorch's own error
      test_kernel_with_shared_keys_is_as_good_as_torch
-14) keeps the edges of Trim and of the windows exactly            itself, bit for bit, and with
+14) keeps the windows' edges exactly, and Trim's in float32       itself, bit for bit, and with
      test_kernel_drops_a_key_exactly_on_the_threshold             NaN where it must not read
      test_kernel_causality_and_window_edge_are_bitwise
      test_kernel_never_visits_what_lies_outside_the_windows
