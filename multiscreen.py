@@ -73,9 +73,10 @@ def window(s_w):
 def acceptance(s_r):
     """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    The paper has no such floor; there r gets no gradient. In float32 a similarity is off by up to
-    5e-7, and a relevance by 2/r times as much. The paper's first version, and most other code,
-    multiply by exp(s_r) + 1 instead of dividing by r, which is the same under s_r -> -s_r.
+    The floor is ours, and s_r gets no gradient at it. In float32 a similarity is off by up to 5e-7,
+    and a relevance by 2/r times as much: by 0.001 at the floor. The paper's first version, and most
+    other code, multiply by exp(s_r) + 1 instead of dividing by r, which is the same under
+    s_r -> -s_r.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
@@ -148,7 +149,7 @@ def relevance(q, k, w, r, i0=0):
 
     Eq. (8), similarity: s_ij = q_i . k_j; m_ij = Softmask(j - i).
     q: (B, H, T, K), k: (B, H, S, K), unit vectors with positions encoded; w, r: (H,).
-    i0: position of the first query, counted from the first key. Returns (B, H, T, S).
+    i0: how many keys come before the first query, as those of a cache do. Returns (B, H, T, S).
     """
     w, r = w[:, None, None], r[:, None, None]
     i = torch.arange(i0, i0 + q.shape[2], device=q.device)
