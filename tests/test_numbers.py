@@ -125,7 +125,7 @@ def test_the_ps_of_losses_and_of_windows():
                              for label in ("Softmax", "Fixed r = 1", "MiPE → RoPE"))
     said = [*found_in(README, r"1\.2M; p = ([.\d]+)\)"),
             *found_in(README, r"0.011 \(p = ([.\d]+)\)"),
-            *found_in(README, r"r = 1 raises the loss \(p = ([.\d]+);")]
+            *found_in(README, r"r = 1 raises the loss \(p = ([.\d]+)\)")]
     assert said == [round(at_620, 2), round(softmax, 2), round(r_is_1, 2)]
     assert found_in(REPORT, r"1\.421 \(p = ([.\d]+), 3 seeds\)") == [round(at_620, 2)]
     assert found_in(claim("21b"), r"p = ([.\d]+)\) and .* \(p = ([.\d]+)\)") == [
