@@ -245,9 +245,11 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        start: the position of x's first token.
+        screen: Eq. 12. The model passes it in, so that a kernel can take the place of the definition
+        and `relevance_maps` can watch it.
         """
         w, r = self.window(), self.acceptance()
+        # The position of x's first token.
         start = 0 if cache is None else cache.end
         i = torch.arange(start, start + x.shape[1], device=x.device)
         q, k = self.project(x, self.W_Q), self.project(x, self.W_K)
