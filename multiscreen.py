@@ -245,8 +245,8 @@ class GatedScreeningTiles(nn.Module):
     def screening(self, x, screen, cache=None):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
-        screen: Eq. 12. The model passes it in, so that a kernel can take the place of the definition
-        and `relevance_maps` can watch it.
+        screen: Eq. 12. The model passes it in, so that a kernel can take its place and
+        `relevance_maps` can watch it.
         """
         w, r = self.window(), self.acceptance()
         # The position of x's first token.

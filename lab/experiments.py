@@ -345,12 +345,15 @@ def copying_mechanisms(out, seeds):
     tried = {f"{name}_lr{lr}": (name, f"{models[name]} --lr {lr}",
                                 f"{data}/val {settings.get(name, '')}")
              for name in models for lr in rates[name]}
-    yield train(f"{runs}tuning/", tried, [20], f"{data} --steps 2000")
+    jobs = train(f"{runs}tuning/", tried, [20], f"{data} --steps 2000 --eval-every 2000")
+    # The rates of a model not side by side: the first one compiles what the others then reuse.
+    yield [*jobs[0::3], *jobs[1::3], *jobs[2::3]]
     chosen = {}
     for name in models:
         lr = best_rate({lr: f"{runs}tuning/{name}_lr{lr}-20" for lr in rates[name]})
         chosen[f"{name}_lr{lr}"] = tried[f"{name}_lr{lr}"]
-    yield train(runs, chosen, seeds, f"{data} --steps 8000", "-m lab.perplexity --length 8192",
+    yield train(runs, chosen, seeds, f"{data} --steps 8000 --eval-every 1000",
+                "-m lab.perplexity --length 8192",
                 "-m lab.copying --strings 10 --distances 128 256 512 1024 2048 4096 8192")
     yield [[compare(f"--by lr {words(f'{runs}tuning/', tried, seeds=[20])}", f"{report}_rates")],
            [compare(words(runs, chosen), f"{report}_losses")],
