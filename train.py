@@ -188,7 +188,9 @@ def get_batch(data, numbers, seed, device):
 def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
     """Evaluate and log, unless a signal asks to stop: then --resume begins with this evaluation."""
     try:
-        row = evaluate(model, data, val_data, args, tokenizer, signals)
+        # To compile the model once more, without gradients, would take longer.
+        with torch.compiler.set_stance("force_eager"):
+            row = evaluate(model, data, val_data, args, tokenizer, signals)
     except KeyboardInterrupt:
         run.owes_evaluation = True
         return

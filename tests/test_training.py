@@ -22,7 +22,7 @@ import multiscreen
 import train
 from support.cli import UsageError, cli, stop_requests
 from multiscreen import Multiscreen
-from support import check, distributed, run
+from support import check, distributed, fast, run
 from support.check import alive_pairs
 from support.data import Sequences, batches, get_tokenizer
 from support.models import windows
@@ -651,6 +651,22 @@ def test_flags_txt_says_what_the_run_is(tmp_path):
 
 
 # ------------------------------------------------------------------------------- evaluation
+
+def test_a_model_is_compiled_for_training_and_not_once_more_for_evaluation(tmp_path, monkeypatch):
+    trains = []
+
+    def backend(graph, inputs):
+        trains.append(torch.is_grad_enabled())
+        return graph.forward
+
+    def compile_model(model):
+        for layer in model.layers:
+            layer.compile(backend=backend)
+
+    monkeypatch.setattr(fast, "compile_model", compile_model)
+    fit(tmp_path / "out", "--steps", "2", "--eval-every", "1", "--compile")
+    assert trains and all(trains)
+
 
 def test_evaluation_counts_nats_and_bits_per_byte():
     """With uniform logits, each token costs ln 257 nats; a token is one byte."""
