@@ -105,7 +105,7 @@ def test_readmes_sentence_about_retrieval():
                                                                  ("local", "")))
     said = [f"{mean:.0f} ± {std:.0f}" for mean, std in map(mean_and_std, (
         found["Transformer, local"], *in_lists))]
-    assert ("100 and {} % at 8,192 bytes (eight seeds), {} and {} % at 4,096".format(*said)
+    assert ("100 and {} % at 8,192 bytes (eight seeds), and {} and {} % at 4,096".format(*said)
             in " ".join(README.split()))
 
 
