@@ -387,7 +387,7 @@ def test_what_three_seeds_of_mechanisms_can_tell():
     text = (ROOT / "docs/mechanisms.md").read_text()
     assert found == found_in(
         text, r"\(p = ([.\d]+) and ([.\d]+), paired by seed\), nor show that SWE helps "
-              r"Multiscreen \(p = ([.\d]+)\), as it does screening \(p = ([.\d]+)\)")
+              r"Multiscreen \(p = ([.\d]+)\), although it helps screening \(p = ([.\d]+)\)")
 
 
 def test_the_runs_of_sigmoid_that_ended_too_early():
