@@ -188,7 +188,7 @@ def get_batch(data, numbers, seed, device):
 def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
     """Evaluate and log, unless a signal asks to stop: then --resume begins with this evaluation."""
     try:
-        # To compile the model once more, without gradients, would take longer.
+        # To compile once more, without gradients, costs more than a run's few evaluations gain.
         with torch.compiler.set_stance("force_eager"):
             row = evaluate(model, data, val_data, args, tokenizer, signals)
     except KeyboardInterrupt:

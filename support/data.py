@@ -100,8 +100,7 @@ def files_of(names, tokenizer):
     files = {}
     for root in map(Path, names):
         if not root.exists():
-            raise UsageError(f"{root} does not exist: if this text has moved, name its new place, "
-                             "with --data or --val")
+            raise UsageError(f"{root} does not exist: name the text where it is now")
         for path in files_in(root, tokenizer) if root.is_dir() else [root]:
             files.setdefault(number_of(path), path)
     return list(files.values())
