@@ -342,12 +342,14 @@ def copying_mechanisms(out, seeds):
     data = f"--data {out}/copying/text"
 
     yield [[f"python -m lab.collect {out}/copying/text"]]
-    tried = {f"{name}_lr{lr}": (name, f"{models[name]} --lr {lr}",
-                                f"{data}/val {settings.get(name, '')}")
-             for name in models for lr in rates[name]}
-    jobs = train(f"{runs}tuning/", tried, [20], f"{data} --steps 2000 --eval-every 2000")
-    # The rates of a model not side by side: the first one compiles what the others then reuse.
-    yield [*jobs[0::3], *jobs[1::3], *jobs[2::3]]
+    # All models at one rate, then at the next: what a model has compiled, it finds again.
+    tried = {}
+    for n in range(3):
+        for name in models:
+            lr = rates[name][n]
+            tried[f"{name}_lr{lr}"] = (name, f"{models[name]} --lr {lr}",
+                                       f"{data}/val {settings.get(name, '')}")
+    yield train(f"{runs}tuning/", tried, [20], f"{data} --steps 2000 --eval-every 2000")
     chosen = {}
     for name in models:
         lr = best_rate({lr: f"{runs}tuning/{name}_lr{lr}-20" for lr in rates[name]})
