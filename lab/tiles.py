@@ -23,8 +23,8 @@ the share of the pairs inside the window with alpha_d > 0. In the paper many map
 number of zeros. There are no maps if a layer does not call the `screen` that it is given.
 
 A tile with alive = 0 accepts nothing in this text, because no similarity in its window is above
-1 - r. It gets no gradient from this text, but its input changes as the other layers train, so it
-may accept keys again.
+1 - r. It gets no gradient from this text, but its input changes as the embedding and the layers
+before it train, so it may accept keys again.
 """
 import math
 from pathlib import Path
