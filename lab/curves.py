@@ -156,8 +156,8 @@ def perplexity_curves(rows):
 def curves_by_string(rows, *columns, of="nats"):
     """Curves of what each end costs, by (end, *columns, distance, string).
 
-    The gain, which is what another string costs more than the same, is one of the ends. of: "right"
-    and "beaten" have numbers of the first end only.
+    What an end costs more than the same is an end, too: the gain is that of another string. of:
+    "right" and "beaten" have numbers of the first end only.
     """
     def places_of(row):
         ends = row.get("ends", "same another").split()             # tables from before had two
@@ -168,9 +168,10 @@ def curves_by_string(rows, *columns, of="nats"):
     curves = read_curves(rows, of, places_of)
     for points in (curve.points for curve in curves):
         for end, *place in [*points]:
-            if end == "another":
-                same, another = points["same", *place], points["another", *place]
-                points["gain", *place] = {seed: another[seed] - same[seed] for seed in same}
+            if end != "same":
+                gain = "gain" if end == "another" else f"gain, {end}"
+                same, other = points["same", *place], points[end, *place]
+                points[gain, *place] = {seed: other[seed] - same[seed] for seed in same}
     return curves
 
 

@@ -221,8 +221,7 @@ def copying(out, seeds):
                         f"--table {run}/copying_steps.tsv"]
             jobs.append([*job, f"{measure} --strings 10"])
     yield from copiers(out, "copying", COPIERS, jobs, {
-        "copying": ("copying", "copying"), "gain": ("gain", "copying"),
-        "copying_steps": ("copying_steps", "copying_steps")})
+        "copying": ("copying", "copying"), "copying_steps": ("copying_steps", "copying_steps")})
 
 
 def controls(out, seeds):

@@ -778,7 +778,7 @@ def test_a_figure_does_not_overwrite_other_rows(call, tmp_path):
 @needs_matplotlib
 @pytest.mark.parametrize("figure, table", [
     ("perplexity", "long_context_ablations"), ("copying", "copying_scaled"), ("gain", "copying"),
-    ("candidates", "copying_candidates"), ("copying_steps", "copying_steps_others"),
+    ("candidates", "controls_candidates"), ("copying_steps", "copying_steps_others"),
     ("retrieval", "abcdigits"), ("losses", "lr_sweep"), ("changes", "ablations"),
     ("latency", "latency_gpu"), ("latency", "latency")])
 def test_the_reports_tables_can_be_drawn(call, tmp_path, figure, table):

@@ -13,7 +13,7 @@ from lab import alike, figures, mechanisms, scaling
 from lab.alike import mean_and_std, mean_in_words, read_measurements
 from lab.compare import compare
 from lab.curves import copying_curves, curves_by_string, perplexity_curves, retrieval_curves
-from lab.paired import difference, share_among
+from lab.paired import difference, holm, share_among, standard_errors
 from lab.runs import read_runs
 from support.check import inside
 from support.tables import read_table
@@ -408,13 +408,15 @@ NAMES = {"Multiscreen": "Multiscreen", "Multiscreen with SWE": "Multiscreen + SW
          "local": "Transformer, local"}
 
 
-def test_the_table_of_copying():
-    found = copying_of(read_copying("copying"))
-    said = rows_of(COPYING, "distance in bytes")
-    assert len(said) == 8
+@pytest.mark.parametrize("name, title, curves", [("controls", "distance in bytes", 6),
+                                                 ("copying", "gain of seeds 32 to 34", 4)])
+def test_the_tables_of_copying(name, title, curves):
+    found = copying_of(read_copying(name))
+    said = rows_of(COPYING, title)
+    assert len(said) == curves
     for title, *cells in said:
-        what, _, name = title.partition(": ")
-        same, another = (found[NAMES[name]][end] for end in ("same", "another"))
+        what, _, model = title.rpartition(": ")
+        same, another = (found[NAMES[model]][end] for end in ("same", "another"))
         if what == "cost":
             assert cells == [f"{x:.2f}" for x in same.mean(axis=0)]
         else:
@@ -422,49 +424,156 @@ def test_the_table_of_copying():
                              for mean, std in map(mean_and_std, (another - same).T)]
 
 
+def statistics_of(ours, theirs):
+    """[mean, deviation, t] of the gain over 128 to 8,192 bytes, and of the cost, paired by seed."""
+    found = []
+    for a, b in ((ours["another"] - ours["same"], theirs["another"] - theirs["same"]),
+                 (ours["same"], theirs["same"])):
+        mean, std = mean_and_std((a - b)[:, :7].mean(axis=1))
+        found.append([mean, std, mean / (std / len(a)**0.5)])
+    return found
+
+
 @needs_matplotlib
 def test_the_statistics_of_copying(call, capsys):
     """They are computed here from the rows, and are those that lab.figures prints."""
-    lines = printed(call, capsys, figures, "gain", FOLDER / "copying.tsv", "--out", "g.png")
-    found = copying_of(read_copying("copying"))
+    lines = printed(call, capsys, figures, "gain", FOLDER / "controls.tsv", "--out", "g.png")
+    found = copying_of(read_copying("controls"))
     ours = found["Multiscreen + SWE"]
+    assert ours["same"].shape == (5, 9)
     for title, *cells in rows_of(COPYING, "Multiscreen with SWE, less"):
         name, said = NAMES[title], []
-        theirs = found[name]
-        for a, b in ((ours["another"] - ours["same"], theirs["another"] - theirs["same"]),
-                     (ours["same"], theirs["same"])):
-            mean, std = mean_and_std((a - b)[:, :7].mean(axis=1))
-            t = mean / (std / 3**0.5)
-            said += [f"{mean:.2f} ± {std:.2f}", f"{t:.1f}", f"{p_of_three(t):.3f}"]
-        assert cells == said
-        for what, (mean, t, p) in zip(("gain", "same"), (cells[:3], cells[3:])):
+        for what, (mean, std, t) in zip(("gain", "same"), statistics_of(ours, found[name])):
             pair = {"Multiscreen + SWE", name}
             line, = (line for line in lines if line[2:3] == [what] and set(line[:2]) == pair)
             sign = 1 if line[0] == "Multiscreen + SWE" else -1
             shown = [float(line[n]) for n in (4, 5, 6, 7)]
-            known = [*map(float, mean.split(" ± ")), float(t), float(p)]
-            assert [sign * shown[0], shown[1]] == pytest.approx(known[:2], abs=0.0051)
-            assert sign * shown[2] == pytest.approx(known[2], abs=0.051)
-            assert shown[3] == pytest.approx(known[3], abs=0.00051)
+            assert [sign * shown[0], shown[1], sign * shown[2]] == pytest.approx([mean, std, t],
+                                                                                 rel=1e-3)
+            assert shown[3] == pytest.approx(p_of_five(t), rel=1e-3, abs=1e-9)
+            said += [f"{mean:.2f} ± {std:.2f}", f"{t:.1f}", p_in_words(p_of_five(t))]
+        assert cells == said
 
-    line, = (line for line in lines if line[:3] == ["Multiscreen + SWE", "Transformer, local",
-                                                    "gain"])
-    errors = [float(f"{float(x):.2f}") for x in line[8:]]
-    assert errors == found_in(COPYING, r"difference is ([\d.]+) over the seeds, ([\d.]+) over the "
-                                       r"ten strings, and ([\d.]+) over both")
-    line, = (line for line in lines if line[:2] == ["Multiscreen + SWE", "Transformer, local"]
-             and "(" in line[2])
-    p_values = [float(re.search(r"\((.*)\)", cell)[1]) for cell in line[2:]]
-    assert len(p_values) == 9
-    at_1024, others = found_in(COPYING, r"p is ([\d.]+) at 1,024 bytes and ([\d.]+) or more "
-                                        "elsewhere")
-    assert at_1024 == round(p_values.pop(3), 2) and others == round(min(p_values), 2)
+    line, = (line for line in lines if len(line) == 11 and "(" in line[2]
+             and {*line[:2]} == {"Multiscreen + SWE", "Transformer, local"})
+    by_distance = [re.fullmatch(r"(\S+) \((\S+)\)", cell).groups() for cell in line[2:]]
+    assert len(by_distance) == 9
+    gains = [of["another"] - of["same"] for of in (ours, found["Transformer, local"])]
+    known = [mean_and_std(x) for x in (gains[0] - gains[1]).T]
+    assert [abs(float(mean)) for mean, _ in by_distance] == pytest.approx(
+        [abs(mean) for mean, _ in known], abs=0.0051)
+    corrected = holm([p_of_five(mean / (std / 5**0.5)) for mean, std in known])
+    assert [float(p) for _, p in by_distance] == pytest.approx(corrected, abs=0.0006)
+    assert found_in(COPYING, r"correction p is ([.\d]+) to ([.\d]+)\.") == [
+        round(min(corrected), 3), round(max(corrected), 3)]
+    means = [round(mean, 2) for mean, _ in known]
+    assert [means[0], means[6]] == [min(means), max(means)]
+    assert found_in(COPYING, r"at 128 bytes, ([.\d]+) nats, and largest at 8,192, ([.\d]+)\.") == [
+        means[0], means[6]]
 
-    costs = ours["same"][:, 7]
-    assert "{:.2f}, {:.2f} and {:.2f} nats".format(*costs) in " ".join(COPYING.split())
-    said = found_in(COPYING, r"than guessing \(t = ([-.\d]+), ([-.\d]+) and ([-.\d]+)\)")
-    mean_and_stds = map(mean_and_std, (ours["same"][:, 6:] - math.log(62)).T)
-    assert said == [round(mean / (std / 3**0.5), 1) for mean, std in mean_and_stds]
+    errors = standard_errors(mean_gains_by_string("Multiscreen + SWE")
+                             - mean_gains_by_string("Transformer, local"))
+    assert found_in(COPYING, r"in gain is ([\d.]+) over the seeds, ([\d.]+) over the ten strings, "
+                             r"and ([\d.]+) over both") == [round(x, 2) for x in errors]
+    line, = (line for line in lines if line[2:3] == ["gain"]
+             and {*line[:2]} == {"Multiscreen + SWE", "Transformer, local"})
+    assert [float(x) for x in line[8:]] == pytest.approx(errors, rel=1e-3)
+    said = re.findall(r"less than guessing up to ([\d,]+) bytes", " ".join(COPYING.split()))
+    for name, last in zip(("Multiscreen + SWE", "Transformer, local"), said, strict=True):
+        cheaper = found[name]["same"].mean(axis=0) < math.log(62)
+        assert cheaper.tolist() == [128 * 2**n <= int(last.replace(",", "")) for n in range(9)]
+
+
+def mean_gains_by_string(name):
+    """Of controls.tsv, over 128 to 8,192 bytes: an array (seeds, strings)."""
+    curve, = (curve for curve in curves_by_string(read_copying("controls")) if curve.name == name)
+    strings = sorted({place[-1] for place in curve.points})
+    gains = [[[*curve.points["gain", distance, string].values()] for string in strings]
+             for distance in (128, 256, 512, 1024, 2048, 4096, 8192)]
+    return np.mean(gains, axis=0).T
+
+
+def test_the_losses_of_the_new_seeds():
+    runs = read_runs([FOLDER / "controls_losses.tsv"])
+    by_label = {label: [run for run in runs if run.label == label]
+                for label in ("Multiscreen", "Transformer, local")}
+    said = [f"{mean:.3f} ± {std:.3f}" for mean, std in (
+        mean_and_std(run.loss(8000) for run in of_label) for of_label in by_label.values())]
+    assert "{} for Multiscreen and {} for the local Transformer.".format(*said) in (
+        " ".join(COPYING.split()))
+    speeds = {label: 0.0 for label in by_label}
+    for row in read_table(FOLDER / "controls_losses.tsv"):
+        speeds[row["run"]] += float(row["tokens_per_s"])
+    assert found_in(COPYING, r"Multiscreen made ([.\d]+) times as many of them a second") == [
+        round(speeds["Multiscreen"] / speeds["Transformer, local"], 2)]
+
+
+def p_of_five(t):
+    """The two-sided p of Student's t of five pairs."""
+    angle = math.atan(abs(t) / 2)
+    return 1 - math.sin(angle) * (1 + math.cos(angle) ** 2 / 2)
+
+
+def p_in_words(p):
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def means_by_seed(table, column, model, **wanted):
+    """The means over the strings: an array (seeds, numbers of the column)."""
+    wanted |= {"model": model, "swe": "yes" if model == "Multiscreen" else ""}
+    found = {}
+    for row in read_table(FOLDER / f"{table}.tsv"):
+        if wanted.items() <= row.items():
+            found.setdefault(row["seed"], []).append([float(x) for x in row[column].split()])
+    assert sorted(found) == ["40", "41", "42", "43", "44"]
+    return np.mean([found[seed] for seed in sorted(found)], axis=1)
+
+
+@needs_matplotlib
+def test_the_controls_of_copying(call, capsys):
+    """The table of the page is computed here from the rows, and lab.figures prints its numbers."""
+    known, exact, orders, lost, falls = {}, [], [], [], []
+    for model in ("Multiscreen", "Transformer, local"):
+        # Arrays (seeds, ends, distances): of nine distances, the three that the controls have.
+        ends = means_by_seed("controls", "nats", model).reshape(5, 4, 9)[:, :, [0, 3, 5]]
+        after = means_by_seed("controls_before", "nats", model).reshape(5, 4, 3)
+        rows = {"another string": (ends[:, 1] - ends[:, 0], 2),
+                "another order": (ends[:, 2] - ends[:, 0], 2),
+                "a near miss": (ends[:, 3] - ends[:, 0], 2),
+                "another string, 4,096 bytes before": (after[:, 1] - after[:, 0], 2)}
+        same, another, reordered, near_miss = ends.mean(axis=0)
+        orders += [*abs(another - reordered)]
+        lost += [*(100 * (near_miss - same) / (another - same))]
+        falls.append(100 * (1 - (after[:, 1] - after[:, 0]).mean(axis=0) / (another - same)))
+        of_k = {k: {column: means_by_seed("controls_candidates", column, model, candidates=k)[:, :3]
+                    for column in ("nats", "right", "beaten")} for k in ("2", "32")}
+        for k in of_k:
+            rows[f"cost among {k}"] = of_k[k]["nats"], 2
+        for k in of_k:
+            rows[f"right among {k} (%)"] = 100 * of_k[k]["right"], 0
+        expected = [100 * share_among(32, share) for share in of_k["2"]["right"].mean(axis=0)]
+        rows["expected among 32 (%)"] = np.array(expected), 0
+        rows["beaten among 31 (%)"] = 100 * of_k["32"]["beaten"], 0
+        for name, (x, digits) in rows.items():
+            if name.startswith("expected"):
+                x = x[None]                            # one number, not one for each seed
+            known.setdefault(name, []).extend(mean_in_words(of_seeds, digits) for of_seeds in x.T)
+            exact += [mean_in_words(of_seeds, 2) for of_seeds in x.T]
+    assert {row[0]: row[1:] for row in rows_of(COPYING, "at a distance of")} == known
+
+    assert found_in(COPYING, r"another string by at most ([.\d]+) nats") == [round(max(orders), 2)]
+    assert found_in(COPYING, r"lose (\d+) to (\d+) % of the gain") == [round(min(lost)),
+                                                                     round(max(lost))]
+    numbers = r"by (\d+), (\d+) and (\d+) %"
+    assert found_in(COPYING, rf"falls {numbers} at .*? SWE {numbers}") == [
+        round(x) for x in (*falls[1], *falls[0])]
+
+    lines = []
+    for figure, table in (("gain", "controls"), ("gain", "controls_before"),
+                          ("candidates", "controls_candidates")):
+        lines += printed(call, capsys, figures, figure, FOLDER / f"{table}.tsv", "--out",
+                         f"{table}.png")
+    assert set(exact) <= {cell for line in lines for cell in line}
 
 
 def test_how_much_the_cost_of_copying_still_moves():
@@ -492,79 +601,6 @@ def test_copying_at_equal_steps():
     for name in ("Multiscreen + SWE", "Transformer, local", "Transformer, RoPE"):
         mean, std = mean_and_std(np.mean(gains[name], axis=0)[:, 1])       # at 1,024 bytes
         assert f"{mean:.2f} ± {std:.2f}" in text
-
-
-def test_the_controls_of_copying():
-    rows = [row for name in ("controls", "before")
-            for row in read_table(FOLDER / f"copying_{name}.tsv")]
-
-    def means(before="0", candidates="1", column="nats", seed="32", model="multiscreen"):
-        wanted = {"before": before, "candidates": candidates, "seed": seed, "model": model}
-        wanted["swe"] = "yes" if model == "multiscreen" else ""
-        found = [[float(x) for x in row[column].split()] for row in rows
-                 if wanted.items() <= row.items()]
-        assert len(found) == 8
-        return np.mean(found, axis=0)
-
-    runs = [{"seed": "32"}, {"seed": "35"}, {"seed": "35", "model": "transformer:6,4,112:local"}]
-    gains, lost, falls = [], [], []
-    for run in runs:
-        same, another, reordered, near_miss = means(**run).reshape(4, 4)
-        same_after, another_after, _, _ = means("4096", **run).reshape(4, 3)
-        gains += [another - same, reordered - same, another_after - same_after]
-        lost += [*((near_miss - same) / (another - same))]
-        falls.append(100 * (1 - (another_after - same_after) / (another - same)[:3]))
-    assert cells_of(COPYING, "gain at a distance of") == [[f"{x:.2f}" for x in x_s]
-                                                          for x_s in gains]
-    assert found_in(COPYING, r"lose (\d+) to (\d+) % of the gain") == [
-        round(100 * min(lost)), round(100 * max(lost))]
-    numbers = r"by (\d+), (\d+) and (\d+) %"
-    assert found_in(COPYING, rf"falls {numbers} at .*? seed 35, {numbers}") == [
-        round(x) for x in (*falls[2], *falls[1])]
-    rises = found_in(COPYING, r"rises by (\d+) % and by (\d+), and falls by (\d+) %")
-    assert rises == [-round(falls[0][0]), round(falls[0][1]), round(falls[0][2])]
-
-
-def mean_of(rows, column):
-    """The means of the first three numbers in a column."""
-    return np.mean([[float(x) for x in row[column].split()[:3]] for row in rows], axis=0)
-
-
-@needs_matplotlib
-def test_many_candidates(call, capsys):
-    """The numbers of the page are those of the rows, and lab.figures prints them."""
-    def numbers(cell):
-        return [float(x) for x in cell.removesuffix(" %").split(", ")]
-
-    beaten = []
-    for (title, *cells), name, model in zip(
-            rows_of(COPYING, "at 128, 1,024 and 4,096 bytes"),
-            ("candidates_text", "candidates", "candidates"),
-            ("multiscreen", "multiscreen", "transformer:6,4,112:local"), strict=True):
-        table, swe = FOLDER / f"copying_{name}.tsv", "yes" if "SWE" in title else ""
-        rows = {k: [row for row in read_table(table) if (row["model"], row["swe"],
-                                                         row["candidates"]) == (model, swe, k)]
-                for k in ("2", "32")}
-        assert [len(of_k) for of_k in rows.values()] == [32, 32]
-
-        two, many = (100 * mean_of(rows[k], "right") for k in ("2", "32"))
-        rise = mean_of(rows["32"], "nats") - mean_of(rows["2"], "nats")
-        expected = [100 * share_among(32, share / 100) for share in two]
-        for cell, known, digits in zip(cells, (two, many, expected, rise), (0, 0, 0, 2)):
-            assert [f"{x:.{digits}f}" for x in known] == [f"{x:.{digits}f}" for x in numbers(cell)]
-        if name == "candidates_text":
-            beaten = [*(100 * mean_of(rows["32"], "beaten")), *two]
-
-        curve = model + (" + SWE" if swe else "")
-        lines = printed(call, capsys, figures, "candidates", table, "--out", f"{name}.png")
-        of_curve = [line for line in lines if line[0] == curve]
-        for k, what, known in (("2", "right", two), ("32", "right", many),
-                               ("32", "expected", expected)):
-            line, = (line for line in of_curve if line[-5:-3] == [k, what])
-            assert [float(x) for x in line[-3:]] == pytest.approx(known, abs=0.01)
-    three = r"(\d+), (\d+) and (\d+) %"
-    assert found_in(COPYING, rf"in {three} of the comparisons, where it was {three}") == [
-        float(f"{x:.0f}") for x in beaten]
 
 
 def test_the_best_scaling_of_copying():
