@@ -532,7 +532,7 @@ def means_by_seed(table, column, model, **wanted):
 @needs_matplotlib
 def test_the_controls_of_copying(call, capsys):
     """The table of the page is computed here from the rows, and lab.figures prints its numbers."""
-    known, exact, orders, lost, falls = {}, [], [], [], []
+    known, exact, orders, lost, falls, dearer = {}, [], [], [], [], []
     for model in ("Multiscreen", "Transformer, local"):
         # Arrays (seeds, ends, distances): of nine distances, the three that the controls have.
         ends = means_by_seed("controls", "nats", model).reshape(5, 4, 9)[:, :, [0, 3, 5]]
@@ -544,6 +544,7 @@ def test_the_controls_of_copying(call, capsys):
         same, another, reordered, near_miss = ends.mean(axis=0)
         orders += [*abs(another - reordered)]
         lost += [*(100 * (near_miss - same) / (another - same))]
+        dearer.append((after[:, 0] - ends[:, 0]).mean(axis=0))
         falls.append(100 * (1 - (after[:, 1] - after[:, 0]).mean(axis=0) / (another - same)))
         of_k = {k: {column: means_by_seed("controls_candidates", column, model, candidates=k)[:, :3]
                     for column in ("nats", "right", "beaten")} for k in ("2", "32")}
@@ -562,11 +563,14 @@ def test_the_controls_of_copying(call, capsys):
     assert {row[0]: row[1:] for row in rows_of(COPYING, "at a distance of")} == known
 
     assert found_in(COPYING, r"another string by at most ([.\d]+) nats") == [round(max(orders), 2)]
-    assert found_in(COPYING, r"lose (\d+) to (\d+) % of the gain") == [round(min(lost)),
+    assert found_in(COPYING, r"more by (\d+) to (\d+) % of the gain") == [round(min(lost)),
                                                                      round(max(lost))]
     numbers = r"by (\d+), (\d+) and (\d+) %"
     assert found_in(COPYING, rf"falls {numbers} at .*? SWE {numbers}") == [
         round(x) for x in (*falls[1], *falls[0])]
+    numbers = r"([.\d]+), ([.\d]+) and ([.\d]+)"
+    assert found_in(COPYING, rf"itself costs them {numbers}, and {numbers} nats more") == [
+        round(x, 2) for x in (*dearer[1], *dearer[0])]
 
     lines = []
     for figure, table in (("gain", "controls"), ("gain", "controls_before"),
