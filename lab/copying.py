@@ -9,7 +9,7 @@ digit costs log 62 = 4.13 nats. The paper has no such experiment.
     python -m lab.copying --ckpt out/ckpt.pt --swe
 
 What the 28 characters cost means little by itself. So several ends are measured after the same
-text, and the table also has the gain, which is what `another` costs more than `same`:
+text, and the table also has what each costs more than `same`; for `another` that is the gain:
 
 same         the string that was read
 another      another random string, cue and all

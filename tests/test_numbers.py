@@ -31,11 +31,6 @@ def rows_of(text, title):
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
 
-def cells_of(text, title):
-    """The cells of that table behind the first column, without the empty ones."""
-    return [[x.strip() for x in row[1:] if x.strip()] for row in rows_of(text, title)]
-
-
 def found_in(text, pattern):
     """The numbers that a pattern finds once in a text whose lines may be broken anywhere."""
     match, = re.findall(pattern, " ".join(text.split()))
@@ -85,9 +80,11 @@ def printed(call, capsys, script, *words):
     return [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
 
 
-def p_of_three(t):
-    """The two-sided p of Student's t of three pairs."""
-    return 1 - abs(t) / (2 + t * t) ** 0.5
+def p_of(t, pairs):
+    """The two-sided p of Student's t of three or five pairs, in its closed form."""
+    angle = math.atan(abs(t) / math.sqrt(pairs - 1))
+    factors = {3: 1, 5: 1 + math.cos(angle) ** 2 / 2}
+    return 1 - math.sin(angle) * factors[pairs]
 
 
 # --------------------------------------------------------------------------------- the front page
@@ -365,7 +362,7 @@ def test_the_differences_of_mechanisms_are_paired_by_seed(call, capsys):
         said = []
         for other in (("local", ""), (model, "")):
             mean, std = mean_and_std(found[model, "SWE"] - found[other])
-            said += [mean, p_of_three(mean / (std / 3**0.5))]
+            said += [mean, p_of(mean / (std / 3**0.5), 3)]
         line, = (line for line in table if line[:2] == [model, "SWE"]
                  and line[4] == line[-1] == "3 (32-34)")
         assert [float(line[n]) for n in (2, 3, 5, 6)] == pytest.approx(said, rel=1e-3)
@@ -425,12 +422,13 @@ def test_the_tables_of_copying(name, title, curves):
 
 
 def statistics_of(ours, theirs):
-    """[mean, deviation, t] of the gain over 128 to 8,192 bytes, and of the cost, paired by seed."""
+    """(mean, deviation, t, p) of the gain over 128 to 8,192 bytes, and of the cost."""
     found = []
     for a, b in ((ours["another"] - ours["same"], theirs["another"] - theirs["same"]),
                  (ours["same"], theirs["same"])):
         mean, std = mean_and_std((a - b)[:, :7].mean(axis=1))
-        found.append([mean, std, mean / (std / len(a)**0.5)])
+        t = mean / (std / len(a) ** 0.5)
+        found.append((mean, std, t, p_of(t, len(a))))
     return found
 
 
@@ -443,15 +441,15 @@ def test_the_statistics_of_copying(call, capsys):
     assert ours["same"].shape == (5, 9)
     for title, *cells in rows_of(COPYING, "Multiscreen with SWE, less"):
         name, said = NAMES[title], []
-        for what, (mean, std, t) in zip(("gain", "same"), statistics_of(ours, found[name])):
+        for what, (mean, std, t, p) in zip(("gain", "same"), statistics_of(ours, found[name])):
             pair = {"Multiscreen + SWE", name}
             line, = (line for line in lines if line[2:3] == [what] and set(line[:2]) == pair)
             sign = 1 if line[0] == "Multiscreen + SWE" else -1
             shown = [float(line[n]) for n in (4, 5, 6, 7)]
             assert [sign * shown[0], shown[1], sign * shown[2]] == pytest.approx([mean, std, t],
                                                                                  rel=1e-3)
-            assert shown[3] == pytest.approx(p_of_five(t), rel=1e-3, abs=1e-9)
-            said += [f"{mean:.2f} ± {std:.2f}", f"{t:.1f}", p_in_words(p_of_five(t))]
+            assert shown[3] == pytest.approx(p, rel=1e-3, abs=1e-9)
+            said += [f"{mean:.2f} ± {std:.2f}", f"{t:.1f}", p_in_words(p)]
         assert cells == said
 
     line, = (line for line in lines if len(line) == 11 and "(" in line[2]
@@ -462,7 +460,7 @@ def test_the_statistics_of_copying(call, capsys):
     known = [mean_and_std(x) for x in (gains[0] - gains[1]).T]
     assert [abs(float(mean)) for mean, _ in by_distance] == pytest.approx(
         [abs(mean) for mean, _ in known], abs=0.0051)
-    corrected = holm([p_of_five(mean / (std / 5**0.5)) for mean, std in known])
+    corrected = holm([p_of(mean / (std / 5**0.5), 5) for mean, std in known])
     assert [float(p) for _, p in by_distance] == pytest.approx(corrected, abs=0.0006)
     assert found_in(COPYING, r"correction p is ([.\d]+) to ([.\d]+)\.") == [
         round(min(corrected), 3), round(max(corrected), 3)]
@@ -482,6 +480,43 @@ def test_the_statistics_of_copying(call, capsys):
     for name, last in zip(("Multiscreen + SWE", "Transformer, local"), said, strict=True):
         cheaper = found[name]["same"].mean(axis=0) < math.log(62)
         assert cheaper.tolist() == [128 * 2**n <= int(last.replace(",", "")) for n in range(9)]
+
+
+def test_what_pages_say_of_the_statistic():
+    """That of the five new seeds, and that of the three before them."""
+    new, old = (copying_of(read_copying(name)) for name in ("controls", "copying"))
+    gain, cost = statistics_of(new["Multiscreen + SWE"], new["Transformer, local"])
+    before, cost_before = statistics_of(old["Multiscreen + SWE"], old["Transformer, local"])
+    softmax, cost_softmax = statistics_of(old["Multiscreen + SWE"], old["Transformer, RoPE"])
+
+    def numbers(statistic, digits=3):
+        mean, std, _, p = statistic
+        return [round(abs(mean), 2), round(std, 2), round(p, digits)]
+
+    number = r"(\d*\.\d+)"
+    both = rf"{number} ± {number} nats"
+    assert found_in(COPYING, rf"gains {both} more than the local Transformer \(p = {number}\), and "
+                             rf"the string costs it {both} less \(p = {number}\)") == [
+        *numbers(gain), *numbers(cost)]
+    assert found_in(COPYING, rf"gains {number} nats per character less \(p = {number}\)") == [
+        numbers(gain)[0], numbers(gain)[2]]
+    assert found_in(COPYING, rf"gains {both} more than the local Transformer \(p = {number}; by "
+                             rf"cost {number}\), and {number} ± {number} more than softmax "
+                             rf"\(p = {number}; by cost {number}\)") == [
+        *numbers(before), numbers(cost_before)[2], *numbers(softmax), numbers(cost_softmax)[2]]
+
+    assert found_in(REPORT, rf"gains {both} more per character \(p = {number}, .*?; by cost p = "
+                            rf"{number}\)") == [*numbers(gain), numbers(cost)[2]]
+    assert found_in(REPORT, rf"the difference is {both} \(p = {number}, three seeds; by cost p = "
+                            rf"{number}\)") == [*numbers(before), numbers(cost_before)[2]]
+    rope = old["Transformer, RoPE"]
+    gains = (rope["another"] - rope["same"]).mean(axis=0)[2:]
+    assert found_in(REPORT, rf"gains at most {number} nats from 512 bytes on") == [
+        round(gains.max(), 2)]
+
+    assert found_in(README, rf"gains {number} nats less over 128 to 8,192 bytes \(.*?: p = "
+                            rf"{number}; by cost {number}\)") == [
+        numbers(gain)[0], numbers(gain)[2], numbers(cost)[2]]
 
 
 def mean_gains_by_string(name):
@@ -506,12 +541,6 @@ def test_the_losses_of_the_new_seeds():
         speeds[row["run"]] += float(row["tokens_per_s"])
     assert found_in(COPYING, r"Multiscreen made ([.\d]+) times as many of them a second") == [
         round(speeds["Multiscreen"] / speeds["Transformer, local"], 2)]
-
-
-def p_of_five(t):
-    """The two-sided p of Student's t of five pairs."""
-    angle = math.atan(abs(t) / 2)
-    return 1 - math.sin(angle) * (1 + math.cos(angle) ** 2 / 2)
 
 
 def p_in_words(p):
