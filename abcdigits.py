@@ -1,6 +1,6 @@
-"""ABCDigits, the paper's retrieval benchmark: prompts and exact match.
+"""ABCDigits, the paper's retrieval benchmark: documents to learn from, prompts and exact match.
 
-    python train.py --data abcdigits --digits 2 --layers 4 --lr 0.015625 --w-th 16 --steps 4800
+    python train.py --data abcdigits.Documents --layers 4 --lr 0.015625 --w-th 16 --steps 3000
     python abcdigits.py --ckpt out/ckpt.pt
 
 This measures whether a model can look up a number that it read once, anywhere in a long context. A
@@ -10,27 +10,86 @@ the needle's letter and "=", and the model has to complete the number. The promp
 those of the paper's author, Ken M. Nakanishi (https://github.com/ken-nakanishi/abcdigits); the code
 is ours.
 
-Accuracy is measured for each combination of a context length and a depth of the needle. Each of
-them becomes a row of abcdigits.tsv, beside the checkpoint, so if you repeat the command, it
-measures only what is missing. `python -m lab.figures retrieval TSV` draws such tables.
-
-The documents that `--data abcdigits` trains on, and their curriculum, are in support/tasks.py.
+Accuracy is measured for each combination of a context length and a depth of the needle.
 """
+import argparse
 import random
 import re
 import statistics
+import sys
 
+import numpy as np
 import torch
 
-from support.cli import UsageError, at_least, cli
-from support.data import require_text
-from support.measure import Measurement, parser
-from support.tables import print_table
+from train import load_checkpoint
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-# --------------------------------------------------------------------------------- prompts
+# ------------------------------------------------------------------------------ to learn from
+
+class Documents:
+    """Endless documents of T + 1 tokens, lines LETTER=NUMBER, from which a model learns lookup.
+
+    Letters are drawn with weights b^0 .. b^25, in a new order for each document. At first b is 2,
+    so a few letters fill a document, and half of the documents help: there each letter has a number
+    of its own, the same in all documents. In one half of these nine of ten numbers are such own
+    ones, in the other half nine of ten digits. To predict them a model must bring the letter to
+    each of its digits, which is just what lookup needs. After LEARNED documents the help ends, and
+    b falls to 1.1: then letters are asked for that were seen just once, long before.
+
+    Document n depends on n and the seed alone, so a resumed run sees the same ones.
+    """
+    digits = 2
+    LEARNED, HELPED, FALLING = 10_000, 1_500, 8_000    # documents
+    state = None
+
+    def __init__(self, args, tokenizer, part):
+        self.tokenizer, self.T, self.seed = tokenizer, args.seq_len, args.seed
+        self.part = 0 if part == "train" else 1
+        self.low, self.high = 10 ** (self.digits - 1), 10**self.digits         # high excluded
+        own = np.random.default_rng([self.seed, 2]).integers(self.low, self.high, 26)
+        self.own = self.digits_of(own)
+
+    def __len__(self):
+        return 2**30
+
+    def learned(self, n):
+        """How many documents before n came after the model had learned lookup, as we assume."""
+        return n - self.LEARNED
+
+    def digits_of(self, numbers):
+        return np.array([list(str(n)) for n in numbers])
+
+    def help_at(self, n):
+        """(the share of documents that help, b) for document n; validation is as the end."""
+        if self.part == 1:
+            return 0.0, 1.1
+        since = max(self.learned(n), 0)
+        return 0.5 * max(1 - since / self.HELPED, 0.0), max(2 - 0.9 * since / self.FALLING, 1.1)
+
+    def __getitem__(self, n):
+        helped, base = self.help_at(n)
+        rng = np.random.default_rng([self.seed, self.part, n])
+        numbers = self.digits_of(self.low + rng.choice(self.high - self.low, 26, replace=False))
+        share = 0.9 if rng.random() < helped else 0.0
+        draws = 1 if rng.random() >= 0.5 else self.digits              # per number
+        numbers = np.where(rng.random((26, draws)) < share, self.own, numbers)
+        p = rng.permutation(base ** np.arange(26))
+        tokens = []
+        while len(tokens) <= self.T:
+            letters = rng.choice(26, self.T // (self.digits + 3) + 1, p=p / p.sum())
+            lines = (f"{LETTERS[c]}={''.join(numbers[c])}\n" for c in letters)
+            tokens += self.tokenizer.encode_ordinary("".join(lines))
+        return np.array(tokens[: self.T + 1])
+
+    draw = __getitem__
+
+    def observe(self, loss):
+        return False
+
+
+# ------------------------------------------------------------------------------------ prompts
 
 def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=1000):
     """n_trials prompts whose lines have n_tokens or a few more, each ending with its answer.
@@ -42,9 +101,9 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
     the end, where its last n_digits characters are the answer.
     """
     if not 0 <= depth <= 1:
-        raise UsageError(f"depth is {depth:g}; expected 0 to 1")
+        raise ValueError(f"depth is {depth:g}; expected 0 to 1")
     if not 2 <= n_digits <= 18 or n_trials < 1:
-        raise UsageError(f"{n_digits} digits, {n_trials} trials; expected 2 to 18, at least 1")
+        raise ValueError(f"{n_digits} digits, {n_trials} trials; expected 2 to 18, at least 1")
     rng = random.Random(123)
     prompts = []
     numbers = range(10 ** (n_digits - 1), 10**n_digits)
@@ -57,7 +116,7 @@ def generate_by_token_count(n_tokens, depth, count_tokens, n_digits=6, n_trials=
         context = [i for i in range(26) if i != needle]
         total = sum(counts) + counts[needle]
         if total > n_tokens:
-            raise UsageError(f"{n_tokens} is too short: the shortest prompt has {total}")
+            raise ValueError(f"{n_tokens} is too short: the shortest prompt has {total}")
         while total < n_tokens:
             context += rng.choices(range(26), weights)
             total += counts[context[-1]]
@@ -96,67 +155,8 @@ def exact_matches(model, tokenizer, prompts, answers, tokens_at_once=2**15):
     return right
 
 
-# ---------------------------------------------------------------------------- depth by length
-
-def get_parser(doc):
-    """The flags of a retrieval benchmark."""
-    p = parser(doc)
-    p.add_argument("--lengths", type=int, nargs="+", help="context lengths in tokens (paper: 2^12 "
-                   ".. 2^17) [1, 2, 4 .. 32 times the training length]")
-    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
-                   help="where the needle is: at 0 it comes first, at 1 last [.1 .3 .5 .7 .9]")
-    p.add_argument("--trials", type=at_least(1), default=10,
-                   help="prompts for each length and depth (paper: 1000) [10]")
-    return p
-
-
-def measure(run, args, get_prompts, **task):
-    """Fill the table of a retrieval benchmark, lengths x depths, and print the shares found.
-
-    get_prompts(tokenizer, length, depth, trials, **task) gives (prompts, answers), or raises
-    UsageError for a length that is too short. task: more columns, here digits.
-    """
-    require_text(run.tokenizer, "a prompt in words")
-    lengths = args.lengths or possible_lengths(run, get_prompts, task)
-    for depth in args.depths:                          # refuse what is impossible before any work
-        get_prompts(run.tokenizer, min(lengths), depth, 1, **task)
-    cells = [task | setting | {"length": length, "depth": depth, "trials": args.trials}
-             for setting in run.settings for length in lengths for depth in args.depths]
-    for cell in run.missing(cells, cost="length"):
-        prompts, answers = get_prompts(run.tokenizer, cell["length"], cell["depth"], args.trials,
-                                       **task)
-        right = exact_matches(run.model, run.tokenizer, prompts, answers)
-        run.add(cell, accuracy=statistics.mean(right))
-
-    lines = []
-    for setting in run.settings:
-        shares = [[float(row["accuracy"]) for row in run.rows() if setting.items() <= row.items()
-                   and row["length"] == str(length)] for length in lengths]
-        for n, depth in enumerate(args.depths):
-            lines.append(setting | {"depth": depth}
-                         | {length: f"{x[n]:.1%}" for length, x in zip(lengths, shares)})
-        lines.append(setting | {"depth": "mean"}
-                     | {length: f"{statistics.mean(x):.1%}" for length, x in zip(lengths, shares)})
-    print_table(lines, f"Found by depth and length, {args.trials} prompts each; trained on "
-                f"{run.T_train} tokens; {run.path}")
-
-
-def possible_lengths(run, get_prompts, task):
-    """1, 2, 4 .. 32 times the training length, without those that are too short for a prompt."""
-    lengths = []
-    for length in [run.T_train * 2**n for n in range(6)]:
-        try:
-            get_prompts(run.tokenizer, length, 0.5, 1, **task)
-            lengths.append(length)
-        except UsageError:
-            pass
-    if not lengths:
-        raise UsageError(f"no prompt fits into {length} tokens: name longer --lengths")
-    return lengths
-
-
-def abcdigits_prompts(tokenizer, length, depth, trials, digits):
-    """(prompts, answers) of about `length` tokens."""
+def prompts_of(tokenizer, length, depth, trials, digits):
+    """(prompts, answers) of `length` tokens or a few more."""
     def count_tokens(text):
         return len(tokenizer.encode_ordinary(text))
 
@@ -165,15 +165,37 @@ def abcdigits_prompts(tokenizer, length, depth, trials, digits):
 
 
 def main():
-    p = get_parser(__doc__)
-    p.add_argument("--digits", type=at_least(2),
-                   help="digits in each number (paper: 6) [as many as in the training run]")
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--ckpt", default="out/ckpt.pt", help="a checkpoint of train.py [out/ckpt.pt]")
+    p.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096, 8192],
+                   help="context lengths in tokens [256 512 .. 8192] (paper: 2^12 .. 2^17)")
+    p.add_argument("--depths", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9],
+                   help="where the needle is: at 0 it comes first, at 1 last [.1 .3 .5 .7 .9]")
+    p.add_argument("--trials", type=int, default=10,
+                   help="prompts for each length and depth [10] (paper: 1000)")
+    p.add_argument("--digits", type=int, default=2, help="digits in each number [2] (paper: 6)")
+    p.add_argument("--swe", action="store_true", help="screening-window expansion: windows longer "
+                   "than the training length become infinite")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = p.parse_args()
-    run = Measurement(args, "abcdigits")
-    if run.flags["data"] not in ([], ["abcdigits"]):   # [] for a training loop of your own
-        print(f"trained on {' '.join(run.flags['data'])}, not on abcdigits: expect 0 %")
-    measure(run, args, abcdigits_prompts, digits=args.digits or run.flags["digits"])
+    model, tokenizer, ckpt = load_checkpoint(args.ckpt, args.device)
+    if args.swe:
+        model.expand_windows(ckpt["args"]["seq_len"])
+    print(f"found by length (rows) and depth (columns), {args.trials} prompts each\n"
+          f"{'':>8}" + "".join(f"{depth:>8}" for depth in args.depths) + "    mean")
+    for length in args.lengths:
+        shares = []
+        print(f"{length:>8}", end="")
+        for depth in args.depths:
+            try:
+                prompts, answers = prompts_of(tokenizer, length, depth, args.trials, args.digits)
+            except ValueError as e:
+                sys.exit(f"error: {e}")
+            shares.append(statistics.mean(exact_matches(model, tokenizer, prompts, answers)))
+            print(f"{shares[-1]:8.1%}", end="", flush=True)
+        print(f"{statistics.mean(shares):8.1%}")
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

@@ -1,17 +1,15 @@
 """The proof that this code is the paper: what is claimed, by which test, compared with what.
 
-"The paper" is tests/reference.py: the paper once more in plain lines of float64, with loops over
+"The paper" is the class Paper below: the paper once more in plain lines of float64, with loops over
 tokens, written independently of multiscreen.py. If you trust those lines, you need not trust ours.
-Hypothesis draws inputs with tests/inputs.py, so that queries often find keys; each run draws other
-ones, and `pytest test_multiscreen.py --hypothesis-profile=nightly` draws 200 for each property.
-tests/kernel.py says how exact the kernel must be. Without a GPU the kernel runs in Triton's
-interpreter, with the blocks of three families of GPUs.
+Hypothesis draws inputs so that queries often find keys; each run draws other ones. Without a GPU
+the kernel runs in Triton's interpreter, with the blocks of three families of GPUs.
 
 claim, and below it the test                                      compared with
 ----------------------------------------------------------------  ----------------------------------
 Each equation
- 1) is one function, whose docstring has its number               multiscreen.py, docs/variants.md
-     test_every_equation_has_one_owner_and_the_guide_agrees
+ 1) is one function, whose docstring has its number               multiscreen.py
+     test_every_equation_has_one_owner
  2) is right at points worked out by hand                         numbers written in the test
      pytest -k by_hand: Eqs. 4, 6, 7, 9, 10 and 11
  3) is right for drawn inputs: Eqs. 8 to 12                       the paper, a loop over pairs
@@ -56,59 +54,317 @@ The fused kernel, screening_triton.py
 16) gives the model the same logits and gradients                 the paper; the definition
      test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient
 
-The other twins of the definition, in windows and in C++, are compared with it in
-tests/test_windowed.py and tests/test_native.py. What users do with a model, such as generation, is
-tested in tests/test_generation.py, and what else the kernel takes and refuses in
-tests/test_kernel.py.
 """
-from tests import DEVICE
-
-# isort: split
-# The import above sets TRITON_INTERPRET before the import of screening_triton reads it.
 import functools
 import math
+import os
 import re
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+os.environ.setdefault("TRITON_INTERPRET", "0" if DEVICE == "cuda" else "1")
+
+# isort: split
+# screening_triton reads TRITON_INTERPRET when it is imported.
 import multiscreen as ms
 import screening_triton as fused
-from multiscreen import Config, KeyCache, Multiscreen
-from support.windowed import screen_windowed
-from tests import reference
-from tests.inputs import (
-    INF,
-    acceptances,
-    correlated,
-    draw_tokens,
-    draws,
-    needs_kernel,
-    random,
-    seeds,
-    small,
-    use_products_of,
-    widths,
-)
-from tests.kernel import (
-    BF16,
-    FAMILIES,
-    FP16,
-    FP32,
-    QUICKLY,
-    assert_as_good_as_torch,
-    draw_inputs,
-    some_blocks,
-    through_kernel,
-    use_blocks,
-)
+from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen
+from screening_triton import available
 
-MANY = 150                          # keys; screen_windowed makes no cuts below 129
+settings.register_profile("quick", settings(deadline=None, print_blob=True), max_examples=40)
+settings.register_profile("nightly", settings(deadline=None, print_blob=True), max_examples=200)
+settings.load_profile("quick")
+torch.set_num_threads(1)                               # on small tensors a second one costs time
+
+# ------------------------------------------------------------------------ the paper, in float64
+
+def paper_unit(x):
+    """Eq. 5, for each row."""
+    return x / x.norm(dim=1, keepdim=True)
+
+
+def paper_visible(i, S, w):
+    """The keys j < S that position i sees: up to i, at distances below w."""
+    w = float(w.detach())
+    return [j for j in range(S) if j <= i and i - j < w]
+
+
+def paper_relevance(s, d, w, r):
+    """Eqs. 9 to 11 for keys in the window: similarities s, d = j - i, window w, width r."""
+    alpha = (1 - (1 - s) / r).clamp(min=0) ** 2
+    if w == math.inf:
+        return alpha
+    return alpha * ((math.pi * d / w).cos() + 1) / 2
+
+
+def paper_screen(q, k, v, w, r, i0=0):
+    """Eqs. 8 to 12, one pair at a time; shapes as in multiscreen.screen."""
+    q, k, v, w, r = (x.detach().double() for x in (q, k, v, w, r))
+    B, H, T, _ = q.shape
+    S, V = v.shape[2:]
+    h = torch.zeros(B, H, T, V, dtype=torch.float64)
+    for b in range(B):
+        for t in range(H):
+            for i in range(T):
+                for j in paper_visible(i0 + i, S, w[t]):
+                    d = torch.tensor(j - (i0 + i), dtype=torch.float64)
+                    s = q[b, t, i] @ k[b, t, j]
+                    h[b, t, i] += paper_relevance(s, d, w[t], r[t]) * v[b, t, j]
+    return h
+
+
+def paper_turned(x, angle):
+    """Rotate the pairs (x_n, x_(n + K/2)) of each row by angle[:, n], as complex numbers."""
+    a, b = x.chunk(2, 1)
+    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((z.real, z.imag), 1)
+
+
+def paper_mipe(x, w, w_th):
+    """Eqs. 6 and 7: rotate the first two dimensions if the window is below w_th."""
+    if w >= w_th:
+        return x
+    gamma = ((math.pi * w / w_th).cos() + 1) / 2
+    phi = math.pi * torch.arange(len(x), dtype=x.dtype) * gamma / w
+    return torch.cat((paper_turned(x[:, :2], phi[:, None]), x[:, 2:]), 1)
+
+
+def paper_tanh_norm(h):
+    """Eq. 13, for each row."""
+    norm = h.norm(dim=1, keepdim=True)
+    factor = norm.tanh() / torch.where(norm > 0, norm, 1)
+    return torch.where(norm > 0, factor, 1) * h
+
+
+def paper_screening_unit(q, k, v, w, r, w_th):
+    """Eqs. 5 to 14 for one tile: projected q, k, v, one row a token -> u."""
+    q, k, v = paper_mipe(paper_unit(q), w, w_th), paper_mipe(paper_unit(k), w, w_th), paper_unit(v)
+    h = []
+    for i in range(len(q)):
+        j = torch.tensor(paper_visible(i, len(k), w))
+        h.append(paper_relevance(k[j] @ q[i], (j - i).double(), w, r) @ v[j])
+    return paper_tanh_norm(torch.stack(h))
+
+
+def paper_logits(p, c, tokens):
+    """Eqs. 1 to 18: the logits (T, N). p: parameters by name; c: Config; tokens: (T,)."""
+    E = paper_unit(p["W_E"])
+    x = p["s_E"].exp() * E[tokens]
+    for n in range(c.N_L):
+        layer = f"layers.{n}."
+        W = {key.removeprefix(layer): value for key, value in p.items() if key.startswith(layer)}
+        update = 0
+        for t in range(c.N_H):
+            w, r = W["s_w"][t].exp() + 1, 1 / (1 + (-W["s_r"][t]).exp())
+            q, k, v, g = (x @ W[name][:, t] for name in ("W_Q", "W_K", "W_V", "W_G"))
+            y = paper_screening_unit(q, k, v, w, r, c.w_th) * (g / (1 + (-g).exp())).tanh()
+            update = update + y @ (W["s_O"][t].exp() * W["W_O"][t])
+        x = x + update
+    return x @ (p["s_F"].exp() * E).T
+
+
+# ------------------------------------------------------------------------------ what is drawn
+
+INF = math.inf
+# needs_kernel: native on a GPU, else interpreted. needs_interpreter: interpreted even with a GPU.
+needs_kernel = pytest.mark.skipif(not available(DEVICE), reason="the kernel cannot run here")
+
+seeds = st.integers(0, 2**31 - 1)
+widths = st.one_of(st.integers(1, 90).map(float), st.floats(1.0, 150.0), st.just(1e9),
+                   st.just(INF))
+acceptances = st.floats(0.02, 1.0)
+
+
+def draws(n, **options):
+    """Settings of a slow property: n examples, but in the nightly profile as many as it has."""
+    nightly = settings.get_profile("nightly").max_examples
+    if settings().max_examples == nightly:
+        n = nightly
+    return settings(max_examples=n, **options)
+
+
+def random(seed):
+    """A generator of random numbers of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def correlated(seed, B, H, T, S, K=16, V=64, dtype=torch.float64, rho=0.8):
+    """Unit q, k, v around a direction of each tile: similarities spread over (0, 1).
+
+    Independent unit vectors in 16 dimensions almost never pass Trim: a test would compare zeros.
+    """
+    g = random(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    base = draw(B, H, 1, K)
+    q = normalize(rho * base + (1 - rho) * draw(B, H, T, K), dim=-1)
+    k = normalize(rho * base + (1 - rho) * draw(B, H, S, K), dim=-1)
+    v = normalize(draw(B, H, S, V), dim=-1)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def draw_tokens(*shape, seed=0, n=50):
+    """Random integers from 0 to n - 1."""
+    return torch.randint(n, shape, generator=random(seed))
+
+
+def small(seed=0, moved=False, vocab_size=50, dtype=None, tiles=GatedScreeningTiles, **sizes):
+    """A small model; moved=True takes its parameters far from their initial values.
+
+    Then windows range from 1.1 to inf and r from 0.05 to 0.95, and many pairs pass Trim.
+    """
+    torch.manual_seed(seed)
+    config = Config(**({"psi": 3, "d_E": 24, "vocab_size": vocab_size} | sizes))
+    model = Multiscreen(config, dtype, tiles)
+    if moved:
+        move_away(model, random(seed))
+    return model
+
+
+@torch.no_grad()
+def move_away(model, g):
+    """Move the parameters of a Multiscreen or an ablation far from their initial values."""
+    for tile in model.layers:
+        tile.s_w.uniform_(-2.0, 6.0, generator=g)
+        tile.s_r.uniform_(-3.0, 3.0, generator=g)
+        tile.s_O.uniform_(-1.0, 1.0, generator=g)
+        tile.W_Q.copy_(0.3 * torch.randn(tile.W_Q.shape, generator=g))
+        tile.W_K.copy_(tile.W_Q + 0.1 * torch.randn(tile.W_Q.shape, generator=g))
+        tile.W_V.mul_(20)
+        if hasattr(tile, "W_G"):
+            tile.W_G.mul_(10)
+    model.layers[0].s_w[0] = INF
+    model.W_E.add_(0.03 * torch.randn(model.config.d_E, generator=g))      # make tokens similar
+    model.s_E.fill_(0.7)
+    model.s_F.fill_(1.3)
+
+
+def use_products_of(model, dtype):
+    """Let the model's matrix products run in dtype."""
+    for part in [model, *model.layers]:
+        part.dtype = dtype
+
+
+# ------------------------------------------------------------------ how exact the kernel must be
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+# The largest relative error of rounding to nearest.
+ROUNDING = {FP32: 2**-24, FP16: 2**-11, BF16: 2**-8}
+S_ERROR = 2**-22                                       # of a similarity: 16 products in float32
+# Shrinking would take minutes in the interpreter.
+QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
+# The families of GPUs for which blocks are shipped, by compute capability. The interpreter takes
+# the blocks of any of them, a GPU its own.
+FAMILIES = [8, 9, 10] if DEVICE == "cpu" else [min(torch.cuda.get_device_capability()[0], 10)]
+some_blocks = st.sampled_from([*FAMILIES, (16, 32), (32, 16), (32, 32), (64, 32)])
+
+
+def use_blocks(blocks):
+    """A context with blocks of (queries, keys), or with those shipped for a family of GPUs."""
+    if blocks in FAMILIES:
+        shipped = fused.block_sizes
+
+        def sizes(kernel, float32, d_K, d_V, capability):
+            return shipped(kernel, float32, d_K, d_V, (blocks, 0))
+    else:
+        def sizes(*args):
+            return *blocks, *((4, 2) if DEVICE == "cuda" else (1, 1))      # warps and stages
+
+    return mock.patch.object(fused, "block_sizes", sizes)
+
+
+def through_kernel(q, k, v, w, r, i0, dh, blocks=(32, 32)):
+    """h and the five gradients from the kernel. blocks: of `use_blocks`."""
+    inputs = [x.detach().to(DEVICE).requires_grad_() for x in (q, k, v, w, r)]
+    # This fills new memory with NaN: what the kernel never writes shows.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with use_blocks(blocks):
+            h = fused.screen(*inputs, i0)
+            gradients = torch.autograd.grad(h, inputs, dh.to(DEVICE))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return [h.detach().cpu(), *(g.cpu() for g in gradients)]
+
+
+def through_torch(q, k, v, w, r, i0, dh):
+    """h and the five gradients from the definition."""
+    inputs = [x.detach().requires_grad_() for x in (q, k, v, w, r)]
+    h = ms.screen(*inputs, i0)
+    return [h.detach(), *torch.autograd.grad(h, inputs, dh.to(h.dtype))]
+
+
+def assert_as_good_as_torch(q, k, v, w, r, i0, dh, blocks=(32, 32)):
+    """The kernel's error is at most about twice PyTorch's, which computes in float32.
+
+    Errors are against float64, with the inputs as they are: nothing rounds them first. PyTorch's
+    error counts as at least one rounding of the largest value, because its 16-bit results may be
+    nearer by luck.
+    """
+    q64, k64, v64, w64, r64 = (x.double() for x in (q, k, v, w, r))
+    exact = through_torch(q64, k64, v64, w64, r64, i0, dh)
+    plain = through_torch(q, k, v, w, r, i0, dh)
+    fast = through_kernel(q, k, v, w, r, i0, dh, blocks)
+
+    # A sum may be far smaller than its terms, so add what each term may be off by. The kernel
+    # rounds each relevance, and each dL/ds, to v's dtype before it multiplies them. And s is off
+    # by its last bits, which 1/r multiplies, and 1/r^2 in dL/ds.
+    w64.requires_grad_()
+    r64.requires_grad_()
+    s = (q64 @ k64.mT).requires_grad_()
+    d = torch.arange(k.shape[2]) - torch.arange(i0, i0 + q.shape[2])[:, None]
+    m = ms.softmask(d, w64[:, None, None])
+    alpha_d = ms.trim(s, r64[:, None, None]) * m
+    slope, = torch.autograd.grad(alpha_d.sum(), s, retain_graph=True)
+    r_column = r.double()[:, None, None]
+    may_pass = s > 1 - r_column - S_ERROR
+    curvature = (2 * m / r_column**2 * may_pass).detach()
+    dh64 = dh.double()
+    dh_v = (dh64 @ v64.mT).abs()
+    of_alpha_d = ROUNDING[v.dtype] * alpha_d.detach() + S_ERROR * slope
+    of_ds = (ROUNDING[v.dtype] * slope + S_ERROR * curvature) * dh_v
+    slack = {"h": of_alpha_d @ v64.abs(), "dv": of_alpha_d.mT @ dh64.abs(),
+             "dq": of_ds @ k64.abs(), "dk": of_ds.mT @ q64.abs()}
+
+    # dw and dr are sums over all pairs: add 1e-6 of the terms' magnitudes.
+    of_w, of_r = torch.autograd.grad(alpha_d, (w64, r64), dh_v)
+    of_s = (S_ERROR * curvature * dh_v).sum((0, 2, 3))
+    slack |= {"dw": 1e-6 * of_w.abs(), "dr": 1e-6 * of_r.abs() + of_s}
+
+    dtypes = {"h": v.dtype, "dq": q.dtype, "dk": k.dtype, "dv": v.dtype, "dw": w.dtype,
+              "dr": r.dtype}
+    for (name, dtype), x_fast, x_plain, x_exact in zip(dtypes.items(), fast, plain, exact):
+        assert x_fast.dtype == dtype, name
+        assert x_fast.shape == x_exact.shape, name
+        largest = x_exact.abs().max()
+        plain_error = (x_plain.double() - x_exact).abs().max()
+        if name not in ("dw", "dr"):
+            of_result = ROUNDING[v.dtype if dtype == FP32 else dtype] * largest
+            plain_error = torch.maximum(plain_error, of_result)
+        allowed = 2 * plain_error + 2e-6 + slack[name]
+        if DEVICE == "cuda":                                   # its cos and sin: off by 2^-20.5
+            allowed = allowed + 2**-17 * largest
+        error = (x_fast.double() - x_exact).abs()
+        assert (error <= allowed).all(), (name, error / allowed)           # fails on NaN
+
+
+def draw_inputs(seed, B, T, S, dtypes, rho=0.6, H=2):
+    """Correlated q, k, v and a gradient dh of h. dtypes: that of q and k, then that of v."""
+    q, k, v = correlated(seed, B, H, T, S, rho=rho)
+    dh = torch.randn(B, H, T, 64, generator=random(seed + 1), dtype=torch.float64)
+    return q.to(dtypes[0]), k.to(dtypes[0]), v.to(dtypes[1]), dh.to(dtypes[1])
+
+
+MANY = 150                          # keys; ms.screen makes no cuts below 129
 
 
 def guards(equation):
@@ -135,7 +391,7 @@ def test_the_table_of_claims_names_tests_of_this_file():
     assert set(named) <= set(globals())
 
 
-def test_every_equation_has_one_owner_and_the_guide_agrees():
+def test_every_equation_has_one_owner():
     # By n, the functions whose docstrings say "Eq. (n)".
     owners = {}
     for scope in (ms, ms.GatedScreeningTiles, ms.Multiscreen):
@@ -146,12 +402,6 @@ def test_every_equation_has_one_owner_and_the_guide_agrees():
                     owners.setdefault(int(n), []).append(name)
     assert sorted(owners) == list(range(1, 19))
     assert all(len(names) == 1 for names in owners.values()), owners
-
-    # The guide's table: | n, m | ... | `function`.
-    guide = Path(__file__).with_name("docs").joinpath("variants.md").read_text()
-    rows = re.findall(r"^\| *([\d, ]+?) *\|.*?\| *`([\w.]+)`", guide, re.M)
-    table = {int(n): name.split(".")[-1] for numbers, name in rows for n in numbers.split(",")}
-    assert table == {n: names[0] for n, names in owners.items()}
 
 
 @guards("Eq. (4), window and acceptance width")
@@ -174,7 +424,7 @@ def test_window_and_acceptance_by_hand():
 @given(seed=seeds, scale=st.floats(1e-3, 1e6))
 def test_unit_has_length_one_and_ignores_scale(seed, scale):
     x = torch.randn(5, 16, generator=random(seed), dtype=torch.float64)
-    torch.testing.assert_close(ms.unit(x), reference.unit(x))
+    torch.testing.assert_close(ms.unit(x), paper_unit(x))
     torch.testing.assert_close(ms.unit(scale * x), ms.unit(x), rtol=1e-9, atol=1e-12)
 
 
@@ -351,7 +601,7 @@ def test_screen_against_a_loop_over_pairs(seed, T, S, i0, w, r):
     q, k, v = correlated(seed, 2, 2, T, S, V=3)
     w = torch.tensor([w, 3.5], dtype=torch.float64)
     r = torch.tensor([r, 0.9], dtype=torch.float64)
-    exact = reference.reference_screen(q, k, v, w, r, i0)
+    exact = paper_screen(q, k, v, w, r, i0)
     torch.testing.assert_close(ms.screen(q, k, v, w, r, i0), exact, rtol=1e-12, atol=1e-12)
 
 
@@ -366,7 +616,7 @@ def assert_a_key_on_the_threshold_contributes_nothing(screen, s, T=MANY):
     assert (screen(q, k, v, w, 1.001 * r) > 0).all()
 
 
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen])
 @pytest.mark.parametrize("s", [717 / 1024, 461 / 1024, 256 / 1024])
 def test_a_key_exactly_on_the_threshold_contributes_nothing_at_all(screen, s):
     assert_a_key_on_the_threshold_contributes_nothing(screen, s)
@@ -387,7 +637,7 @@ def assert_far_keys_count(screen, T):
     assert (h[..., 3:] == 0).all()
 
 
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen])
 @pytest.mark.parametrize("T", [1, 17])
 def test_keys_count_however_far_a_window_reaches(T, screen):
     assert_far_keys_count(screen, T)
@@ -399,7 +649,7 @@ def test_keys_count_however_far_a_window_reaches(T, screen):
 def test_tanh_norm_bounds_the_length_and_keeps_the_direction(seed, scale):
     x = scale * torch.randn(3, 16, generator=random(seed), dtype=torch.float64)
     y = ms.tanh_norm(x)
-    torch.testing.assert_close(y, reference.tanh_norm(x), rtol=1e-9, atol=0)
+    torch.testing.assert_close(y, paper_tanh_norm(x), rtol=1e-9, atol=0)
     torch.testing.assert_close(y.norm(dim=-1), torch.tanh(x.norm(dim=-1)))
 
 
@@ -418,7 +668,7 @@ def test_tanh_norm_has_a_finite_jacobian_everywhere(length):
 
 
 @pytest.mark.parametrize("T", [40, MANY])
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen])
 def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
     q, k, v = correlated(3, 2, 2, T, T, dtype=torch.bfloat16)
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
@@ -432,7 +682,7 @@ def test_bfloat16_values_and_transposed_inputs_give_the_same_numbers(T, screen):
 @draws(20)
 @given(seed=seeds, T=st.integers(2, 40) | st.integers(MANY, MANY + 40), w=widths,
        dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-       screen=st.sampled_from([ms.screen, screen_windowed]), data=st.data())
+       screen=st.sampled_from([ms.screen]), data=st.data())
 def test_causality_and_window_edge_are_bitwise(seed, T, w, dtype, screen, data):
     """A change at j leaves every bit before j, and from j + w on, as it was."""
     q, k, v = correlated(seed, 1, 1, T, T, dtype=dtype)
@@ -454,15 +704,15 @@ SIZES = {"the paper's": {}, "others": {"w_th": 16.0, "d_K": 9, "d_V": 25, "N_H":
 
 
 @functools.cache
-def reference_run(seed, moved, sizes):
-    """(tokens, parameters, logits) of a small model, from tests/reference.py, in float64.
+def paper_run(seed, moved, sizes):
+    """(tokens, parameters, logits) of a small model, from the paper, in float64.
 
     The parameters carry the gradients of the loss.
     """
     model = small(seed, moved, **SIZES[sizes])
     tokens = draw_tokens(1, MANY + 1, seed=seed)
     p = {name: x.detach().double().requires_grad_() for name, x in model.named_parameters()}
-    logits = reference.reference_logits(p, model.config, tokens[0, :-1])
+    logits = paper_logits(p, model.config, tokens[0, :-1])
     torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).backward()
     return tokens, p, logits.detach()
 
@@ -471,9 +721,9 @@ def reference_run(seed, moved, sizes):
 @pytest.mark.parametrize("seed, moved, sizes", [
     (0, False, "the paper's"), (0, True, "the paper's"), (1, True, "the paper's"),
     (2, True, "others")])
-@pytest.mark.parametrize("screen", [ms.screen, screen_windowed])
+@pytest.mark.parametrize("screen", [ms.screen])
 def test_logits_and_every_gradient_equal_the_paper_in_float64(seed, moved, sizes, screen):
-    tokens, parameters, exact = reference_run(seed, moved, sizes)
+    tokens, parameters, exact = paper_run(seed, moved, sizes)
     x, y = tokens[:, :-1], tokens[:, 1:]
     model = small(seed, moved, **SIZES[sizes])
     model.screen = screen
@@ -614,7 +864,7 @@ def test_products_run_in_16_bits_and_geometry_in_float32(dtype, monkeypatch):
 
         # The products' results are normalised and rotated in float32.
         assert all((x.norm(dim=-1) - 1).abs().max() < 1e-5 for x in (q, k))
-        return screen_windowed(q, k, v, w, r, i0)
+        return ms.screen(q, k, v, w, r, i0)
 
     tokens = draw_tokens(2, 60)
     exact = small(1, moved=True)(tokens)
@@ -848,7 +1098,7 @@ def test_kernel_keeps_the_gradient_of_the_window_through_mipe():
         h.backward(dh.to(h.dtype).to(DEVICE))
         return s_w.grad.item()
 
-    exact = gradient(screen_windowed, torch.float64, v.double())
+    exact = gradient(ms.screen, torch.float64, v.double())
     with use_blocks(FAMILIES[0] if DEVICE == "cuda" else (256, 256)):      # fewer to interpret
         error = abs(gradient(fused.screen, FP32, v) / exact - 1)
     assert error < (2.5e-3 if hopper else 2e-2)
@@ -859,7 +1109,7 @@ def test_the_model_through_the_kernel_is_the_paper_and_has_its_gradient():
     model = small(1, moved=True, N_L=2)
     tokens = draw_tokens(1, 41)
     parameters = {name: p.detach().double() for name, p in model.named_parameters()}
-    exact = reference.reference_logits(parameters, model.config, tokens[0])
+    exact = paper_logits(parameters, model.config, tokens[0])
     model.to(DEVICE)
     tokens = tokens.to(DEVICE)
     grads = {}

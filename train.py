@@ -1,385 +1,504 @@
-"""Train a Multiscreen model on any text, or on endless documents of ABCDigits or passkey.
+"""Train a Multiscreen model on any text.
 
     python train.py --psi 8                          the source of Python's own standard library
-    python train.py --data books/ --tokenizer gpt2   text, folders, .bin token files
+    python train.py --data books/ --tokenizer gpt2   texts, folders of them, .bin files of tokens
     python train.py --resume --steps 1240            continue the run in out/, to step 1240
+    python train.py --model mine.Tiles               a class of layers in your mine.py
     torchrun --nproc_per_node 8 train.py ...         the same on 8 GPUs
-
-Ctrl-C saves a checkpoint; add --resume to continue. With --resume, a run is started, continued or
-reported as finished. Without it, a folder that already holds a run is refused.
 
 The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no clipping, and a linear
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
-A printed line has the step's loss in nats per token, its learning rate, gradient norm before
-clipping, median and largest window, and, over the steps since the line before, the milliseconds per
-step and the minutes that the rest will take at this speed.
+Ctrl-C saves a checkpoint; add --resume to continue, bit for bit on a CPU. The run's folder, OUT,
+contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each line of numbers.
 
-The run's folder, OUT, contains ckpt.pt, which is all you need to resume; log.tsv, with a row for
-each line of numbers; source/, the code that ran; and more, listed in support/run.py.
+What a flag calls MODULE.NAME is yours, in MODULE.py here or in the current folder:
+
+    --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
+                  of Multiscreen; f.recipe may hold defaults of these flags, a dict
+    --data        f(args, tokenizer, part) -> documents, for part "train" or "val", with the methods
+                  of `Text`
+    --tokenizer   an object with name, n_vocab, eot_token, encode_ordinary, decode, as tiktoken's
 """
+import argparse
+import hashlib
+import inspect
 import math
-import shlex
+import os
+import pickle
+import signal
+import sys
+import sysconfig
 import time
-from argparse import BooleanOptionalAction
+from dataclasses import asdict, fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 import torch
+import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-from support import check, cli
-from support import distributed as dist  # one process or many, of which only number 0 prints
-from support.data import TASKS, absolute, batches, get_data, get_tokenizer
-from support.fast import make_fast
-from support.models import SIZES, build_model, recipe, set_seeds, windows
-from support.run import (
-    FIXED,
-    FREE,
-    Run,
-    find_checkpoint,
-    load_checkpoint,
-    load_weights,
-    read_checkpoint,
-    require_same_flags,
-    save_checkpoint,
-)
-from support.tasks import get_documents
+import multiscreen
+from multiscreen import Config, GatedScreeningTiles, Multiscreen
 
-__all__ = ["load_checkpoint", "main", "save_checkpoint", "train"]      # for your own code
+COLUMNS = ("step", "loss", "lr", "grad_norm", "w_median", "w_max", "ms", "val_loss")   # of log.tsv
+SIZES = [field.name for field in fields(Config) if field.name != "vocab_size"]
+OF_A_MODEL = ("model", "tokenizer", *SIZES)            # the flags that --init takes over
+OF_A_COMMAND = ("out", "resume", "force", "init", "device", "compile")     # --resume keeps others
 
 
-def train(out, args, ckpt=None, init=None):
-    """Train a run in the folder `out`.
+def train(args, ckpt=None, stop=()):
+    """Train a run, with a checkpoint to begin with, if any. Returns whether it is finished.
 
-    ckpt: the contents of OUT/ckpt.pt if that run continues; init: those of --init's checkpoint for
-    a new run. Both are dicts or None; `main`, at the end of this file, reads them.
+    stop: a list; once there is something in it, the run saves a checkpoint and returns.
     """
-    # The model comes before a large corpus: if it cannot be built, you learn so at once.
-    tokenizer = get_tokenizer(args.tokenizer)
-    device = cli.get_device(args.device)
-    dtype = cli.products_dtype(device, args.dtype)
-    args.dtype = "bfloat16" if dtype else "float32"    # what `auto` has become
-    sizes = {field: getattr(args, name) for name, field in SIZES.items()}
-    set_seeds(args.seed)
-    model = build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype).to(device)
-    get = get_documents if args.data in TASKS else get_data
-    data, val_data = get(args, tokenizer)
-    if ckpt:
-        load_weights(model, ckpt["weights"], out / "ckpt.pt")
-    elif init:
-        load_weights(model, init["weights"], args.init)
-    make_fast(model, args)                             # in place: choose the screen, compile
-    run = Run(out, args, model, data, ckpt)            # counts the steps, and writes into `out`
-    dist.shard(model)                                  # over the processes of torchrun, if any
-    optimizer = get_optimizer(model, args)             # it must see the sharded weights
-    if ckpt:
-        run.resume(ckpt, model, optimizer, data)
-
-    # The loop. `unread` holds the losses and gradient norms of the steps since they were last read,
-    # on the device: to read them, the CPU must wait for the GPU.
-    unread, since = [], time.perf_counter()
-    last = stopping = False
-    with run.begin(), cli.stop_requests() as signals:  # Ctrl-C, SIGTERM, SIGHUP
-        print(f"{args.model}, {run.facts['parameters']:,} parameters, {device}, {args.dtype}")
-        print(f"{data} of {args.seq_len} tokens; steps {run.step} to {args.steps}, each of "
-              f"{args.batch_tokens:,} tokens", flush=True)
-        if run.owes_evaluation:                        # the run was stopped in one
-            log_evaluation(run, model, data, val_data, args, tokenizer, signals)
-            run.save(model, optimizer, data)
-            last = run.learned or run.step >= args.steps
-            stopping = run.owes_evaluation
-            since = time.perf_counter()
-        while not last and not stopping:
-            lr = set_rate(optimizer, args, run.step)
-            loss, norm = train_step(model, data, args, run.drawn)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            run.step += 1
-            run.drawn += args.batch_tokens // args.seq_len
-            run.learned = data.observe(loss, args.batch_tokens // args.seq_len)
-            unread.append((loss, norm))
-            last = run.learned or run.step == args.steps           # a task ends when it is learned
-            stopping = dist.total(len(signals)) > 0    # if any of the processes got one
-
-            logs = last or run.step == 1 or run.step % args.log_every == 0
-            evaluates = last or run.step % args.eval_every == 0
-            saves = last or run.step % args.save_every == 0
-            if not (logs or evaluates or saves or stopping):
-                continue
-            # A checkpoint is only written if all numbers before it were finite.
-            pairs = torch.stack([torch.stack(pair) for pair in unread]).tolist()
-            for step, (loss, norm) in enumerate(pairs, run.step - len(pairs) + 1):
-                run.require_finite(step, loss=loss, grad_norm=norm)
-            unread.clear()
-            loss, norm = pairs[-1]
-            if logs:
-                seconds = (time.perf_counter() - since) / len(pairs)           # per step
-                left = seconds * (args.steps - run.step)
-                run.log(loss=loss, lr=lr, grad_norm=norm, **windows(model), ms=1e3 * seconds,
-                        tokens_per_s=args.batch_tokens / seconds, min_left=left / 60)
-            if evaluates:
-                log_evaluation(run, model, data, val_data, args, tokenizer, signals)
-                stopping = stopping or run.owes_evaluation
-            if saves or stopping:
-                run.save(model, optimizer, data)
-            since = time.perf_counter()
-    if run.owes_evaluation or (stopping and not last):           # `cli` prints no traceback
-        raise KeyboardInterrupt(f"stopped at step {run.step}, saved {out / 'ckpt.pt'}; to go on, "
-                                "repeat the command with --resume, without --force and --init")
-    if dist.world() == 1:
-        try:
-            check.warn(model, check.LONG)              # a leak may grow while a model trains
-            text = sample(model, val_data, tokenizer)
-            print(f"a sample that continues held-out text:\n{text}")
-        except KeyboardInterrupt:                      # the run is finished, and saved
-            print("the sample was stopped")
-    next_command = f"python {data.next_command} --ckpt {shlex.quote(str(out / 'ckpt.pt'))}"
-    print(f"next: {cli.pasteable(next_command)}")
-
-
-def get_optimizer(model, args):
-    """AdamW as in the paper. Weight decay is for matrices only."""
+    rank, world = 0, 1
+    if dist.is_initialized():                          # by torchrun
+        rank, world = dist.get_rank(), dist.get_world_size()
+    device, tokenizer = torch.device(args.device), get_tokenizer(args.tokenizer)
+    torch.manual_seed(args.seed)
+    sizes = {name: getattr(args, name) for name in SIZES} | {"vocab_size": tokenizer.n_vocab}
+    model = build_model(args.model, sizes, getattr(torch, args.dtype)).to(device)
+    data, val_data = get_data(args, tokenizer)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": args.weight_decay},
-              {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.weight_decay},
+                                   {"params": others, "weight_decay": 0.0}],
+                                  lr=args.lr, betas=(0.9, 0.95), fused=True)
+    step, log, path = 0, "\t".join(COLUMNS) + "\n", Path(args.out, "ckpt.pt")
+    if ckpt:
+        model.load_state_dict(ckpt["weights"])
+    if ckpt and args.resume:
+        optimizer.load_state_dict(ckpt["optimizer"])
+        step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
+        torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
+    print(choose_screen(model, args.kernel))
+    if args.compile or args.compile is None and device.type == "cuda":
+        compile_model(model)
+    print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
+          f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
+          f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    per_step = args.batch_tokens // args.seq_len       # sequences
+    since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
+    while not finished and not stopped:
+        lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        # This process's share of the step's sequences, in passes of --batch-size.
+        mine = range(step * per_step, (step + 1) * per_step)[rank::world]
+        passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
+        loss, stops = 0.0, torch.tensor(float(len(stop)))
+        for numbers in passes:
+            x = to_device([data.draw(n) for n in numbers], device)
+            part = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
+            part.backward()
+            loss = loss + part.detach()
+        if world > 1:
+            for x in (stops, loss, *(p.grad for p in model.parameters() if p.grad is not None)):
+                dist.all_reduce(x)
+                x /= world
+        norm = clip_grad_norm_(model.parameters(), args.clip or math.inf)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        finished, stopped = data.observe(loss) or step == args.steps, stops.item() > 0
+
+        logs = finished or stopped or step == 1 or step % args.log_every == 0
+        evaluates = finished or step % args.eval_every == 0
+        if not (logs or evaluates):
+            continue                                   # without waiting for the GPU
+        row = {"step": step, "loss": loss.item(), "lr": lr, "grad_norm": norm.item()}
+        row["ms"] = 1e3 * (time.perf_counter() - since) / (step - logged)
+        diverged = not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
+        if evaluates and not diverged:
+            row["val_loss"] = evaluate(model, val_data, args.batch_size)
+        row |= windows(model)
+        log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
+        row["min_left"] = row["ms"] * (args.steps - step) / 60e3
+        print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
+        if rank == 0:
+            path.with_name("log.tsv").write_text(log)
+        if diverged:
+            print(f"error: training has diverged; {path}, if there is one, is from before: try a "
+                  "smaller --lr, or undo your last edit", file=sys.stderr)
+            sys.exit(3)
+        if (evaluates or stopped) and rank == 0:
+            save_checkpoint(path, model, args, step=step, log=log, rng=torch.get_rng_state(),
+                            data_state=data.state, optimizer=optimizer.state_dict())
+            print(f"saved {path}")
+        if world > 1:
+            dist.barrier()                             # torchrun ends all once one has ended
+        since, logged = time.perf_counter(), step
+    if finished:
+        print(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
+    return finished
 
 
-def set_rate(optimizer, args, step):
-    """Set the learning rate of step 0, 1, ..: linear warm-up, then constant. Returns the rate."""
-    lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
+def to_device(sequences, device):
+    """Sequences (T + 1,) as one tensor on the device. A GPU copies it while it computes."""
+    x = torch.from_numpy(np.stack(sequences))
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-def train_step(model, data, args, drawn):
-    """Run a step's passes forward and backward. Returns (loss, gradient norm before clipping).
-
-    Both are tensors on the device. drawn: the sequences that were drawn before this step.
-    """
-    mine = dist.my_share(range(drawn, drawn + args.batch_tokens // args.seq_len))
-    passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
-    total = 0.0
-    for numbers in passes:
-        is_last = numbers is passes[-1]
-        dist.average_in_next_backward(model, is_last)
-        x = get_batch(data, numbers, args.seed, model.W_E.device)
-        loss = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
-        loss.backward()
-        total = total + loss.detach()
-    largest = args.clip if args.clip > 0 else math.inf
-    norm = clip_grad_norm_(model.parameters(), largest)
-    return dist.mean(total), dist.full(norm)
-
-
-def get_batch(data, numbers, seed, device):
-    """The sequences of these numbers on the device, (len(numbers), T + 1)."""
-    x = torch.from_numpy(np.stack([data.draw(n, seed) for n in numbers]))
-    # From pinned memory a GPU copies while it computes.
-    if device.type == "cuda":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=x.is_pinned())
-
-
-def log_evaluation(run, model, data, val_data, args, tokenizer, signals):
-    """Evaluate and log, unless a signal asks to stop: then --resume begins with this evaluation."""
-    try:
-        # To compile once more, without gradients, costs more than a run's few evaluations gain.
-        with torch.compiler.set_stance("force_eager"):
-            row = evaluate(model, data, val_data, args, tokenizer, signals)
-    except KeyboardInterrupt:
-        run.owes_evaluation = True
-        return
-    run.owes_evaluation = False
-    run.require_finite(run.step, val_loss=row["val_loss"])
-    run.log(**row)
+def windows(model):
+    """Columns of the log: the median and the largest window, of a model that has some."""
+    if not hasattr(model.layers[0], "s_w"):
+        return {}
+    w = torch.cat([layer.window().detach() for layer in model.layers])
+    return {"w_median": w.median().item(), "w_max": w.max().item()}
 
 
 @torch.no_grad()
-def evaluate(model, data, val_data, args, tokenizer, signals=()):
-    """Evaluate in eval mode. Returns a row of the log: nats per token, bits per byte, alive pairs.
-
-    Raises KeyboardInterrupt between two passes once there is a signal in `signals`.
-
-    The losses are over up to 256 sequences, spread evenly over the validation data, and the share
-    of alive pairs is over the first 512 tokens of one. A task adds columns of its own, over 64
-    documents. If there are several processes, each of them computes all of this.
-    """
-    def until_signal(n):
-        for x in batches(val_data, n, args.batch_size):
-            if dist.total(len(signals)) > 0:           # if any of the processes got one
-                raise KeyboardInterrupt
-            yield x
-
+@torch.compiler.set_stance("force_eager")              # compiling would take longer
+def evaluate(model, data, batch_size):
+    """Nats per token of at most 256 sequences, evenly spread. Each process computes all of it."""
     model.eval()
-    device = model.W_E.device
-    nats = n_tokens = n_bytes = 0
-    for x in until_signal(256):
-        x = x.to(device)
-        nats += model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().sum().item()
-        targets = x[:, 1:].flatten().tolist()
-        n_tokens += len(targets)
-        if tokenizer.eot_token is not None:            # numbers stand for no bytes
-            text = [t for t in targets if t != tokenizer.eot_token]
-            n_bytes += len(tokenizer.decode_bytes(text))
-    row = {"val_loss": nats / n_tokens}
-    if n_bytes > 0:
-        row["val_bpb"] = nats / math.log(2) / n_bytes
-
-    # Called on the training data, whose state says how much help the task still gives.
-    row |= data.extra_columns(model, until_signal(64))
-
-    # Transformers have no relevance maps, nor do layers that do not call their `screen`.
-    tokens = torch.from_numpy(val_data[0][:-1][:512])[None].to(device)
-    row |= check.alive_pairs(model, tokens)
+    numbers, nats = range(0, len(data), math.ceil(len(data) / 256)), []
+    for first in range(0, len(numbers), batch_size):
+        some = [data[n] for n in numbers[first : first + batch_size]]
+        x = to_device(some, model.W_E.device)
+        nats.append(model.loss(x[:, :-1], x[:, 1:], "none").cpu().double().flatten())
     model.train()
-    return row
+    return torch.cat(nats).mean().item()
 
 
-def sample(model, val_data, tokenizer):
+@torch.compiler.set_stance("force_eager")
+def sample(model, data, tokenizer):
     """The first 32 tokens of the validation data and the model's continuation of them, as text."""
-    prompt = torch.from_numpy(val_data[0][:32])[None].to(model.W_E.device)
+    prompt = to_device([data[0][:32]], model.W_E.device)
     generator = torch.Generator(prompt.device).manual_seed(0)
-    with torch.compiler.set_stance("force_eager"):     # compiling would take longer
-        answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
-    return cli.printable(tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist()))
+    answer = model.eval().generate(prompt, 256, temperature=0.7, generator=generator)
+    text = tokenizer.decode(torch.cat([prompt, answer], 1)[0].tolist())
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+def save_checkpoint(path, model, args, **more):
+    """Write a checkpoint; the file at `path` is always whole, the old one or the new one.
+
+    From a loop of your own: save_checkpoint("mine.pt", model, get_args(["--psi", "4"])), with the
+    flags that the model was made by. more: what --resume needs; all other commands do without.
+    """
+    contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
+                "weights": model.state_dict(), **more}
+    temporary = Path(f"{path}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(contents, file)
+            file.flush()
+            os.fsync(file.fileno())                    # a power cut must not leave an empty file
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as e:               # torch hides a full disk behind the latter
+        temporary.unlink(missing_ok=True)
+        sys.exit(f"error: {path} could not be written, it is as it was ({e.__context__ or e})")
+
+
+def read_checkpoint(path):
+    """The dict that save_checkpoint wrote. Nothing in it is executed."""
+    try:
+        ckpt = torch.load(path, "cpu", weights_only=True)
+        return {name: ckpt[name] for name in ("args", "config", "source", "weights")} | ckpt
+    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
+        sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
+
+
+def load_checkpoint(path, device="cpu", dtype=None):
+    """(model, tokenizer, dict) of a checkpoint; the model is in eval mode.
+
+    dtype: for matrix products, such as torch.bfloat16. A line says if code was edited since.
+    """
+    ckpt = read_checkpoint(path)
+    model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
+    model.load_state_dict(ckpt["weights"])
+    model.to(device).eval()
+    for name, text in source_of(model).items():
+        if ckpt["source"].get(name, text) != text:
+            print(f"{path} was trained with another {name}", file=sys.stderr)
+    print(choose_screen(model, ckpt["args"]["kernel"]), file=sys.stderr)
+    return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
+
+
+def source_of(model):
+    """{module: text} of multiscreen.py and of the files with the model's classes."""
+    names = {"multiscreen", *(type(part).__module__ for part in (model, *model.layers))}
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)}
+    return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}
+
+
+# ---------------------------------------------------------------------------------------- model
+
+def named(name):
+    """What MODULE.NAME names, in a file beside this one or in the current folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as e:
+        sys.exit(f"error: {name} is neither there nor MODULE.NAME of something in a file ({e})")
+
+
+def build_model(name, sizes, dtype=None):
+    """The model of a --model, freshly initialised. sizes: of Config."""
+    make = Multiscreen if name == "multiscreen" else named(name)
+    if isinstance(make, type) and issubclass(make, GatedScreeningTiles):
+        make = partial(Multiscreen, tiles=make)
+    try:
+        return make(Config(**sizes), None if dtype == torch.float32 else dtype)
+    except ValueError as e:
+        sys.exit(f"error: {e}")
+
+
+def choose_screen(model, kernel="auto"):
+    """Let a model screen by a twin of multiscreen.screen, in place. Returns a line that says so.
+
+    kernel: a module with a function `screen`. A twin repeats equations of multiscreen.py, so `auto`
+    takes one only while these have the text that it was written for: your edit of one acts.
+    """
+    if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
+        return "this model does not screen by multiscreen.screen"
+    if kernel != "auto":
+        model.screen = named(f"{kernel}.screen")
+        return f"screening by {kernel}.screen"
+    name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
+    try:
+        twin = import_module(name)
+        twin.prepare(model)                            # raises if it cannot run here
+        if twin.EQUATIONS != hash_of_equations():
+            raise ValueError("an equation that it repeats was edited")
+        model.screen = twin.screen
+        return f"screening by {name}.screen"
+    except Exception as e:                             # whatever it is, the definition runs
+        return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
+
+
+def hash_of_equations():
+    """A hash of the text of what a twin of multiscreen.screen repeats."""
+    functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
+                 Multiscreen.screen)
+    text = "".join(inspect.getsource(inspect.unwrap(f)) for f in functions)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def compile_model(model):
+    """torch.compile the layers, which share one graph, and the head, in place.
+
+    Not the embedding: compiled, it adds its gradient up in any order. The option keeps angles in
+    float64 from being computed again for each number that they rotate.
+    """
+    options = {"options": {"realize_opcount_threshold": 12}}
+    for layer in model.layers:
+        layer.compile(**options)
+    model.head, model.nats = (torch.compile(f, **options) for f in (model.head, model.nats))
+
+
+# ----------------------------------------------------------------------------------------- data
+
+def get_tokenizer(name):
+    """`bytes`: 256 bytes and end-of-text; `gpt2`: GPT-2's BPE (the paper's), downloaded once."""
+    if name == "bytes":
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": 256})
+    return tiktoken.get_encoding(name) if name == "gpt2" else named(name)
+
+
+class Text:
+    """Contiguous sequences of T + 1 tokens, T inputs and T targets, cut from arrays of tokens.
+
+    data[n] is the n-th in the text, data.draw(n) the n-th in a random order: it depends on n and
+    the seed alone, so a resumed run goes on with what comes next.
+    """
+    state = None                                       # what a checkpoint keeps of a curriculum
+
+    def __init__(self, arrays, args, n_vocab):
+        self.T, self.seed, self.n_vocab, self.epoch = args.seq_len, args.seed, n_vocab, None
+        texts = [np.zeros(0, np.uint8), *(x for x in arrays if not isinstance(x, np.memmap))]
+        self.arrays = [np.concatenate(texts), *(x for x in arrays if isinstance(x, np.memmap))]
+        self.ends = np.cumsum([max(len(tokens) - 1, 0) // self.T for tokens in self.arrays])
+        if len(self) == 0:
+            sys.exit(f"error: {sum(map(len, arrays))} tokens of --data or --val are fewer than one "
+                     f"sequence of {self.T} + 1: use more text or a smaller --seq-len")
+
+    def __len__(self):
+        return int(self.ends[-1])
+
+    def __getitem__(self, n):
+        a = int(np.searchsorted(self.ends, n, side="right"))           # the array that has it
+        n -= int(self.ends[a - 1]) if a > 0 else 0
+        tokens = self.arrays[a][n * self.T : (n + 1) * self.T + 1].astype(np.int64)
+        if tokens.max() >= self.n_vocab:
+            sys.exit(f"error: there is a token {tokens.max()}, but --tokenizer has {self.n_vocab}")
+        return tokens
+
+    def draw(self, n):
+        epoch, n = divmod(n, len(self))
+        if self.epoch != epoch:
+            self.epoch = epoch
+            self.order = np.random.default_rng([self.seed, epoch]).permutation(len(self))
+        return self[self.order[n]]
+
+    def observe(self, loss):
+        """Called with the loss of each step, on the device. Returns whether training may end."""
+        return False
+
+
+def files_of(names):
+    """The files that --data names. A folder stands for its .txt files, and for those below it."""
+    if names == ["stdlib"]:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+        return sorted(path for path in root.rglob("*.py")
+                      if not skip & set(path.relative_to(root).parts))
+    folders = {name: sorted(Path(name).rglob("*.txt")) for name in names if os.path.isdir(name)}
+    return [path for name in names for path in folders.get(name, [Path(name)])]
+
+
+def read_file(path, tokenizer):
+    """The tokens of a file. A text is UTF-8, and ends with end-of-text.
+
+    A .bin file holds nothing but tokens, uint16, or uint32 if the vocabulary has more than 65,536,
+    and stays on the disk.
+    """
+    dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
+    try:
+        if path.suffix == ".bin":
+            return np.memmap(path, dtype, "r")
+        text = path.read_text("utf-8-sig")
+    except ValueError as e:                            # not UTF-8, or not a whole number of tokens
+        sys.exit(f"error: {path}: {e}")
+    tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
+    if tokenizer.name != "bytes":
+        tokens = np.array(tokenizer.encode_ordinary(text))
+    return np.append(tokens.astype(dtype), dtype(tokenizer.eot_token))
+
+
+def get_data(args, tokenizer):
+    """(training data, validation data) of the flags.
+
+    Held out is what --val names, else every twentieth of 20 or more files, else the last twentieth
+    of each file, at least one sequence.
+    """
+    if args.data != ["stdlib"] and not any(map(os.path.exists, args.data)):
+        make = named(args.data[0])
+        return make(args, tokenizer, "train"), make(args, tokenizer, "val")
+    arrays = [read_file(path, tokenizer) for path in files_of(args.data)]
+    if args.val:
+        val = [read_file(path, tokenizer) for path in files_of(args.val)]
+    elif len(arrays) >= 20:
+        val = arrays[19::20]
+        del arrays[19::20]
+    else:
+        cuts = [len(x) - max(len(x) // 20, min(args.seq_len + 1, len(x) // 2)) for x in arrays]
+        val = [x[cut:] for x, cut in zip(arrays, cuts)]
+        arrays = [x[:cut] for x, cut in zip(arrays, cuts)]
+    return Text(arrays, args, tokenizer.n_vocab), Text(val, args, tokenizer.n_vocab)
 
 
 # ---------------------------------------------------------------------------------------- flags
 
-def get_parser():
-    p, positive, amount = cli.Parser(__doc__), cli.at_least(1), cli.at_least(0, float)
-    p.flag("--model", "multiscreen", "multiscreen, transformer:SIZE, or either with :VARIANT, "
-           "which may be a class of yours, FILE.CLASS; an unknown name lists all names")
-    p.flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
-           positive)
-    p.flag("--layers", None, "number of layers [the model's own]", positive)
-    p.flag("--tiles", None, "tiles in a layer [psi]", positive)
-    p.flag("--d-E", None, "width of the model [psi^2]", positive)
-    p.flag("--d-K", None, "dimensions of a query and a key [16]", positive)
-    p.flag("--d-V", None, "dimensions of a value [64]", positive)
-    p.flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
-    p.flag("--data", ["stdlib"], "stdlib, abcdigits, passkey, or UTF-8 files, folders, .bin and "
-           ".npy files of tokens (paper: SlimPajama)", str, nargs="+")
-    p.flag("--val", None, "files and folders to hold out [those named val, valid or validation; "
-           "else every twentieth text, or the last twentieth of the tokens]", str, nargs="+")
-    p.flag("--tokenizer", "bytes", "bytes or gpt2 (paper: gpt2); for token files with a vocabulary "
-           "of your own, its size, such as 65: samples are then printed as numbers")
-    p.flag("--digits", 6, "digits per number, for --data abcdigits (paper: 6, in evaluation only)")
-    p.flag("--seq-len", 256, "tokens in a sequence (paper: 4096)", positive)
-    p.flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
-    p.flag("--batch-tokens", None, "tokens per step, over all passes and processes (paper: 2^22) "
-           "[those of one pass]", positive)
-    p.flag("--steps", 620, "optimizer steps; abcdigits and passkey may end earlier (paper: 2^16)",
-           positive)
-    p.flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
-           cli.at_least(0))
-    p.flag("--lr", None, "learning rate [the paper's: 2^-4; Transformer: 1e-3 to 2e-4, by size]",
-           amount)
-    p.flag("--weight-decay", None, "AdamW's weight decay, for matrices [the paper's: 0; "
-           "Transformer: 0.1]", amount)
-    p.flag("--clip", None, "largest gradient norm, 0 for none [the paper's: 0; Transformer: 1]",
-           amount)
-    p.flag("--seed", 0, "seed of the initial weights and of the order of the data",
-           cli.at_least(0))
-    p.flag("--device", cli.DEVICE, "cpu, cuda or mps")
-    p.flag("--dtype", "auto", "for matrix products; auto: bfloat16 on a GPU that supports it "
-           "(paper: bfloat16)", choices=["auto", "float32", "bfloat16"])
-    p.flag("--kernel", "auto", "how to screen: definition (multiscreen.screen), windowed, cpp (in "
-           "C++, on a CPU), triton (the fused kernel, on a GPU), or auto: the fastest that runs "
-           "here, if its equations are unedited",
-           choices=["auto", "definition", "windowed", "cpp", "triton"])
-    p.add_argument("--compile", action=BooleanOptionalAction,
-                   help="torch.compile the model, and record CUDA graphs on a GPU; on a CPU it "
-                   "needs a C++ compiler [yes, on a CUDA GPU with Triton]")
-    p.add_argument("--recompute", action=BooleanOptionalAction, default=False,
-                   help="recompute each layer's activations in backward: saves memory, costs time")
-    p.flag("--log-every", 10, "steps between printed lines", positive)
-    p.flag("--eval-every", 250, "steps between evaluations", positive)
-    p.flag("--save-every", None, "steps between checkpoints [--eval-every]", positive)
-    p.flag("--init", None, "checkpoint to take model, tokenizer and weights from, for training on "
-           "other data", str)
-    p.flag("--out", "out", "folder for ckpt.pt and log.tsv")
-    group = p.add_mutually_exclusive_group()
-    group.add_argument("--resume", action="store_true",
-                       help="continue the run in OUT, or begin it; flags that you leave out stay "
-                       "as they were, except --device and --compile")
-    group.add_argument("--force", action="store_true", help="overwrite the run in OUT")
-    return p
+def get_args(argv=None, ckpt=None):
+    """The flags of a run: the command's, else the checkpoint's, the model's recipe, the default."""
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
 
+    def flag(name, default, help, type=None, **options):
+        shown = "" if default is None else f" [{default}]"
+        p.add_argument(name, default=default, type=type or default.__class__, help=help + shown,
+                       **options)
 
-def get_args(argv=None, ckpt=None, init=None):
-    """All flags of a run: the command's, else the checkpoint's, the model's recipe, the defaults.
+    flag("--model", "multiscreen", "multiscreen, or MODULE.NAME")
+    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
+    flag("--layers", None, "number of layers [psi]", int, dest="N_L")
+    flag("--tiles", None, "tiles in a layer [psi]", int, dest="N_H")
+    flag("--d-E", None, "width of the model [psi^2]", int)
+    flag("--d-K", 16, "dimensions of a query and a key")
+    flag("--d-V", 64, "dimensions of a value")
+    flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
+    flag("--data", ["stdlib"], "texts, folders, .bin files, stdlib, or MODULE.NAME", str, nargs="+")
+    flag("--val", None, "what to hold out [a twentieth of --data]", str, nargs="+")
+    flag("--tokenizer", "bytes", "bytes, gpt2 (the paper's), or MODULE.NAME")
+    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
+    flag("--batch-size", 8, "sequences per forward pass, in each process")
+    flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", int)
+    flag("--steps", 620, "optimizer steps (paper: 2^16)")
+    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
+    flag("--lr", 2**-4, "learning rate")
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices")
+    flag("--clip", 0.0, "largest gradient norm, 0 for none")
+    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    flag("--dtype", "bfloat16" if bf16 else "float32", "for products, float32 or bfloat16")
+    flag("--kernel", "auto", "the module whose `screen` to use; multiscreen has the definition")
+    flag("--log-every", 10, "steps between printed lines")
+    flag("--eval-every", 250, "steps between evaluations and checkpoints")
+    flag("--init", None, "a checkpoint to take model, tokenizer and weights from", str)
+    flag("--out", "out", "the run's folder")
+    p.add_argument("--compile", action=argparse.BooleanOptionalAction, help="[on a CUDA GPU]")
+    p.add_argument("--force", action="store_true", help="overwrite the run in OUT")
+    p.add_argument("--resume", action="store_true", help="continue the run in OUT, or begin it; "
+                   "flags that you leave out stay as they were")
 
-    ckpt: that of a continued run; init: that of --init. Raises UsageError for impossible flags.
-    """
-    parser, kept = get_parser(), {}
+    args = p.parse_args(argv)
     if ckpt:
-        kept = {name: x for name, x in ckpt["args"].items() if name not in FREE}
-    elif init:
-        kept = {name: x for name, x in init["args"].items() if name in FIXED}
-    parser.set_defaults(**kept)
-    args = parser.parse_args(argv)
-    for name, x in recipe(args.model).items():
-        if getattr(args, name) is None:
-            setattr(args, name, x)
-    for name in FIXED:
-        if name in kept and getattr(args, name) != kept[name]:
-            flag = cli.flag_of(name)
-            was = "another" if kept[name] is None else f"{flag} {kept[name]}"
-            raise cli.UsageError(f"the checkpoint was trained with {was}: leave {flag} out, or "
-                                 "start a new run")
-    if args.model.startswith("transformer"):
-        refuse_sizes(args)
-
-    # What follows from other flags.
-    args.data = absolute(args.data)
-    if args.val:
-        args.val = absolute(args.val)
-    args.save_every = args.save_every or args.eval_every
-    world = dist.world()
-    tokens_per_pass = args.batch_size * args.seq_len * world
-    args.batch_tokens = args.batch_tokens or tokens_per_pass
-    if args.batch_tokens % tokens_per_pass != 0:
-        raise cli.UsageError(f"--batch-tokens {args.batch_tokens}: it must be a multiple of "
-                             f"{tokens_per_pass} ({args.batch_size} sequences x {args.seq_len} "
-                             f"tokens x {world} processes)")
+        kept = [name for name in ckpt["args"] if name in OF_A_MODEL
+                or args.resume and name not in OF_A_COMMAND]
+        p.set_defaults(**{name: ckpt["args"][name] for name in kept})
+    elif args.model != "multiscreen":
+        p.set_defaults(**getattr(named(args.model), "recipe", {}))
+    args = p.parse_args(argv)
+    args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    least = args.batch_size * args.seq_len * world
+    args.batch_tokens = args.batch_tokens or least
+    if args.batch_tokens % least != 0:
+        p.error(f"--batch-tokens must be a multiple of {least}, the tokens of one pass")
     return args
 
 
-def refuse_sizes(args):
-    """Raise UsageError for sizes of Multiscreen that a Transformer would ignore."""
-    for name in SIZES:
-        if name != "layers" and getattr(args, name) != get_parser().get_default(name):
-            raise cli.UsageError(f"{cli.flag_of(name)} is for Multiscreen: a Transformer's sizes "
-                                 "are in its name, transformer:N_L,N_H,d_E")
+def main():
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if dist.get_rank() > 0:
+            sys.stdout = open(os.devnull, "w")
+    args, ckpt, stop = get_args(), None, []
+    path = Path(args.out, "ckpt.pt")
+    if path.exists() and not args.resume and not args.force:
+        sys.exit(f"error: {args.out} holds a run: --resume continues it, --force overwrites it, "
+                 "another --out starts a new one")
+    if args.resume and path.exists():
+        ckpt = read_checkpoint(path)
+    elif args.init:
+        ckpt = read_checkpoint(args.init)
 
+    def note(number, frame):
+        """Ask the run to stop. A second time ends the process at once, without a checkpoint."""
+        stop.append(number)
+        if not dist.is_initialized():                  # torchrun repeats signals itself
+            signal.signal(number, signal.SIG_DFL)
 
-@dist.joined()
-def main(argv=None):
-    command = get_parser().parse_args(argv)
-    out, init = Path(command.out), None
-    if command.resume and command.init:
-        raise cli.UsageError("--init begins a run and --resume continues one: leave one of them "
-                             "out")
-    if command.init and Path(command.init).resolve() == (out / "ckpt.pt").resolve():
-        raise cli.UsageError(f"--out {out} would overwrite {command.init}: name another --out")
-    ckpt = find_checkpoint(out, command.resume, command.force)
-    if command.init:
-        init = read_checkpoint(command.init)
-    args = get_args(argv, ckpt, init)
-    is_finished = ckpt is not None and (ckpt["learned"] or ckpt["step"] >= args.steps)
-    if not is_finished or ckpt.get("owes_evaluation"):
-        train(out, args, ckpt, init)
-    else:
-        require_same_flags(ckpt, args)
-        end = "it has learned the task" if ckpt["learned"] else "a larger --steps continues it"
-        print(f"{out} is already finished, at step {ckpt['step']}: {end}")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    finished = train(get_args(ckpt=ckpt), ckpt, stop)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if not finished:
+        print("stopped; to go on, repeat the command with --resume", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    cli.cli(main)
+    try:
+        main()
+    except OSError as e:
+        sys.exit(f"error: {e}")

@@ -1,61 +1,21 @@
 """The paper's baseline: a LLaMA-style Transformer (appendix "Transformer Baseline Configurations").
 
 RMSNorm, RoPE (theta = 10,000), SwiGLU with floor(8 d_E / 3) hidden units, embedding shared with the
-head, a final norm without a weight, no biases. Names that train.py takes:
+head, a final norm without a weight, no biases.
 
-    transformer:8M             45M, 353M, 1.3B: the paper's sizes
-    transformer:4,4,96         N_L, N_H, d_E of your choice
-    transformer:45M:qknorm     a variant, of those in attention.py
-
-A variant of yours is a class in a file of its own, transformer:45M:my_file.Block.
+    python train.py --model lab.baselines.transformer.Transformer --layers 4 --tiles 4 --d-E 96
 """
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from multiscreen import Multiscreen, double, product
-from support.windowed import WindowCache
+from screening_cpu import WindowCache
 
-SIZES = {                                              # N_L, N_H, d_E
-    "8M": (6, 4, 128), "45M": (6, 8, 512), "353M": (24, 16, 1024), "1.3B": (24, 16, 2048),
-}
-LEARNING_RATES = {"8M": 1e-3, "45M": 1e-3, "353M": 3e-4, "1.3B": 2e-4}
-
-
-@dataclass
-class TransformerConfig:
-    """Sizes. The head dimension, d_K = d_V, is d_E / N_H."""
-    N_L: int
-    N_H: int
-    d_E: int
-    vocab_size: int = 50257
-
-    def __post_init__(self):
-        sizes = self.N_L, self.N_H, self.d_E, self.vocab_size
-        if min(sizes) < 1 or self.d_E % (2 * self.N_H):
-            raise ValueError(f"N_L, N_H, d_E, vocab_size are {sizes}; expected at least 1 each, "
-                             "and d_E a multiple of 2 N_H")
-
-    @property
-    def d_K(self):
-        return self.d_E // self.N_H
-
-    d_V = d_K
-
-
-def get_config(size, **given):
-    """The sizes of a name, "8M" or "4,4,96", overridden by what is given (not None)."""
-    dims = size.split(",")
-    if size not in SIZES and not (len(dims) == 3 and all(d.isdigit() for d in dims)):
-        raise ValueError(f"transformer:{size} is unknown: use transformer:8M, 45M, 353M, 1.3B or "
-                         "N_L,N_H,d_E")
-    sizes = dict(zip(("N_L", "N_H", "d_E"), SIZES.get(size) or map(int, dims)))
-    known = TransformerConfig.__dataclass_fields__
-    return TransformerConfig(**sizes | {name: value for name, value in given.items()
-                                        if name in known and value is not None})
+# Defaults of train.py's flags; the paper's sizes: 8M (6, 4, 128), 45M (6, 8, 512), 353M (24, 16, 1024).
+RECIPE = {"lr": 1e-3, "weight_decay": 0.1, "clip": 1.0, "N_L": 6, "N_H": 4, "d_E": 128}
 
 
 def rope(x, i, scale=1.0, ntk=1.0):
@@ -179,10 +139,13 @@ class QKNorm(Block):
 class Transformer(Multiscreen):
     """tokens (B, T) -> logits (B, T, N), with layers, embedding and head of its own.
 
-    block: the class of a layer.
+    block: the class of a layer. config: multiscreen.Config, of which N_L, N_H, d_E, vocab_size count.
     """
+    recipe = RECIPE
 
     def __init__(self, config, dtype=None, block=Block):
+        if config.d_E % (2 * config.N_H):
+            raise ValueError(f"d_E is {config.d_E}; expected a multiple of 2 N_H")
         nn.Module.__init__(self)                       # not Multiscreen's, which makes its layers
         self.config, self.dtype = config, dtype
         self.W_E = nn.Parameter(torch.empty(config.vocab_size, config.d_E))
