@@ -728,7 +728,7 @@ def main():
     elif typed.init:
         ckpt = read_checkpoint(typed.init)
     args = get_args(ckpt=ckpt)
-    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["step"]:
+    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
