@@ -306,7 +306,7 @@ class WithAlibi(GatedScreeningTiles):
 
 @torch.no_grad()
 @pytest.mark.parametrize("tiles", [GatedScreeningTiles, WithAlibi])
-@pytest.mark.parametrize("pieces", [[1500, 1, 1, 40], [7] * 30, [1] * 5])
+@pytest.mark.parametrize("pieces", [[1500, 1, 1000, 40], [7] * 30, [1] * 5])
 def test_decoding_with_the_cache_that_forgets_equals_one_pass(tiles, pieces):
     model = model_of(tiles)
     train.choose_screen(model)
