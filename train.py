@@ -108,7 +108,7 @@ def train(args, ckpt=None, stop=()):
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
         if rank == 0:
-            path.with_name("log.tsv").write_text(log)
+            write(path.with_name("log.tsv"), lambda file: file.write(log.encode()))
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
         if diverged:
@@ -630,10 +630,14 @@ def get_parser():
         p.add_argument(name, default=default, type=type or default.__class__, help=help + shown,
                        **options)
 
-    def positive(text):
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is below 1")
-        return int(text)
+    def at_least(lowest, kind=int):
+        def number(text):
+            if not kind(text) >= lowest:               # NaN is not
+                raise argparse.ArgumentTypeError(f"{text}; expected at least {lowest}")
+            return kind(text)
+        return number
+
+    positive, not_negative = at_least(1), at_least(0.0, float)
 
     flag("--model", "multiscreen", "multiscreen, or MODULE.NAME")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
@@ -652,14 +656,16 @@ def get_parser():
     flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
     flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", positive)
     flag("--steps", 620, "optimizer steps (paper: 2^16)", positive)
-    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
-    flag("--lr", 2**-4, "learning rate")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices")
-    flag("--clip", 0.0, "largest gradient norm, 0 for none")
-    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
+         at_least(0))
+    flag("--lr", 2**-4, "learning rate", not_negative)
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices", not_negative)
+    flag("--clip", 0.0, "largest gradient norm, 0 for none", not_negative)
+    flag("--seed", 0, "seed of the initial weights and of the order of the data", at_least(0))
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    flag("--dtype", "bfloat16" if bf16 else "float32", "for products, float32 or bfloat16")
+    flag("--dtype", "bfloat16" if bf16 else "float32", "for products",
+         choices=("float32", "bfloat16"))
     flag("--kernel", "auto", "the module whose `screen` to use; multiscreen has the definition")
     flag("--log-every", 10, "steps between printed lines", positive)
     flag("--eval-every", 250, "steps between evaluations and checkpoints", positive)
@@ -691,6 +697,10 @@ def get_args(argv=None, ckpt=None):
     args = p.parse_args(argv)
 
     # What follows from other flags.
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as e:
+        sys.exit(f"error: --device {args.device}: {str(e).splitlines()[0]}")
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
