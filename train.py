@@ -108,7 +108,7 @@ def train(args, ckpt=None, stop=()):
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
         if rank == 0:
-            write(path.with_name("log.tsv"), lambda file: file.write(log.encode()))
+            write_log(path.with_name("log.tsv"), log)
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
         if diverged:
@@ -171,6 +171,14 @@ def windows(model):
         return {}
     w = torch.cat([whole(layer.w.detach()) for layer in model.layers])
     return {"w_median": w.median().item(), "w_max": w.max().item()}
+
+
+def write_log(path, log):
+    """Write log.tsv anew. A checkpoint has the log, too, so what is lost here comes back."""
+    try:
+        path.write_text(log)
+    except OSError as e:
+        sys.exit(f"error: {path} could not be written ({e.strerror})")
 
 
 @torch.no_grad()
