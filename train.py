@@ -27,6 +27,7 @@ What a flag calls MODULE.NAME is yours, in MODULE.py here or in the current fold
     --kernel      a module with a function `screen`, which is tried before it is used
 """
 import argparse
+import ast
 import hashlib
 import inspect
 import math
@@ -35,6 +36,7 @@ import pickle
 import signal
 import sys
 import sysconfig
+import textwrap
 import time
 import zlib
 from dataclasses import asdict, fields
@@ -50,7 +52,7 @@ import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
 import multiscreen
-from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, unit
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_median", "w_max", "ms", "val_loss")   # of log.tsv
 
@@ -61,14 +63,14 @@ def train(args, ckpt=None, stop=()):
     stop: a list; once there is something in it, the run saves a checkpoint and returns.
     """
     path, device, tokenizer = Path(args.out, "ckpt.pt"), args.device, get_tokenizer(args.tokenizer)
-    _, world = rank_and_world()
+    rank, world = rank_and_world()
     try_model(make_model(args, tokenizer).to(device), args)
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
     if ckpt:
         load_weights(model, ckpt["weights"], args.out if args.resume else args.init)
-    say(choose_screen(model, args.kernel))
+    print(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
     shard(model, world)
@@ -76,9 +78,9 @@ def train(args, ckpt=None, stop=()):
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
     if args.resume and ckpt:
         step, log = continue_run(ckpt, model, optimizer, data, text)
-    say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
-        f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
-        f"{args.steps}, each of {args.batch_tokens:,} tokens")
+    print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
+          f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
+          f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
 
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
     while not finished and not stopped:
@@ -104,9 +106,10 @@ def train(args, ckpt=None, stop=()):
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
-        write(path.with_name("log.tsv"), lambda file: file.write(log.encode()))
+        if rank == 0:
+            path.with_name("log.tsv").write_text(log)
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
-        say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
+        print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
         if diverged:
             print(f"error: training has diverged; {path}, if there is one, is from before: try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
@@ -115,10 +118,10 @@ def train(args, ckpt=None, stop=()):
             save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
                             optimizer=get_moments(model, optimizer), data_state=data.state,
                             rng=torch.get_rng_state())
-            say(f"saved {path}")
+            print(f"saved {path}", flush=True)
         since, logged = time.perf_counter(), step
     if finished and world == 1:
-        say(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
+        print(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
     return finished
 
 
@@ -193,15 +196,6 @@ def sample(model, data, tokenizer):
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def say(text):
-    """Print a line. A pipe that nobody reads any longer stops the run, which is saved."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-        signal.raise_signal(signal.SIGTERM)
-
-
 # ---------------------------------------------------------------------------- several processes
 
 def rank_and_world():
@@ -267,18 +261,12 @@ def save_checkpoint(path, model, args, **more):
             raise ValueError(f"{path} was not written: {name} has a NaN")
     contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
                 "weights": weights, **more}
-    write(path, partial(torch.save, contents))
-
-
-def write(path, write_to):
-    """Write a file by write_to(file), in process 0. It is there as a whole, or as it was before."""
-    temporary = Path(f"{path}.tmp")
     if rank_and_world()[0] > 0:
-        return
+        return                                         # process 0 writes
+    temporary = Path(f"{path}.tmp")
     try:
-        temporary.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            write_to(file)
+            torch.save(contents, file)
             file.flush()
             os.fsync(file.fileno())                    # a power cut must not leave an empty file
         os.replace(temporary, path)
@@ -327,8 +315,9 @@ def load_checkpoint(path, device="cpu", dtype=None):
 def continue_run(ckpt, model, optimizer, data, text):
     """Go on where a checkpoint of this run was saved. Returns (steps that were made, the log)."""
     if ckpt.get("text") != text:
-        stop_because(f"--data: the run read {ckpt.get('text')}, and now there are {text}: a run "
-                     "reads one text; --init with another --out begins another run")
+        print(f"error: --data: the run read {ckpt.get('text')}, and now there are {text}: a run "
+              "reads one text; --init with another --out begins another run", file=sys.stderr)
+        sys.exit(2)
     set_moments(model, optimizer, ckpt["optimizer"])
     data.state = ckpt["data_state"]
     torch.set_rng_state(ckpt["rng"])                   # for layers that draw random numbers
@@ -352,7 +341,7 @@ def named(name):
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as e:
-        stop_because(f"{name} is neither there nor MODULE.NAME of something in a file ({e})")
+        sys.exit(f"error: {name} is neither there nor MODULE.NAME of something in a file ({e})")
 
 
 def build_model(name, sizes, dtype=None):
@@ -363,7 +352,7 @@ def build_model(name, sizes, dtype=None):
     try:
         return make(Config(**sizes), None if dtype == torch.float32 else dtype)
     except ValueError as e:
-        stop_because(e)
+        sys.exit(f"error: {e}")
 
 
 def make_model(args, tokenizer, dtype=None):
@@ -401,22 +390,30 @@ def try_model(model, args):
     logits = model(x[:, :short]).float()
     right = F.cross_entropy(logits.mT, y[:, :short], reduction="none")
     if not changes.max() <= 1e-5:
-        say(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a layer "
-            "see them? `python -m lab.check` says more")
+        print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
+              "layer see them? `python -m lab.check` says more")
     elif not (nats[:, :short] - right).abs().max() <= 1e-3:
-        say("warning: `loss` is not the cross-entropy of `forward`: `python -m lab.check` says more")
+        print("warning: `loss` is not the cross-entropy of `forward`: `python -m lab.check`")
 
 
 def choose_screen(model, kernel="auto"):
     """Let a model screen by a twin of multiscreen.screen, in place. Returns a line that says so.
 
     kernel: a module with a function `screen`. A twin repeats equations of multiscreen.py, so `auto`
-    takes one only while these have the text that it was written for: your edit of one acts.
+    takes one only while these have the code that it was written for: your edit of one acts. And no
+    other screen than the definition is used before its numbers were tried.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
+    if kernel == "multiscreen":
+        return "screening by multiscreen.screen, the definition"
     if kernel != "auto":
-        model.screen = named(f"{kernel}.screen")
+        screen = named(f"{kernel}.screen")
+        try:
+            try_screen(screen, model)
+        except ValueError as e:
+            sys.exit(f"error: --kernel {kernel}: {e}")
+        model.screen = screen
         return f"screening by {kernel}.screen"
     name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
     try:
@@ -424,6 +421,7 @@ def choose_screen(model, kernel="auto"):
         twin.prepare(model)                            # raises if it cannot run here
         if twin.EQUATIONS != hash_of_equations():
             raise ValueError("an equation that it repeats was edited")
+        try_screen(twin.screen, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
     except Exception as e:                             # whatever it is, the definition runs
@@ -431,11 +429,48 @@ def choose_screen(model, kernel="auto"):
 
 
 def hash_of_equations():
-    """A hash of the text of what a twin of multiscreen.screen repeats."""
+    """A hash of the code of what a twin of multiscreen.screen repeats, without docstrings."""
     functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
-                 Multiscreen.screen)
-    text = "".join(inspect.getsource(inspect.unwrap(f)) for f in functions)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+                 Multiscreen.screen, KeyCache.append)
+    code = ""
+    for f in functions:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body[0]
+        if ast.get_docstring(tree):
+            del tree.body[0]
+        code += ast.dump(tree)
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def try_screen(screen, model):
+    """Raise ValueError unless a screen has the values and the gradients of the definition.
+
+    One case: two sequences of 32 queries behind 3,000 keys, and a window for each kind of loop.
+    """
+    device, c = model.W_E.device, model.config
+    dtype, limit = (torch.float32, 1e-3) if model.dtype is None else (model.dtype, 2e-2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 5, n, D, generator=generator)
+               for n, D in ((32, c.d_K), (3032, c.d_K), (3032, c.d_V)))
+    q, k = q + 1, k + torch.where(torch.arange(3032) % 3 == 0, -1, 1)[:, None]
+    w, r = torch.tensor([1.5, 17, 250, 2000, math.inf]), torch.tensor([0.5, 0.9, 0.7, 0.5, 0.3])
+    inputs = [unit(q), unit(k), unit(v).to(dtype), w, r]
+    found = []
+    for f in (screen, multiscreen.screen):
+        given = [x.to(device).detach().requires_grad_() for x in inputs]
+        h = f(*given, 3000)
+        h.float().square().sum().backward()
+        found.append([h.detach(), *(x.grad for x in given)])
+    for name, ours, right in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
+        # w and r of all tiles are compared together, other numbers tile by tile.
+        axes = (0, 2, 3) if right.ndim == 4 else 0
+        error = (ours.double() - right.double()).abs().amax(axes) / right.double().abs().amax(axes)
+        if not error.max() <= limit:
+            raise ValueError(f"{name} is off by {error.max():.1g} of its largest value")
+    q_nan = inputs[0].clone()
+    q_nan[0, :, 5] = math.nan
+    h = screen(*(x.to(device) for x in (q_nan, *inputs[1:])), 3000)
+    if h[0, :, 5].isfinite().any() or not h[1].isfinite().all():
+        raise ValueError("a row of NaN in q does not give a row of NaN in h")
 
 
 def compile_model(model):
@@ -525,7 +560,7 @@ def files_of(names):
         if path.is_dir():
             found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         if not found:
-            stop_because(f"{path} has no files {', '.join(SUFFIXES)}: name your files")
+            sys.exit(f"error: {path} has no files {', '.join(SUFFIXES)}: name your files")
         files += found
     return files
 
@@ -538,16 +573,16 @@ def read_file(path, tokenizer):
     """
     dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
-        stop_because(f"{path} is no plain text: python -m lab.prepare makes a .bin of it")
+        sys.exit(f"error: {path} is no plain text: python -m lab.prepare makes a .bin of it")
     try:
         if path.suffix == ".bin":
             return np.memmap(path, dtype, "r")
         content = path.read_bytes()
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            stop_because(f"{path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
+            sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
-        stop_because(f"{path}: {e}")
+        sys.exit(f"error: {path}: {e}")
     tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
     if tokenizer.name != "bytes":
         tokens = np.array(tokenizer.encode_ordinary(text))
@@ -560,8 +595,8 @@ def get_data(args, tokenizer):
     Held out is what --val names, else every twentieth of 20 or more files, else the last twentieth
     of each file, at least one sequence.
     """
-    if is_name(args.data):
-        make = named({"abcdigits": "abcdigits.Documents"}.get(args.data[0], args.data[0]))
+    if args.data != ["stdlib"] and not any(map(os.path.exists, args.data)):
+        make = named("abcdigits.Documents" if args.data == ["abcdigits"] else args.data[0])
         return make(args, tokenizer, "train"), make(args, tokenizer, "val")
     arrays = [read_file(path, tokenizer) for path in files_of(args.data)]
     if args.val:
@@ -576,24 +611,12 @@ def get_data(args, tokenizer):
     return Text(arrays, args, tokenizer.n_vocab), Text(val, args, tokenizer.n_vocab)
 
 
-def is_name(data):
-    """Whether a --data is MODULE.NAME, or abcdigits, and not a file or a folder."""
-    return len(data) == 1 and data != ["stdlib"] and not os.path.exists(data[0]) and (
-        data == ["abcdigits"] or all(word.isidentifier() for word in data[0].split(".")))
-
-
 # ---------------------------------------------------------------------------------------- flags
 
 # --resume may change these; all others are the run's recipe. --init takes over those of a model.
 FREE = ("steps", "batch_size", "log_every", "eval_every", "device", "compile", "kernel", "out",
         "resume", "force", "init")
 OF_A_MODEL = ("model", "tokenizer", "psi", "N_L", "N_H", "d_E", "d_K", "d_V", "w_th")
-
-
-def stop_because(reason):
-    """End the command with a line that says what a user can do."""
-    print(f"error: {reason}", file=sys.stderr)
-    sys.exit(2)
 
 
 def get_parser():
@@ -605,11 +628,17 @@ def get_parser():
         p.add_argument(name, default=default, type=type or default.__class__, help=help + shown,
                        **options)
 
+    def positive(text):
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"{text} is below 1")
+        return int(text)
+
     flag("--model", "multiscreen", "multiscreen, or MODULE.NAME")
-    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers [psi]", int, dest="N_L")
-    flag("--tiles", None, "tiles in a layer [psi]", int, dest="N_H")
-    flag("--d-E", None, "width of the model [psi^2]", int)
+    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
+         positive)
+    flag("--layers", None, "number of layers [psi]", positive, dest="N_L")
+    flag("--tiles", None, "tiles in a layer [psi]", positive, dest="N_H")
+    flag("--d-E", None, "width of the model [psi^2]", positive)
     flag("--d-K", 16, "dimensions of a query and a key")
     flag("--d-V", 64, "dimensions of a value")
     flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
@@ -617,10 +646,10 @@ def get_parser():
          str, nargs="+")
     flag("--val", None, "what to hold out [a twentieth of --data]", str, nargs="+")
     flag("--tokenizer", "bytes", "bytes, gpt2 (the paper's), or MODULE.NAME")
-    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
-    flag("--batch-size", 8, "sequences per forward pass, in each process")
-    flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", int)
-    flag("--steps", 620, "optimizer steps (paper: 2^16)")
+    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)", positive)
+    flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
+    flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", positive)
+    flag("--steps", 620, "optimizer steps (paper: 2^16)", positive)
     flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
     flag("--lr", 2**-4, "learning rate")
     flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices")
@@ -630,8 +659,8 @@ def get_parser():
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     flag("--dtype", "bfloat16" if bf16 else "float32", "for products, float32 or bfloat16")
     flag("--kernel", "auto", "the module whose `screen` to use; multiscreen has the definition")
-    flag("--log-every", 10, "steps between printed lines")
-    flag("--eval-every", 250, "steps between evaluations and checkpoints")
+    flag("--log-every", 10, "steps between printed lines", positive)
+    flag("--eval-every", 250, "steps between evaluations and checkpoints", positive)
     flag("--init", None, "a checkpoint to take model, tokenizer and weights from", str)
     flag("--out", "out", "the run's folder")
     p.add_argument("--compile", action=argparse.BooleanOptionalAction, help="[on a CUDA GPU]")
@@ -666,24 +695,18 @@ def get_args(argv=None, ckpt=None):
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
-    for name in ("psi", "seq_len", "batch_size", "steps", "log_every", "eval_every"):
-        if getattr(args, name) < 1:
-            stop_because(f"{flag_of(name)} is {getattr(args, name)}; expected at least 1")
     if args.batch_tokens % one_pass != 0:
-        stop_because(f"--batch-tokens is {args.batch_tokens}; expected a multiple of {one_pass}, "
-                     "the tokens of one pass of all processes")
+        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
+                 f"{one_pass}, the tokens of one pass of all processes")
     if ckpt:
-        for name in kept:
-            if name not in FREE and getattr(args, name) != kept[name]:
-                stop_because(f"{flag_of(name)} was {kept[name]} and is {getattr(args, name)} now: "
-                             "a run has one recipe; leave it out, or begin a run in another --out")
+        for flag in p._actions:
+            was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
+            if flag.dest in kept and flag.dest not in FREE and now != was:
+                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: a run has one "
+                      "recipe; leave it out, or begin another run in another --out",
+                      file=sys.stderr)
+                sys.exit(2)
     return args
-
-
-def flag_of(name):
-    """The flag that sets args.NAME."""
-    names = {"N_L": "--layers", "N_H": "--tiles"}
-    return names.get(name, "--" + name.replace("_", "-"))
 
 
 def main():
@@ -696,7 +719,7 @@ def main():
     typed, ckpt, stop = get_parser().parse_args(), None, []
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and not typed.resume and not typed.force:
-        stop_because(f"{typed.out} holds a run: --resume continues it, --force overwrites it, "
+        sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
                      "another --out begins a new one")
     if typed.resume and path.exists():
         ckpt = read_checkpoint(path)
@@ -704,7 +727,7 @@ def main():
         ckpt = read_checkpoint(typed.init)
     args = get_args(ckpt=ckpt)
     if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["step"]:
-        return say(f"{typed.out} is finished, at step {ckpt['step']}")
+        return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
         """Ask the run to stop. A second time ends the process at once, without a checkpoint."""
