@@ -98,7 +98,8 @@ def main():
     run = Measurement(args, "perplexity")
     L = args.length or 32 * run.flags["seq_len"]
     documents = middles(documents_of(run, args.data), L, args.documents)
-    text = " ".join(args.data or ["held out of", *run.flags["val"] or run.flags["data"]])
+    held_out = ["held out of", *(run.flags["val"] or run.flags["data"])]
+    text = " ".join(args.data or held_out)
     print(f"perplexity (e to the nats per token), mean of {len(documents)} documents; text: {text}")
     print(f"{'position':>20}" + "".join(f"{p:>8}" for p in positions(L)))
     for setting in run.settings():
