@@ -195,8 +195,8 @@ class GatedScreeningTiles(nn.Module):
     """One layer: N_H gated screening tiles side by side.
 
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
-    A variant is a subclass that overrides `initialize`, `encode`, `acceptance`, `bound`, `gate` or
-    `screening`. If its `screening` ignores the `screen` it is given, there are no relevance maps.
+    A variant is a subclass that overrides `initialize`, `encode`, `r`, `bound`, `gate` or
+    `screening`. Relevance maps need a `screening` that calls the `screen` it is given.
     s_w, s_r and s_O are (N_H,), also in a variant, because tools show the values of each tile.
     dtype: the dtype of the matrix products; None means that of the parameters.
     """
@@ -222,12 +222,14 @@ class GatedScreeningTiles(nn.Module):
         self.s_r = nn.Parameter(torch.zeros(H))
         self.s_O = nn.Parameter(torch.full((H,), math.log(1 / math.sqrt(H * c.N_L))))
 
-    def window(self):
-        """The windows w of these tiles, (H,): the function `window` of s_w."""
+    @property
+    def w(self):
+        """w of each tile, (H,): Eq. 4."""
         return window(self.s_w)
 
-    def acceptance(self):
-        """The acceptance widths r of these tiles, (H,): the function `acceptance` of s_r."""
+    @property
+    def r(self):
+        """r of each tile, (H,): the second half of Eq. 4."""
         return acceptance(self.s_r)
 
     def encode(self, x_bar, i, w):
@@ -246,9 +248,10 @@ class GatedScreeningTiles(nn.Module):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
         screen: Eq. 12. The model passes it in, so that a kernel can take its place and
-        `relevance_maps` can watch it.
+        `relevance_maps` can watch it. If it promises, by its attribute `within_w`, to look at no
+        key at distance w or more, a cache may forget such keys.
         """
-        w, r = self.window(), self.acceptance()
+        w, r = self.w, self.r
         # The position of x's first token.
         start = 0 if cache is None else cache.end
         i = torch.arange(start, start + x.shape[1], device=x.device)
@@ -258,7 +261,8 @@ class GatedScreeningTiles(nn.Module):
         v_bar = unit(self.project(x, self.W_V)).to(self.dtype or x.dtype)
         i0 = 0
         if cache is not None:
-            k_tilde, v_bar = cache.append(k_tilde, v_bar, w)
+            reach = w if getattr(screen, "within_w", False) else None
+            k_tilde, v_bar = cache.append(k_tilde, v_bar, reach)
             # The queries belong to the last keys; a cache may have forgotten the first ones.
             i0 = k_tilde.shape[2] - x.shape[1]
         h = screen(q_tilde, k_tilde, v_bar, w, r, i0)
@@ -315,14 +319,17 @@ class Multiscreen(nn.Module):
         """Eq. 12, `screen` above. To use a faster twin or your own, assign it to model.screen."""
         return screen(q, k, v, w, r, i0)
 
-    def hidden(self, tokens, caches=None):
+    def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one for each layer.
 
-        All tokens go through a layer at once. Split a long text, as `stream` does.
+        screen: Eq. 12 for this call alone; None means the model's own. All tokens go through a
+        layer at once. Split a long text, as `stream` does.
         """
+        if screen is None:
+            screen = self.screen
         x = self.embed(checked(tokens))
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x = layer(x, self.screen, cache)
+            x = layer(x, screen, cache)
         return x
 
     def head(self):
@@ -427,11 +434,7 @@ class Multiscreen(nn.Module):
             maps.append(torch.cat(columns, -1)[..., :S])
             return own(q, k, v, w, r, i0)
 
-        self.screen = record
-        try:
-            self.hidden(tokens)
-        finally:
-            self.screen = own
+        self.hidden(tokens, screen=record)
         return maps
 
     @torch.no_grad()
@@ -441,7 +444,7 @@ class Multiscreen(nn.Module):
         Start new caches: an old one may have forgotten keys outside the old windows.
         """
         for layer in self.layers:
-            layer.s_w.masked_fill_(layer.window() > T_train, torch.inf)
+            layer.s_w.masked_fill_(layer.w > T_train, torch.inf)
 
 
 class KeyCache:
@@ -454,10 +457,10 @@ class KeyCache:
         self.k = self.v = None
         self.end = 0                                   # the position of the next token
 
-    def append(self, k, v, w):
+    def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns those of all tokens.
 
-        w: the layer's windows, (H,), for a kind of cache that drops what none of them reaches.
+        w: (H,), unused here; WindowCache drops keys beyond all of them. None: keep all keys.
         """
         self.end += k.shape[2]
         if self.k is not None:

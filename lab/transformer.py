@@ -1,11 +1,19 @@
-"""The paper's baseline: a LLaMA-style Transformer (appendix "Transformer Baseline Configurations").
+"""How well does the paper's baseline do, a LLaMA-style Transformer, in the place of Multiscreen?
 
-RMSNorm, RoPE (theta = 10,000), SwiGLU with floor(8 d_E / 3) hidden units, embedding shared with the
-head, a final norm without a weight, no biases.
+    python train.py --model lab.transformer.Transformer --layers 4 --tiles 4 --d-E 96
 
-    python train.py --model lab.baselines.transformer.Transformer --layers 4 --tiles 4 --d-E 96
+From the appendix "Transformer Baseline Configurations": RMSNorm, RoPE (theta = 10,000), SwiGLU with
+floor(8 d_E / 3) hidden units, an embedding shared with the head, a final norm without a weight, no
+biases. Heads are --tiles. The paper's sizes and learning rates:
+
+            --layers  --tiles  --d-E    --lr
+    8M             6        4    128   0.001
+    45M            6        8    512   0.001
+    353M          24       16   1024  0.0003
+    1.3B          24       16   2048  0.0002
 """
 import math
+import re
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +21,6 @@ from torch import nn
 
 from multiscreen import Multiscreen, double, product
 from screening_cpu import WindowCache
-
-# Defaults of train.py's flags; the paper's sizes: 8M (6, 4, 128), 45M (6, 8, 512), 353M (24, 16, 1024).
-RECIPE = {"lr": 1e-3, "weight_decay": 0.1, "clip": 1.0, "N_L": 6, "N_H": 4, "d_E": 128}
 
 
 def rope(x, i, scale=1.0, ntk=1.0):
@@ -37,7 +42,7 @@ class Block(nn.Module):
     """x + Attention(RMSNorm(x)), then x + SwiGLU(RMSNorm(x)).
 
     number: of the layer, from 1. dtype: of the matrix products, None for the parameters' own.
-    A variant overrides `encode`, or what `attention` calls: `project`, `window`, `mix`.
+    A variant overrides `encode`, or what `attention` calls: `project`, the property `w`, `mix`.
     `rope_scale`, (scale, ntk) of `rope`, may be changed after training; None: no RoPE. Keys at
     distance `nearby` or more are not seen.
     """
@@ -79,8 +84,9 @@ class Block(nn.Module):
         v = self.heads(x, self.W_V)
         return [y.to(self.dtype or x.dtype) for y in (q, k, v)]
 
-    def window(self):
-        """A query sees no key at this distance or beyond."""
+    @property
+    def w(self):
+        """A query sees no key at this distance or beyond: a cache may forget such keys."""
         return torch.tensor(self.nearby)
 
     def mix(self, q, k, v, i0, screen):
@@ -104,7 +110,7 @@ class Block(nn.Module):
         q, k, v = self.project(x, i)
         i0 = 0
         if cache is not None:
-            k, v = cache.append(k, v, self.window())
+            k, v = cache.append(k, v, self.w)
             i0 = k.shape[2] - q.shape[2]               # the queries belong to the last keys
         h = self.mix(q, k, v, i0, screen)
         W_O = self.W_O.unflatten(0, (self.N_H, -1))
@@ -139,9 +145,10 @@ class QKNorm(Block):
 class Transformer(Multiscreen):
     """tokens (B, T) -> logits (B, T, N), with layers, embedding and head of its own.
 
-    block: the class of a layer. config: multiscreen.Config, of which N_L, N_H, d_E, vocab_size count.
+    block: the class of a layer. config: of its sizes N_L, N_H, d_E and vocab_size count.
     """
-    recipe = RECIPE
+    # Defaults of train.py's flags. The rate is one for small sizes: the paper tunes it for each.
+    recipe = {"N_L": 6, "N_H": 4, "d_E": 128, "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
 
     def __init__(self, config, dtype=None, block=Block):
         if config.d_E % (2 * config.N_H):
@@ -176,3 +183,21 @@ class Transformer(Multiscreen):
         if hasattr(self.layers[0], "s_w"):
             return super().new_caches()
         return [WindowCache() for _ in self.layers]
+
+
+def scale_rope(model, factor):
+    """Stretch RoPE for texts `factor` times as long, in place, in each layer that has it.
+
+    "4" divides the positions by 4 (position interpolation). "ntk4" turns the slowest pair at a
+    quarter of its speed and the fastest as before (NTK-aware scaling of theta). "" or "1": as
+    trained. Raises ValueError for another factor, or if the model has no RoPE.
+    """
+    found = re.fullmatch(r"(ntk)?([0-9]+(?:\.[0-9]+)?)", factor or "1")
+    if not found or float(found[2]) == 0:
+        raise ValueError(f"{factor} is no factor for RoPE; expected such as 4 or ntk4")
+    layers = [layer for layer in model.layers if getattr(layer, "rope_scale", None)]
+    number = float(found[2])
+    if number != 1 and not layers:
+        raise ValueError(f"RoPE cannot be scaled by {factor}: the model has none")
+    for layer in layers:
+        layer.rope_scale = (1.0, number) if found[1] else (number, 1.0)

@@ -1,13 +1,10 @@
-"""The paper's five ablations (appendix "Architectural Ablations"): each overrides one hook.
+"""What does each part of a tile do? The paper's five ablations, and keys that compete.
 
-    python train.py --model multiscreen:nope
+    python train.py --model lab.ablations.Nope
 
-A variant of yours is a class in a file of its own, and its name is multiscreen:my_file.Tiles. It
-overrides a method that GatedScreeningTiles names, or has an `own_screen`. docs/variants.md shows
-one from idea to comparison.
-
-Three more are not the paper's. `compete` and `softmax` test its claim that keys must not compete;
-`softmax-rope` changes the positions, too. `python -m lab.compare` compares runs of them.
+From the appendix "Architectural Ablations": each class overrides one hook of GatedScreeningTiles.
+Three are not the paper's: Compete and Softmax test its claim that keys must not compete, and
+SoftmaxRope changes the positions, too. docs/variants.md tells how to write one of your own.
 """
 import functools
 import math
@@ -15,11 +12,11 @@ import math
 import torch
 from torch.nn import functional as F
 
-from lab.baselines.transformer import rope
+from lab.transformer import rope
 from multiscreen import GatedScreeningTiles, no_autocast, softmask
 
 
-class RoPE(GatedScreeningTiles):
+class Rope(GatedScreeningTiles):
     """MiPE -> RoPE: every pair of dimensions of q and k turns, whatever the window."""
     rope_scale = (1.0, 1.0)
 
@@ -33,7 +30,7 @@ class RoPE(GatedScreeningTiles):
         return rope(x_bar, i, *self.rope_scale)
 
 
-class NoPE(GatedScreeningTiles):
+class Nope(GatedScreeningTiles):
     """MiPE -> no positions in q and k: only the softmask knows the distance."""
 
     def encode(self, x_bar, i, w):
@@ -48,19 +45,15 @@ class NoTanhNorm(GatedScreeningTiles):
 
 
 class NoGate(GatedScreeningTiles):
-    """No gate and no W_G, but more layers and tiles, to make up for the parameters."""
+    """No gate and no W_G. Add layers and tiles, to make up for the parameters.
 
-    @staticmethod
-    def sizes(given):
-        """The sizes of Config. N_L and N_H, where they are not given, are larger than psi.
+    A tile has 160 d_E weights instead of 224 d_E. So the paper takes sqrt(224/160) psi tiles,
+    rounded, and the fewest layers that make the model no smaller:
 
-        Without a gate a tile has 160 d_E weights instead of 224 d_E. So N_H = sqrt(224/160) psi,
-        rounded, with the fewest layers that make the model no smaller: 19 layers of 19 tiles for
-        psi = 16, as in the paper.
-        """
-        psi = given.get("psi", 8)
-        N_H = round(math.sqrt(1.4) * psi)
-        return {"N_L": math.ceil(1.4 * psi**2 / N_H), "N_H": N_H} | given
+        --psi       4   5   6   8  16  32
+        --layers    5   6   8  10  19  38
+        --tiles     5   6   7   9  19  38
+    """
 
     def initialize(self):
         super().initialize()
@@ -77,7 +70,8 @@ class FixedR(GatedScreeningTiles):
         super().initialize()
         self.s_r.requires_grad_(False)
 
-    def acceptance(self):
+    @property
+    def r(self):
         return torch.ones_like(self.s_r)
 
 
@@ -101,7 +95,7 @@ class Compete(GatedScreeningTiles):
 
 @no_autocast
 def exponential(q, k, v, w, r, i0=0):
-    """The sums of `Softmax`: h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j, called like `screen`.
+    """h_i = sum_j m_ij exp(2 (s_ij - 1) / r) v_j: the sums of Softmax, called like `screen`.
 
     m is the softmask. The temperature r / 2 is learned; with it, log alpha_d has the slope of
     log Trim at s = 1. Exponentials are from e^-60 to e^60: the denominator is never 0 or inf.
@@ -115,16 +109,16 @@ def exponential(q, k, v, w, r, i0=0):
     alpha_d = softmask(j - i[:, None], w[:, None, None]) * z.clamp(-60.0, 60.0).exp()
     return (alpha_d @ v.to(dtype)).to(v.dtype)
 
+exponential.within_w = True                            # a cache may forget what is farther
+
 
 class Softmax(Compete):
     """Keys compete, and none is rejected: softmax over the window, of 2 s_ij / r + log m_ij."""
     rest = 0.0
-    own_screen = staticmethod(exponential)
+
+    def screening(self, x, screen, cache=None):
+        return super().screening(x, exponential, cache)
 
 
-class SoftmaxRoPE(RoPE, Softmax):
+class SoftmaxRope(Rope, Softmax):
     """Softmax over the window, and RoPE in place of MiPE."""
-
-
-VARIANTS = {"rope": RoPE, "nope": NoPE, "no-tanhnorm": NoTanhNorm, "no-gate": NoGate,
-            "fixed-r": FixedR, "compete": Compete, "softmax": Softmax, "softmax-rope": SoftmaxRoPE}
