@@ -1,40 +1,45 @@
 """Twelve ways to attend, screening among them: the Transformer's layer with one thing changed.
 
-    python train.py --model transformer:4,4,72:entmax
+    python train.py --model study.attention.Entmax --layers 4 --tiles 4 --d-E 72
 
 Query i meets the keys j <= i, n of them, with scores s_ij = q_i . k_j / sqrt(K) and distances
 d = j - i <= 0. It gets h_i = sum_j p_ij v_j. They differ in p, and in what tells positions:
 
-name            p_ij                                            positions     further weights
-(none)          softmax_j(s_ij)                                 RoPE          -
-nope            softmax_j(s_ij)                                 none          -
-local           softmax_j(s_ij), -64 < d in odd layers          RoPE, none    -
-alibi           softmax_j(s_ij + m d)                           slopes m      -
-ssmax-rope      softmax_j(c log(n) s_ij)                        RoPE          c of a head
-off-by-one      exp(s_ij) / (1 + sum_l exp(s_il))               RoPE          -
-sigmoid         sigmoid(s_ij + m d - log n)                     slopes m      -
-entmax          max(s_ij / 2 - tau_i, 0)^2, sum_j p_ij = 1      RoPE          -
-stick-breaking  b_ij prod_{j<l<i} (1 - b_il), b = sigmoid(s)    p itself      -
-forgetting      softmax_j(s_ij + sum_{j<l<=i} log f_l)          gates f       E + 1 of a head
-selective       softmax_j(s_ij - sum_{j<l<i} max(s'_lj, 0))     RoPE          -
-screening       Trim(q_i . k_j) Softmask(d), q, k of length 1   MiPE, window  s_w, s_r of a head
+name           p_ij                                            positions     further weights
+Softmax        softmax_j(s_ij)                                 RoPE          -
+NoPE           softmax_j(s_ij)                                 none          -
+Local          softmax_j(s_ij), -64 < d in odd layers          RoPE, none    -
+ALiBi          softmax_j(s_ij + m d)                           slopes m      -
+SSMax          softmax_j(c log(n) s_ij)                        RoPE          c of a head
+OffByOne       exp(s_ij) / (1 + sum_l exp(s_il))               RoPE          -
+Sigmoid        sigmoid(s_ij + m d - log n)                     slopes m      -
+Entmax         max(s_ij / 2 - tau_i, 0)^2, sum_j p_ij = 1      RoPE          -
+StickBreaking  b_ij prod_{j<l<i} (1 - b_il), b = sigmoid(s)    p itself      -
+Forgetting     softmax_j(s_ij + sum_{j<l<=i} log f_l)          gates f       E + 1 of a head
+Selective      softmax_j(s_ij - sum_{j<l<i} max(s'_lj, 0))     RoPE          -
+Screening      Trim(q_i . k_j) Softmask(d), q, k of length 1   MiPE, window  s_w, s_r of a head
 
 In screening v_j has length 1, too, and h_i goes through TanhNorm. In sigmoid's source n is one for
 all queries, the length of a sequence in training.
 
-Sources: RoPE, Su 2021. nope: Kazemnejad 2023. local: Beltagy 2020 (windows), Yang 2025 (with nope).
-alibi: Press 2022. ssmax: Nakanishi 2025. off-by-one: Miller 2023. sigmoid: Ramapuram 2025. entmax:
-Peters 2019. stick-breaking: Tan 2025. forgetting: Lin 2025. selective: Leviathan 2025. screening:
+Sources: RoPE, Su 2021. NoPE: Kazemnejad 2023. Local: Beltagy 2020 (windows), Yang 2025 (with NoPE).
+ALiBi: Press 2022. SSMax: Nakanishi 2025. OffByOne: Miller 2023. Sigmoid: Ramapuram 2025. Entmax:
+Peters 2019. StickBreaking: Tan 2025. Forgetting: Lin 2025. Selective: Leviathan 2025. Screening:
 the paper. These are definitions, T x S in memory; where softmax does, PyTorch's attention serves.
 Scores, gates and p are float32.
+
+The classes below are layers, such as EntmaxBlock. The names at the end of the file are what --model
+takes: Transformers of such layers.
 """
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lab.baselines.transformer import Block, QKNorm, distances
+from lab.transformer import Block, Transformer, distances
+from lab.transformer import QKNorm as QKNormBlock
 from multiscreen import (
     acceptance,
     double,
@@ -49,12 +54,12 @@ from multiscreen import (
 # ---------------------------------------------------------- softmax, with other positions or scores
 
 
-class NoPE(Block):
+class NoPEBlock(Block):
     """No positions: only the causal mask tells them apart."""
     rope_scale = None
 
 
-class Local(Block):
+class LocalBlock(Block):
     """RoPE in a sliding window of 64 tokens in odd layers, no positions in even ones."""
 
     def __init__(self, config, dtype=None, number=1):
@@ -65,7 +70,7 @@ class Local(Block):
             self.rope_scale = None
 
 
-class SSMax(Block):
+class SSMaxBlock(Block):
     """Scalable-Softmax: softmax over n keys fades as n grows; of scores times c log n it does not.
 
     A head learns c, which begins at 1 / log 256: for 256 keys it is softmax.
@@ -81,7 +86,7 @@ class SSMax(Block):
         return q * self.s[:, None, None] * n.log()[:, None], k
 
 
-class SSMaxNoPE(SSMax):
+class SSMaxNoPEBlock(SSMaxBlock):
     """Scalable-Softmax without positions."""
     rope_scale = None
 
@@ -114,7 +119,7 @@ def scores(q, k):
     return q.to(dtype) @ k.to(dtype).transpose(-2, -1) / math.sqrt(q.shape[-1])
 
 
-class ALiBi(Scored):
+class ALiBiBlock(Scored):
     """Scores fall with the distance, by m = 2^(-8/H) in the first head, 2^-8 in the last."""
     rope_scale = None
     flattest = 8.0                                     # -log2 m of the last head
@@ -128,14 +133,14 @@ class ALiBi(Scored):
         return s + m[:, None, None] * d.clamp(max=0)
 
 
-class OffByOne(Scored):
+class OffByOneBlock(Scored):
     """Softmax with one more key, of score 0 and without a value: a query may attend to nothing."""
 
     def weights(self, s, d):
         return F.pad(s, (1, 0)).softmax(-1)[..., 1:]
 
 
-class Sigmoid(ALiBi):
+class SigmoidBlock(ALiBiBlock):
     """Each key on its own, whatever the others are. At first a key weighs about 1/n."""
 
     def weights(self, s, d):
@@ -146,7 +151,7 @@ class Sigmoid(ALiBi):
         return -n.log()
 
 
-class Entmax(Scored):
+class EntmaxBlock(Scored):
     """1.5-entmax: softmax with exact zeros. Keys compete; 2 below the best score p is 0.
 
     Newton's method finds tau. It rises from -1, and the last step carries the gradient. Each time
@@ -162,7 +167,7 @@ class Entmax(Scored):
         return (z - tau).relu().square()
 
 
-class StickBreaking(Scored):
+class StickBreakingBlock(Scored):
     """The key before i takes the share b of a stick, the next one b of the rest, and so on."""
     rope_scale = None
 
@@ -175,7 +180,7 @@ class StickBreaking(Scored):
 
 # ------------------------------------------------------------------ p that needs more of old tokens
 
-class Forgetting(Scored):
+class ForgettingBlock(Scored):
     """Forgetting attention: each token fades all keys before it by its f = sigmoid(x w_f + b_f).
 
     A key brings log f of its token along, as one more dimension.
@@ -207,7 +212,7 @@ def log_gates(x, W_f, b_f):
     return F.logsigmoid(x @ W_f + b_f)
 
 
-class Selective(Scored):
+class SelectiveBlock(Scored):
     """Selective attention: what tokens before i found of key j in the first head lowers j for i.
 
     s' is the first head's score; a token selects neither itself nor the first token. A key brings
@@ -228,7 +233,7 @@ class Selective(Scored):
 
 # ---------------------------------------------------------------------------------------- screening
 
-class Screening(Block):
+class ScreeningBlock(Block):
     """The paper's screening unit (Eqs. 4 to 14) in place of attention, without gate and s_O.
 
     r begins at r_0, where about a third of random pairs pass Trim: at 1/2, the paper's, few do, and
@@ -243,68 +248,78 @@ class Screening(Block):
         self.s_w = nn.Parameter(torch.linspace(0, math.log(self.w_th), config.N_H) / self.speed)
         self.s_r = nn.Parameter(torch.full((config.N_H,), math.log(self.r_0 / (1 - self.r_0))))
 
-    def window(self):
+    @property
+    def w(self):
         return window(self.speed * self.s_w)
 
-    def acceptance(self):
+    @property
+    def r(self):
         return acceptance(self.s_r)
 
     def project(self, x, i):
-        angle = mipe_angle(i, self.window(), self.w_th)
+        angle = mipe_angle(i, self.w, self.w_th)
         q, k = (mipe(unit(self.heads(x, W)), angle) for W in (self.W_Q, self.W_K))
         return q, k, unit(self.heads(x, self.W_V)).to(self.dtype or x.dtype)
 
     def mix(self, q, k, v, i0, screen):
-        return tanh_norm(screen(q, k, v, self.window(), self.acceptance(), i0).to(q.dtype))
+        return tanh_norm(screen(q, k, v, self.w, self.r, i0).to(q.dtype))
 
 
-# ------------------------------------- tried once more in tuning: docs/mechanisms.md says which won
+# ------------------------------------- tried once more in tuning: study/runs.py says which won
 
-class SteepALiBi(ALiBi):
+class SteepALiBiBlock(ALiBiBlock):
     """Slopes m from 2^(-4/H) to 2^-4: scores fall faster."""
     flattest = 4.0
 
 
-class FixedSigmoid(Sigmoid):
+class FixedSigmoidBlock(SigmoidBlock):
     """The bias is that of 256 keys, however many there are."""
 
     def bias(self, n):
         return -math.log(256)
 
 
-class LateForgetting(Forgetting):
+class LateForgettingBlock(ForgettingBlock):
     """Gates begin at sigmoid(3) = 0.95: a key fades to a half in 14 tokens, not in one."""
     b_0 = 3.0
 
 
-class WideScreening(Screening):
+class WideScreeningBlock(ScreeningBlock):
     """r begins at 0.97: about every second pair passes Trim."""
     r_0 = 0.97
 
 
-class SlowScreening(Screening):
+class SlowScreeningBlock(ScreeningBlock):
     """Windows learn at the rate of all other weights."""
     speed = 1.0
 
 
-# The word after a Transformer's size. A class of yours is transformer:8M:my_file.Block.
-VARIANTS = {
-    "qknorm": QKNorm,
-    "nope": NoPE,
-    "local": Local,
-    "alibi": ALiBi,
-    "ssmax": SSMaxNoPE,
-    "ssmax-rope": SSMax,
-    "off-by-one": OffByOne,
-    "sigmoid": Sigmoid,
-    "entmax": Entmax,
-    "stick-breaking": StickBreaking,
-    "forgetting": Forgetting,
-    "selective": Selective,
-    "screening": Screening,
-    "alibi-steep": SteepALiBi,
-    "sigmoid-fixed": FixedSigmoid,
-    "forgetting-late": LateForgetting,
-    "screening-wide": WideScreening,
-    "screening-slow": SlowScreening,
-}
+# --------------------------------------------------------------------- what --model takes
+
+def transformer_of(block):
+    """f(config, dtype) -> a Transformer of such layers, with a Transformer's defaults of flags."""
+    make = partial(Transformer, block=block)
+    make.recipe = Transformer.recipe
+    return make
+
+
+Softmax = Transformer
+QKNorm = transformer_of(QKNormBlock)
+NoPE = transformer_of(NoPEBlock)
+Local = transformer_of(LocalBlock)
+ALiBi = transformer_of(ALiBiBlock)
+SSMax = transformer_of(SSMaxBlock)
+OffByOne = transformer_of(OffByOneBlock)
+Sigmoid = transformer_of(SigmoidBlock)
+Entmax = transformer_of(EntmaxBlock)
+StickBreaking = transformer_of(StickBreakingBlock)
+Forgetting = transformer_of(ForgettingBlock)
+Selective = transformer_of(SelectiveBlock)
+Screening = transformer_of(ScreeningBlock)
+
+SSMaxNoPE = transformer_of(SSMaxNoPEBlock)
+SteepALiBi = transformer_of(SteepALiBiBlock)
+FixedSigmoid = transformer_of(FixedSigmoidBlock)
+LateForgetting = transformer_of(LateForgettingBlock)
+WideScreening = transformer_of(WideScreeningBlock)
+SlowScreening = transformer_of(SlowScreeningBlock)
