@@ -40,9 +40,9 @@ import string
 
 import numpy as np
 import torch
+from lab.curves import curves_by_string, mean_over_items, print_candidates, print_costs
 
 from support.cli import UsageError, at_least, cli
-from lab.curves import curves_by_string, mean_over_items, print_candidates, print_costs
 from lab.perplexity import choose_text, documents_of, in_words
 from support.data import require_text
 from support.measure import Measurement, joined, parser, short_hash
