@@ -1,16 +1,16 @@
 """Multiscreen, from K. M. Nakanishi's "Screening Is Enough": each equation is written here once.
 
-Softmax attention divides a fixed budget of weight among all keys: keys compete, and none can be
-rejected. Screening compares unit queries with unit keys. It keeps a key only if the similarity
-passes a threshold (Trim) and the distance lies in a learned window (Softmask), and it sums the kept
-values, weighted by the relevance of their keys: in [0, 1] (up to 1.001 with rounding), exactly 0
-for a rejected key, and independent of all other keys. A layer has many small gated screening tiles.
+Softmax attention divides a fixed budget of weight among all keys: the keys compete, and none can be
+rejected. Screening judges each key alone. A key is kept only if its similarity to the query passes
+a threshold (Trim) and its distance lies in a learned window (Softmask). The kept values are summed,
+each weighted by the relevance of its key. Relevance is in [0, 1] (up to 1.001 with rounding), it is
+exactly 0 for a rejected key, and no other key changes it. A layer has many small gated tiles.
 
 Symbol            meaning                                                    where
 x_i^(l)           representation of position i after layer l, in R^E         Multiscreen
 W_E, s_E, s_F     embedding (tied to the head), log scales of in- and output Multiscreen
-W_Q W_K W_V W_G   projections to each tile's query, key, value and gate       GatedScreeningTiles
-W_O, s_O          each tile's projection back to R^E, and its log scale       GatedScreeningTiles
+W_Q W_K W_V W_G   projections to each tile's query, key, value and gate      GatedScreeningTiles
+W_O, s_O          each tile's projection back to R^E, and its log scale      GatedScreeningTiles
 s_w -> w          screening window: keys at distance >= w are never seen     window
 s_r -> r          acceptance width: similarities <= 1 - r are rejected       acceptance
 q_bar k_bar v_bar query, key and value of unit length                        unit
@@ -21,7 +21,7 @@ m, alpha_d        softmask; distance-aware relevance alpha m                 sof
 h, u, g_hat       screened sum of values; the same, bounded; the gate        screen, tanh_norm, gate
 
 Axes: B batch, T queries i, S keys j, H tiles of a layer, E d_E, K d_K, V d_V, N vocabulary.
-Relevances are computed in float32, MiPE's angles in float64 and mod 2 pi. All casts are explicit.
+Relevances have float32, MiPE's angles float64. Nothing is cast silently: each `.to` is written.
 """
 import math
 from dataclasses import dataclass
@@ -35,10 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass
 class Config:
-    """Sizes: N_L layers of N_H tiles, both psi unless given, and d_E = psi^2.
-
-    There is no maximum length.
-    """
+    """Sizes: N_L layers of N_H tiles, both psi unless given; d_E is psi^2. No maximum length."""
     psi: int = 8
     vocab_size: int = 50257
     N_L: int = None
@@ -53,7 +50,7 @@ class Config:
         self.N_H = self.psi if self.N_H is None else self.N_H
         self.d_E = self.psi**2 if self.d_E is None else self.d_E
         for name, value in vars(self).items():
-            # MiPE rotates two dimensions, and only in tiles whose window is between 1 and w_th.
+            # d_K > 1: MiPE rotates two dimensions. w_th > 1: every window is above 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
             if not value > lowest:
                 raise ValueError(f"{name} is {value}; expected more than {lowest}")
@@ -64,25 +61,29 @@ class Config:
 def window(s_w):
     """Eq. (4), the screening window: w = exp(s_w) + 1, in [1, inf]. Shape of s_w.
 
-    Above s_w = 80, w stays at e^80, with gradient 0. If s_w = +inf, w = +inf, so no key is too far.
+    If s_w = +inf, w = +inf, so no key is too far. Otherwise w is at most e^80, because float32 ends
+    at e^88; above s_w = 80 the gradient is 0.
     """
     w = s_w.clamp(max=80.0).exp() + 1
     return w.masked_fill(s_w == torch.inf, torch.inf)
 
 
 def acceptance(s_r):
-    """The second half of Eq. 4, acceptance width: r = sigmoid(s_r), at least 1e-3.
+    """The second half of Eq. 4, the acceptance width: r = sigmoid(s_r), at least 1e-3.
 
-    The floor is ours, and s_r gets no gradient at it. In float32 a similarity is off by up to 5e-7,
-    and a relevance by 2/r times as much: by 0.001 at the floor. The paper's first version, and most
-    other code, multiply by exp(s_r) + 1 instead of dividing by r, which is the same under
-    s_r -> -s_r.
+    The floor is ours; below it s_r gets no gradient. In float32 a similarity is off by up to 5e-7,
+    and a relevance by up to 2/r times as much, which is 0.001 at the floor. Version 1 of the paper,
+    and most other code, multiplies by exp(s_r) + 1 = 1/sigmoid(-s_r): the same with the sign of s_r
+    flipped.
     """
     return torch.sigmoid(s_r).clamp_min(1e-3)
 
 
 def unit(x, eps=1e-6):
-    """Eq. (5), unit length: x_bar = x / |x|, where |x| is at least eps. (..., D) -> (..., D)"""
+    """Eq. (5), unit length: x_bar = x / |x|. (..., D) -> (..., D)
+
+    |x| counts as at least eps, so a vector of zeros stays 0 and its gradient is finite.
+    """
     length = x.square().sum(-1, keepdim=True).clamp_min(eps**2).sqrt()
     return x / length
 
@@ -93,11 +94,11 @@ def double(x):
 
 
 def mipe_angle(i, w, w_th):
-    """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w.
+    """Eq. (6), MiPE's angle: phi(i, w) = pi i gamma(w) / w, reduced to [0, 2 pi).
 
-    Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0, so the angle turns by at most
-    pi over a window. i: (T,) integers; w: (H,). Returns (H, T) in radians, in [0, 2 pi). Computed
-    in float32, the angle would be off by about 0.01 rad at i = 2^17.
+    Eq. (7): gamma(w) = (cos(pi w / w_th) + 1)/2 for w < w_th, else 0. Over a window the angle turns
+    by at most pi. i: (T,) integers; w: (H,). Returns (H, T). It is computed in float64, because in
+    float32 the angle would be off by about 0.01 rad at i = 2^17.
     """
     # Clamp wider windows to w_th, where gamma and its slope are 0.
     w_near = double(w).clamp(max=w_th)
@@ -107,7 +108,10 @@ def mipe_angle(i, w, w_th):
 
 
 def mipe(x, angle):
-    """MiPE: rotate the first two dimensions. (B, H, T, K) by angles (H, T) -> (B, H, T, K)"""
+    """MiPE: rotate the first two dimensions. (B, H, T, K) by angles (H, T) -> (B, H, T, K)
+
+    With queries and keys rotated by phi, similarities depend on positions by j - i alone.
+    """
     x0, x1, rest = x.split((1, 1, x.shape[-1] - 2), -1)
     cos, sin = torch.cos(angle)[..., None], torch.sin(angle)[..., None]
     return torch.cat((x0 * cos - x1 * sin, x0 * sin + x1 * cos, rest), -1)
@@ -126,14 +130,14 @@ def softmask(d, w):
     """Eq. (10), Softmask: m = (cos(pi d / w) + 1)/2 where -w < d <= 0, else 0.
 
     d: (T, S) = j - i, key minus query position; w: broadcastable. Returns values in [0, 1].
-    Exactly 0 in the future (d > 0) and at distance w or more. If w = inf, it is 1 wherever d <= 0.
+    Exactly 0 in the future (d > 0) and at distance w or more. If w = inf, m is 1 wherever d <= 0.
     """
     inside = (-w < d) & (d <= 0)
     return torch.where(inside, 0.5 * (torch.cos(math.pi * (d / w)) + 1), 0.0)
 
 
 def no_autocast(f):
-    """f with autocast turned off, because it would round the products to 16 bits."""
+    """f without autocast, which would round the products in f to 16 bits."""
     @wraps(f)
     def outside(q, *inputs, **options):
         if not torch.is_autocast_enabled(q.device.type):
@@ -149,7 +153,8 @@ def relevance(q, k, w, r, i0=0):
 
     Eq. (8), similarity: s_ij = q_i . k_j; m_ij = Softmask(j - i).
     q: (B, H, T, K), k: (B, H, S, K), unit vectors with positions encoded; w, r: (H,).
-    i0: how many keys come before the first query, as those of a cache do. Returns (B, H, T, S).
+    i0: the first query's position, counted from the first key; above 0 after a cache. Returns
+    (B, H, T, S).
     """
     w, r = w[:, None, None], r[:, None, None]
     i = torch.arange(i0, i0 + q.shape[2], device=q.device)
@@ -171,11 +176,11 @@ def screen(q, k, v, w, r, i0=0):
 
 
 def tanh_norm(x, eps=1e-6):
-    """Eq. (13), TanhNorm: x tanh|x| / |x| keeps the direction, bounds the length by 1. Shape of x.
+    """Eq. (13), TanhNorm: x tanh|x| / |x| bounds the length by 1 and keeps the direction.
 
-    For |x| < eps it returns x, the limit. The Jacobian at 0 is the identity.
+    (..., D) -> (..., D). Where |x| < eps the result is x: the Jacobian at 0 is the identity.
     """
-    # sqrt has an infinite slope at 0: replace small squares by 1, and the ratio by its limit.
+    # The slope of sqrt at 0 is infinite: for a small x take the root of 1, and 1 as the ratio.
     square = x.square().sum(-1, keepdim=True)
     small = square < eps**2
     norm = square.masked_fill(small, 1.0).sqrt()
@@ -185,10 +190,11 @@ def tanh_norm(x, eps=1e-6):
 # ------------------------------------------------------------------------------- the model
 
 def product(axes, x, W, dtype=None):
-    """torch.einsum(axes, x, W), computed in `dtype` if it is given, and returned in x's dtype."""
+    """torch.einsum(axes, x, W), computed in `dtype` if one is given, returned in x's dtype."""
     if dtype is not None:
         return torch.einsum(axes, x.to(dtype), W.to(dtype)).to(x.dtype)
-    return torch.einsum(axes, x, W).to(x.dtype)        # autocast multiplies in 16 bits
+    # Under autocast the product has 16 bits: cast back.
+    return torch.einsum(axes, x, W).to(x.dtype)
 
 
 class GatedScreeningTiles(nn.Module):
@@ -196,8 +202,8 @@ class GatedScreeningTiles(nn.Module):
 
     Read `forward` first: x -> `screening` (`project`, `encode`, `screen`, `bound`) times `gate`.
     A variant is a subclass that overrides `initialize`, `encode`, `r`, `bound`, `gate` or
-    `screening`. Relevance maps need a `screening` that calls the `screen` it is given.
-    s_w, s_r and s_O are (N_H,), also in a variant, because tools show the values of each tile.
+    `screening`. Relevance maps need a `screening` that calls the `screen` it is given. Tools show
+    s_w, s_r and s_O for each tile, so a variant has them, too, of shape (N_H,).
     dtype: the dtype of the matrix products; None means that of the parameters.
     """
 
@@ -207,7 +213,7 @@ class GatedScreeningTiles(nn.Module):
         self.initialize()
 
     def initialize(self):
-        """The paper's table of initial values. Matrices are normal; the factor is their std.
+        """The paper's table of initial values. Each matrix is normal, its factor the std.
 
         Windows w start between 2 and w_th + 1, evenly spaced in log(w - 1), and r starts at 1/2.
         """
@@ -248,8 +254,8 @@ class GatedScreeningTiles(nn.Module):
         """Eq. (16): u = Screening(q, k, v) of x, continuing the cache. -> (B, H, T, V)
 
         screen: Eq. 12. The model passes it in, so that a kernel can take its place and
-        `relevance_maps` can watch it. If it promises, by its attribute `within_w`, to look at no
-        key at distance w or more, a cache may forget such keys.
+        `relevance_maps` can record it. A screen with the attribute within_w = True promises to look
+        at no key at distance w or more: then the cache may forget such keys.
         """
         w, r = self.w, self.r
         # The position of x's first token.
@@ -263,7 +269,7 @@ class GatedScreeningTiles(nn.Module):
         if cache is not None:
             reach = w if getattr(screen, "within_w", False) else None
             k_tilde, v_bar = cache.append(k_tilde, v_bar, reach)
-            # The queries belong to the last keys; a cache may have forgotten the first ones.
+            # The queries belong to the last keys; the cache may have forgotten the first keys.
             i0 = k_tilde.shape[2] - x.shape[1]
         h = screen(q_tilde, k_tilde, v_bar, w, r, i0)
         return self.bound(h.to(x.dtype))
@@ -283,7 +289,7 @@ class GatedScreeningTiles(nn.Module):
 
 
 def checked(tokens):
-    """The tokens themselves, after checking that they are (B, T) and not empty."""
+    """The tokens themselves, after a check that their shape is (B, T) and B, T >= 1."""
     if tokens.ndim != 2 or tokens.numel() == 0:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
     return tokens
@@ -295,8 +301,8 @@ class Multiscreen(nn.Module):
     tiles: the class of a layer. dtype: the dtype of the matrix products, such as torch.bfloat16;
     None means that of the parameters.
     """
-    logits_at_once = 2**25                             # `loss` keeps no more of them in memory
-    tokens_at_once = 2**9                              # of a long text, to decode it with caches
+    logits_at_once = 2**25                             # logits that `loss` computes at a time
+    tokens_at_once = 2**9                              # prompt tokens that `stream` reads at a time
 
     def __init__(self, config, dtype=None, tiles=GatedScreeningTiles):
         super().__init__()
@@ -316,19 +322,21 @@ class Multiscreen(nn.Module):
 
     @staticmethod
     def screen(q, k, v, w, r, i0=0):
-        """Eq. 12, `screen` above. To use a faster twin or your own, assign it to model.screen."""
+        """Eq. 12, the definition. Assign a faster twin, or your own function, to model.screen."""
         return screen(q, k, v, w, r, i0)
 
     def hidden(self, tokens, caches=None, screen=None):
         """x^(N_L), after the last layer. (B, T) -> (B, T, E). caches: one for each layer.
 
-        screen: Eq. 12 for this call alone; None means the model's own. All tokens go through a
-        layer at once. Split a long text, as `stream` does.
+        screen: Eq. 12 in this call; None means the model's own. All tokens go through a layer at
+        once, so split a long text, as `stream` does.
         """
+        if caches is None:
+            caches = [None] * len(self.layers)
         if screen is None:
             screen = self.screen
         x = self.embed(checked(tokens))
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+        for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, screen, cache)
         return x
 
@@ -352,8 +360,8 @@ class Multiscreen(nn.Module):
     def loss(self, tokens, targets, reduction="mean"):
         """Cross-entropy in nats, (B, T) x (B, T) -> a scalar, or (B, T) for reduction="none".
 
-        Targets of -100 are ignored. If there are more than `logits_at_once`, logits are computed in
-        chunks and recomputed in backward, which torch.func cannot differentiate.
+        Targets of -100 are ignored. More than `logits_at_once` logits are computed in chunks, and
+        again in backward (torch.func cannot differentiate that).
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction is {reduction!r}; expected 'mean' or 'none'")
@@ -365,7 +373,7 @@ class Multiscreen(nn.Module):
         if len(t) <= chunk:
             nats = self.nats(x, t, head)
         else:
-            # `nats` draws no random numbers, so no state of a generator is kept for it.
+            # `nats` draws no random numbers, so `checkpoint` need not restore a generator's state.
             nats = torch.cat([checkpoint(self.nats, x_part, t_part, head, use_reentrant=False,
                                          preserve_rng_state=False)
                               for x_part, t_part in zip(x.split(chunk), t.split(chunk))])
@@ -376,7 +384,7 @@ class Multiscreen(nn.Module):
     # ------------------------------------------------------------------ using a trained model
 
     def new_caches(self):
-        """An empty cache for each layer: a KeyCache, or the kind that a screen's `cache` names."""
+        """An empty cache for each layer: a KeyCache, or `screen.cache` if the screen has one."""
         kind = getattr(self.screen, "cache", KeyCache)
         return [kind() for _ in self.layers]
 
@@ -392,12 +400,12 @@ class Multiscreen(nn.Module):
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         caches, head, finite = self.new_caches(), self.head(), True
         for step in range(n):
-            # The prompt goes through in pieces, then one token per step: caches hold the rest.
+            # The prompt goes through in pieces, then one token per step: the caches hold the rest.
             for piece in checked(tokens).split(self.tokens_at_once, 1):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
 
-            # To read `finite`, the CPU has to wait for the GPU: not after each token.
+            # To read `finite`, the CPU waits for the GPU: do so at the first and last token only.
             finite = z.isfinite().all() & finite
             if step in (0, n - 1) and not finite:
                 raise FloatingPointError("the logits are not finite: diverged, or divided by 0?")
@@ -407,7 +415,8 @@ class Multiscreen(nn.Module):
             if temperature == 0:
                 tokens = z.argmax(-1, keepdim=True)
             else:
-                # NaN would end the process of a GPU before the error above is raised.
+                # On a GPU multinomial aborts the process at a NaN, before the check above can
+                # report it.
                 p = (z / temperature).softmax(-1).nan_to_num(1.0)
                 tokens = torch.multinomial(p, 1, generator=generator)
             yield tokens[:, 0]
@@ -421,8 +430,8 @@ class Multiscreen(nn.Module):
     def relevance_maps(self, tokens):
         """The weight of each key in each tile: a list of N_L tensors (B, H, T, T).
 
-        They are what the model's own `screen` returns if the values are the identity matrix, one
-        map for each call. It is given in pieces of d_V columns, the width of a model's values.
+        With the identity as values, the model's screen returns its weights. The identity is fed d_V
+        columns at a time. There is one map for each call of the screen.
         """
         maps, own = [], self.screen
 
@@ -439,9 +448,9 @@ class Multiscreen(nn.Module):
 
     @torch.no_grad()
     def expand_windows(self, T_train):
-        """Screening-window expansion: windows beyond T_train become infinite, in place.
+        """Screening-window expansion (SWE): windows beyond T_train become infinite, in place.
 
-        Start new caches: an old one may have forgotten keys outside the old windows.
+        Start new caches afterwards: an old cache may have forgotten keys outside the old windows.
         """
         for layer in self.layers:
             layer.s_w.masked_fill_(layer.w > T_train, torch.inf)
@@ -450,7 +459,7 @@ class Multiscreen(nn.Module):
 class KeyCache:
     """The encoded keys and the values of all tokens that a layer has seen.
 
-    Gradients flow through it. For truncated backpropagation, detach its k and v between calls.
+    Gradients flow through the cache. For truncated backpropagation, detach k and v between calls.
     """
 
     def __init__(self):
@@ -460,7 +469,8 @@ class KeyCache:
     def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns those of all tokens.
 
-        w: (H,), unused here; WindowCache drops keys beyond all of them. None: keep all keys.
+        w: (H,), unused here. A cache that forgets, such as WindowCache, drops keys beyond all
+        windows w; None tells it to keep every key.
         """
         self.end += k.shape[2]
         if self.k is not None:

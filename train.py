@@ -81,6 +81,7 @@ def train(args, ckpt=None, stop=()):
     print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
           f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
           f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
     while not finished and not stopped:
@@ -168,7 +169,7 @@ def windows(model):
     """Columns of the log: the median and the largest window, of a model that has some."""
     if not hasattr(model.layers[0], "s_w"):
         return {}
-    w = torch.cat([whole(layer.window().detach()) for layer in model.layers])
+    w = torch.cat([whole(layer.w.detach()) for layer in model.layers])
     return {"w_median": w.median().item(), "w_max": w.max().item()}
 
 
@@ -613,9 +614,10 @@ def get_data(args, tokenizer):
 
 # ---------------------------------------------------------------------------------------- flags
 
-# --resume may change these; all others are the run's recipe. --init takes over those of a model.
-FREE = ("steps", "batch_size", "log_every", "eval_every", "device", "compile", "kernel", "out",
-        "resume", "force", "init")
+# --resume keeps the flags that you leave out, but for those of a command. It may change the free
+# ones; all others are the run's recipe. --init takes over the flags of a model.
+OF_A_COMMAND = ("device", "compile", "out", "resume", "force", "init")
+FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel")
 OF_A_MODEL = ("model", "tokenizer", "psi", "N_L", "N_H", "d_E", "d_K", "d_V", "w_th")
 
 
@@ -681,7 +683,7 @@ def get_args(argv=None, ckpt=None):
     if ckpt:
         names = OF_A_MODEL
         if typed.resume:
-            names = [name for name in ckpt["args"] if name not in FREE or name == "steps"]
+            names = [name for name in ckpt["args"] if name not in OF_A_COMMAND]
         kept = {name: ckpt["args"][name] for name in names}
     elif typed.model != "multiscreen":
         kept = getattr(named(typed.model), "recipe", {})

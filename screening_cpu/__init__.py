@@ -28,7 +28,7 @@ import multiscreen
 from multiscreen import KeyCache
 
 # train.hash_of_equations() of the equations that this file repeats.
-EQUATIONS = "c0b738ee2477"
+EQUATIONS = "461f1f8b4937"
 SOURCE = Path(__file__).with_name("screen.cpp")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
          "-fopenmp-simd", "-shared", "-fPIC"]
@@ -218,10 +218,10 @@ class WindowCache(KeyCache):
         super().__init__()
         self.n = 0                                     # the keys that it has, without spare room
 
-    def append(self, k, v, w):
+    def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept.
 
-        w: the windows of the layer, (H,).
+        w: the windows of the layer, (H,); None: keep all keys.
         """
         T = k.shape[2]
         self.end += T
@@ -230,7 +230,9 @@ class WindowCache(KeyCache):
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if self.n + T > self.k.shape[2] or room == 0:
-            kept = math.ceil(min(self.n, w.max().item()))          # n, too, if a window is NaN
+            kept = self.n
+            if w is not None:
+                kept = math.ceil(min(self.n, w.max().item()))      # n, too, if a window is NaN
             old = slice(self.n - kept, self.n)
             self.k, self.v = (F.pad(x[:, :, old], (0, 0, 0, T + room)) for x in (self.k, self.v))
             self.n = kept
@@ -241,6 +243,7 @@ class WindowCache(KeyCache):
 
 
 screen.cache = WindowCache
+screen.within_w = True
 
 
 def keep_freed_memory():
