@@ -38,9 +38,10 @@ from argparse import Namespace
 from statistics import mean
 
 import numpy as np
+import pandas as pd
 import torch
 
-from study.measure import Measurement, parser
+from lab.measure import Measurement, add_settings, add_table, get_parser
 from train import files_of, get_data, read_file
 
 LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
@@ -182,8 +183,16 @@ def scale_queries(model, c):
         layer.encode = encode
 
 
+def print_means(rows, by, names):
+    """Print the means of some columns by setting and another column."""
+    rows = pd.DataFrame(rows)
+    print(rows.groupby(["setting", by], sort=False)[list(names)].mean().round(3), "\n")
+
+
 def main():
-    p = parser(__doc__)
+    p = get_parser(__doc__)
+    add_settings(p)
+    add_table(p)
     p.add_argument("--data", nargs="+", help="the text in between [what the run has held out]")
     p.add_argument("--distances", type=int, nargs="+", default=[2**n for n in range(7, 16)],
                    help="distances to measure, in tokens [128 256 512 .. 32768]")
@@ -202,16 +211,17 @@ def main():
     distances = sorted(args.distances)
     tokens = text_of(args.data, run.ckpt, run.tokenizer)
     texts = spread_texts(tokens, args.pairs, distances[-1], args.before)
-    for setting in run.settings():
+    about = {"before": args.before, "candidates": args.candidates}
+    for _ in run.settings():
         for c in args.log_scale:
             scale_queries(run.model, c)
             for n, text in enumerate(texts, args.first):
                 rows = measure(run.model, run.tokenizer.encode_ordinary, text, pair_of(n),
                                distances, args.before, args.candidates)
                 for row in rows:
-                    run.add({"log_scale": c, "before": args.before, "candidates": args.candidates,
-                             "pair": n} | setting | row)
-    run.save(by="distance", show=MEASURED)
+                    run.add(log_scale=c, **about, pair=n, **row)
+    print_means(run.rows, "distance", MEASURED)
+    run.write()
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class ScreeningBlock(LocalBlock, attention.ScreeningBlock):
 
 
 def in_layout(block):
-    """What --model takes: a mechanism that needs no more than LocalBlock's windows and positions."""
+    """What --model takes: a mechanism that needs nothing but LocalBlock's windows and positions."""
     return transformer_of(type(block.__name__, (LocalBlock, block), {"__module__": __name__}))
 
 
