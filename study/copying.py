@@ -158,7 +158,7 @@ def measure(model, encode, text, pair, distances, before=0, candidates=1):
 
 
 def numbers(ends, unchanged):
-    """The numbers of one reading at one place. ends: of `read`, the four of ends_of, then others'."""
+    """The numbers of one reading at one place. ends: of `read`, first the four of ends_of."""
     (same, hits), (another, _), (reordered, _), (near_miss, _) = ends[:4]
     row = {"cost": same.mean(), "gain": another.mean() - same.mean(),
            "right": hits.double().mean(), "reordered": reordered.mean() - same.mean(),
@@ -175,8 +175,8 @@ def scale_queries(model, c):
         if getattr(layer, "nearby", 0) < math.inf:
             continue
 
-        def encode(q, k, i, encode=type(layer).encode.__get__(layer)):
-            q, k = encode(q, k, i)
+        def encode(q, k, i, layer=layer):
+            q, k = type(layer).encode(layer, q, k, i)
             factor = 1 + c * torch.log((i + 1) / 256)
             return q * factor.clamp(min=1).to(q.dtype)[:, None], k
 

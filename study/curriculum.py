@@ -1,6 +1,7 @@
 """Documents from which models learned the study's tasks, with help that ends when it has worked.
 
-    python train.py --data study.curriculum.ABCDigits --layers 4 --lr 0.015625 --w-th 16 --steps 4800
+    python train.py --data study.curriculum.ABCDigits --steps 4800 --layers 4 --w-th 16 \\
+        --lr 0.015625
     python train.py --data study.curriculum.Passkey --seq-len 512 --batch-size 4 --steps 6000 \\
         --layers 4 --w-th 8192 --lr 0.015625
 
