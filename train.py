@@ -10,18 +10,24 @@ The recipe is the paper's: AdamW with betas (0.9, 0.95), no weight decay, no cli
 warm-up to a constant rate of 2^-4. Documents are joined by end-of-text and cut into contiguous
 sequences, which are drawn at random without replacement. The default sizes suit a laptop.
 
+A printed line has the step's loss in nats per token, its learning rate, the norm of the gradient
+before clipping, the milliseconds per step since the line before, the median and the largest window
+in tokens, and the minutes that the rest will take.
+
 Ctrl-C saves a checkpoint; add --resume to continue, bit for bit on a CPU. The run's folder, OUT,
 contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each line of numbers.
 
 What a flag calls MODULE.NAME is yours, in MODULE.py here or in the current folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
-                  of Multiscreen; f.recipe may hold defaults of these flags, a dict
+                  of Multiscreen; `recipe`, a dict, may hold its own defaults of these flags
     --data        f(args, tokenizer, part) -> documents, for part "train" or "val", with the methods
-                  of `Text`
+                  of `Text`; `abcdigits` stands for abcdigits.Documents
     --tokenizer   an object with name, n_vocab, eot_token, encode_ordinary, decode, as tiktoken's
+    --kernel      a module with a function `screen`, which is tried before it is used
 """
 import argparse
+import ast
 import hashlib
 import inspect
 import math
@@ -30,7 +36,9 @@ import pickle
 import signal
 import sys
 import sysconfig
+import textwrap
 import time
+import zlib
 from dataclasses import asdict, fields
 from functools import partial
 from importlib import import_module
@@ -40,74 +48,53 @@ import numpy as np
 import tiktoken
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
 import multiscreen
-from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, unit
 
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_median", "w_max", "ms", "val_loss")   # of log.tsv
-SIZES = [field.name for field in fields(Config) if field.name != "vocab_size"]
-OF_A_MODEL = ("model", "tokenizer", *SIZES)            # the flags that --init takes over
-OF_A_COMMAND = ("out", "resume", "force", "init", "device", "compile")     # --resume keeps others
 
 
 def train(args, ckpt=None, stop=()):
-    """Train a run, with a checkpoint to begin with, if any. Returns whether it is finished.
+    """Train a run, beginning with a checkpoint, if any. Returns whether the run is finished.
 
     stop: a list; once there is something in it, the run saves a checkpoint and returns.
     """
-    rank, world = 0, 1
-    if dist.is_initialized():                          # by torchrun
-        rank, world = dist.get_rank(), dist.get_world_size()
-    device, tokenizer = torch.device(args.device), get_tokenizer(args.tokenizer)
+    path, device, tokenizer = Path(args.out, "ckpt.pt"), args.device, get_tokenizer(args.tokenizer)
+    rank, world = rank_and_world()
+    try_model(make_model(args, tokenizer).to(device), args)
     torch.manual_seed(args.seed)
-    sizes = {name: getattr(args, name) for name in SIZES} | {"vocab_size": tokenizer.n_vocab}
-    model = build_model(args.model, sizes, getattr(torch, args.dtype)).to(device)
+    model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.weight_decay},
-                                   {"params": others, "weight_decay": 0.0}],
-                                  lr=args.lr, betas=(0.9, 0.95), fused=True)
-    step, log, path = 0, "\t".join(COLUMNS) + "\n", Path(args.out, "ckpt.pt")
     if ckpt:
-        model.load_state_dict(ckpt["weights"])
-    if ckpt and args.resume:
-        optimizer.load_state_dict(ckpt["optimizer"])
-        step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
-        torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
+        load_weights(model, ckpt["weights"], args.out if args.resume else args.init)
     print(choose_screen(model, args.kernel))
-    if args.compile or args.compile is None and device.type == "cuda":
+    if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
+    shard(model, world)
+    optimizer = make_optimizer(model, args.lr, args.weight_decay)
+    step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
+    if args.resume and ckpt:
+        step, log = continue_run(ckpt, model, optimizer, data, text)
     print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
           f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
           f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
 
-    per_step = args.batch_tokens // args.seq_len       # sequences
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
     while not finished and not stopped:
         lr = args.lr * min(1.0, (step + 1) / max(args.warmup, 1))
         for group in optimizer.param_groups:
             group["lr"] = lr
-        # This process's share of the step's sequences, in passes of --batch-size.
-        mine = range(step * per_step, (step + 1) * per_step)[rank::world]
-        passes = [mine[n : n + args.batch_size] for n in range(0, len(mine), args.batch_size)]
-        loss, stops = 0.0, torch.tensor(float(len(stop)))
-        for numbers in passes:
-            x = to_device([data.draw(n) for n in numbers], device)
-            part = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
-            part.backward()
-            loss = loss + part.detach()
-        if world > 1:
-            for x in (stops, loss, *(p.grad for p in model.parameters() if p.grad is not None)):
-                dist.all_reduce(x)
-                x /= world
-        norm = clip_grad_norm_(model.parameters(), args.clip or math.inf)
+        loss = accumulate_gradients(model, data, args, step)
+        norm = whole(clip_grad_norm_(model.parameters(), args.clip or math.inf))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
-        finished, stopped = data.observe(loss) or step == args.steps, stops.item() > 0
+        finished = data.observe(loss) or step == args.steps
+        stopped = total(float(len(stop))) > 0          # in any of the processes
 
         logs = finished or stopped or step == 1 or step % args.log_every == 0
         evaluates = finished or step % args.eval_every == 0
@@ -120,38 +107,78 @@ def train(args, ckpt=None, stop=()):
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
+        if rank == 0:
+            write_log(path.with_name("log.tsv"), log)
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
-        if rank == 0:
-            path.with_name("log.tsv").write_text(log)
         if diverged:
             print(f"error: training has diverged; {path}, if there is one, is from before: try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
             sys.exit(3)
-        if (evaluates or stopped) and rank == 0:
-            save_checkpoint(path, model, args, step=step, log=log, rng=torch.get_rng_state(),
-                            data_state=data.state, optimizer=optimizer.state_dict())
-            print(f"saved {path}")
-        if world > 1:
-            dist.barrier()                             # torchrun ends all once one has ended
+        if evaluates or stopped:
+            save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
+                            optimizer=get_moments(model, optimizer), data_state=data.state,
+                            rng=torch.get_rng_state())
+            print(f"saved {path}", flush=True)
         since, logged = time.perf_counter(), step
-    if finished:
+    if finished and world == 1:
         print(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
     return finished
 
 
+# ---------------------------------------------------------------------------------------- a step
+
+def make_optimizer(model, lr, weight_decay):
+    """AdamW as in the paper; weight decay, if any, is for matrices alone."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay},
+              {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def accumulate_gradients(model, data, args, step):
+    """Run the passes of a step forward and backward. Returns the mean loss, on the device.
+
+    Each process reads its share of the step's sequences, --batch-size of them in a pass.
+    """
+    rank, world = rank_and_world()
+    n = args.batch_tokens // args.seq_len              # sequences of a step
+    mine = range(step * n, (step + 1) * n)[rank::world]
+    passes = [mine[i : i + args.batch_size] for i in range(0, len(mine), args.batch_size)]
+    loss = 0.0
+    for numbers in passes:
+        if world > 1:                                  # average over processes in the last pass
+            model.set_requires_gradient_sync(numbers is passes[-1])
+        x = to_device([data.draw(n) for n in numbers], model.W_E.device)
+        part = model.loss(x[:, :-1], x[:, 1:]) / len(passes)
+        part.backward()
+        loss = loss + part.detach()
+    return total(loss) / world
+
+
 def to_device(sequences, device):
-    """Sequences (T + 1,) as one tensor on the device. A GPU copies it while it computes."""
+    """Sequences (T + 1,) as one tensor on the device. A GPU copies them while it computes."""
     x = torch.from_numpy(np.stack(sequences))
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    if device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def windows(model):
     """Columns of the log: the median and the largest window, of a model that has some."""
     if not hasattr(model.layers[0], "s_w"):
         return {}
-    w = torch.cat([layer.window().detach() for layer in model.layers])
+    w = torch.cat([whole(layer.w.detach()) for layer in model.layers])
     return {"w_median": w.median().item(), "w_max": w.max().item()}
+
+
+def write_log(path, log):
+    """Write log.tsv anew. A checkpoint has the log, too, so what is lost here comes back."""
+    try:
+        path.write_text(log)
+    except OSError as e:
+        sys.exit(f"error: {path} could not be written ({e.strerror})")
 
 
 @torch.no_grad()
@@ -178,16 +205,73 @@ def sample(model, data, tokenizer):
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
+# ---------------------------------------------------------------------------- several processes
+
+def rank_and_world():
+    """(the number of this process, how many there are): torchrun starts several."""
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def total(x):
+    """The sum of a number, or of a tensor on its device, over all processes, as a tensor."""
+    x = torch.as_tensor(x)
+    if dist.is_initialized():
+        dist.all_reduce(x)
+    return x
+
+
+def shard(model, world):
+    """Let several processes hold one copy of a model between them, by FSDP2, in place."""
+    if world == 1:
+        return
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    for part in (*model.layers, model):
+        fully_shard(part)
+    register_fsdp_forward_method(model, "loss")
+
+
+def whole(x):
+    """A tensor put together from the shards of all processes, which must all take part."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def get_moments(model, optimizer):
+    """{name of a parameter: {name: whole tensor}} of what the optimizer knows of it."""
+    return {name: {key: whole(x).cpu() for key, x in optimizer.state[p].items()}
+            for name, p in model.named_parameters() if p in optimizer.state}
+
+
+def set_moments(model, optimizer, moments):
+    """Give an optimizer what get_moments returned, whatever the number of processes was."""
+    for name, p in model.named_parameters():
+        for key, x in moments.get(name, {}).items():
+            x = x.to(p.device)
+            if hasattr(p, "placements") and x.ndim > 0:
+                x = dist.tensor.distribute_tensor(x, p.device_mesh, p.placements)
+            optimizer.state[p][key] = x
+
+
 # ---------------------------------------------------------------------------------- checkpoints
 
 def save_checkpoint(path, model, args, **more):
     """Write a checkpoint; the file at `path` is always whole, the old one or the new one.
 
-    From a loop of your own: save_checkpoint("mine.pt", model, get_args(["--psi", "4"])), with the
-    flags that the model was made by. more: what --resume needs; all other commands do without.
+    From a training loop of your own: save_checkpoint("mine.pt", model, get_args([...])), with the
+    flags that say how it was made: --model and its sizes, --seq-len, --tokenizer, --data. more:
+    what --resume needs; all other commands do without. Raises ValueError if a weight is not a
+    number, or if a model of these flags has other weights.
     """
+    weights = {name: whole(W).cpu() for name, W in model.state_dict().items()}
+    for name, W in weights.items():
+        if W.isnan().any():
+            raise ValueError(f"{path} was not written: {name} has a NaN")
     contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
-                "weights": model.state_dict(), **more}
+                "weights": weights, **more}
+    if rank_and_world()[0] > 0:
+        return                                         # process 0 writes
     temporary = Path(f"{path}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -205,8 +289,20 @@ def read_checkpoint(path):
     try:
         ckpt = torch.load(path, "cpu", weights_only=True)
         return {name: ckpt[name] for name in ("args", "config", "source", "weights")} | ckpt
+    except OSError as e:
+        sys.exit(f"error: {path}: {e.strerror or 'it cannot be read'}: train a model first, or "
+                 "name its ckpt.pt")
     except (RuntimeError, ValueError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
         sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
+
+
+def load_weights(model, weights, path):
+    """Put the weights of the checkpoint at `path` into a model."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        reason = " ".join(str(e).split())
+        sys.exit(f"error: {path}: its weights do not fit the model that is built now: {reason}")
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
@@ -216,13 +312,25 @@ def load_checkpoint(path, device="cpu", dtype=None):
     """
     ckpt = read_checkpoint(path)
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
-    model.load_state_dict(ckpt["weights"])
+    load_weights(model, ckpt["weights"], path)
     model.to(device).eval()
     for name, text in source_of(model).items():
         if ckpt["source"].get(name, text) != text:
             print(f"{path} was trained with another {name}", file=sys.stderr)
     print(choose_screen(model, ckpt["args"]["kernel"]), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
+
+
+def continue_run(ckpt, model, optimizer, data, text):
+    """Go on where a checkpoint of this run was saved. Returns (steps that were made, the log)."""
+    if ckpt.get("text") != text:
+        print(f"error: --data: the run read {ckpt.get('text')}, and now there are {text}: a run "
+              "reads one text; --init with another --out begins another run", file=sys.stderr)
+        sys.exit(2)
+    set_moments(model, optimizer, ckpt["optimizer"])
+    data.state = ckpt["data_state"]
+    torch.set_rng_state(ckpt["rng"])                   # for layers that draw random numbers
+    return ckpt["step"], ckpt["log"]
 
 
 def source_of(model):
@@ -241,7 +349,7 @@ def named(name):
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as e:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as e:
         sys.exit(f"error: {name} is neither there nor MODULE.NAME of something in a file ({e})")
 
 
@@ -256,16 +364,65 @@ def build_model(name, sizes, dtype=None):
         sys.exit(f"error: {e}")
 
 
+def make_model(args, tokenizer, dtype=None):
+    """The model of the flags, for a tokenizer's vocabulary."""
+    sizes = {field.name: getattr(args, field.name, None) for field in fields(Config)}
+    return build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
+
+
+@torch.no_grad()
+def magnify(model):
+    """Let the layers of a new model accept more keys and add more, in place: small faults show."""
+    for name, p in model.layers.named_parameters():
+        if name.endswith(".s_r"):
+            p.fill_(4.0)                               # r = 0.98
+        elif p.ndim > 1:
+            p.mul_(4.0)
+
+
+@torch.no_grad()
+def try_model(model, args):
+    """Warn if losses depend on later tokens, or are not forward's. The model is changed.
+
+    The second of two passes of `loss` has other tokens from two places on.
+    """
+    choose_screen(model, args.kernel)
+    magnify(model.eval())
+    T, generator = args.seq_len, torch.Generator().manual_seed(0)
+    x, y, new = torch.randint(model.config.vocab_size, (3, 2, T), generator=generator)
+    new[0, : T // 3 + 1] = x[0, : T // 3 + 1]
+    new[1, : T - 1] = x[1, : T - 1]
+    x, y, new = (tokens.to(model.W_E.device) for tokens in (x, y, new))
+    nats = model.loss(x, y, "none")
+    changes = (model.loss(new, y, "none") - nats).abs() * (new == x).cumprod(1)
+    short = min(T, 64)
+    logits = model(x[:, :short]).float()
+    right = F.cross_entropy(logits.mT, y[:, :short], reduction="none")
+    if not changes.max() <= 1e-5:
+        print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
+              "layer see them? `python -m lab.check` says more")
+    elif not (nats[:, :short] - right).abs().max() <= 1e-3:
+        print("warning: `loss` is not the cross-entropy of `forward`: `python -m lab.check`")
+
+
 def choose_screen(model, kernel="auto"):
     """Let a model screen by a twin of multiscreen.screen, in place. Returns a line that says so.
 
     kernel: a module with a function `screen`. A twin repeats equations of multiscreen.py, so `auto`
-    takes one only while these have the text that it was written for: your edit of one acts.
+    takes one only while these have the code that it was written for: your edit of one acts. And no
+    other screen than the definition is used before its numbers were tried.
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
+    if kernel == "multiscreen":
+        return "screening by multiscreen.screen, the definition"
     if kernel != "auto":
-        model.screen = named(f"{kernel}.screen")
+        screen = named(f"{kernel}.screen")
+        try:
+            try_screen(screen, model)
+        except ValueError as e:
+            sys.exit(f"error: --kernel {kernel}: {e}")
+        model.screen = screen
         return f"screening by {kernel}.screen"
     name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
     try:
@@ -273,6 +430,7 @@ def choose_screen(model, kernel="auto"):
         twin.prepare(model)                            # raises if it cannot run here
         if twin.EQUATIONS != hash_of_equations():
             raise ValueError("an equation that it repeats was edited")
+        try_screen(twin.screen, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
     except Exception as e:                             # whatever it is, the definition runs
@@ -280,11 +438,48 @@ def choose_screen(model, kernel="auto"):
 
 
 def hash_of_equations():
-    """A hash of the text of what a twin of multiscreen.screen repeats."""
+    """A hash of the code of what a twin of multiscreen.screen repeats, without docstrings."""
     functions = (multiscreen.trim, multiscreen.softmask, multiscreen.relevance, multiscreen.screen,
-                 Multiscreen.screen)
-    text = "".join(inspect.getsource(inspect.unwrap(f)) for f in functions)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+                 Multiscreen.screen, KeyCache.append)
+    code = ""
+    for f in functions:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body[0]
+        if ast.get_docstring(tree):
+            del tree.body[0]
+        code += ast.dump(tree)
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
+
+
+def try_screen(screen, model):
+    """Raise ValueError unless a screen has the values and the gradients of the definition.
+
+    One case: two sequences of 32 queries behind 3,000 keys, and a window for each kind of loop.
+    """
+    device, c = model.W_E.device, model.config
+    dtype, limit = (torch.float32, 1e-3) if model.dtype is None else (model.dtype, 2e-2)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 5, n, D, generator=generator)
+               for n, D in ((32, c.d_K), (3032, c.d_K), (3032, c.d_V)))
+    q, k = q + 1, k + torch.where(torch.arange(3032) % 3 == 0, -1, 1)[:, None]
+    w, r = torch.tensor([1.5, 17, 250, 2000, math.inf]), torch.tensor([0.5, 0.9, 0.7, 0.5, 0.3])
+    inputs = [unit(q), unit(k), unit(v).to(dtype), w, r]
+    found = []
+    for f in (screen, multiscreen.screen):
+        given = [x.to(device).detach().requires_grad_() for x in inputs]
+        h = f(*given, 3000)
+        h.float().square().sum().backward()
+        found.append([h.detach(), *(x.grad for x in given)])
+    for name, ours, right in zip(("h", "dq", "dk", "dv", "dw", "dr"), *found):
+        # w and r of all tiles are compared together, other numbers tile by tile.
+        axes = (0, 2, 3) if right.ndim == 4 else 0
+        error = (ours.double() - right.double()).abs().amax(axes) / right.double().abs().amax(axes)
+        if not error.max() <= limit:
+            raise ValueError(f"{name} is off by {error.max():.1g} of its largest value")
+    q_nan = inputs[0].clone()
+    q_nan[0, :, 5] = math.nan
+    h = screen(*(x.to(device) for x in (q_nan, *inputs[1:])), 3000)
+    if h[0, :, 5].isfinite().any() or not h[1].isfinite().all():
+        raise ValueError("a row of NaN in q does not give a row of NaN in h")
 
 
 def compile_model(model):
@@ -350,29 +545,52 @@ class Text:
         return False
 
 
+def fingerprint(*texts):
+    """Words that tell a text from another one: its sequences, and a checksum of 64 of each part."""
+    sums = [zlib.crc32(b"".join(np.ascontiguousarray(text[n * len(text) // 64]).tobytes()
+                                for n in range(64))) for text in texts]
+    lengths = " and ".join(f"{len(text):,}" for text in texts)
+    return f"{lengths} sequences with checksums {' and '.join(f'{x:08x}' for x in sums)}"
+
+
+SUFFIXES = (".txt", ".md", ".py")                      # the files that a folder stands for
+
+
 def files_of(names):
-    """The files that --data names. A folder stands for its .txt files, and for those below it."""
+    """The files that --data names; of a folder those with SUFFIXES, and so on below it."""
     if names == ["stdlib"]:
         root = Path(sysconfig.get_paths()["stdlib"])
         skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
         return sorted(path for path in root.rglob("*.py")
                       if not skip & set(path.relative_to(root).parts))
-    folders = {name: sorted(Path(name).rglob("*.txt")) for name in names if os.path.isdir(name)}
-    return [path for name in names for path in folders.get(name, [Path(name)])]
+    files = []
+    for path in map(Path, names):
+        found = [path]
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        if not found:
+            sys.exit(f"error: {path} has no files {', '.join(SUFFIXES)}: name your files")
+        files += found
+    return files
 
 
 def read_file(path, tokenizer):
-    """The tokens of a file. A text is UTF-8, and ends with end-of-text.
+    """The tokens of a file. A text is UTF-8, byte by byte, and ends with end-of-text.
 
     A .bin file holds nothing but tokens, uint16, or uint32 if the vocabulary has more than 65,536,
     and stays on the disk.
     """
     dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
+    if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
+        sys.exit(f"error: {path} is no plain text: python -m lab.prepare makes a .bin of it")
     try:
         if path.suffix == ".bin":
             return np.memmap(path, dtype, "r")
-        text = path.read_text("utf-8-sig")
-    except ValueError as e:                            # not UTF-8, or not a whole number of tokens
+        content = path.read_bytes()
+        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
         sys.exit(f"error: {path}: {e}")
     tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
     if tokenizer.name != "bytes":
@@ -387,7 +605,7 @@ def get_data(args, tokenizer):
     of each file, at least one sequence.
     """
     if args.data != ["stdlib"] and not any(map(os.path.exists, args.data)):
-        make = named(args.data[0])
+        make = named("abcdigits.Documents" if args.data == ["abcdigits"] else args.data[0])
         return make(args, tokenizer, "train"), make(args, tokenizer, "val")
     arrays = [read_file(path, tokenizer) for path in files_of(args.data)]
     if args.val:
@@ -404,8 +622,14 @@ def get_data(args, tokenizer):
 
 # ---------------------------------------------------------------------------------------- flags
 
-def get_args(argv=None, ckpt=None):
-    """The flags of a run: the command's, else the checkpoint's, the model's recipe, the default."""
+# --resume keeps the flags that you leave out, but for those of a command. It may change the free
+# ones; all others are the run's recipe. --init takes over the flags of a model.
+OF_A_COMMAND = ("device", "compile", "out", "resume", "force", "init")
+FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel")
+OF_A_MODEL = ("model", "tokenizer", "psi", "N_L", "N_H", "d_E", "d_K", "d_V", "w_th")
+
+
+def get_parser():
     p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -414,53 +638,94 @@ def get_args(argv=None, ckpt=None):
         p.add_argument(name, default=default, type=type or default.__class__, help=help + shown,
                        **options)
 
+    def at_least(lowest, kind=int):
+        def number(text):
+            if not kind(text) >= lowest:               # NaN is not
+                raise argparse.ArgumentTypeError(f"{text}; expected at least {lowest}")
+            return kind(text)
+        return number
+
+    positive, not_negative = at_least(1), at_least(0.0, float)
+
     flag("--model", "multiscreen", "multiscreen, or MODULE.NAME")
-    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)")
-    flag("--layers", None, "number of layers [psi]", int, dest="N_L")
-    flag("--tiles", None, "tiles in a layer [psi]", int, dest="N_H")
-    flag("--d-E", None, "width of the model [psi^2]", int)
+    flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
+         positive)
+    flag("--layers", None, "number of layers [psi]", positive, dest="N_L")
+    flag("--tiles", None, "tiles in a layer [psi]", positive, dest="N_H")
+    flag("--d-E", None, "width of the model [psi^2]", positive)
     flag("--d-K", 16, "dimensions of a query and a key")
     flag("--d-V", 64, "dimensions of a value")
     flag("--w-th", 256.0, "windows start at 2 to w_th + 1 tokens; MiPE acts on those below w_th")
-    flag("--data", ["stdlib"], "texts, folders, .bin files, stdlib, or MODULE.NAME", str, nargs="+")
+    flag("--data", ["stdlib"], "texts, folders, .bin files, stdlib, abcdigits, or MODULE.NAME",
+         str, nargs="+")
     flag("--val", None, "what to hold out [a twentieth of --data]", str, nargs="+")
     flag("--tokenizer", "bytes", "bytes, gpt2 (the paper's), or MODULE.NAME")
-    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)")
-    flag("--batch-size", 8, "sequences per forward pass, in each process")
-    flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", int)
-    flag("--steps", 620, "optimizer steps (paper: 2^16)")
-    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
-    flag("--lr", 2**-4, "learning rate")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices")
-    flag("--clip", 0.0, "largest gradient norm, 0 for none")
-    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--seq-len", 256, "tokens in a sequence (paper: 4096)", positive)
+    flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
+    flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", positive)
+    flag("--steps", 620, "optimizer steps (paper: 2^16)", positive)
+    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
+         at_least(0))
+    flag("--lr", 2**-4, "learning rate", not_negative)
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices", not_negative)
+    flag("--clip", 0.0, "largest gradient norm, 0 for none", not_negative)
+    flag("--seed", 0, "seed of the initial weights and of the order of the data", at_least(0))
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    flag("--dtype", "bfloat16" if bf16 else "float32", "for products, float32 or bfloat16")
+    flag("--dtype", "bfloat16" if bf16 else "float32", "for products",
+         choices=("float32", "bfloat16"))
     flag("--kernel", "auto", "the module whose `screen` to use; multiscreen has the definition")
-    flag("--log-every", 10, "steps between printed lines")
-    flag("--eval-every", 250, "steps between evaluations and checkpoints")
+    flag("--log-every", 10, "steps between printed lines", positive)
+    flag("--eval-every", 250, "steps between evaluations and checkpoints", positive)
     flag("--init", None, "a checkpoint to take model, tokenizer and weights from", str)
     flag("--out", "out", "the run's folder")
     p.add_argument("--compile", action=argparse.BooleanOptionalAction, help="[on a CUDA GPU]")
     p.add_argument("--force", action="store_true", help="overwrite the run in OUT")
     p.add_argument("--resume", action="store_true", help="continue the run in OUT, or begin it; "
                    "flags that you leave out stay as they were")
+    return p
 
-    args = p.parse_args(argv)
+
+def get_args(argv=None, ckpt=None):
+    """The flags of a run: the command's, else the checkpoint's, the model's recipe, the default.
+
+    ckpt: that of a run to be continued, or of --init.
+    """
+    p = get_parser()
+    typed = p.parse_args(argv)
+    kept = {}
     if ckpt:
-        kept = [name for name in ckpt["args"] if name in OF_A_MODEL
-                or args.resume and name not in OF_A_COMMAND]
-        p.set_defaults(**{name: ckpt["args"][name] for name in kept})
-    elif args.model != "multiscreen":
-        p.set_defaults(**getattr(named(args.model), "recipe", {}))
+        names = OF_A_MODEL
+        if typed.resume:
+            names = [name for name in ckpt["args"] if name not in OF_A_COMMAND]
+        kept = {name: ckpt["args"][name] for name in names}
+    elif typed.model != "multiscreen":
+        kept = getattr(named(typed.model), "recipe", {})
+    p.set_defaults(**kept)
     args = p.parse_args(argv)
+
+    # What follows from other flags.
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as e:
+        sys.exit(f"error: --device {args.device}: {str(e).splitlines()[0]}")
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    least = args.batch_size * args.seq_len * world
-    args.batch_tokens = args.batch_tokens or least
-    if args.batch_tokens % least != 0:
-        p.error(f"--batch-tokens must be a multiple of {least}, the tokens of one pass")
+    if args.val:
+        args.val = [os.path.abspath(name) for name in args.val]
+    one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
+    if args.batch_tokens is None:
+        args.batch_tokens = one_pass
+    if args.batch_tokens % one_pass != 0:
+        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
+                 f"{one_pass}, the tokens of one pass of all processes")
+    if ckpt:
+        for flag in p._actions:
+            was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
+            if flag.dest in kept and flag.dest not in FREE and now != was:
+                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: a run has one "
+                      "recipe; leave it out, or begin another run in another --out",
+                      file=sys.stderr)
+                sys.exit(2)
     return args
 
 
@@ -471,15 +736,18 @@ def main():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if dist.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-    args, ckpt, stop = get_args(), None, []
-    path = Path(args.out, "ckpt.pt")
-    if path.exists() and not args.resume and not args.force:
-        sys.exit(f"error: {args.out} holds a run: --resume continues it, --force overwrites it, "
-                 "another --out starts a new one")
-    if args.resume and path.exists():
+    typed, ckpt, stop = get_parser().parse_args(), None, []
+    path = Path(typed.out, "ckpt.pt")
+    if path.exists() and not typed.resume and not typed.force:
+        sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
+                     "another --out begins a new one")
+    if typed.resume and path.exists():
         ckpt = read_checkpoint(path)
-    elif args.init:
-        ckpt = read_checkpoint(args.init)
+    elif typed.init:
+        ckpt = read_checkpoint(typed.init)
+    args = get_args(ckpt=ckpt)
+    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+        return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
         """Ask the run to stop. A second time ends the process at once, without a checkpoint."""
@@ -489,16 +757,22 @@ def main():
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
-    finished = train(get_args(ckpt=ckpt), ckpt, stop)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if not finished:
-        print("stopped; to go on, repeat the command with --resume", file=sys.stderr)
+    if not train(args, ckpt, stop):
+        print(f"stopped, saved {path}; to go on, repeat the command with --resume",
+              file=sys.stderr)
         sys.exit(130)
 
 
 if __name__ == "__main__":
+    code = 0
     try:
         main()
     except OSError as e:
-        sys.exit(f"error: {e}")
+        print(f"error: {e}", file=sys.stderr)
+        code = 1
+    except SystemExit as end:
+        code = end.code
+    if dist.is_initialized():                          # FSDP's threads abort a usual exit
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -28,10 +28,11 @@ import multiscreen
 from multiscreen import KeyCache
 
 # train.hash_of_equations() of the equations that this file repeats.
-EQUATIONS = "c0b738ee2477"
+EQUATIONS = "461f1f8b4937"
 SOURCE = Path(__file__).with_name("screen.cpp")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
-         "-fopenmp-simd", "-shared", "-fPIC"]
+# They come after those of $CXX: what -ffast-math there would break is turned off again.
+FLAGS = ["-fno-fast-math", "-std=c++17", "-O3", "-march=native", "-fno-math-errno",
+         "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 # Without this one, GCC works on two alive keys at once, five times as slowly.
 FLAGS_OF_GCC = ["-fno-loop-unroll-and-jam"]
 
@@ -55,9 +56,23 @@ def library(d_K, d_V):
     if "__clang__" not in macros:
         command += FLAGS_OF_GCC
     key = hashlib.sha256(repr((command, macros, SOURCE.read_text("utf-8"))).encode())
-    path = own_folder() / f"screen_{key.hexdigest()[:16]}.so"
-    if not path.exists():
-        build(command, path)
+    name = f"screen_{key.hexdigest()[:16]}"
+
+    # Without OpenMP it runs on one thread. It has another name, so the next command tries again.
+    try:
+        return built([*command, "-fopenmp"], own_folder() / f"{name}.so")
+    except OSError:
+        return built(command, own_folder() / f"{name}_one_thread.so")
+
+
+def built(command, path):
+    """The library at `path`, which is built if there is none that loads."""
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:                                # it was cut off: build it again
+            pass
+    build(command, path)
     return ctypes.CDLL(str(path))
 
 
@@ -75,24 +90,20 @@ def own_folder():
     folder = Path(root, "multiscreen")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise PermissionError(f"{folder} belongs to another user, or others may write to it")
     return folder
 
 
 def build(command, path):
-    """Compile screen.cpp to `path`, with OpenMP if the compiler has it.
+    """Compile screen.cpp to `path`.
 
     Another process may do the same at this moment: the file is there as a whole, or not at all.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="building_") as folder:
-        built = Path(folder, path.name)
-        command = [*command, str(SOURCE), "-o", str(built)]
-        try:
-            output([*command, "-fopenmp"])
-        except OSError:
-            output(command)
-        os.replace(built, path)
+        part = Path(folder, path.name)
+        output([*command, str(SOURCE), "-o", str(part)])
+        os.replace(part, path)
 
 
 # ----------------------------------------------------------------------------- from PyTorch
@@ -218,10 +229,10 @@ class WindowCache(KeyCache):
         super().__init__()
         self.n = 0                                     # the keys that it has, without spare room
 
-    def append(self, k, v, w):
+    def append(self, k, v, w=None):
         """Add keys (B, H, T, K) and values (B, H, T, V). Returns all that are kept.
 
-        w: the windows of the layer, (H,).
+        w: the windows of the layer, (H,); None: keep all keys.
         """
         T = k.shape[2]
         self.end += T
@@ -230,7 +241,9 @@ class WindowCache(KeyCache):
         if self.k is None:
             self.k, self.v = k[:, :, :0], v[:, :, :0]
         if self.n + T > self.k.shape[2] or room == 0:
-            kept = math.ceil(min(self.n, w.max().item()))          # n, too, if a window is NaN
+            kept = self.n
+            if w is not None:
+                kept = math.ceil(min(self.n, w.max().item()))      # n, too, if a window is NaN
             old = slice(self.n - kept, self.n)
             self.k, self.v = (F.pad(x[:, :, old], (0, 0, 0, T + room)) for x in (self.k, self.v))
             self.n = kept
@@ -241,6 +254,7 @@ class WindowCache(KeyCache):
 
 
 screen.cache = WindowCache
+screen.within_w = True
 
 
 def keep_freed_memory():
