@@ -70,7 +70,7 @@ def train(args, ckpt=None, stop=()):
     data, val_data = get_data(args, tokenizer)
     if ckpt:
         load_weights(model, ckpt["weights"], args.out if args.resume else args.init)
-    print(choose_screen(model, args.kernel))
+    say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
     shard(model, world)
@@ -78,9 +78,9 @@ def train(args, ckpt=None, stop=()):
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
     if args.resume and ckpt:
         step, log = continue_run(ckpt, model, optimizer, data, text)
-    print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
-          f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
-          f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
+    say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
+        f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
+        f"{args.steps}, each of {args.batch_tokens:,} tokens")
     path.parent.mkdir(parents=True, exist_ok=True)
 
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
@@ -110,7 +110,7 @@ def train(args, ckpt=None, stop=()):
         if rank == 0:
             write_log(path.with_name("log.tsv"), log)
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
-        print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
+        say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
         if diverged:
             print(f"error: training has diverged; {path}, if there is one, is from before: try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
@@ -119,10 +119,10 @@ def train(args, ckpt=None, stop=()):
             save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
                             optimizer=get_moments(model, optimizer), data_state=data.state,
                             rng=torch.get_rng_state())
-            print(f"saved {path}", flush=True)
+            say(f"saved {path}")
         since, logged = time.perf_counter(), step
     if finished and world == 1:
-        print(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
+        say(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
     return finished
 
 
@@ -171,6 +171,15 @@ def windows(model):
         return {}
     w = torch.cat([whole(layer.w.detach()) for layer in model.layers])
     return {"w_median": w.median().item(), "w_max": w.max().item()}
+
+
+def say(text):
+    """Print a line. If nobody reads the pipe any longer, ask the run to stop, as SIGTERM does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
+        signal.raise_signal(signal.SIGTERM)
 
 
 def write_log(path, log):
@@ -240,6 +249,8 @@ def whole(x):
 
 def get_moments(model, optimizer):
     """{name of a parameter: {name: whole tensor}} of what the optimizer knows of it."""
+    if hasattr(model, "reshard"):
+        model.reshard()                                # an evaluation has gathered parameters
     return {name: {key: whole(x).cpu() for key, x in optimizer.state[p].items()}
             for name, p in model.named_parameters() if p in optimizer.state}
 
