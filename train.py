@@ -81,7 +81,7 @@ def train(args, ckpt=None, stop=()):
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
         f"{args.steps}, each of {args.batch_tokens:,} tokens")
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
     while not finished and not stopped:
