@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from lab.measure import optional
-from train import is_name, read_checkpoint
+from train import read_checkpoint
 
 np, pd, stats = optional("numpy"), optional("pandas"), optional("scipy.stats")
 
@@ -111,7 +111,8 @@ def read_run(folder):
         return run | {"flags": None}
     ckpt = read_checkpoint(folder / "ckpt.pt")
     flags = {name: x for name, x in ckpt["args"].items() if name not in OF_ONE_RUN}
-    if not is_name(flags["data"]):                     # what MODULE.NAME makes may be the seed's
+    # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
+    if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():
         flags["text"] = ckpt.get("text")
     log = pd.read_csv(io.StringIO(ckpt["log"]), sep="\t")
     loss = log.val_loss[log.step == ckpt["step"]].dropna()
