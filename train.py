@@ -461,6 +461,7 @@ def hash_of_equations():
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
+@torch.enable_grad()
 def try_screen(screen, model):
     """Raise ValueError unless a screen has the values and the gradients of the definition.
 

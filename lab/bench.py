@@ -1,30 +1,28 @@
-"""How long do a training step, a generated token and a long text take, beside a Transformer?
+"""How fast are a training step, a generated token and a pass over a long text?
 
     python -m lab.bench                            what you notice on a laptop
-    python -m lab.bench --psi 32 --vocab 50257 --models multiscreen transformer:353M
     python -m lab.bench --what forward --ckpt out/ckpt.pt --lengths 1024 4096 16384
+    python -m lab.bench --vocab 50257 --models "--psi 32" \\
+        "--model lab.transformer.Transformer --layers 24 --tiles 16 --d-E 1024"
 
-train      a training step, as in train.py, on random tokens
+train      a step as in train.py, on sequences of random tokens
 decode     one more token after a context, for each of --lengths
-forward    hidden states and logits of a whole text in one pass, for each of --lengths; this is the
+forward    hidden states and logits of a text in one pass, for each of --lengths; this is the
            section "Inference Latency" of the paper
 
-Multiscreen and the Transformer are compiled alike, or not (--compile, the default on a GPU), and a
-small model's training step is recorded as a CUDA graph, as in train.py. The models take turns, so
-that other work on the machine slows them all alike. Each row is printed and added to --table,
-out/latency.tsv, as soon as it is measured; `python -m lab.figures latency` draws the forward
-passes.
+A model is named by flags of train.py, in quotes. All are compiled, or none is (--compile, on a
+GPU). They take turns, so that other work on the machine slows them all alike.
 
-The weights are random. On a GPU that changes no time, since a relevance of 0 takes as long to
-compute as any other; only the windows matter. The screen in C++ skips the keys that Trim rejects,
-and random weights reject more of them than trained ones, so on a CPU time a trained model, too:
---ckpt. The `initial` windows have 2 to 257 tokens. The `trained-like` windows are our guess at
-trained ones: 70 % of the tiles have windows that are log-uniform in 2 .. 128, 25 % in 256 .. 4096,
-and 5 % in 4096 .. 65536.
-
-`pytest -q test_multiscreen.py tests/test_kernel.py` tests the compiled kernel on your GPU.
+The weights are random. On a GPU that changes no time, because a relevance of 0 takes as long to
+compute as any other; only windows matter. On a CPU the screen in C++ skips keys that Trim rejects,
+and random weights reject more of them than trained ones: time a trained model, too, by --ckpt.
+`initial` windows have 2 to 257 tokens. `trained-like` ones are our guess at trained ones: 70 % of
+the tiles are log-uniform in 2 .. 128, 25 % in 256 .. 4096, and 5 % in 4096 .. 65536 tokens.
 """
+import argparse
 import gc
+import shlex
+import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,98 +32,20 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from support.cli import DEVICE, Parser, at_least, cli, get_device, products_dtype
-from lab.alike import mean_in_words
-from support.fast import choose_screen, compile_model, try_to_record
-from support.models import build_model, count_parameters, has_windows, recipe
-from support.run import load_checkpoint
-from support.tables import add_row
-from train import get_optimizer, train_step
+import train
+from lab.measure import DEVICE, commit, require_writable, write_table
 
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
-# ----------------------------------------------------------------------------------- the timer
-
-def milliseconds(run, device):
-    """The milliseconds that run() takes. On a GPU: until it is idle, with a cold cache."""
-    if device.type != "cuda":
-        began = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - began)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.zeros(2**28, dtype=torch.uint8, device=device)           # this empties the cache
-    begin.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end)
-
-
-def take_turns(runs, device, repeats):
-    """Milliseconds of each pass of each function, after one to warm up."""
-    times = [[milliseconds(run, device) for run in runs] for _ in range(repeats + 1)]
-    return list(zip(*times[1:]))
-
-
-def report(args, device, times, row):
-    """Print a row with its times, and append it to the table."""
-    machine = f"CPU, {torch.get_num_threads()} threads"
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-    add_row(args.table, row | {
-        "machine": f"{machine}, {args.dtype}, torch {torch.__version__}",
-        "ms": " ".join(f"{x:.6g}" for x in times)})
-    print(f"{row['what']} {row['length']} {row['model']} {row['setting']}: "
-          f"{mean_in_words(times, 2)} ms", flush=True)
-
-
-# ---------------------------------------------------------------------------------- the models
+# ----------------------------------------------------------------------------------- the models
 
 def attention_by(name):
     """Causal attention by one of PyTorch's backends."""
-    def attend(q, k, v, attn_mask=None, is_causal=True, **options):
+    def attend(q, k, v, attn_mask=None, is_causal=True):
         with sdpa_kernel(ATTENTION[name]):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal,
-                                                  **options)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask, is_causal=is_causal)
     return attend
-
-
-def get_models(args, device):
-    """[(name, setting, a model)]: each model in each of its settings."""
-    models = []
-    if args.ckpt:
-        model, _, ckpt = load_checkpoint(args.ckpt, device, products_dtype(device, args.dtype))
-        models.append((ckpt["model"], "trained", model))
-    for name in args.models:
-        if name.startswith("multiscreen"):
-            settings = ["initial", "trained-like", "trained-like + SWE"]
-        elif device.type == "cuda":
-            settings = list(ATTENTION)
-        else:
-            settings = ["flash"]
-        models += [(name, setting, new_model(name, setting, args, device)) for setting in settings]
-    return models
-
-
-@torch.no_grad()
-def new_model(name, setting, args, device):
-    """A model with random weights, in a setting."""
-    sizes = {"vocab_size": args.vocab}
-    if name.startswith("multiscreen"):
-        sizes["psi"] = args.psi
-    model = build_model(name, sizes, products_dtype(device, args.dtype)).to(device)
-    if setting in ATTENTION:
-        for layer in model.layers:
-            layer.attend = attention_by(setting)
-    if setting.startswith("trained-like"):
-        for layer in model.layers:
-            layer.s_w.copy_((trained_like(len(layer.s_w)) - 1).log())
-    if setting.endswith("SWE"):
-        model.expand_windows(2**12)
-    if has_windows(model):
-        print(f"{name}, {setting}: {choose_screen(model)}")
-    return model
 
 
 def trained_like(n):
@@ -137,24 +57,55 @@ def trained_like(n):
     return low * (high / low) ** torch.rand(n, generator=generator)
 
 
+@torch.no_grad()
+def new_model(flags, setting, args):
+    """A model with random weights, in a setting."""
+    tokenizer = SimpleNamespace(n_vocab=args.vocab)
+    model = train.make_model(flags, tokenizer, getattr(torch, args.dtype)).to(args.device)
+    for layer in model.layers:
+        if setting in ATTENTION and hasattr(layer, "attend"):
+            layer.attend = attention_by(setting)
+        if setting.startswith("trained-like"):
+            layer.s_w.copy_((trained_like(len(layer.s_w)) - 1).log())
+    if setting.endswith("SWE"):
+        model.expand_windows(2**12)
+    return model
+
+
+def get_models(args):
+    """[(name, flags of train.py, setting, model)]: each model in each of its settings."""
+    found = []
+    if args.ckpt:
+        dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
+        model, _, ckpt = train.load_checkpoint(args.ckpt, args.device, dtype)
+        found.append((args.ckpt, SimpleNamespace(**ckpt["args"]), "trained", model))
+    for words in args.models:
+        flags = train.get_args(shlex.split(words))
+        if hasattr(new_model(flags, "initial", args).layers[0], "s_w"):
+            settings = ["initial", "trained-like", "trained-like + SWE"]
+        else:
+            settings = list(ATTENTION) if args.device == "cuda" else ["flash"]
+        found += [(words, flags, setting, new_model(flags, setting, args)) for setting in settings]
+    for name, _, setting, model in found:
+        print(f"{name}, {setting}: {train.choose_screen(model)}")
+    return found
+
+
 # ------------------------------------------------------------------------------ one pass of each
 
-def training_step(model, name, length, args):
+def training_step(model, flags, length, args):
     """A function that makes a step as train.py does, on sequences of random tokens."""
-    B, flags = args.batch_size, SimpleNamespace(**recipe(name))
-    flags.lr /= 100                                    # windows stay about as wide as they are
-    flags.seed, flags.seq_len, flags.batch_size, flags.batch_tokens = 0, length, B, B * length
-    rng = np.random.default_rng(0)
+    rng, B = np.random.default_rng(0), args.batch_size
 
-    def draw(n, seed):
-        return rng.integers(model.config.vocab_size, size=length + 1)
+    def draw(n):
+        return rng.integers(args.vocab, size=length + 1)
 
-    data, optimizer = SimpleNamespace(draw=draw), get_optimizer(model, flags)
-    if args.compile and model.W_E.is_cuda:
-        print(f"{name}: {try_to_record(model, B, length)}")
+    # Slow steps, so that windows stay about as wide as they are.
+    optimizer = train.make_optimizer(model, flags.lr / 100, flags.weight_decay)
+    step_flags = SimpleNamespace(batch_size=B, seq_len=length, batch_tokens=B * length)
 
     def step():
-        train_step(model, data, flags, 0)
+        train.accumulate_gradients(model, SimpleNamespace(draw=draw), step_flags, 0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -162,9 +113,9 @@ def training_step(model, name, length, args):
 
 
 @torch.no_grad()
-def decoder(model, name, length, args):
+def decoder(model, flags, length, args):
     """A function that decodes one more token after `length` random tokens."""
-    tokens = torch.randint(model.config.vocab_size, (1, length), device=model.W_E.device)
+    tokens = torch.randint(args.vocab, (1, length), device=args.device)
     caches, head = model.new_caches(), model.head()
     for piece in tokens.split(model.tokens_at_once, 1):
         model.hidden(piece, caches)
@@ -177,9 +128,9 @@ def decoder(model, name, length, args):
     return step
 
 
-def forward_pass(model, name, length, args):
+def forward_pass(model, flags, length, args):
     """A function that makes hidden states of all tokens at once, then all logits in parts."""
-    tokens = torch.randint(model.config.vocab_size, (1, length), device=model.W_E.device)
+    tokens = torch.randint(args.vocab, (1, length), device=args.device)
 
     @torch.no_grad()
     def step():
@@ -193,54 +144,76 @@ def forward_pass(model, name, length, args):
 PASSES = {"train": training_step, "decode": decoder, "forward": forward_pass}
 
 
-def time_models(part, length, device, args):
-    """Time a part for one length: all models in all settings take turns."""
-    models = get_models(args, device)
-    if args.compile and part != "decode":              # a token is decoded without the compiler
-        for _, _, model in models:
-            compile_model(model)
-    runs = [PASSES[part](model, name, length, args) for name, _, model in models]
-    of_each = take_turns(runs, device, args.repeats)
-    what = f"{part}, compiled" if args.compile and part != "decode" else part
-    for (name, setting, model), times in zip(models, of_each):
-        report(args, device, times, {
-            "model": name, "parameters": count_parameters(model), "what": what,
-            "setting": setting, "length": length})
+# ----------------------------------------------------------------------------------- the timer
+
+def milliseconds(run, device):
+    """The milliseconds that run() takes. On a GPU: until it is idle, with a cold cache."""
+    if device != "cuda":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.zeros(2**28, dtype=torch.uint8, device=device)           # this empties the cache
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def time_models(what, length, args, about):
+    """Rows of a part for one length: all models in all settings take turns."""
+    models, rows = get_models(args), []
+    compiled = args.compile and what != "decode"       # a token is decoded without the compiler
+    if compiled:
+        for *_, model in models:
+            train.compile_model(model)
+    runs = [PASSES[what](model, flags, length, args) for _, flags, _, model in models]
+    # The first pass of each warms up.
+    turns = [[milliseconds(run, args.device) for run in runs] for _ in range(args.repeats + 1)]
+    for (name, _, setting, model), times in zip(models, zip(*turns[1:])):
+        mean, std = statistics.mean(times), statistics.stdev(times)
+        print(f"{what} {length} tokens, {name}, {setting}: {mean:.4g} ± {std:.2g} ms", flush=True)
+        rows.append(about | {
+            "what": what, "compiled": compiled, "length": length, "model": name, "setting": setting,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "ms": " ".join(f"{x:.6g}" for x in times)})
+    return rows
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("--what", nargs="+", choices=[*PASSES], default=[*PASSES],
-                   help="what to time [train decode forward]")
-    p.add_argument("--models", nargs="+", default=["multiscreen", "transformer:8M"],
-                   help="as train.py's --model names them [multiscreen transformer:8M]")
-    p.flag("--psi", 8, "the size of a Multiscreen")
-    p.flag("--vocab", 257, "tokens in the vocabulary")
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--what", nargs="+", choices=[*PASSES], default=[*PASSES], help="[all three]")
+    p.add_argument("--models", nargs="+", metavar="FLAGS", default=[
+        "--psi 8", "--model lab.transformer.Transformer"], help="flags of train.py for each model")
     p.add_argument("--ckpt", help="time this trained model, too")
-    p.add_argument("--lengths", type=at_least(1), nargs="+", default=[1024, 4096, 16384],
+    p.add_argument("--vocab", type=int, default=257, help="tokens in the vocabulary [257]")
+    p.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384],
                    help="tokens of a text, or of a context [1024 4096 16384]")
-    p.flag("--train-length", 256, "tokens of a training sequence")
-    p.flag("--batch-size", 8, "training sequences")
-    p.add_argument("--repeats", type=at_least(1), default=10, help="how many passes are timed [10]")
-    p.add_argument("--compile", action="store_true", default=None,
-                   help="torch.compile the models [on a GPU]")
-    p.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"],
-                   help="of the matrix products [bfloat16 on a GPU]")
+    p.add_argument("--train-length", type=int, default=256, help="of a training sequence [256]")
+    p.add_argument("--batch-size", type=int, default=8, help="training sequences [8]")
+    p.add_argument("--repeats", type=int, default=10, help="passes that are timed, 2 or more [10]")
+    p.add_argument("--compile", action="store_true", default=DEVICE == "cuda", help="[on a GPU]")
+    dtype = "bfloat16" if DEVICE == "cuda" else "float32"
+    p.add_argument("--dtype", default=dtype, help=f"float32 or bfloat16, of products [{dtype}]")
     p.add_argument("--device", default=DEVICE, help=f"cpu or cuda [{DEVICE}]")
-    p.add_argument("--table", type=Path, default=Path("out/latency.tsv"),
-                   help="the table to append to [out/latency.tsv]")
+    p.add_argument("--table", type=Path, default=Path("out/latency.tsv"), help="[out/latency.tsv]")
     args = p.parse_args()
-    device = get_device(args.device)
-    args.dtype = str(products_dtype(device, args.dtype) or "float32").removeprefix("torch.")
-    if device.type == "cuda":
-        args.compile = True
-    for part in args.what:
-        for length in [args.train_length] if part == "train" else args.lengths:
+    require_writable(args.table)
+    machine = f"CPU, {torch.get_num_threads()} threads"
+    if args.device == "cuda":
+        machine = torch.cuda.get_device_name()
+    about = {"machine": f"{machine}, {args.dtype}, torch {torch.__version__}", "commit": commit()}
+    rows = []
+    for what in args.what:
+        for length in [args.train_length] if what == "train" else args.lengths:
             gc.collect()                               # of the models before, for the next's memory
-            if device.type == "cuda":
+            if args.device == "cuda":
                 torch.cuda.empty_cache()
-            time_models(part, length, device, args)
+            rows += time_models(what, length, args, about)
+    write_table(args.table, rows)
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

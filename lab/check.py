@@ -1,116 +1,213 @@
-"""Is it a language model? Try a class of yours, a checkpoint, or a screen, before you train it.
+"""Is my model one? Try a class, a model or a checkpoint on what trains it and decodes with it.
 
-    python -m lab.check                                   the code as it is
-    python -m lab.check --model multiscreen:mine.Tiles    any model that train.py knows, or several
-    python -m lab.check --ckpt out/ckpt.pt
-    python -m lab.check --screen mine.screen              against multiscreen.screen
+    python -m lab.check --model mine.Tiles --psi 3 --seq-len 600     any flags of train.py
+    python -m lab.check --ckpt out/ckpt.pt                           its own flags and weights
+    python -m lab.check --kernel mine                                and a screen of your own, too
 
-A model is tried on a copy: small, unless it is a checkpoint, in float64, its parameters moved a
-little. Training and decoding need four things, and if one is missing, the exit code is 1:
+Each pass has a model built anew by its name, as train.py builds it, and goes through the functions
+that train and decode, at the run's own --seq-len. The answer to a promise is yes, NO with what was
+seen, or - with why it could not be tried; the exit code is 1 if there is a NO.
 
-    causal              other tokens after position t leave the logits up to t unchanged
-    cached              a text in pieces, with caches, gets the logits of one pass
-    alone               a sequence's logits do not depend on the other sequences of its batch
-    trained             every parameter gets a gradient that is finite and not all 0
+New layers accept few keys and add little, so faults hide in rounding. A new model is therefore
+tried with the weights that the steps of the first promise made, magnified by train.py's `magnify`;
+a checkpoint is tried as it is. Products are in float32, and nothing is compiled. What this cannot
+see: a leak of one position alone that is none of the four that are tried.
 
-Version 4 of the paper calls relevance absolute "when its values lie on a fixed bounded scale,
-depend on neither competing keys nor sequence length, require no sequence-length-dependent
-calibration, and can all be zero". Here these values are the weights by which a layer sums values:
-
-    bounded             they are between -1 and 1, also where W_Q and W_K are large
-    no competing keys   they stay the same when every other key is replaced
-    no length           .. and when eight more keys come before them
-    exact zeros         a key inside the window can have the weight 0
-    all can be 0        .. and so can all keys of a query at once
-
-A constant that was calibrated by hand, such as the bias of sigmoid-fixed, passes. A - stands for
-what could not be tried; below the table, a line for each NO says what was found.
-
-A screen is compared with multiscreen.screen in float64, in its value and all gradients, in 16
-cases: narrow, wide and infinite windows, decoding, odd lengths. Without a GPU Triton runs in its
-interpreter, which takes a minute.
+Below the promises are ticks of no consequence for training: version 4 of the paper calls relevance
+absolute "when its values lie on a fixed bounded scale, depend on neither competing keys nor
+sequence length, require no sequence-length-dependent calibration, and can all be zero". The values
+are here the weights by which a layer sums values. A constant that was set for one length by hand
+passes.
 """
+import argparse
 import math
 import os
+import random
 import sys
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
-from support.cli import DEVICE, Parser, UsageError, cli, error_line
-from multiscreen import screen as definition
-from support import check
-from support.fast import choose_screen, edited_equations
-from support.models import build_model, has_windows, module_of
-from support.run import load_checkpoint
-from support.tables import print_table
+import train
+from multiscreen import Multiscreen
 
-# {condition: (the largest number with which it holds, what that number is)}
-ABSOLUTE = {
-    "bounded": (1 + 1e-6, "with all matrices of a layer 100 times as large, a weight is {:.3g}"),
-    "no competing keys": (1e-6, "a weight changes by {:.2g} when every other key is replaced"),
-    "no length": (1e-6, "a weight changes by {:.2g} when eight more keys come before"),
-    "exact zeros": (0, "of all keys that a query can see, none has a weight below {:.2g}"),
-    "all can be 0": (0, "each query that can see a key gives one a weight of {:.2g} or more")}
+# Errors, relative to the largest loss or logit. Passes of one shape do the same sums for a prefix:
+# they differ by 0, or a little if a layer groups its tokens. Other shapes sum in another order.
+SAME, CLOSE = 2e-6, 1e-4
+# Tokens to decode, at least: the prompt goes through in three pieces, and the last token that is
+# read ends a third block of 512.
+FAR = 3 * Multiscreen.tokens_at_once + 1
 TINY = 2.0**-20                                        # values that TanhNorm leaves as they are
-SIZES = {"psi": 4, "vocab_size": 257}
-WRONG = 1e-3                                           # a larger error is not one of rounding
-LENGTHS = [(1, 0), (1, 150), (3, 70), (7, 0), (17, 60), (33, 0), (129, 0), (200, 0)]   # T, i0
-WINDOWS = [(1.5, 3.0), (17.0, 33.5), (90.5, 250.0), (1e9, math.inf)]                   # of 4 tiles
-WIDTHS = (0.02, 0.1, 0.5, 1.0)
 
 
-# ---------------------------------------------------------------------------------- a model
-
-def small_model(name):
-    """A model of that name with random weights: small, if its name does not say its size.
-
-    It screens, and its caches forget, as in train.py.
-    """
-    torch.manual_seed(0)
-    sizes = SIZES if name.startswith("multiscreen") else {"vocab_size": 257}
-    model = build_model(name, sizes)
-    if has_windows(model):
-        line = choose_screen(model)
-        if edited_equations():
-            print(line)
-    return model
+class Answer(Exception):
+    """(answer, why) of a promise: NO and what was seen, or - and why it could not be tried."""
 
 
-def check_models(models):
-    """Print a row of ticks for each model, and what is wrong.
+class Trial:
+    """The flags of a model, the weights that each new one of it gets, and tokens (2, T + 1)."""
 
-    models: {name: model}. Returns the promises that one of them breaks, and "used" if its class
-    overrides nothing.
-    """
-    rows, lines, conditions, broken = [], [], [], set()
-    for name, model in models.items():
-        try:
-            faults = check.faults(model, check.LONG, gradients=True)
-        except Exception:
-            print(f"{name} fails on 2 x {check.LONG} random tokens, with which its promises are "
-                  "tried:", flush=True)
-            raise
-        cells = {promise: "NO" if promise in faults else "yes" for promise in check.PROMISES}
-        ticks, reasons = absolute(model)
-        cells |= ticks
-        if "causal" in faults:                         # a cache cannot know later tokens
-            cells["cached"] = "-"
-        if check.HOPELESS.keys() & faults.keys():
-            cells, reasons = dict.fromkeys(cells, "-"), {}
-        rows.append({"model": name} | cells)
-        lines += [f"{name}: {line}" for line in faults.values()]
-        broken |= faults.keys()
-        unused = check.unused(type(model.layers[0]))
-        if unused:
-            lines += [f"{name}: {line}" for line in unused]
-            broken.add("used")
-        conditions += [f"{name}, {condition}: NO, {why}" for condition, why in reasons.items()]
-    print_table(rows, "What holds: the promises of a language model, and from `bounded` on the "
-                "conditions of absolute relevance")
-    for line in [*lines, *conditions]:
-        print(line)
-    return broken
+    def __init__(self, args, tokenizer, weights=None):
+        self.args, self.tokenizer, self.weights, self.screen = args, tokenizer, weights, None
 
+    def tokens(self, T, seed, rows=2):
+        """Random tokens (rows, T), of at most 256 kinds: those that repeat find each other."""
+        g = torch.Generator().manual_seed(seed)
+        kinds = torch.randperm(self.tokenizer.n_vocab, generator=g)[:256]
+        return kinds[torch.randint(len(kinds), (rows, T), generator=g)].to(self.args.device)
+
+    def text(self, seed=1):
+        """Inputs and targets, (2, T) each, two views of one tensor, as in training."""
+        tokens = self.tokens(self.args.seq_len + 1, seed)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def model(self, mode="eval"):
+        """A new model, with all random numbers that its pass may draw seeded."""
+        torch.manual_seed(self.args.seed)
+        model = train.make_model(self.args, self.tokenizer).to(self.args.device)
+        if self.weights:
+            model.load_state_dict(self.weights)
+        if self.screen is None:                        # one trial of a twin is enough
+            train.choose_screen(model, self.args.kernel)
+            self.screen = model.screen
+        elif model.screen is Multiscreen.screen:
+            model.screen = self.screen
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(self.args.seed)
+        return model.train(mode == "train")
+
+    def nats(self, x, y, mode="eval"):
+        """The losses of a new model, (B, T), with gradients only in training, as in train.py."""
+        with torch.set_grad_enabled(mode == "train"):
+            return self.model(mode).loss(x, y, "none").detach()
+
+    def depends_on(self, name):
+        """Whether the losses change with a parameter."""
+        model, (x, y) = self.model(), self.text()
+        model.get_parameter(name).data.add_(1.0)
+        return not torch.equal(model.loss(x, y, "none"), self.nats(x, y))
+
+    def repeatable_nats(self, mode):
+        """The losses of the text, if a second pass has the same."""
+        nats, again = (self.nats(*self.text(), mode) for _ in range(2))
+        if not torch.allclose(nats, again, rtol=SAME, atol=SAME):
+            raise Answer("-", f"in {mode} mode two equal passes differ, though both were seeded")
+        return nats
+
+
+def compare(a, b, what, limit=CLOSE):
+    """Answer NO if a and b differ by more than rounding, or are NaN."""
+    error = (a - b).abs().max()
+    if not error <= limit * b.abs().max().clamp_min(1.0):
+        raise Answer("NO", f"{what} differ by {error:.2g}")
+
+
+def moves(trial):
+    """after two steps of AdamW every parameter has moved, and is finite"""
+    model, (x, y) = trial.model("train"), trial.text()
+    moving = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = {name: p.detach().clone() for name, p in moving.items()}
+    optimizer = train.make_optimizer(model, trial.args.lr, weight_decay=0.0)   # decay moves all
+    for step in range(5):                              # a product of zeros takes more than two
+        model.loss(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        still = [name for name, p in moving.items() if torch.equal(p, before[name])]
+        if step >= 1 and not still:
+            break
+    infinite = [name for name, p in moving.items() if not p.isfinite().all()]
+    if infinite:
+        raise Answer("NO", f"{len(infinite)} not finite after {step + 1} steps: {infinite[0]}")
+    if trial.weights is None:
+        train.magnify(model)
+        trial.weights = model.state_dict()
+    # Each layer must have these three, for the tools, though its equations may not use them.
+    still = [name for name in still
+             if not name.endswith((".s_w", ".s_r", ".s_O")) or trial.depends_on(name)]
+    if still:
+        raise Answer("NO", f"{len(still)} not moved by {step + 1} steps: {', '.join(still[:3])}")
+
+
+@torch.no_grad()
+def is_cross_entropy(trial):
+    """loss(x, y, "none") is the cross-entropy of forward(x) with y, in nats; loss(x, y) its mean"""
+    z, y = trial.model()(trial.text()[0]).float(), trial.text()[1]
+    right = F.cross_entropy(z.mT, y, reduction="none")
+    compare(trial.nats(*trial.text()), right, "losses and the cross-entropy of forward")
+    compare(trial.model().loss(*trial.text()), right.mean(), "the mean loss and the losses' mean")
+
+
+def is_causal(trial):
+    """the losses of a prefix do not depend on what follows"""
+    (x, y), (new_x, new_y), T = trial.text(), trial.text(seed=2), trial.args.seq_len
+    for mode in ("eval", "train"):
+        nats = trial.repeatable_nats(mode)
+        for t in sorted({1, T // 3 | 1, 2 * T // 3 | 1, T - 1} & set(range(1, T))):
+            mixed = [torch.cat([a[:, :t], b[:, t:]], 1) for a, b in ((x, new_x), (y, new_y))]
+            compare(trial.nats(*mixed, mode)[:, :t], nats[:, :t],
+                    f"in {mode} mode, with other tokens from {t} on, the losses before", SAME)
+    half, nats = T // 2 | 1, trial.nats(x, y)
+    compare(trial.nats(x[:, :half], y[:, :half]), nats[:, :half],
+            f"the losses of {half} tokens, alone and in a text of {T},")
+    mixed = torch.cat([new_x[:, :half], x[:, half:]], 1)
+    if torch.allclose(trial.nats(mixed, y)[:, half:], nats[:, half:], rtol=SAME, atol=SAME):
+        raise Answer("-", f"no loss after token {half} depends on one before: no fault can show")
+
+
+def is_alone(trial):
+    """a sequence has the same losses alone and in a batch, whatever the others are"""
+    x, y = trial.text()
+    for mode in ("eval", "train"):
+        nats = trial.repeatable_nats(mode)
+        for row in (0, 1):
+            new_x, new_y = trial.text(seed=2)
+            new_x[row], new_y[row] = x[row], y[row]
+            compare(trial.nats(new_x, new_y, mode)[row], nats[row],
+                    f"in {mode} mode, beside another sequence, the losses of the same one", SAME)
+    for row in ([0], [1]):
+        compare(trial.nats(x[row], y[row]), trial.nats(x, y)[row], "losses alone and in a batch")
+
+
+def decodes(trial):
+    """generate at temperature 0 takes the largest logit of forward, also far out"""
+    T = max(trial.args.seq_len, 2)
+    for total in sorted({min(45, T), T, max(T, FAR)}):
+        for windows in ("as they are", "narrow and infinite"):
+            try:
+                decode(trial, total, windows)
+            except (Answer, FloatingPointError):
+                raise
+            except Exception as e:                     # it may know no more positions
+                if total <= T:
+                    raise
+                raise Answer("-", f"right up to {T} tokens, but {total} fail: {e!r:.70}") from e
+
+
+@torch.no_grad()
+def decode(trial, total, windows):
+    """Compare the tokens of generate, and the logits if it calls `logits`, with forward."""
+    decoding, whole = trial.model(), trial.model()
+    for number, layer in [*enumerate(decoding.layers), *enumerate(whole.layers)]:
+        if windows != "as they are" and hasattr(layer, "s_w"):
+            layer.s_w.fill_(3.0)                       # 21 tokens
+            if number % 2 == 1:
+                layer.s_w[::2] = torch.inf
+    seen, logits = [], decoding.logits
+    def note(*inputs, **options):
+        seen.append(logits(*inputs, **options))
+        return seen[-1]
+    decoding.logits = note
+    n = min(40 if total <= 45 else 16, total - 1)
+    prompt, case = trial.tokens(total - n, seed=3), f"{total - n} + {n} tokens, windows {windows}"
+    new = decoding.generate(prompt.clone(), n, temperature=0.0)
+    z = whole(torch.cat([prompt, new], 1)[:, :-1])[:, -n:].float()
+    compare(z.gather(-1, new[..., None])[..., 0], z.amax(-1), f"{case}: chosen and largest logits")
+    if len(seen) == n and seen[0].shape == z[:, 0].shape:
+        compare(torch.stack(seen, 1), z, f"{case}: logits in decoding and in forward")
+
+
+# ------------------------------------------------------------------------- absolute relevance
 
 class Keys:
     """A cache that gives a layer the columns `part` of the identity in place of its values.
@@ -134,7 +231,7 @@ class Keys:
         return k, columns.expand(*k.shape[:3], V)
 
 
-def weights(layer, x, screen, **keys):
+def weights_of(layer, x, screen, **keys):
     """The weight of each key of each query in a layer, (B, H, T, S), for any way to attend.
 
     They are seen where a layer's sums of values leave `mix` (a Transformer's) or enter `bound`.
@@ -157,102 +254,106 @@ def weights(layer, x, screen, **keys):
 
 
 @torch.no_grad()
-def absolute(model):
-    """({condition: "yes", "NO", or "-" if it cannot be tried}, {condition: why NO}) of a model.
+def absolute(trial):
+    """{condition of absolute relevance: (answer, what was seen)}, in float64 on 24 tokens.
 
     The first three must hold in all layers, the last two in one. Keys that are never seen, by their
     position, are not rejected.
     """
-    model = check.moved_copy(model, torch.float64)
-    g = torch.Generator().manual_seed(0)
-    x = model.embed(torch.randint(len(model.W_E), (8, 24), generator=g).to(model.W_E.device))
-    found = {name: [] for name in ABSOLUTE}            # a number for each layer
-    try:
-        for layer in model.layers:
-            p = weights(layer, x, model.screen)
-            altered = weights(layer, x, model.screen, alters=True)
-            later = weights(layer, x, model.screen, before=8)
-            found["no competing keys"].append((altered - p)[..., ::2].abs().max().item())
-            found["no length"].append((later[..., 8:] - p).abs().max().item())
-            seen = (p != 0).any(0).expand_as(p)        # in one of the sequences
-            found["exact zeros"].append(p[seen].abs().min().item())
-            found["all can be 0"].append(p.abs().amax(-1)[seen.any(-1)].min().item())
-            y = layer(x, model.screen)
-            for W in layer.parameters():               # scores may be as large as they like
-                if W.ndim > 1:
-                    W.mul_(100.0)
-            found["bounded"].append(weights(layer, x, model.screen).abs().max().item())
-            x = y
-    except Exception:                                  # a layer of yours may have other methods
-        return dict.fromkeys(ABSOLUTE, "-"), {}
-    for name in ("exact zeros", "all can be 0"):
-        found[name] = [min(found[name])]
-    ticks, reasons = {}, {}
-    for name, (most, words) in ABSOLUTE.items():
-        wrong = [number for number in found[name] if not number <= most]       # NaN is wrong, too
-        ticks[name] = "NO" if wrong else "yes"
-        if wrong:
-            reasons[name] = words.format(wrong[0])
-    return ticks, reasons
+    model = trial.model().double()
+    if model.screen is trial.screen:
+        model.screen = Multiscreen.screen              # twins are for float32
+    x, rows = model.embed(trial.tokens(24, seed=4, rows=8)), []
+    for layer in model.layers:
+        p = weights_of(layer, x, model.screen)
+        altered = weights_of(layer, x, model.screen, alters=True)
+        later = weights_of(layer, x, model.screen, before=8)
+        seen = (p != 0).any(0).expand_as(p)            # in one of the sequences
+        y = layer(x, model.screen)
+        for W in layer.parameters():                   # scores may be as large as they like
+            if W.ndim > 1:
+                W.mul_(100.0)
+        rows.append([weights_of(layer, x, model.screen).abs().max(),
+                     (altered - p)[..., ::2].abs().max(), (later[..., 8:] - p).abs().max(),
+                     p[seen].abs().min(), p.abs().amax(-1)[seen.any(-1)].min()])
+        x = y
+    largest, by_keys, by_length, _, _ = torch.tensor(rows).amax(0).tolist()
+    _, _, _, least, emptiest = torch.tensor(rows).amin(0).tolist()
+    return {
+        "bounded": (largest <= 1 + 1e-6, "with all matrices of a layer 100 times as large, the "
+                    f"largest weight is {largest:.3g}"),
+        "no competing keys": (by_keys <= 1e-6, "with every other key replaced, weights of the "
+                              f"others change by up to {by_keys:.2g}"),
+        "no length": (by_length <= 1e-6, "with eight more keys before them, weights change by up "
+                      f"to {by_length:.2g}"),
+        "exact zeros": (least == 0, "of the keys that a query can see, the least weight is "
+                        f"{least:.2g}"),
+        "all can be 0": (emptiest == 0, "of the queries that see a key, the least of their largest "
+                         f"weights is {emptiest:.2g}")}
 
 
-# --------------------------------------------------------------------------------- a screen
+# ------------------------------------------------------------------------------- the command
 
-def check_screen(name, n_cases=16):
-    """Print the worst errors of a screen of yours, and the definition's own. name: FILE.FUNCTION
-
-    Returns whether they are those of rounding.
-    """
-    file, _, function = name.rpartition(".")
-    screen = getattr(module_of(file), function, None) if file else None
-    if not callable(screen):
-        raise UsageError(f"--screen {name}: name a function of a file, as in mine.screen")
-    worst, own = {}, {}
-    for n in range(n_cases):
-        T, i0 = LENGTHS[n % len(LENGTHS)]
-        w = [pair[n // len(LENGTHS) % 2] for pair in WINDOWS]
-        r = [WIDTHS[(n + tile) % 4] for tile in range(4)]
-        inputs = check.draw_case(T, i0, w, r, seed=n, device=DEVICE)
+def answers(args, tokenizer, weights=None):
+    """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
+    trial, found, ticks = Trial(args, tokenizer, weights), {}, {}
+    for promise in (moves, is_cross_entropy, is_causal, is_alone, decodes):
         try:
-            errors = check.screen_errors(screen, inputs, i0)
-        except Exception as e:                         # whatever it is, a model would meet it
-            print(f"{name} fails with {T} queries and {i0 + T} keys: {error_line(e)}")
-            return False
-        rounded = check.screen_errors(definition, inputs, i0)
-        for output, error in errors.items():
-            tile = error.argmax().item()
-            case = f"{T} queries, {i0 + T} keys, i0 = {i0}, w = {w[tile]:g}, r = {r[tile]:g}"
-            worst[output] = max(worst.get(output, (-1.0, "")), (error[tile].item(), case))
-            own[output] = max(own.get(output, 0.0), rounded[output].max().item())
-    print_table([{"": x, "worst error": f"{error:.1e}",
-                  "multiscreen.screen in float32": f"{own[x]:.1e}", "worst case": case}
-                 for x, (error, case) in worst.items()],
-                f"{name} against multiscreen.screen in float64, {n_cases} cases")
-    if len(worst) == 1:
-        print("its gradients cannot be computed on this device")
-    wrong = [x for x, (error, _) in worst.items() if error > WRONG]
-    if wrong:
-        print(f"{', '.join(wrong)}: too far off for rounding")
-    return not wrong
+            promise(trial)
+            found[promise.__doc__] = ("yes",)
+        except Answer as e:
+            found[promise.__doc__] = e.args
+        except Exception as e:                         # whatever it is, a run meets it, too
+            found[promise.__doc__] = "NO", f"fails: {e!r:.99}"
+    try:
+        for condition, (holds, seen) in absolute(trial).items():
+            ticks[condition] = ("yes" if holds else "NO"), seen
+    except Exception as e:                             # a layer of yours may have other methods
+        ticks["absolute relevance"] = "-", f"a layer's weights cannot be seen: {e!r:.99}"
+    return found, ticks
+
+
+def kernel_answer(args, tokenizer):
+    """(answer, why) of a kernel by train.py's trial: its values and gradients in one case."""
+    try:
+        model = train.make_model(args, tokenizer).to(args.device)
+        train.try_screen(train.named(f"{args.kernel}.screen"), model)
+        return ("yes",)
+    except Exception as e:
+        return "NO", f"{e}"
 
 
 def main():
-    p = Parser(__doc__)
-    p.add_argument("--model", nargs="+", default=[], help="names of models, as for train.py")
-    p.add_argument("--ckpt", nargs="+", default=[], help="checkpoints of train.py")
-    p.add_argument("--screen", help="FILE.FUNCTION, called like multiscreen.screen")
-    args = p.parse_args()
-    if DEVICE == "cpu":
+    p = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--ckpt", help="a checkpoint of train.py; all other flags are train.py's")
+    own, flags = p.parse_known_args()
+    if not torch.cuda.is_available():                  # for --kernel screening_triton
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    if args.screen:
-        sys.exit(0 if check_screen(args.screen) else 1)
-    names = args.model
-    if not names and not args.ckpt:
-        names = ["multiscreen"]
-    models = {name: small_model(name) for name in names}
-    models |= {path: load_checkpoint(path)[0] for path in args.ckpt}
-    sys.exit(1 if check_models(models) else 0)
+    if own.ckpt:
+        ckpt = train.read_checkpoint(own.ckpt)
+        # As if the run went on: with all the flags that it had.
+        args, weights = train.get_args([*flags, "--resume"], ckpt), ckpt["weights"]
+    else:
+        args, weights = train.get_args(flags), None
+    tokenizer, kernel = train.get_tokenizer(args.tokenizer), {}
+    if args.kernel != "auto":
+        answer = kernel_answer(args, tokenizer)
+        kernel[f"{args.kernel}.screen has the definition's values and gradients"] = answer
+        if answer[0] == "NO":
+            args.kernel = "auto"
+    found, ticks = answers(args, tokenizer, weights)
+    print(f"{own.ckpt or args.model}, {args.seq_len} tokens")
+    print_answers(kernel | found)
+    print("absolute relevance")
+    print_answers(ticks)
+    sys.exit(any(answer[0] == "NO" for answer in (kernel | found).values()))
+
+
+def print_answers(found):
+    for promise, (answer, *why) in found.items():
+        print(f"{answer:>5}  {promise}", *why, sep="\n       ", flush=True)
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

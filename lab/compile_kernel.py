@@ -1,26 +1,21 @@
-"""What does the compiler make of the fused kernel in screening_triton.py? This needs no GPU.
+"""Does the kernel compile for six chips, without spills? This needs no GPU.
 
     python -m lab.compile_kernel
     python -m lab.compile_kernel --kernel dq --target 90 --blocks 128,64,4,3
 
-Every configuration that we ship is compiled, with d_K = 16 and d_V = 64, for sm_80 (A100), sm_86
-(RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090). This takes
-two minutes on a CPU. The second command compiles one configuration of your own, for the dtypes of
-training on a GPU. Each flag can be used without the others.
+Every configuration of screening_triton.py is compiled, with d_K = 16 and d_V = 64, for sm_80
+(A100), sm_86 (RTX 3090), sm_89 (RTX 4090), sm_90 (H100, H200), sm_100 (B200) and sm_120 (RTX 5090),
+in two minutes on a CPU. The second command compiles one configuration of your own, for the dtypes
+of training on a GPU.
 
 A spill is a value that does not fit into the registers, so that every query-key pair costs a trip
-to memory. The script fails if there is a spill, if a program needs more shared memory than the GPU
+to memory. The command fails if there is a spill, if a program needs more shared memory than the GPU
 grants it, or if it multiplies in the tensor memory of a B200, where Triton 3.6 to 3.8 can compile
 two products that add to one accumulator in a loop wrongly (github.com/triton-lang/triton, issue
-10821). We chose the configurations with Triton 3.7.1; other versions allocate registers
-differently.
+10821). Other versions of Triton allocate registers differently: 3.7.1 chose ours.
 
-The columns of the table that is printed:
-
-block       how many queries and keys a program works on at a time
-registers   how many registers a thread uses
-spills      how many bytes a thread spills
-shared      how many bytes of shared memory a program uses
+Columns: block is the number of queries and keys that a program works on at a time; registers are
+counted for a thread; spills are bytes of a thread; shared is memory of a program, in bytes.
 """
 import argparse
 import contextlib
@@ -29,12 +24,12 @@ import itertools
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
-from support.cli import Parser, UsageError, cli
 from screening_triton import KERNELS, block_sizes, choose_parts, triton
 
 # The dtype of q and k, which share one, and that of v. The first pair is that of training.
@@ -93,8 +88,8 @@ def compile_kernel(kernel, qk, v, target, blocks):
     except Exception as e:                             # the compiler's errors have many types
         lines = str(e).splitlines() or [type(e).__name__]
         fatal = [line for line in lines if "fatal" in line]
-        raise UsageError(f"{kernel} with blocks {BI},{BJ},{warps},{stages} does not compile for "
-                         f"sm_{target}: {(fatal or lines[-1:])[0]}") from e
+        sys.exit(f"error: {kernel} with blocks {BI},{BJ},{warps},{stages} does not compile for "
+                 f"sm_{target}: {(fatal or lines[-1:])[0]}")
 
 
 def registers_and_spills(binary):
@@ -108,15 +103,16 @@ def registers_and_spills(binary):
 
 
 def main(argv=None):
-    p = Parser(__doc__)
-    p.flag("--kernel", None, "only this kernel", str, choices=[*KERNELS])
-    p.flag("--target", None, "only this compute capability", int, choices=[*TARGETS])
-    p.flag("--blocks", None, "BI,BJ,WARPS,STAGES in place of ours", blocks_of)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--kernel", choices=[*KERNELS], help="only this kernel")
+    p.add_argument("--target", type=int, choices=[*TARGETS], help="only this compute capability")
+    p.add_argument("--blocks", type=blocks_of, help="BI,BJ,WARPS,STAGES in place of ours")
     args = p.parse_args(argv)
     if triton is None:
-        raise UsageError("triton is not installed (it is made for Linux: pip install triton)")
+        sys.exit("error: triton is not installed (it is made for Linux: pip install triton)")
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError("TRITON_INTERPRET=1 is set: unset it to compile")
+        sys.exit("error: TRITON_INTERPRET=1 is set: unset it to compile")
 
     print(f"torch {torch.__version__}, triton {triton.__version__}")
     print(*COLUMNS, sep="\t")
@@ -146,8 +142,8 @@ def main(argv=None):
         other = ""
         if not args.blocks and triton.__version__ != CHOSEN_WITH:
             other = f". They were chosen with triton {CHOSEN_WITH}, this is {triton.__version__}"
-        raise UsageError(f"{', '.join(dict.fromkeys(bad))}{other}")
+        sys.exit(f"error: {', '.join(dict.fromkeys(bad))}{other}")
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

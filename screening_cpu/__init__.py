@@ -56,24 +56,26 @@ def library(d_K, d_V):
     if "__clang__" not in macros:
         command += FLAGS_OF_GCC
     key = hashlib.sha256(repr((command, macros, SOURCE.read_text("utf-8"))).encode())
-    name = f"screen_{key.hexdigest()[:16]}"
+    key = key.hexdigest()[:16]
 
     # Without OpenMP it runs on one thread. It has another name, so the next command tries again.
     try:
-        return built([*command, "-fopenmp"], own_folder() / f"{name}.so")
+        return built([*command, "-fopenmp"], f"screen_{key}")
     except OSError:
-        return built(command, own_folder() / f"{name}_one_thread.so")
+        return built(command, f"one_thread_{key}")
 
 
-def built(command, path):
-    """The library at `path`, which is built if there is none that loads."""
-    if path.exists():
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:                                # it was cut off: build it again
-            pass
-    build(command, path)
-    return ctypes.CDLL(str(path))
+def built(command, name):
+    """The library of this name, which is built if there is none that loads."""
+    folder = own_folder()
+    for path in folder.glob(f"{name}_*.so"):
+        # Its name ends with its size. To load a file that was cut off can end the process.
+        if path.stem == f"{name}_{path.stat().st_size}":
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                break                                  # build it again
+    return ctypes.CDLL(str(build(command, name, folder)))
 
 
 def output(command):
@@ -95,15 +97,17 @@ def own_folder():
     return folder
 
 
-def build(command, path):
-    """Compile screen.cpp to `path`.
+def build(command, name, folder):
+    """Compile screen.cpp in a folder. Returns the path of the library.
 
     Another process may do the same at this moment: the file is there as a whole, or not at all.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building_") as folder:
-        part = Path(folder, path.name)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building_") as new:
+        part = Path(new, "screen.so")
         output([*command, str(SOURCE), "-o", str(part)])
+        path = folder / f"{name}_{part.stat().st_size}.so"
         os.replace(part, path)
+    return path
 
 
 # ----------------------------------------------------------------------------- from PyTorch

@@ -1,0 +1,228 @@
+"""How far back can a model find what it has read? It copies a random string, by distance.
+
+    python -m study.copying --ckpt out/ckpt.pt --swe
+
+The paper asks models of text for a number in the context (section "Retrieval Ability"). A model too
+small to understand that question can still do this: it reads 32 random letters and digits, then
+other text, then the first four of the characters again, the cue. Does it know how they go on?
+
+Two random strings are a pair. In the same text the model reads the one, then, anew, the other.
+After each reading both strings follow as ends, so a model that remembers nothing has a gain of
+exactly 0, whatever one string costs more than the other. Means over both readings, per character:
+
+cost       nats of the string that was read, behind its cue; guessing a letter or digit costs 4.13
+gain       nats that the other string of the pair costs more
+right      the share of the string's 28 characters that are the likeliest next token
+reordered  nats that the cue and the other 28 characters in another order cost more
+near_miss  nats that the string with every fourth character changed costs more, of which only the
+           unchanged ones count: nobody can know what a changed one is
+
+With --before N the model reads N tokens of text before the string. With --candidates K it reads K
+strings, one after another, and is asked for one by its cue. Then `likeliest` is the share of
+readings after which the right string is the likeliest by the first four characters behind the cue
+(chance: 1 in K), and `beaten` the share of the others that it beats (chance: a half).
+
+--log-scale C multiplies the queries of layers that see all keys by max(1, 1 + C log(n/256)), where
+n is the number of keys that the query sees: softmax over more keys than in training gets sharper.
+
+The text in between is that of --data, or what train.py held out of the run's text. The distance is
+counted in tokens, from the end of the strings to where one begins again. A row of the table, beside
+the checkpoint, is a pair at one distance. The paper has no such experiment.
+"""
+import copy
+import math
+import random
+import string
+import sys
+from argparse import Namespace
+from statistics import mean
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lab.measure import Measurement, add_settings, add_table, get_parser
+from train import files_of, get_data, read_file
+
+LENGTH, CUE = 32, 4                                    # characters of a string, and of its cue
+FIRST = 1000                     # number of the first pair; the runs before 2026-11-29 had 0 to 31
+CHARACTERS = string.ascii_letters + string.digits
+MEASURED = ("cost", "gain", "right", "reordered", "near_miss")
+
+
+# ------------------------------------------------------------------------------ what is asked
+
+def pair_of(n):
+    """The n-th pair of random strings."""
+    rng = random.Random(n)
+    return ["".join(rng.choices(CHARACTERS, k=LENGTH)) for _ in range(2)]
+
+
+def ends_of(same, another):
+    """{name: end}, four ends that begin with a cue."""
+    rng = random.Random(f"ends {same}")
+    reordered = same[:CUE] + "".join(rng.sample(same[CUE:], LENGTH - CUE))
+    near_miss = ""
+    for place, c in enumerate(same):
+        if place >= CUE and (place - CUE) % 4 == 3:
+            c = rng.choice(CHARACTERS.replace(c, ""))
+        near_miss += c
+    return {"same": same, "another": another, "reordered": reordered, "near_miss": near_miss}
+
+
+def candidates_of(asked_for, k):
+    """(k strings to read, of which one is asked for, in random order; the other k - 1).
+
+    The others go on behind their cues with another character than the one that is asked for.
+    """
+    rng, others = random.Random(f"candidates {asked_for}"), []
+    while len(others) < k - 1:
+        other = "".join(rng.choices(CHARACTERS, k=LENGTH))
+        if other[CUE] != asked_for[CUE]:
+            others.append(other)
+    strings = list(others)
+    strings.insert(rng.randrange(k), asked_for)
+    return strings, others
+
+
+def spread_texts(tokens, n, size, before=0):
+    """n lists of `size` tokens, evenly spread over a text, with `before` more at the front."""
+    if len(tokens) < size + before:
+        sys.exit(f"error: the text has {len(tokens):,} tokens, fewer than {size + before:,}: use "
+                 "smaller --distances, or more text with --data")
+    starts = np.linspace(0, len(tokens) - size, n).astype(int)
+    # Before the first place there is no text: it comes from the end.
+    return [np.take(tokens, range(start - before, start + size), mode="wrap").tolist()
+            for start in starts]
+
+
+def text_of(data, ckpt, tokenizer):
+    """The tokens of --data, else what train.py held out of the run's text."""
+    if data:
+        return np.concatenate([read_file(path, tokenizer) for path in files_of(data)])
+    held_out = get_data(Namespace(**ckpt["args"]), tokenizer)[1]
+    if not hasattr(held_out, "arrays"):
+        sys.exit("error: this run was trained on a task: name a text with --data")
+    return np.concatenate(held_out.arrays)
+
+
+# ---------------------------------------------------------------------------- what it costs
+
+@torch.no_grad()
+def read(model, start, text, places, ends):
+    """What ends cost behind start + text[:place], for each place. All are lists of tokens.
+
+    Returns {place: [(nats, hits) of each end]}, tensors with a number for each character behind a
+    newline and the cue; hits: whether it is the likeliest token.
+    """
+    def tensor(tokens):
+        return torch.tensor([tokens], device=model.W_E.device)
+
+    caches, head, found, done = model.new_caches(), model.head(), {}, 0
+    for place in places:
+        new = text[done:place]
+        if place == places[0]:
+            new = start + new
+        for piece in tensor(new).split(model.tokens_at_once, 1):
+            model.hidden(piece, caches)
+        done, found[place] = place, []
+        for end in ends:
+            # What an end adds to copies of the caches is forgotten.
+            x = model.hidden(tensor(end), [copy.copy(cache) for cache in caches])[0, CUE:-1]
+            targets = tensor(end)[0, 1 + CUE :]
+            nats = model.nats(x, targets, head).double().cpu()
+            found[place].append((nats, (model.logits(x, head).argmax(-1) == targets).cpu()))
+    return found
+
+
+def measure(model, encode, text, pair, distances, before=0, candidates=1):
+    """A row for each distance: means over both readings of a pair of strings, in one text."""
+    newline = encode("\n")
+    places = [distance - 2 * len(newline) for distance in distances]
+    readings = []
+    for same, another in (pair, pair[::-1]):
+        ends = ends_of(same, another)
+        strings, others = candidates_of(same, candidates)
+        start = [token for one in strings for token in encode(one) + newline]
+        if before:
+            start = text[:before] + newline + start
+        ways = [*ends.values(), *(same[:CUE] + other[CUE:] for other in others)]
+        found = read(model, start, text[before:], places, [newline + encode(way) for way in ways])
+        unchanged = [a == b for a, b in zip(same[CUE:], ends["near_miss"][CUE:])]
+        readings.append([numbers(found[place], torch.tensor(unchanged)) for place in places])
+    rows = []
+    for distance, both in zip(distances, zip(*readings)):
+        rows.append({"distance": distance} | {name: mean(one[name] for one in both)
+                                              for name in both[0]})
+    return rows
+
+
+def numbers(ends, unchanged):
+    """The numbers of one reading at one place. ends: of `read`, first the four of ends_of."""
+    (same, hits), (another, _), (reordered, _), (near_miss, _) = ends[:4]
+    row = {"cost": same.mean(), "gain": another.mean() - same.mean(),
+           "right": hits.double().mean(), "reordered": reordered.mean() - same.mean(),
+           "near_miss": (near_miss - same)[unchanged].mean()}
+    if len(ends) > 4:
+        beats = [bool(same[:4].sum() < other[:4].sum()) for other, _ in ends[4:]]
+        row |= {"likeliest": float(all(beats)), "beaten": mean(beats)}
+    return {name: float(x) for name, x in row.items()}
+
+
+def scale_queries(model, c):
+    """Multiply the queries of layers without windows by max(1, 1 + c log(n/256)), in place."""
+    for layer in model.layers:
+        if getattr(layer, "nearby", 0) < math.inf:
+            continue
+
+        def encode(q, k, i, layer=layer):
+            q, k = type(layer).encode(layer, q, k, i)
+            factor = 1 + c * torch.log((i + 1) / 256)
+            return q * factor.clamp(min=1).to(q.dtype)[:, None], k
+
+        layer.encode = encode
+
+
+def print_means(rows, by, names):
+    """Print the means of some columns by setting and another column."""
+    rows = pd.DataFrame(rows)
+    print(rows.groupby(["setting", by], sort=False)[list(names)].mean().round(3), "\n")
+
+
+def main():
+    p = get_parser(__doc__)
+    add_settings(p)
+    add_table(p)
+    p.add_argument("--data", nargs="+", help="the text in between [what the run has held out]")
+    p.add_argument("--distances", type=int, nargs="+", default=[2**n for n in range(7, 16)],
+                   help="distances to measure, in tokens [128 256 512 .. 32768]")
+    p.add_argument("--pairs", type=int, default=10,
+                   help="pairs of strings, each with a text of its own [10]")
+    p.add_argument("--first", type=int, default=FIRST, help=f"number of the first pair [{FIRST}]")
+    p.add_argument("--candidates", type=int, default=1,
+                   help="how many strings the model reads, of which it is asked for one [1]")
+    p.add_argument("--before", type=int, default=0, help="tokens of text before the first string")
+    p.add_argument("--log-scale", type=float, nargs="+", default=[0.0], metavar="C",
+                   help="sharpen queries over many keys by these C, one after the other [0]")
+    args = p.parse_args()
+    run = Measurement(args, "copying")
+    if run.tokenizer.name != "bytes":
+        sys.exit("error: this counts characters, so it needs a model of bytes")
+    distances = sorted(args.distances)
+    tokens = text_of(args.data, run.ckpt, run.tokenizer)
+    texts = spread_texts(tokens, args.pairs, distances[-1], args.before)
+    about = {"before": args.before, "candidates": args.candidates}
+    for _ in run.settings():
+        for c in args.log_scale:
+            scale_queries(run.model, c)
+            for n, text in enumerate(texts, args.first):
+                rows = measure(run.model, run.tokenizer.encode_ordinary, text, pair_of(n),
+                               distances, args.before, args.candidates)
+                for row in rows:
+                    run.add(log_scale=c, **about, pair=n, **row)
+    print_means(run.rows, "distance", MEASURED)
+    run.write()
+
+
+if __name__ == "__main__":
+    main()
