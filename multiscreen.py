@@ -288,13 +288,6 @@ class GatedScreeningTiles(nn.Module):
         return x + product("bhtv,hve->bte", y, W_O, self.dtype)
 
 
-def checked(tokens):
-    """The tokens themselves, after a check that their shape is (B, T) and B, T >= 1."""
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more each")
-    return tokens
-
-
 class Multiscreen(nn.Module):
     """The language model of the paper: tokens (B, T) -> logits (B, T, N).
 
@@ -331,11 +324,14 @@ class Multiscreen(nn.Module):
         screen: Eq. 12 in this call; None means the model's own. All tokens go through a layer at
         once, so split a long text, as `stream` does.
         """
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise ValueError(f"tokens has shape {tuple(tokens.shape)}; expected (B, T), 1 or more "
+                             "each")
         if caches is None:
             caches = [None] * len(self.layers)
         if screen is None:
             screen = self.screen
-        x = self.embed(checked(tokens))
+        x = self.embed(tokens)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, screen, cache)
         return x
@@ -401,7 +397,7 @@ class Multiscreen(nn.Module):
         caches, head, finite = self.new_caches(), self.head(), True
         for step in range(n):
             # The prompt goes through in pieces, then one token per step: the caches hold the rest.
-            for piece in checked(tokens).split(self.tokens_at_once, 1):
+            for piece in tokens.split(self.tokens_at_once, -1):
                 x = self.hidden(piece, caches)
             z = self.logits(x[:, -1], head)
 

@@ -70,7 +70,7 @@ def train(args, ckpt=None, stop=()):
     data, val_data = get_data(args, tokenizer)
     if ckpt:
         load_weights(model, ckpt["weights"], args.out if args.resume else args.init)
-    print(choose_screen(model, args.kernel))
+    say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
     shard(model, world)
@@ -78,9 +78,9 @@ def train(args, ckpt=None, stop=()):
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
     if args.resume and ckpt:
         step, log = continue_run(ckpt, model, optimizer, data, text)
-    print(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
-          f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
-          f"{args.steps}, each of {args.batch_tokens:,} tokens", flush=True)
+    say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
+        f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
+        f"{args.steps}, each of {args.batch_tokens:,} tokens")
     path.parent.mkdir(parents=True, exist_ok=True)
 
     since, logged, finished, stopped = time.perf_counter(), step, step >= args.steps, False
@@ -108,9 +108,9 @@ def train(args, ckpt=None, stop=()):
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
         if rank == 0:
-            path.with_name("log.tsv").write_text(log)
+            write_log(path.with_name("log.tsv"), log)
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
-        print("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()), flush=True)
+        say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
         if diverged:
             print(f"error: training has diverged; {path}, if there is one, is from before: try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
@@ -119,10 +119,10 @@ def train(args, ckpt=None, stop=()):
             save_checkpoint(path, model, args, step=step, finished=finished, log=log, text=text,
                             optimizer=get_moments(model, optimizer), data_state=data.state,
                             rng=torch.get_rng_state())
-            print(f"saved {path}", flush=True)
+            say(f"saved {path}")
         since, logged = time.perf_counter(), step
     if finished and world == 1:
-        print(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
+        say(f"a sample that continues held-out text:\n{sample(model, val_data, tokenizer)}")
     return finished
 
 
@@ -171,6 +171,23 @@ def windows(model):
         return {}
     w = torch.cat([whole(layer.w.detach()) for layer in model.layers])
     return {"w_median": w.median().item(), "w_max": w.max().item()}
+
+
+def say(text):
+    """Print a line. If nobody reads the pipe any longer, ask the run to stop, as SIGTERM does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
+        signal.raise_signal(signal.SIGTERM)
+
+
+def write_log(path, log):
+    """Write log.tsv anew. A checkpoint has the log, too, so what is lost here comes back."""
+    try:
+        path.write_text(log)
+    except OSError as e:
+        sys.exit(f"error: {path} could not be written ({e.strerror})")
 
 
 @torch.no_grad()
@@ -232,6 +249,8 @@ def whole(x):
 
 def get_moments(model, optimizer):
     """{name of a parameter: {name: whole tensor}} of what the optimizer knows of it."""
+    if hasattr(model, "reshard"):
+        model.reshard()                                # an evaluation has gathered parameters
     return {name: {key: whole(x).cpu() for key, x in optimizer.state[p].items()}
             for name, p in model.named_parameters() if p in optimizer.state}
 
@@ -442,6 +461,7 @@ def hash_of_equations():
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
+@torch.enable_grad()
 def try_screen(screen, model):
     """Raise ValueError unless a screen has the values and the gradients of the definition.
 
@@ -630,10 +650,14 @@ def get_parser():
         p.add_argument(name, default=default, type=type or default.__class__, help=help + shown,
                        **options)
 
-    def positive(text):
-        if int(text) < 1:
-            raise argparse.ArgumentTypeError(f"{text} is below 1")
-        return int(text)
+    def at_least(lowest, kind=int):
+        def number(text):
+            if not kind(text) >= lowest:               # NaN is not
+                raise argparse.ArgumentTypeError(f"{text}; expected at least {lowest}")
+            return kind(text)
+        return number
+
+    positive, not_negative = at_least(1), at_least(0.0, float)
 
     flag("--model", "multiscreen", "multiscreen, or MODULE.NAME")
     flag("--psi", 8, "size: psi layers of psi tiles, width psi^2 (paper: 8, 16, 32, 48, 64)",
@@ -652,14 +676,16 @@ def get_parser():
     flag("--batch-size", 8, "sequences per forward pass, in each process", positive)
     flag("--batch-tokens", None, "tokens per step (paper: 2^22) [those of one pass]", positive)
     flag("--steps", 620, "optimizer steps (paper: 2^16)", positive)
-    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)")
-    flag("--lr", 2**-4, "learning rate")
-    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices")
-    flag("--clip", 0.0, "largest gradient norm, 0 for none")
-    flag("--seed", 0, "seed of the initial weights and of the order of the data")
+    flag("--warmup", 50, "steps of linear warm-up to a constant learning rate (paper: 4096)",
+         at_least(0))
+    flag("--lr", 2**-4, "learning rate", not_negative)
+    flag("--weight-decay", 0.0, "AdamW's weight decay, for matrices", not_negative)
+    flag("--clip", 0.0, "largest gradient norm, 0 for none", not_negative)
+    flag("--seed", 0, "seed of the initial weights and of the order of the data", at_least(0))
     flag("--device", "cuda" if torch.cuda.is_available() else "cpu", "cpu, cuda or mps")
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    flag("--dtype", "bfloat16" if bf16 else "float32", "for products, float32 or bfloat16")
+    flag("--dtype", "bfloat16" if bf16 else "float32", "for products",
+         choices=("float32", "bfloat16"))
     flag("--kernel", "auto", "the module whose `screen` to use; multiscreen has the definition")
     flag("--log-every", 10, "steps between printed lines", positive)
     flag("--eval-every", 250, "steps between evaluations and checkpoints", positive)
@@ -691,6 +717,10 @@ def get_args(argv=None, ckpt=None):
     args = p.parse_args(argv)
 
     # What follows from other flags.
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as e:
+        sys.exit(f"error: --device {args.device}: {str(e).splitlines()[0]}")
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
@@ -728,7 +758,7 @@ def main():
     elif typed.init:
         ckpt = read_checkpoint(typed.init)
     args = get_args(ckpt=ckpt)
-    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["step"]:
+    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):

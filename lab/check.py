@@ -35,8 +35,9 @@ from multiscreen import Multiscreen
 # Errors, relative to the largest loss or logit. Passes of one shape do the same sums for a prefix:
 # they differ by 0, or a little if a layer groups its tokens. Other shapes sum in another order.
 SAME, CLOSE = 2e-6, 1e-4
-# Tokens to decode, at least: three pieces of a prompt, and the last token ends a block of 512.
-FAR = 3 * Multiscreen.tokens_at_once
+# Tokens to decode, at least: the prompt goes through in three pieces, and the last token that is
+# read ends a third block of 512.
+FAR = 3 * Multiscreen.tokens_at_once + 1
 TINY = 2.0**-20                                        # values that TanhNorm leaves as they are
 
 

@@ -1,7 +1,8 @@
 """Do these runs differ, by how much, and what makes them differ?
 
-    python -m lab.compare out/idea                            every run in a folder
-    python -m lab.compare out/a-0 out/a-1 out/b-0 out/b-1     or one by one
+    python -m lab.compare out/a-0 out/a-1 out/b-0 out/b-1     runs, one by one
+    python -m lab.compare out/a out/b                         the same: out/a-SEED and out/b-SEED
+    python -m lab.compare out                                 every run in a folder
 
 A run is a folder of train.py, and its label is the folder's name without -SEED at the end. Runs of
 one label are one group, whose flags and code must be equal but for the seed, and which must have
@@ -51,7 +52,7 @@ def holm(ps):
     """The p of several tests together: one falls below 0.05 by chance in one of 20 tables."""
     ps = pd.Series(ps, dtype=float)
     tests = ps.dropna().sort_values()
-    corrected = (tests * range(len(tests), 0, -1)).cummax().clip(upper=1)
+    corrected = (tests * np.arange(len(tests), 0, -1)).cummax().clip(upper=1)
     return corrected.reindex(ps.index)
 
 
@@ -74,17 +75,27 @@ def in_words(name, first, test, corrected):
 
 # --------------------------------------------------------------------------------------- runs
 
+def split_seed(folder):
+    """(label, seed) of a run's folder: out/a-1 has the label out/a and the seed 1."""
+    label, _, seed = str(folder).rpartition("-")
+    if seed.isdecimal():
+        return label, int(seed)
+    return str(folder), 0
+
+
 def folders_of(names):
-    """The runs that names stand for: each is a run, or a folder with runs."""
+    """The runs that names stand for: each is a run, a folder with runs, or a label."""
     folders = []
-    for name in names:
-        inside = sorted(path.parent for path in Path(name).glob("*/log.tsv"))
-        if Path(name, "log.tsv").exists():
-            inside = [Path(name)]
-        if not inside:
-            sys.exit(f"error: {name} is neither a run of train.py, with a log.tsv, nor a folder "
-                     "with some")
-        folders += inside
+    for name in map(Path, names):
+        found = [name / "log.tsv"]
+        if not found[0].exists():
+            found = list(name.glob("*/log.tsv"))
+            found += [path for path in name.parent.glob("*/log.tsv")
+                      if split_seed(path.parent)[0] == str(name) != str(path.parent)]
+        if not found:
+            sys.exit(f"error: {name} is no run of train.py, with a log.tsv, nor a folder of some, "
+                     f"and there is no {name}-0 or such")
+        folders += sorted(path.parent for path in found)
     return list(dict.fromkeys(folders))
 
 
@@ -92,16 +103,17 @@ def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
     last = pd.read_csv(folder / "log.tsv", sep="\t").tail(1)
     diverged = not (np.isfinite(last.loss).all() and np.isfinite(last.grad_norm).all())
-    label, _, seed = str(folder).rpartition("-")
-    if not seed.isdecimal():
-        label, seed = str(folder), "0"
-    run = {"folder": folder, "label": label, "seed": int(seed), "diverged": diverged}
+    label, seed = split_seed(folder)
+    run = {"folder": folder, "label": label, "seed": seed, "diverged": diverged}
     if not (folder / "ckpt.pt").exists():
         if not diverged:
             sys.exit(f"error: {folder} has no checkpoint yet: train.py --resume continues it")
         return run | {"flags": None}
     ckpt = read_checkpoint(folder / "ckpt.pt")
     flags = {name: x for name, x in ckpt["args"].items() if name not in OF_ONE_RUN}
+    # Files are stored by absolute paths; what MODULE.NAME makes may depend on the seed.
+    if flags["data"] == ["stdlib"] or Path(flags["data"][0]).is_absolute():
+        flags["text"] = ckpt.get("text")
     log = pd.read_csv(io.StringIO(ckpt["log"]), sep="\t")
     loss = log.val_loss[log.step == ckpt["step"]].dropna()
     if len(loss) == 0 and not diverged:
@@ -183,7 +195,7 @@ def compare(names):
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("runs", nargs="+", metavar="RUN", help="folders of train.py, or folders of such")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="runs, labels or folders, as above")
     compare(p.parse_args().runs)
 
 

@@ -62,8 +62,7 @@ def main():
     refuse_other_code(args.name, args.seeds, flags)
     for seed in args.seeds:
         train_seed([*flags, "--seed", str(seed), "--out", f"{RUNS}/{args.name}-{seed}", "--resume"])
-    names = dict.fromkeys(["original", args.name])
-    compare([f"{RUNS}/{name}-{seed}" for name in names for seed in args.seeds])
+    compare(dict.fromkeys([f"{RUNS}/original", f"{RUNS}/{args.name}"]))
     if args.name == "original":
         print("\nnext: edit an equation or write a class, then: python -m lab.idea mine")
 

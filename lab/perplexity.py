@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lab.measure import Measurement, add_settings, add_table, get_parser
-from train import files_of, get_data, is_name, read_file
+from train import files_of, get_data, read_file
 
 
 def positions(L):
@@ -45,11 +45,12 @@ def documents_of(run, data):
     tokenizer, flags = run.tokenizer, run.flags
     if data:
         arrays = [read_file(path, tokenizer) for path in files_of(data)]
-    elif is_name(flags["data"]):
-        sys.exit(f"error: the run was trained on {flags['data'][0]}, which has no long texts: name "
-                 "some with --data")
     else:
-        arrays = get_data(SimpleNamespace(**flags), tokenizer)[1].arrays
+        held_out = get_data(SimpleNamespace(**flags), tokenizer)[1]
+        if not hasattr(held_out, "arrays"):
+            sys.exit(f"error: the run was trained on {flags['data'][0]}, which has no long texts: "
+                     "name some with --data")
+        arrays = held_out.arrays
     documents = []
     for tokens in arrays:
         ends = np.flatnonzero(tokens == tokenizer.eot_token) + 1
@@ -98,7 +99,8 @@ def main():
     run = Measurement(args, "perplexity")
     L = args.length or 32 * run.flags["seq_len"]
     documents = middles(documents_of(run, args.data), L, args.documents)
-    text = " ".join(args.data or ["held out of", *run.flags["val"] or run.flags["data"]])
+    held_out = ["held out of", *(run.flags["val"] or run.flags["data"])]
+    text = " ".join(args.data or held_out)
     print(f"perplexity (e to the nats per token), mean of {len(documents)} documents; text: {text}")
     print(f"{'position':>20}" + "".join(f"{p:>8}" for p in positions(L)))
     for setting in run.settings():

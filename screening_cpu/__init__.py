@@ -30,8 +30,9 @@ from multiscreen import KeyCache
 # train.hash_of_equations() of the equations that this file repeats.
 EQUATIONS = "461f1f8b4937"
 SOURCE = Path(__file__).with_name("screen.cpp")
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
-         "-fopenmp-simd", "-shared", "-fPIC"]
+# They come after those of $CXX: what -ffast-math there would break is turned off again.
+FLAGS = ["-fno-fast-math", "-std=c++17", "-O3", "-march=native", "-fno-math-errno",
+         "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 # Without this one, GCC works on two alive keys at once, five times as slowly.
 FLAGS_OF_GCC = ["-fno-loop-unroll-and-jam"]
 
@@ -55,10 +56,26 @@ def library(d_K, d_V):
     if "__clang__" not in macros:
         command += FLAGS_OF_GCC
     key = hashlib.sha256(repr((command, macros, SOURCE.read_text("utf-8"))).encode())
-    path = own_folder() / f"screen_{key.hexdigest()[:16]}.so"
-    if not path.exists():
-        build(command, path)
-    return ctypes.CDLL(str(path))
+    key = key.hexdigest()[:16]
+
+    # Without OpenMP it runs on one thread. It has another name, so the next command tries again.
+    try:
+        return built([*command, "-fopenmp"], f"screen_{key}")
+    except OSError:
+        return built(command, f"one_thread_{key}")
+
+
+def built(command, name):
+    """The library of this name, which is built if there is none that loads."""
+    folder = own_folder()
+    for path in folder.glob(f"{name}_*.so"):
+        # Its name ends with its size. To load a file that was cut off can end the process.
+        if path.stem == f"{name}_{path.stat().st_size}":
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                break                                  # build it again
+    return ctypes.CDLL(str(build(command, name, folder)))
 
 
 def output(command):
@@ -75,24 +92,22 @@ def own_folder():
     folder = Path(root, "multiscreen")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise PermissionError(f"{folder} belongs to another user, or others may write to it")
     return folder
 
 
-def build(command, path):
-    """Compile screen.cpp to `path`, with OpenMP if the compiler has it.
+def build(command, name, folder):
+    """Compile screen.cpp in a folder. Returns the path of the library.
 
     Another process may do the same at this moment: the file is there as a whole, or not at all.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building_") as folder:
-        built = Path(folder, path.name)
-        command = [*command, str(SOURCE), "-o", str(built)]
-        try:
-            output([*command, "-fopenmp"])
-        except OSError:
-            output(command)
-        os.replace(built, path)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building_") as new:
+        part = Path(new, "screen.so")
+        output([*command, str(SOURCE), "-o", str(part)])
+        path = folder / f"{name}_{part.stat().st_size}.so"
+        os.replace(part, path)
+    return path
 
 
 # ----------------------------------------------------------------------------- from PyTorch

@@ -1,7 +1,7 @@
-"""The paper in float64, written a second time: the tests' reference.
+"""The ablations and the Transformers in float64: the tests' reference of what lab/ has.
 
-Independent of multiscreen.py and lab/baselines/ on purpose, and slow on purpose: one sequence, one
-tile and one query at a time, with the formulas as printed.
+Independent of lab/ on purpose, and slow on purpose: one sequence, one tile and one query at a time,
+with the formulas as printed. What the ablations share with Multiscreen is the paper in the proof.
 
 p: parameters by name, float64; c: the model's Config; tokens: (T,) integers.
 """
@@ -9,49 +9,14 @@ import math
 
 import torch
 
+from test_multiscreen import paper_mipe as mipe
+from test_multiscreen import paper_relevance as relevance
+from test_multiscreen import paper_tanh_norm as tanh_norm
+from test_multiscreen import paper_turned as turned
+from test_multiscreen import paper_unit as unit
+from test_multiscreen import paper_visible as visible
+
 THETA = 10_000                                         # RoPE's base
-
-
-def unit(x):
-    """Eq. 5, for each row."""
-    return x / x.norm(dim=1, keepdim=True)
-
-
-def visible(i, S, w):
-    """The keys j < S that position i sees: up to i, at distances below w."""
-    w = float(w.detach())
-    return [j for j in range(S) if j <= i and i - j < w]
-
-
-def relevance(s, d, w, r):
-    """Eqs. 9 to 11 for keys in the window: similarities s, d = j - i, window w, width r."""
-    alpha = (1 - (1 - s) / r).clamp(min=0) ** 2
-    if w == math.inf:
-        return alpha
-    return alpha * ((math.pi * d / w).cos() + 1) / 2
-
-
-def reference_screen(q, k, v, w, r, i0=0):
-    """Eqs. 8 to 12, one pair at a time; shapes as in multiscreen.screen."""
-    q, k, v, w, r = (x.detach().double() for x in (q, k, v, w, r))
-    B, H, T, _ = q.shape
-    S, V = v.shape[2:]
-    h = torch.zeros(B, H, T, V, dtype=torch.float64)
-    for b in range(B):
-        for t in range(H):
-            for i in range(T):
-                for j in visible(i0 + i, S, w[t]):
-                    d = torch.tensor(j - (i0 + i), dtype=torch.float64)
-                    s = q[b, t, i] @ k[b, t, j]
-                    h[b, t, i] += relevance(s, d, w[t], r[t]) * v[b, t, j]
-    return h
-
-
-def turned(x, angle):
-    """Rotate the pairs (x_n, x_(n + K/2)) of each row by angle[:, n], as complex numbers."""
-    a, b = x.chunk(2, 1)
-    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat((z.real, z.imag), 1)
 
 
 def rope(x, scale="1"):
@@ -64,22 +29,6 @@ def rope(x, scale="1"):
         speed = [v * float(scale[3:]) ** -x for v, x in zip(speed, share)]
         scale = "1"
     return turned(x, torch.outer(i / float(scale), torch.tensor(speed, dtype=x.dtype)))
-
-
-def mipe(x, w, w_th):
-    """Eqs. 6 and 7: rotate the first two dimensions if the window is below w_th."""
-    if w >= w_th:
-        return x
-    gamma = ((math.pi * w / w_th).cos() + 1) / 2
-    phi = math.pi * torch.arange(len(x), dtype=x.dtype) * gamma / w
-    return torch.cat((turned(x[:, :2], phi[:, None]), x[:, 2:]), 1)
-
-
-def tanh_norm(h):
-    """Eq. 13, for each row."""
-    norm = h.norm(dim=1, keepdim=True)
-    factor = norm.tanh() / torch.where(norm > 0, norm, 1)
-    return torch.where(norm > 0, factor, 1) * h
 
 
 # The ablations written out here. One that you add needs no reference.

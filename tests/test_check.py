@@ -530,7 +530,7 @@ def test_a_kernel_is_tried_by_its_numbers():
 # Of the conditions of absolute relevance, those that hold.
 ALL = {"bounded", "no competing keys", "no length", "exact zeros", "all can be 0"}
 CONDITIONS = {"multiscreen": ALL, "lab.ablations.FixedR": ALL,
-              "lab.ablations.Softmax": {"exact zeros"},
+              "lab.ablations.Softmax": {"bounded"},
               "lab.transformer.Transformer": {"bounded"}}
 
 

@@ -1,101 +1,42 @@
-"""Using a trained model: caches, generation, sampling, window expansion, relevance maps."""
+"""What users meet when they use a trained model: caches, sampling, layers and screens of their own.
+
+That caches and greedy generation are right is shown in test_multiscreen.py.
+"""
 import math
+from threading import Thread
 
 import pytest
 import torch
 
 import multiscreen as ms
-from support.windowed import screen_windowed
-from tests.inputs import INF, draw_tokens, random, small
+from multiscreen import KeyCache, Multiscreen
+from test_multiscreen import INF, draw_tokens, random, small, talkative
 
 
-def with_small_windows(model):
-    """The model with windows of 2.6, 21.1 and 8.4 in each layer, and a screen that stays inside."""
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([0.5, 3.0, 2.0]).to(tile.s_w)
-    model.screen = screen_windowed
-    return model
-
-
-@torch.no_grad()
-def test_a_cache_drops_keys_that_no_later_query_sees_and_no_others():
-    model = with_small_windows(small(2, moved=True))
-    tokens, caches = draw_tokens(2, 4120), model.new_caches()
-    pieces = tokens.split([1500, 1, 10, 1200, 1, 1, 1407], 1)
-    parts = torch.cat([model(piece, caches) for piece in pieces], 1)
-    torch.testing.assert_close(parts, model(tokens), rtol=1e-3, atol=1e-4)
-    # The last piece, a window, and spare room.
-    assert all(cache.k.shape[2] < 1407 + 22 + 1024 for cache in caches)
-
-
-def test_gradients_flow_through_caches_that_drop_keys():
-    model = with_small_windows(small(2, moved=True).double())
-    tokens = draw_tokens(2, 151)
+def test_gradients_flow_through_caches_until_they_are_detached():
+    """The loss of pieces, each with the caches of those before, has the gradients of one pass."""
+    model, tokens = small(1, moved=True).double(), draw_tokens(2, 101)
     x, y = tokens[:, :-1], tokens[:, 1:]
-    wanted = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
-    caches = model.new_caches()
-    logits = torch.cat([model(piece, caches) for piece in x.split([70, 1, 5, 74], 1)], 1)
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
-    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), wanted)
 
+    def gradients(lengths, detach=False):
+        caches, loss = model.new_caches(), 0
+        for part, targets in zip(x.split(lengths, 1), y.split(lengths, 1)):
+            loss = loss + model.nats(model.hidden(part, caches).flatten(0, 1), targets.flatten(),
+                                     model.head()).sum()
+            if detach:
+                for cache in caches:
+                    cache.k, cache.v = cache.k.detach(), cache.v.detach()
+        return torch.autograd.grad(loss / y.numel(), list(model.parameters()))
 
-@torch.no_grad()
-@pytest.mark.parametrize("s_w, stays_in_its_windows", [(INF, True), (0.0, False)])
-def test_a_cache_keeps_all_keys_if_a_window_or_the_screen_reaches_them(s_w, stays_in_its_windows):
-    model, seen = small(1, N_L=1), []
-    model.layers[0].s_w[1] = s_w
-
-    def screen(q, k, v, w, r, i0=0):
-        seen.append((i0, k.shape[2]))
-        return v[:, :, -q.shape[2]:]
-
-    model.screen = screen
-    if stays_in_its_windows:
-        screen.cache = screen_windowed.cache
-    caches = model.new_caches()
-    for n in (70_000, 1, 2_000):
-        model(draw_tokens(1, n), caches)
-    assert seen == [(0, 70_000), (70_000, 70_001), (70_001, 72_001)]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_generation_equals_recomputation_of_the_whole_text(temperature):
-    model = with_small_windows(small(2, moved=True).double())
-    tokens, generator = draw_tokens(4, 33), random(3)
-    seen = tokens
-    for _ in range(30):
-        z = model(seen)[:, -1]
-        if temperature == 0:
-            new = z.argmax(-1, keepdim=True)
-        else:
-            new = torch.multinomial((z / temperature).softmax(-1), 1, generator=generator)
-        seen = torch.cat((seen, new), 1)
-    found = model.generate(tokens, 30, temperature=temperature, generator=random(3))
-    assert torch.equal(found, seen[:, 33:])
-    assert model.generate(tokens, 0).shape == (4, 0)
-
-
-@torch.no_grad()
-def test_the_whole_of_a_long_prompt_is_read():
-    model, n_read = small(1, N_L=1), 0
-    model.layers[0].s_w.fill_(INF)
-
-    def screen(q, k, v, w, r, i0=0):
-        nonlocal n_read
-        assert i0 == n_read
-        n_read += q.shape[2]
-        assert k.shape[2] == n_read
-        return v[:, :, -q.shape[2]:]
-
-    model.screen = screen
-    model.generate(draw_tokens(1, 9000), 2)
-    assert n_read == 9001                              # the first new token, too
+    whole = torch.autograd.grad(model.loss(x, y), list(model.parameters()))
+    torch.testing.assert_close(gradients([50, 1, 49]), whole)
+    truncated = gradients([50, 1, 49], detach=True)
+    assert all(g.isfinite().all() for g in truncated)
+    assert not all(torch.allclose(a, b, rtol=1e-2) for a, b in zip(truncated, whole))
 
 
 def test_sampling_respects_the_temperature_and_the_generator():
-    model = small(2, moved=True)
-    tokens = draw_tokens(1, 9)
+    model, tokens = talkative(), draw_tokens(1, 9)
 
     def sample(seed, **options):
         return model.generate(tokens, 12, generator=random(seed), **options)
@@ -108,8 +49,8 @@ def test_sampling_respects_the_temperature_and_the_generator():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("temperature, top_k", [(1.0, None), (2.5, 50), (2.5, 99), (2.5, 30),
-                                                (2.5, 5), (0.5, 3)])
+@pytest.mark.parametrize("temperature, top_k", [
+    (1.0, None), (2.5, 50), (2.5, 99), (2.5, 30), (2.5, 5), (0.5, 3)])
 def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits_over_the_temperature(temperature,
                                                                                    top_k):
     model, generator = small(2, moved=True, psi=1, d_K=2, d_V=2), random(0)
@@ -119,37 +60,41 @@ def test_tokens_are_drawn_from_the_softmax_of_the_top_k_logits_over_the_temperat
     kept = z.topk(min(top_k or 50, 50)).indices
     p = torch.zeros(2, 50).scatter(1, kept, (z.gather(1, kept) / temperature).softmax(1))
 
-    options = {"temperature": temperature}
-    if top_k is not None:
-        options["top_k"] = top_k
-    drawn = model.generate(tokens.repeat(3000, 1), 1, generator=generator, **options)
-    drawn = drawn.view(3000, 2)
+    drawn = model.generate(tokens.repeat(3000, 1), 1, temperature=temperature, top_k=top_k,
+                           generator=generator).view(3000, 2)
     share = torch.stack([drawn[:, n].bincount(minlength=50) for n in (0, 1)]) / 3000
     assert ((share - p).abs() <= 5 * (p / 3000).sqrt()).all()
 
 
-def test_windows_beyond_the_training_length_are_expanded_and_no_others():
-    model = small(1, moved=True)
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([9.0, 99.0, 99.001]).log()            # w = 10, 100, 100.001
-    model.expand_windows(100.0005)
-    for tile in model.layers:
-        assert ms.window(tile.s_w).isinf().tolist() == [False, False, True]
-        tile.s_w.data[1] = 0                                               # w = 2, exactly
-    model.expand_windows(2)
-    for tile in model.layers:
-        assert ms.window(tile.s_w).isinf().tolist() == [True, False, True]
-    tokens = draw_tokens(2, 120)
-    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad, n_tokens", [(0, 0), (3, 8)])
+def test_logits_that_are_not_finite_are_reported_at_once_or_at_the_end(monkeypatch, temperature,
+                                                                       bad, n_tokens):
+    """Those of the prompt at once, those of a later token after the last one."""
+    right, calls, seen = Multiscreen.logits, [], []
+
+    def logits(self, x, head):
+        calls.append(x)
+        return right(self, x, head) * (math.nan if len(calls) == bad + 1 else 1.0)
+
+    monkeypatch.setattr(Multiscreen, "logits", logits)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        for tokens in small(1).stream(draw_tokens(1, 5), 9, temperature):
+            seen.append(tokens)
+    assert len(seen) == n_tokens
+
+
+@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"temperature": 1e-5}, {"top_k": 0}])
+def test_impossible_options_of_generation_are_refused(options):
+    with pytest.raises(ValueError, match="expected"):
+        small(1).generate(draw_tokens(1, 5), 1, **options)
 
 
 def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
     model = small(1, moved=True)
-    for tile in model.layers:
-        tile.s_w.data = torch.tensor([math.log(9.0), math.log(99.0), INF])         # w = 10, 100
+    for layer in model.layers:
+        layer.s_w.data = torch.tensor([math.log(9.0), math.log(99.0), INF])        # w = 10, 100
     maps = model.relevance_maps(draw_tokens(2, 120))
-    assert [alpha_d.shape for alpha_d in maps] == [(2, 3, 120, 120)] * 3
     distance = torch.arange(120)[:, None] - torch.arange(120)
     for alpha_d in maps:
         assert (alpha_d >= 0).all()
@@ -160,27 +105,67 @@ def test_relevance_maps_are_zero_outside_the_windows_and_alive_inside():
     assert any((alpha_d[:, 2][:, distance >= 101] > 0).any() for alpha_d in maps)
 
 
-def test_a_model_keeps_its_screen_when_its_maps_fail():
-    """As when a notebook's tokens are not in the vocabulary."""
-    model = small(1)
-    model.screen = screen_windowed
-    with pytest.raises(IndexError):
-        model.relevance_maps(torch.tensor([[50]]))
-    assert model.screen is screen_windowed
+def test_two_threads_ask_for_maps_at_once():
+    model, found = small(1, moved=True), {}
+    texts = {seed: draw_tokens(1, 60, seed=seed) for seed in (1, 2)}
+    wanted = {seed: model.relevance_maps(tokens) for seed, tokens in texts.items()}
+
+    def ask(seed):
+        found[seed] = [model.relevance_maps(texts[seed]) for _ in range(5)]
+
+    threads = [Thread(target=ask, args=(seed,)) for seed in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed, repeated in found.items():
+        for maps in repeated:
+            torch.testing.assert_close(maps, wanted[seed])
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_relevance_maps_are_the_weights_that_the_models_own_screen_gives(factor):
-    model, tokens, given = small(1, moved=True), draw_tokens(2, 140), []
+@torch.no_grad()
+def test_an_edit_of_the_definition_acts_on_a_model_that_exists(monkeypatch):
+    """In its logits, its maps and its decoding. A screen that is assigned is the one that acts."""
+    model, tokens = talkative(), draw_tokens(2, 60)
+    logits, maps, text = model(tokens), model.relevance_maps(tokens), model.generate(tokens, 8)
 
-    def screen(q, k, v, w, r, i0=0):
-        given.append((q, k, w, r))
-        return factor * ms.screen(q, k, v, w, r, i0)
+    def compete(q, k, v, w, r, i0=0):
+        alpha_d = ms.relevance(q, k, w, r, i0)
+        return alpha_d / (alpha_d.sum(-1, keepdim=True) + 0.1) @ v
 
-    model.screen = screen
-    model(tokens)
-    wanted = [factor * ms.relevance(*inputs) for inputs in given]
-    if factor == 1:
-        model.screen = screen_windowed                 # the same weights
-    for alpha_d, right in zip(model.relevance_maps(tokens), wanted, strict=True):
-        torch.testing.assert_close(alpha_d, right, rtol=1e-3, atol=1e-5)
+    right = ms.screen
+    monkeypatch.setattr(ms, "screen", compete)
+    assert not torch.allclose(model(tokens), logits)
+    assert model.relevance_maps(tokens)[0].sum(-1).max() < 1
+    assert not torch.equal(model.generate(tokens, 8), text)
+    model.screen = right
+    assert torch.equal(model(tokens), logits)
+    torch.testing.assert_close(model.relevance_maps(tokens), maps)
+
+
+class Nearby(torch.nn.Module):
+    """What a layer of one's own needs, and no more: the mean of three tokens' values."""
+
+    def __init__(self):
+        super().__init__()
+        self.W_V = torch.nn.Parameter(torch.randn(24, 24, generator=random(1)))
+
+    def forward(self, x, screen, cache):
+        v, T = (x @ self.W_V)[:, None], x.shape[1]
+        if cache is not None:
+            _, v = cache.append(v[..., :1], v)
+        S = v.shape[2]
+        d = torch.arange(S - T, S)[:, None] - torch.arange(S)
+        p = ((d >= 0) & (d < 3)).to(x)
+        return x + (p / p.sum(-1, keepdim=True) @ v)[:, 0]
+
+
+@torch.no_grad()
+def test_a_layer_of_your_own_needs_no_more_than_a_forward():
+    model, tokens = small(1), draw_tokens(2, 120)
+    model.layers = torch.nn.ModuleList([Nearby(), Nearby()])
+    caches, whole = [KeyCache(), KeyCache()], model(tokens)
+    parts = [model(part, caches) for part in tokens.split([60, 50, *[1] * 10], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model.generate(tokens, 1)[:, 0], whole[:, -1].argmax(-1))
+    assert model.relevance_maps(tokens) == []

@@ -1,1 +1,0 @@
-"""What Multiscreen is compared with. support/models.py builds these models by name."""

@@ -1,0 +1,330 @@
+"""Tests of screening_cpu: the definition in C++, the cache that forgets, and who may use them."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import multiscreen as ms
+import screening_cpu
+import train
+from multiscreen import GatedScreeningTiles, KeyCache, Multiscreen
+from test_multiscreen import INF, acceptances, correlated, draw_tokens, seeds, widths
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("h", "dq", "dk", "dv", "dw", "dr")
+CPP = "screening by screening_cpu.screen"
+
+
+def model_of(tiles=GatedScreeningTiles, **sizes):
+    torch.manual_seed(0)
+    return Multiscreen(ms.Config(**{"psi": 3, "vocab_size": 50, "w_th": 16.0} | sizes), None, tiles)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_compiler():
+    try:
+        screening_cpu.library(16, 64)
+    except OSError as e:
+        pytest.skip(f"there is no C++ compiler that works: {e}")
+
+
+# -------------------------------------------------------------------------- its numbers
+
+def h_and_gradients(screen, q, k, v, w, r, i0=0):
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, w, r)]
+    h = screen(*leaves, i0)
+    dh = torch.randn(h.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return [h, *torch.autograd.grad(h, leaves, dh.to(h.dtype))]
+
+
+def in_float32(*inputs):
+    return [x.float() for x in inputs]
+
+
+# 32 similarities are computed at once: windows end inside these groups and between them.
+edges = st.one_of(widths, st.sampled_from([16.5, 17.0, 17.2, 31.9, 32.0, 33.0, INF]))
+
+
+@given(seed=seeds, B=st.integers(1, 2), T=st.integers(1, 200), i0=st.integers(-90, 200),
+       more=st.sampled_from([0, 0, 0, 0, 5, -5]), w=st.lists(edges, min_size=3, max_size=3),
+       r=st.lists(acceptances, min_size=3, max_size=3))
+@example(seed=0, B=2, T=140, i0=0, more=0, w=[16.5, 17.0, 17.2], r=[0.3, 0.5, 1.0])
+@example(seed=1, B=2, T=97, i0=20, more=0, w=[31.9, 32.0, INF], r=[0.3, 0.5, 1.0])
+@example(seed=1, B=1, T=50, i0=3, more=-33, w=[32.0, 1.0, INF], r=[0.3, 0.5, 1.0])
+def test_cpp_equals_the_definition_in_value_and_every_gradient(seed, B, T, i0, more, w, r):
+    """Also where there are more keys than i0 + T, or fewer."""
+    q, k, v = correlated(seed, B, 3, T, max(i0 + T + more, 1), K=16, V=64)
+    w, r = torch.tensor([w, r], dtype=torch.float64)
+    # Rounded before, or an edge of Trim or of a window would lie elsewhere.
+    inputs = [x.float().double() for x in (q, k, v, w, r)]
+    wanted = h_and_gradients(ms.screen, *inputs, i0)
+    found = h_and_gradients(screening_cpu.screen, *in_float32(*inputs), i0)
+    for name, a, b in zip(NAMES, found, wanted):
+        # Rounding a similarity moves z by 1/r times as much, and a gradient by 1/r^2 times.
+        atol = 1e-5 / r.min().item()**2 * max(0.2, b.abs().max().item())
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=atol,
+                                   msg=lambda message, name=name: f"{name}: {message}")
+
+
+@pytest.fixture
+def inputs():
+    """q, k, v, w, r of 2 sequences of 150 tokens, 3 tiles."""
+    w, r = torch.tensor([3.0, 90.0, INF]), torch.tensor([0.3, 0.5, 1.0])
+    return *in_float32(*correlated(0, 2, 3, 150, 150, K=16, V=64)), w, r
+
+
+def test_results_have_the_same_bits_on_any_number_of_threads():
+    inputs = in_float32(*correlated(0, 4, 4, 300, 300, K=16, V=64))
+    inputs += [torch.tensor([3.0, 90.0, INF, INF]), torch.tensor([0.3, 0.5, 1.0, 1.0])]
+    threads, found = torch.get_num_threads(), []
+    for n in (1, 2, 3, 3):
+        torch.set_num_threads(n)
+        found.append(h_and_gradients(screening_cpu.screen, *inputs))
+    torch.set_num_threads(threads)
+    for again in found[1:]:
+        assert all(map(torch.equal, found[0], again))
+
+
+LAYOUTS = {
+    "of projections": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "of half a batch": lambda x: torch.cat((x, x)).chunk(2)[1],
+    "of a cache": lambda x: torch.cat((x, x * torch.nan), 2)[:, :, : x.shape[2]],
+    "of columns": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_have_the_same_bits_wherever_rows_lie_in_memory(inputs, layout):
+    found = []
+    for lay in (torch.Tensor.contiguous, LAYOUTS[layout]):
+        leaves = [*(lay(x) for x in inputs[:3]), *inputs[3:]]
+        leaves = [x.detach().requires_grad_() for x in leaves]
+        h = screening_cpu.screen(*leaves)
+        found.append([h, *torch.autograd.grad(h.square().sum(), leaves)])
+    for name, a, b in zip(NAMES, *found):
+        assert torch.equal(a, b), name
+
+
+def test_a_key_outside_the_window_or_below_the_threshold_leaves_no_trace(inputs):
+    """Where the definition has 0, h does not change, however large the value is."""
+    q, k, v, w, r = inputs
+    zero = ms.relevance(q, k, w, r)[:, :, 100] == 0                # (B, H, S)
+    h = screening_cpu.screen(q, k, v, w, r)[:, :, 100]
+    v[zero] = 1e30
+    assert zero.any() and not zero.all()
+    assert torch.equal(screening_cpu.screen(q, k, v, w, r)[:, :, 100], h)
+
+
+def test_dr_is_summed_in_double():
+    """7,000 equal keys with s = 0.8, r = 1 and one v: dr = sum over pairs of 2 z (1 - z) (dh . v).
+
+    In float32 the 24.5 million equal terms of one tile's sum would lose digits.
+    """
+    T = 7_000
+    q, k = torch.zeros(1, 1, T, 16), torch.zeros(1, 1, T, 16)
+    q[..., 0], k[..., 0], k[..., 1] = 1, 0.8, 0.6
+    v = torch.zeros(1, 1, T, 64)
+    v[..., 0] = 1
+    r = torch.ones(1, requires_grad=True)
+    screening_cpu.screen(q, k, v, torch.tensor([INF]), r).sum().backward()
+    pairs, z = T * (T + 1) / 2, float(torch.tensor(0.8))
+    assert r.grad.item() == pytest.approx(pairs * 2 * z * (1 - z), rel=2e-6)
+
+
+def test_a_second_derivative_is_refused(inputs):
+    leaves = [x.requires_grad_() for x in inputs]
+    with pytest.raises(NotImplementedError, match="multiscreen.screen"):
+        torch.autograd.grad(screening_cpu.screen(*leaves).sum(), leaves, create_graph=True)
+
+
+@pytest.mark.slow
+def test_no_byte_outside_of_the_tensors_is_read(tmp_path):
+    """By the compiler's address sanitizer, on tensors whose rows end where memory ends."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    asan = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True)
+    library = asan.stdout.strip()
+    if not os.path.isabs(library):
+        pytest.skip("this compiler has no address sanitizer")
+    code = """if True:
+        import torch, screening_cpu
+        screening_cpu.FLAGS.append("-fsanitize=address")
+        for T, S, i0 in ((1, 1, 0), (5, 37, 32), (33, 33, 0)):
+            q, k, v = torch.ones(1, 2, T, 16), torch.ones(1, 2, S, 16), torch.ones(1, 2, S, 64)
+            x = [y.requires_grad_() for y in (q, k, v, torch.tensor([9.0, torch.inf]),
+                                              torch.ones(2))]
+            screening_cpu.screen(*x, i0).sum().backward()
+        print("all right")"""
+    environment = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path), "LD_PRELOAD": library,
+                                "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, text=True,
+                          capture_output=True)
+    assert done.stdout == "all right\n", done.stderr[-3000:]
+
+
+# ---------------------------------------------------------------------- who may use it
+
+def edited_trim(s, r):
+    return (1 - (1 - s) / r).relu()
+
+
+def test_an_edit_of_an_equation_acts_and_a_comment_is_none(monkeypatch):
+    assert train.choose_screen(model_of()) == CPP
+    monkeypatch.setattr(ms, "trim", edited_trim)
+    model = model_of()
+    assert "edited" in train.choose_screen(model)
+    assert model.screen is Multiscreen.screen
+
+
+def test_the_hash_changes_with_the_code_and_with_nothing_else(monkeypatch):
+    right = train.hash_of_equations()
+    comment = "def trim(s, r):\n    # A comment.\n    return (1 - (1 - s) / r).relu().square()"
+    sources = {ms.trim: comment}
+    get = train.inspect.getsource
+    monkeypatch.setattr(train.inspect, "getsource", lambda f: sources.get(f) or get(f))
+    assert train.hash_of_equations() == right
+    for name in ("trim", "softmask", "relevance", "screen"):
+        f = train.inspect.unwrap(getattr(ms, name))
+        with monkeypatch.context() as m:
+            m.setitem(sources, f, get(f) + "    pass\n")
+            assert train.hash_of_equations() != right, name
+
+
+WRONG = {
+    "the first sequence for all": (lambda f, q, k, v, w, r, i0: f(
+        q[:1], k[:1], v[:1], w, r, i0).expand(len(q), -1, -1, -1)),
+    "windows above 1,000 are infinite": (lambda f, q, k, v, w, r, i0: f(
+        q, k, v, w.masked_fill(w > 1000, INF), r, i0)),
+    "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
+    "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
+    "1 % too much": lambda f, q, k, v, w, r, i0: 1.01 * f(q, k, v, w, r, i0),
+    "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
+        q, -k, v, w, r, i0)}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_screen_with_wrong_numbers_is_refused(mistake):
+    def screen(q, k, v, w, r, i0=0):
+        return WRONG[mistake](ms.screen, q, k, v, w, r, i0)
+
+    train.try_screen(ms.screen, model_of())
+    with pytest.raises(ValueError, match="off by|NaN"):
+        train.try_screen(screen, model_of())
+
+
+# ------------------------------------------------------------------------- the library
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder of torch's extensions; no library is loaded yet."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    screening_cpu.library.cache_clear()
+    yield tmp_path / "multiscreen"
+    screening_cpu.library.cache_clear()
+
+
+def choose_again():
+    screening_cpu.library.cache_clear()
+    return train.choose_screen(model_of())
+
+
+@pytest.mark.slow
+def test_it_is_built_once_and_again_where_it_was_cut_off(folder, monkeypatch):
+    assert choose_again() == CPP
+    path, = folder.iterdir()
+    with monkeypatch.context() as m:
+        m.setattr(screening_cpu, "build", None)        # which cannot be called
+        assert choose_again() == CPP
+    # In another process, because this one still has the whole file in memory.
+    half = path.read_bytes()[:3000]
+    path.unlink()
+    path.write_bytes(half)
+    code = "from tests.test_screen_cpu import *; print(choose_again())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert done.stdout == f"{CPP}\n", done.stderr
+    assert [file.name for file in folder.iterdir()] == [path.name]
+    assert path.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_it_is_right_under_ffast_math(folder, monkeypatch):
+    monkeypatch.setenv("CXX", f"{os.environ.get('CXX', 'c++')} -ffast-math")
+    assert choose_again() == CPP
+
+
+def use_compiler(folder, monkeypatch, lines):
+    """Let $CXX be a script that runs `lines`, and then the real compiler."""
+    real, script = shutil.which(os.environ.get("CXX") or "c++"), folder.parent / "compiler"
+    script.write_text(f'#!/bin/sh\n{lines}\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+
+
+@pytest.mark.parametrize("lines, reason", [
+    ("exit 3", "compiler fails with code 3"),
+    ('for x; do [ "$last" = -o ] && echo a half >"$x" && exit 1; last=$x; done', "compiler fails"),
+    ('case "$*" in *screen.cpp*) exit 0; esac', "No such file")])
+def test_without_a_compiler_that_works_the_definition_screens(folder, monkeypatch, lines, reason):
+    use_compiler(folder, monkeypatch, lines)
+    line = choose_again()
+    assert line.startswith("screening by multiscreen.screen") and reason in line
+    assert not list(folder.glob("*"))
+
+
+@pytest.mark.slow
+def test_without_openmp_it_has_one_thread_and_openmp_is_tried_again(folder, monkeypatch):
+    script = 'for x; do if [ "$x" = -fopenmp ] && [ ! -e "$0.has" ]; then exit 1; fi; done'
+    use_compiler(folder, monkeypatch, script)
+    assert choose_again() == CPP
+    assert ["one_thread" in file.name for file in folder.iterdir()] == [True]
+    (folder.parent / "compiler.has").touch()
+    assert choose_again() == CPP
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_folder_that_others_may_write_to_is_refused(folder):
+    folder.mkdir(parents=True)
+    folder.chmod(0o770)
+    assert "others may write to it" in choose_again()
+
+
+# --------------------------------------------------------------- the cache that forgets
+
+class WithAlibi(GatedScreeningTiles):
+    """Passes a screen of its own on, which sees all keys, whatever w is."""
+
+    def screening(self, x, screen, cache=None):
+        def alibi(q, k, v, w, r, i0=0):
+            i, j = torch.arange(q.shape[2])[:, None] + i0, torch.arange(k.shape[2])
+            return ((q @ k.mT) * 0.99 ** (i - j) * (j <= i)) @ v
+        return super().screening(x, alibi, cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tiles", [GatedScreeningTiles, WithAlibi])
+@pytest.mark.parametrize("pieces", [[1500, 1, 1000, 40], [7] * 30, [1] * 5])
+def test_decoding_with_the_cache_that_forgets_equals_one_pass(tiles, pieces):
+    model = model_of(tiles)
+    train.choose_screen(model)
+    tokens, caches = draw_tokens(2, sum(pieces)), model.new_caches()
+    assert isinstance(caches[0], screening_cpu.WindowCache)
+    found = torch.cat([model(part, caches) for part in tokens.split(pieces, 1)], 1)
+    torch.testing.assert_close(found, model(tokens), rtol=1e-4, atol=1e-4)
+    forgets = tiles is GatedScreeningTiles and sum(pieces) > 1500
+    assert (caches[0].n < sum(pieces)) == forgets
+
+
+def test_gradients_flow_through_the_cache_that_forgets():
+    k, v, w = torch.ones(1, 1, 4, 16), torch.ones(1, 1, 4, 64), torch.tensor([3.0])
+    found = []
+    for kind in (KeyCache, screening_cpu.WindowCache):
+        cache, leaf = kind(), k.clone().requires_grad_()
+        cache.append(leaf, v, w)
+        kept, _ = cache.append(leaf, v, w)
+        kept[:, :, -5:].square().sum().backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found) and found[0].any()
