@@ -784,6 +784,9 @@ if __name__ == "__main__":
         code = 1
     except SystemExit as end:
         code = end.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
     if dist.is_initialized():                          # FSDP's threads abort a usual exit
         sys.stderr.flush()
         os._exit(code)
