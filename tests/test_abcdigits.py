@@ -1,21 +1,18 @@
-"""Tests of abcdigits.py: the author's prompts, exact match, the table."""
+"""Tests of abcdigits.py: the prompts, the documents that teach them, exact match, the table."""
 import hashlib
 import os
 import re
-import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import abcdigits
-import multiscreen as ms
-from support.cli import UsageError
-from support.data import get_tokenizer
-from support.run import load_checkpoint
-from tests.helpers import fit, read_table
-from tests.inputs import INF
+from tests.helpers import fit
+from train import get_data, get_tokenizer
 
 # Is GPT-2's BPE installed?
 no_gpt2 = pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="no GPT-2 BPE")
@@ -51,9 +48,66 @@ def test_prompts_by_token_count_are_as_long_as_asked(tokens, depth):
         assert tokens <= len(prompt) + 1 < tokens + len("A=123456\n")
 
 
-def test_27_lines_are_the_fewest():
-    with pytest.raises(UsageError, match="26 is too short: the shortest prompt has 27"):
-        abcdigits.generate_by_line_count(26, 0.5)
+# -------------------------------------------------------------------------------- documents
+
+def documents(T=400, seed=5, part="train", data=("abcdigits",)):
+    args = SimpleNamespace(data=[*data], seq_len=T, seed=seed)
+    return get_data(args, get_tokenizer("bytes"))[0 if part == "train" else 1]
+
+
+def text_of(docs, n):
+    return docs.tokenizer.decode(docs[n].tolist())
+
+
+def test_documents_are_those_that_the_committed_runs_read():
+    docs = documents(T=256, seed=24)
+    digest = hashlib.sha256()
+    for n in (0, 1, 9_999, 10_000, 12_345, 20_000):
+        digest.update(docs.draw(n).astype("<i8").tobytes())
+    assert digest.hexdigest() == (
+        "b83807b7d3ca3699af9caf106023dab9f112c7fe02e104a13a1b7293fccba86a")
+
+
+def test_a_document_has_the_lines_of_the_task_and_depends_on_its_number_and_the_seed():
+    docs = documents()
+    texts = [text_of(docs, n) for n in range(50)]
+    assert all(len(text) == 401 for text in texts)
+    assert all(re.fullmatch(r"[A-Z]=[1-9]\d", row)
+               for text in texts for row in text.split("\n")[:-1])
+    assert len(set(texts)) == 50
+    assert [text_of(documents(), n) for n in range(49, -1, -1)] == texts[::-1]
+    assert text_of(documents(seed=6), 0) != texts[0]
+    assert text_of(documents(part="val"), 0) != texts[0]
+
+
+def test_half_of_the_documents_help_until_the_model_has_learned_lookup():
+    """In a quarter whole numbers are the letter's own, in another one digits; later none is."""
+    def own(docs, n):
+        """The share of a document's letters that have their own numbers, and of their digits."""
+        rows = {row[0]: row[2:] for row in text_of(docs, n).split("\n")[:-1]}
+        pairs = [("".join(docs.own[ord(letter) - 65]), x) for letter, x in rows.items()]
+        digits = [a == b for mine, x in pairs for a, b in zip(mine, x)]
+        return np.mean([mine == x for mine, x in pairs]), np.mean(digits)
+
+    docs = documents()
+    early, late = ([own(docs, n) for n in range(first, first + 200)] for first in (0, 12_000))
+    assert sum(digits > 0.6 for _, digits in early) == pytest.approx(100, abs=20)
+    assert max(numbers for numbers, _ in late) < 0.3
+    val = documents(part="val")
+    assert max(own(val, n)[0] for n in range(200)) < 0.3
+
+
+def test_letters_are_drawn_more_evenly_later():
+    def most_frequent(docs, first):
+        shares = []
+        for n in range(first, first + 50):
+            letters = [row[0] for row in text_of(docs, n).split("\n")[:-1]]
+            shares.append(max(map(letters.count, letters)) / len(letters))
+        return np.mean(shares)
+
+    docs = documents()
+    assert 0.4 < most_frequent(docs, 9_900) < 0.6      # weights 2^i: half of the lines
+    assert most_frequent(docs, 18_000) < 0.2
 
 
 # ------------------------------------------------------------------------------- evaluation
@@ -79,7 +133,7 @@ class Parrot(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["bytes", pytest.param("gpt2", marks=no_gpt2)])
-def test_evaluate_counts_the_exact_integer_only(name):
+def test_only_the_exact_number_counts(name):
     tokenizer = get_tokenizer(name)
     texts = [text for n in (40, 41) for text in abcdigits.generate_by_line_count(n, 0.3, 4, 16)]
     prompts, answers = [t[:-4] for t in texts], [t[-4:] for t in texts]
@@ -94,87 +148,45 @@ def test_evaluate_counts_the_exact_integer_only(name):
 
 
 @pytest.fixture
-def measure(tmp_path, monkeypatch):
-    """measure(*flags) runs abcdigits.py on a model trained for one step; returns its table.
+def measured(tmp_path, monkeypatch, call):
+    """measured(*flags) runs abcdigits.py on a model of one step; returns the windows it had."""
+    fit(tmp_path / "out", "--steps", "1")
+    windows = []
 
-    right(model, prompts), a list of booleans, replaces the model's answers.
-    """
-    def command(*flags, right=lambda model, prompts: [True] * len(prompts), model="multiscreen"):
-        out = tmp_path / model.replace(":", "_")
-        if not out.exists():
-            fit(out, "--steps", "1", "--model", model)
+    def exact_matches(model, tokenizer, prompts, answers):
+        assert all(prompt.endswith("=") for prompt in prompts)
+        assert {len(answer) for answer in answers} == {2}
+        windows.append(model.layers[0].w.tolist())
+        return [True] + [len(windows) > 1] * (len(prompts) - 1)
 
-        def exact_matches(model, tokenizer, prompts, answers):
-            assert all(prompt.endswith("=") for prompt in prompts)
-            assert all(re.fullmatch(r"\d{6}", answer) for answer in answers)
-            return right(model, prompts)
-
+    def command(*flags):
         monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
-        monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(out / "ckpt.pt"),
-                                          "--device", "cpu", "--trials", "2", *flags])
-        abcdigits.main()
-        return read_table(out / "abcdigits.tsv")
+        call(abcdigits, "--device", "cpu", "--trials", "2", *flags)
+        return windows
 
     return command
 
 
-def test_the_table_has_the_lengths_that_are_possible(measure, capsys):
-    rows = measure("--depths", "0.1", "0.5")
-    assert [(row["length"], row["depth"]) for row in rows] == [
-        (length, depth) for length in ("256", "512", "1024") for depth in ("0.1", "0.5")]
-    assert {row["accuracy"] for row in rows} == {"1"}
-    assert capsys.readouterr().out.count("100.0%") == 9
-    assert {name: rows[0][name] for name in ("model", "seed", "seq_len", "step", "digits", "length",
-                                             "depth", "factor", "swe", "trials")} == {
-        "model": "multiscreen", "seed": "0", "seq_len": "32", "step": "1", "digits": "6",
-        "length": "256", "depth": "0.1", "factor": "", "swe": "", "trials": "2"}
-
-
-@pytest.mark.parametrize("flags", [
-    ["--lengths", "260", "10"], ["--lengths", "260", "--rope-scale", "0"], ["--depths", "2"],
-    ["--trials", "0"], ["--digits", "1"]])
-def test_what_cannot_be_measured_is_refused_before_a_table_is_begun(measure, tmp_path, flags):
-    with pytest.raises(UsageError):
-        measure(*flags)
-    assert not list(tmp_path.glob("*/abcdigits.tsv"))
-
-
-def test_a_trained_model_is_measured_as_it_is_and_with_expanded_windows(measure, tmp_path):
-    windows = []
-
-    def right(model, prompts):
-        windows.append(ms.window(model.layers[0].s_w).tolist())
-        return [True, False]
-
-    for more in ([], ["--swe"]):
-        rows = measure("--lengths", "260", "--depths", "0.5", *more, right=right)
-    model, _, _ = load_checkpoint(tmp_path / "multiscreen/ckpt.pt")
-    assert windows[0] == ms.window(model.layers[0].s_w).tolist()
-    assert windows[1] == [INF if w > 32 else w for w in windows[0]]
-    assert INF in windows[1]
-    assert [(row["swe"], row["accuracy"]) for row in rows] == [("", "0.5"), ("yes", "0.5")]
-
-
-def test_the_last_line_is_the_mean_over_the_depths(measure, capsys):
-    found = [[True, True], [False, True]]
-    measure("--lengths", "260", "--depths", "0.1", "0.5", right=lambda *_: found.pop(0))
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[-2:] for line in lines[-3:]] == [["0.1", "100.0%"], ["0.5", "50.0%"],
-                                                  ["mean", "75.0%"]]
-
-
-@pytest.mark.parametrize("data", ["abcdigits", None])
-def test_a_run_is_asked_for_numbers_as_long_as_those_it_learned(
-        tmp_path, monkeypatch, capsys, data):
-    """A line says so if it was trained on something else."""
-    def exact_matches(model, tokenizer, prompts, answers):
-        assert {len(answer) for answer in answers} == {2}
-        return [True] * len(prompts)
-
-    fit(tmp_path / "out", "--steps", "1", "--digits", "2", data=data)
-    monkeypatch.setattr(abcdigits, "exact_matches", exact_matches)
-    monkeypatch.setattr(sys, "argv", ["abcdigits.py", "--ckpt", str(tmp_path / "out/ckpt.pt"),
-                                      "--device", "cpu", "--lengths", "160", "--depths", "0.5"])
+def test_the_table_says_how_many_prompts_a_cell_has_and_what_they_took(measured, capsys):
     capsys.readouterr()
-    abcdigits.main()
-    assert ("not on abcdigits: expect 0 %" in capsys.readouterr().out) == (data is None)
+    measured("--lengths", "256", "512", "--depths", "0.1", "0.5")
+    first, head, *rows, last = capsys.readouterr().out.splitlines()
+    assert "2 prompts in each cell" in first
+    assert head.split() == ["0.1", "0.5", "mean", "seconds"]
+    assert [row.split()[:4] for row in rows] == [["256", "50.0%", "100.0%", "75.0%"],
+                                                 ["512", "100.0%", "100.0%", "100.0%"]]
+    assert re.fullmatch(r"8 prompts took \d+ seconds", last)
+
+
+def test_swe_makes_windows_beyond_the_training_length_infinite(measured):
+    before, after = [*measured("--lengths", "256", "--depths", "0.5"),
+                     *measured("--lengths", "256", "--depths", "0.5", "--swe")[1:]]
+    assert after == [float("inf") if w > 32 else w for w in before]
+    assert float("inf") in after
+
+
+@pytest.mark.parametrize("flags", [["--lengths", "10"], ["--depths", "2"], ["--trials", "0"],
+                                   ["--digits", "1"]])
+def test_what_cannot_be_measured_is_one_line(measured, flags):
+    with pytest.raises(SystemExit, match="error: .*(too short|expected)"):
+        measured(*flags)

@@ -14,16 +14,17 @@ as they do after you change an equation of multiscreen.py.
 if not __package__:
     raise SystemExit("error: run python -m course.playground in the repository's folder")
 
+import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import multiscreen
-from support.cli import DEVICE, Parser, UsageError, cli, get_device
-from abcdigits import generate_by_line_count
+from abcdigits import Documents, generate_by_line_count
 from course.playground.data import page_data
-from support.run import load_checkpoint
+from train import load_checkpoint
 
 MODEL = Path(multiscreen.__file__).with_name("models") / "retrieval.pt"
 PAGE = Path(__file__).with_name("page.html")
@@ -32,15 +33,15 @@ README = Path(multiscreen.__file__).with_name("README.md")
 MARKERS = ("PLAYGROUND_README", "PLAYGROUND_SCRIPT", "PLAYGROUND_DATA")    # in the page, once
 SCREENING = multiscreen.__doc__.split("\n\n")[1]        # what screening is
 MOST_TOKENS = 1000
+DIGITS = Documents.digits                              # of a number that a model was taught
 
 
 def default_text(ckpt, n_tokens):
     """A text of about n_tokens: an ABCDigits prompt for a model trained on them, or SCREENING."""
-    if ckpt["args"]["data"] != ["abcdigits"]:
+    if "abcdigits" not in " ".join(ckpt["args"]["data"]):
         return SCREENING[:n_tokens]
-    digits = ckpt["args"]["digits"]
-    n_lines = max(n_tokens // (digits + 3), 27)        # the shortest prompt
-    return generate_by_line_count(n_lines, 0.3, digits, 1)[0][:-digits]
+    n_lines = max(n_tokens // (DIGITS + 3), 27)        # the shortest prompt
+    return generate_by_line_count(n_lines, 0.3, DIGITS, 1)[0][:-DIGITS]
 
 
 def write_page(path, data):
@@ -57,7 +58,8 @@ def write_page(path, data):
 
 
 def main(argv=None):
-    p = Parser(__doc__)
+    p = argparse.ArgumentParser(prog="python -m course.playground", description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--ckpt", default=MODEL, help="the model, a checkpoint of train.py "
                    "[models/retrieval.pt]")
     p.add_argument("--text", help="the text to start with [an ABCDigits prompt, or four lines "
@@ -66,26 +68,19 @@ def main(argv=None):
                    "an ABCDigits prompt has at least 27 lines [200]")
     p.add_argument("--out", type=Path, default=Path("out/playground.html"),
                    help="the HTML file to write [out/playground.html]")
-    p.flag("--device", DEVICE, "cpu, cuda or mps")
     args = p.parse_args(argv)
     text = args.text and args.text.encode(errors="replace")[: args.tokens].decode(errors="ignore")
     if not 1 <= args.tokens <= MOST_TOKENS or text == "":
-        raise UsageError(f"--tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
-    if args.text and os.path.isfile(args.text):        # False for a long text
-        raise UsageError(f"--text {args.text} is a file: to show its text, pass "
-                         f'--text "$(cat {args.text})"')
-    if args.out.suffix != ".html":
-        raise UsageError(f"--out {args.out}: name an .html file")
-    model, tokenizer, ckpt = load_checkpoint(args.ckpt, get_device(args.device))
-    if (ckpt["model"], tokenizer.name) != ("multiscreen", "bytes"):
-        raise UsageError(f"{args.ckpt} is a {ckpt['model']} model with --tokenizer "
-                         f"{tokenizer.name}: the page needs a multiscreen model with --tokenizer "
-                         "bytes")
+        sys.exit(f"error: --tokens must be from 1 to {MOST_TOKENS}, and --text not empty")
+    model, tokenizer, ckpt = load_checkpoint(args.ckpt)
+    if (ckpt["args"]["model"], tokenizer.name) != ("multiscreen", "bytes"):
+        sys.exit(f"error: {args.ckpt} has --model {ckpt['args']['model']} and --tokenizer "
+                 f"{tokenizer.name}; the page needs --model multiscreen and --tokenizer bytes")
     data = page_data(model, text or default_text(ckpt, args.tokens))
-    write_page(args.out, data | {"step": ckpt["step"]})
+    write_page(args.out, data)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "
           f"{len(data['text'].encode())} bytes: open it in a browser and type")
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

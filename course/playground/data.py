@@ -25,11 +25,11 @@ def round_matrices(model):
 def model_data(model):
     """Sizes and weights for model.js, a dict for JSON. Matrices in 16 bits, scalars as they are."""
     matrices = [model.W_E, *(getattr(tile, name) for tile in model.layers for name in MATRICES)]
-    w = torch.cat([tile.window() for tile in model.layers]).tolist()
+    w = torch.cat([tile.w for tile in model.layers]).tolist()
     return vars(model.config) | {
         "s_E": model.s_E.item(), "s_F": model.s_F.item(),
         "w": [None if math.isinf(x) else x for x in w],                    # JSON has no inf
-        "r": torch.cat([tile.acceptance() for tile in model.layers]).tolist(),
+        "r": torch.cat([tile.r for tile in model.layers]).tolist(),
         "s_O": torch.cat([tile.s_O for tile in model.layers]).tolist(),
         "matrices": pack(torch.cat([W.flatten() for W in matrices]), np.float16)}
 

@@ -3,6 +3,46 @@
 // there, edit them here. The keys and values of earlier tokens are cached: a letter at the end
 // costs one token, a letter in the middle all tokens from there on.
 
+// -------------------------------------------------------------- the formulas that a reader edits
+
+// Names that a formula may use without "Math." before them.
+const {abs, cos, exp, log, max, min, PI, sin, sqrt, tanh} = Math;
+
+const ORIGINAL = {
+  trim: "max(1 - (1 - s) / r, 0) ** 2",                                    // Eq. 9
+  softmask: "-w < d && d <= 0 ? (cos(PI * d / w) + 1) / 2 : 0",            // Eq. 10
+};
+
+// A formula is tried on these arguments before the model uses it.
+const TRIED = {
+  trim: {names: ["s", "r"], values: [range(-1, 1, 0.01), [0.001, 0.01, 0.1, 0.5, 1]]},
+  softmask: {names: ["d", "w"], values: [range(-1000, 10, 1), [1, 1.5, 17, 250, Infinity]]},
+};
+
+function range(first, last, step) {
+  return Array.from({length: Math.round((last - first) / step) + 1}, (_, n) => first + n * step);
+}
+
+// Make a function of the formula `name`, "trim" or "softmask", from its text. Throws an Error that
+// says what is wrong. These two formulas, typed by the reader, are the only text of the page that
+// ever becomes code.
+function compile(name, text) {
+  const {names, values: [first, second]} = TRIED[name];
+  const formula = new Function(...names, `"use strict"; return +(${text}\n);`);
+  for (const b of second) {
+    for (const a of first) {
+      const y = formula(a, b);
+      if (Number.isFinite(y)) continue;
+      throw new RangeError(`it gives ${y} for ${names[0]} = ${+a.toFixed(2)} and ${names[1]} = ${b}`);
+    }
+  }
+  return Object.assign(formula, {text});
+}
+
+// What the model uses now. softmax: weigh all keys of a row by softmax(s / tau) instead.
+let rules = {trim: compile("trim", ORIGINAL.trim), softmask: compile("softmask", ORIGINAL.softmask),
+             softmax: false, tau: 0.1};
+
 // ---------------------------------------------------------------------------- one screening unit
 
 function unit(x) {                                     // Eq. 5
@@ -19,16 +59,9 @@ function mipe(x, i, w, w_th) {                         // Eqs. 6 and 7: a turn o
   return turned;
 }
 
-function trim(s, r) {                                  // Eq. 9
-  return Math.max(1 + (s - 1) / r, 0) ** 2;
-}
-
-function softmask(d, w) {                              // Eq. 10; the cosine in float32, as there
-  return -w < d && d <= 0 ? 0.5 * (Math.fround(Math.cos(Math.PI * d / w)) + 1) : 0;
-}
-
 function relevances(s, i, w, r) {                      // Eq. 11, of query i: s are its similarities
-  return s.map((s, j) => trim(s, r) * softmask(j - i, w));
+  if (rules.softmax) return softmax(s.map((s) => s / rules.tau));
+  return s.map((s, j) => rules.trim(s, r) * rules.softmask(j - i, w));
 }
 
 function screen(alphas, v) {                           // Eq. 12
