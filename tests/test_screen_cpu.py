@@ -178,6 +178,8 @@ def test_an_edit_of_an_equation_acts_and_a_comment_is_none(monkeypatch):
     model = model_of()
     assert "edited" in train.choose_screen(model)
     assert model.screen is Multiscreen.screen
+    with pytest.raises(SystemExit, match="edited"):
+        train.choose_screen(model, "screening_cpu")
 
 
 def test_the_hash_changes_with_the_code_and_with_nothing_else(monkeypatch):
@@ -201,6 +203,8 @@ WRONG = {
         q, k, v, w.masked_fill(w > 1000, INF), r, i0)),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
     "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
+    "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
+        f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
     "1 % too much": lambda f, q, k, v, w, r, i0: 1.01 * f(q, k, v, w, r, i0),
     "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
         q, -k, v, w, r, i0)}
