@@ -430,25 +430,28 @@ def choose_screen(model, kernel="auto"):
     if kernel != "auto":
         screen = named(f"{kernel}.screen")
         try:
-            written_for = getattr(sys.modules[kernel], "EQUATIONS", None)
-            if written_for not in (None, hash_of_equations()):
-                raise ValueError("an equation that it repeats was edited")
-            try_screen(screen, model)
-        except ValueError as e:
+            require_right(sys.modules[kernel], model)
+        except (OSError, RuntimeError, ValueError) as e:
             sys.exit(f"error: --kernel {kernel}: {e}")
         model.screen = screen
         return f"screening by {kernel}.screen"
     name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
     try:
         twin = import_module(name)
-        twin.prepare(model)                            # raises if it cannot run here
-        if twin.EQUATIONS != hash_of_equations():
-            raise ValueError("an equation that it repeats was edited")
-        try_screen(twin.screen, model)
+        require_right(twin, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
     except Exception as e:                             # whatever it is, the definition runs
         return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
+
+
+def require_right(module, model):
+    """Raise an error unless a module's `screen` can replace the definition in a model, here."""
+    if hasattr(module, "prepare"):
+        module.prepare(model)                          # raises if it cannot run here
+    if getattr(module, "EQUATIONS", None) not in (None, hash_of_equations()):
+        raise ValueError("an equation that it repeats was edited")
+    try_screen(module.screen, model)
 
 
 def hash_of_equations():

@@ -182,6 +182,20 @@ def test_an_edit_of_an_equation_acts_and_a_comment_is_none(monkeypatch):
         train.choose_screen(model, "screening_cpu")
 
 
+def test_a_kernel_of_ones_own_is_tried_before_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, factor in (("right_kernel", 1), ("wrong_kernel", 1.01)):
+        (tmp_path / f"{name}.py").write_text(
+            "import multiscreen\n"
+            f"def screen(*inputs):\n    return {factor} * multiscreen.screen(*inputs)\n")
+    assert train.choose_screen(model_of(), "right_kernel") == "screening by right_kernel.screen"
+    with pytest.raises(SystemExit, match="wrong_kernel: h is off by 0.01 of its largest value"):
+        train.choose_screen(model_of(), "wrong_kernel")
+    with pytest.raises(SystemExit, match="screening_cpu: it is for float32"):
+        train.choose_screen(model_of().double(), "screening_cpu")
+
+
 def test_the_hash_changes_with_the_code_and_with_nothing_else(monkeypatch):
     right = train.hash_of_equations()
     comment = "def trim(s, r):\n    # A comment.\n    return (1 - (1 - s) / r).relu().square()"
