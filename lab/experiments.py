@@ -375,6 +375,23 @@ def best_rate(runs):
     return min(losses, key=losses.get, default=sorted(runs)[len(runs) // 2])
 
 
+def reason(out, seeds):
+    """Is screening the reason? Softmax and screening in the layout of `local`: docs/copying.md."""
+    size = "--model transformer:6,4,112:"
+    models = {"softmax": f"{size}local", "screening": f"{size}lab.baselines.local.Screening"}
+    rates, runs, data = (2**-8, 2**-9, 2**-10), f"{out}/reason/", f"--data {out}/copying/text"
+    recipe = f"{data} --dtype float32 --compile --eval-every 1000"
+    tried = {f"{name}_lr{lr}": ("", f"{flags} --lr {lr}", "")
+             for lr in rates for name, flags in models.items()}
+    yield [[f"python -m lab.collect {out}/copying/text"]]
+    yield train(f"{runs}tuning/", tried, [20], f"{recipe} --steps 3000")
+    chosen = {}
+    for name in models:
+        lr = best_rate({lr: f"{runs}tuning/{name}_lr{lr}-20" for lr in rates})
+        chosen[name] = ("", f"{models[name]} --lr {lr}", f"{data}/val")
+    yield train(runs, chosen, seeds, f"{recipe} --steps 8000", "-m lab.reason")
+
+
 def latency(out, seeds):
     """Milliseconds of a training step, a token and a forward pass. Run it on a quiet machine."""
     table = f"{out}/report/latency"
@@ -412,12 +429,12 @@ def tiny(out, seeds):
 
 EXPERIMENTS = {f.__name__: f for f in (scaling, rates, text, abcdigits, ablations_abcdigits,
                                        tune_transformers, passkey, ablations, copying, controls,
-                                       mechanisms, tune_mechanisms, copying_mechanisms, latency,
-                                       tiny)}
+                                       mechanisms, tune_mechanisms, copying_mechanisms, reason,
+                                       latency, tiny)}
 # The seeds of the report, if they are not 0, 1, 2; recipes were tuned on others.
 SEEDS = {"abcdigits": range(24, 32), "ablations_abcdigits": range(24, 27), "passkey": range(6),
          "copying": range(32, 35), "controls": range(40, 45), "mechanisms": range(32, 35),
-         "tune_mechanisms": [20], "copying_mechanisms": range(32, 35),
+         "tune_mechanisms": [20], "copying_mechanisms": range(32, 35), "reason": range(45, 49),
          "tune_transformers": [20, 21]}
 
 
