@@ -85,6 +85,8 @@ def test_standard_errors_of_an_array_by_hand():
     x = np.array([[0.0, 0, 0], [2, 2, 2]])
     assert tables.errors(x) == pytest.approx([1, 0, 1])
     assert tables.errors(x.T) == pytest.approx([0, 1, 1])
+    # Residuals of 1 are in both variances, and count once: 1 + 1 - 1.
+    assert tables.errors(np.array([[0.0, 0], [0, 4]])) == pytest.approx([1, 1, 1])
     assert tables.share_among(2, 0.8) == pytest.approx(0.8, abs=1e-6)
     assert tables.share_among(32, 0.5) == pytest.approx(1 / 32, abs=1e-6)
 
