@@ -178,6 +178,22 @@ def test_an_edit_of_an_equation_acts_and_a_comment_is_none(monkeypatch):
     model = model_of()
     assert "edited" in train.choose_screen(model)
     assert model.screen is Multiscreen.screen
+    with pytest.raises(SystemExit, match="edited"):
+        train.choose_screen(model, "screening_cpu")
+
+
+def test_a_kernel_of_ones_own_is_tried_before_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, factor in (("right_kernel", 1), ("wrong_kernel", 1.01)):
+        (tmp_path / f"{name}.py").write_text(
+            "import multiscreen\n"
+            f"def screen(*inputs):\n    return {factor} * multiscreen.screen(*inputs)\n")
+    assert train.choose_screen(model_of(), "right_kernel") == "screening by right_kernel.screen"
+    with pytest.raises(SystemExit, match="wrong_kernel: h is off by 0.01 of its largest value"):
+        train.choose_screen(model_of(), "wrong_kernel")
+    with pytest.raises(SystemExit, match="screening_cpu: it is for float32"):
+        train.choose_screen(model_of().double(), "screening_cpu")
 
 
 def test_the_hash_changes_with_the_code_and_with_nothing_else(monkeypatch):
@@ -201,6 +217,8 @@ WRONG = {
         q, k, v, w.masked_fill(w > 1000, INF), r, i0)),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
     "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
+    "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
+        f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
     "1 % too much": lambda f, q, k, v, w, r, i0: 1.01 * f(q, k, v, w, r, i0),
     "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
         q, -k, v, w, r, i0)}

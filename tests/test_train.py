@@ -3,6 +3,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -538,6 +539,17 @@ def test_the_bundled_models_answer():
     model, tokenizer, ckpt = train.load_checkpoint(ROOT / "models/text.pt")
     prompt = torch.tensor([tokenizer.encode_ordinary("    def read(self")])
     assert tokenizer.decode(model.generate(prompt, 12)[0].tolist()) == ", self, self"
+
+
+def test_the_programs_of_the_guide_run(tmp_path, monkeypatch, capsys):
+    texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    monkeypatch.chdir(tmp_path)
+    for text in texts:
+        exec(text, {})
+    assert capsys.readouterr().out.startswith("12\n")
+    assert train.read_checkpoint("out/mine.pt")["args"]["seq_len"] == 128
 
 
 # ---------------------------------------------------------------------------------- mistakes
