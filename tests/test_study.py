@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,6 +86,8 @@ def test_standard_errors_of_an_array_by_hand():
     x = np.array([[0.0, 0, 0], [2, 2, 2]])
     assert tables.errors(x) == pytest.approx([1, 0, 1])
     assert tables.errors(x.T) == pytest.approx([0, 1, 1])
+    # Residuals of 1 are in both variances, and count once: 1 + 1 - 1.
+    assert tables.errors(np.array([[0.0, 0], [0, 4]])) == pytest.approx([1, 1, 1])
     assert tables.share_among(2, 0.8) == pytest.approx(0.8, abs=1e-6)
     assert tables.share_among(32, 0.5) == pytest.approx(1 / 32, abs=1e-6)
 
@@ -106,6 +109,38 @@ def test_the_plan_decides_by_gain_and_cost():
     assert reason.verdict(test(0.8, 0.01, 2), test(0.6, 0.01, 2)) == "not decided"
     assert reason.verdict(test(0.1, 0.5, 0.6), test(0.6, 0.01, 0.69)) == "it is not the reason"
     assert reason.verdict(test(0.1, 0.5, 0.6), test(0.1, 0.5, 0.9)) == "not decided"
+
+
+def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeypatch):
+    """Screening gains 2, 3, 4 and 3 more; beyond 8,192 and log-scaled rows do not count."""
+    found = []
+    for model, seed, scale, distance in product(
+            ("softmax", "screening"), (45, 46, 47, 48), (0, 0.2), (128, 8192, 16384)):
+        more = {45: 2, 46: 3, 47: 4, 48: 3}[seed] * (model == "screening")
+        more += 100 * (distance > 8192) + 50 * (scale > 0)
+        found += [{"model": model, "seed": seed, "log_scale": scale, "pair": pair,
+                   "distance": distance, "gain": 1 + pair + more, "cost": 5 + pair - more,
+                   "right": 0.5} for pair in (0, 1)]
+    pd.DataFrame(found).to_csv(tmp_path / "reason.tsv", sep="\t", index=False)
+    monkeypatch.setattr(tables, "ROWS", tmp_path)
+    *_, (_, table) = tables.reason("reason")
+    assert list(table["mean ± sd"]) == ["3.00 ± 0.82"] * 2
+    pairs = tables.planned()
+    assert reason.verdict(*(tables.paired(*pair) for pair in pairs.values())) == (
+        "the mechanism is a reason")
+
+
+def test_rows_of_today_have_their_setting_in_words(tmp_path, monkeypatch):
+    settings = ["as trained", "SWE", "RoPE x ntk4", "SWE RoPE x 4"]
+    pd.DataFrame({"commit": "c", "model": "study.attention.Softmax", "run": "mine", "seed": 0,
+                  "setting": settings, "accuracy": 1.0}).to_csv(
+                      tmp_path / "mine.tsv", sep="\t", index=False)
+    monkeypatch.setattr(tables, "ROWS", tmp_path)
+    read = tables.read("mine", "accuracy")
+    assert list(read.setting) == ["", *settings[1:]]
+    assert list(read.swe) == ["", "SWE", "", "SWE"]
+    assert list(read.factor) == ["", "", "ntk4", "4"]
+    assert set(read.model) == {"mine"}
 
 
 # ------------------------------------------------------------------------------------- pages
