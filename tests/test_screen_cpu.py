@@ -1,4 +1,5 @@
 """Tests of screening_cpu: the definition in C++, the cache that forgets, and who may use them."""
+import math
 import os
 import shutil
 import subprocess
@@ -336,13 +337,24 @@ def test_decoding_with_the_cache_that_forgets_equals_one_pass(tiles, pieces):
     assert (caches[0].n < sum(pieces)) == forgets
 
 
+@pytest.mark.parametrize("w, oldest", [([3.0, 9.5], 30), ([3.0, INF], 0), ([math.nan], 0),
+                                       (None, 0)])
+def test_the_cache_keeps_what_the_widest_window_reaches_and_forgets_older_keys(w, oldest):
+    cache, x = screening_cpu.WindowCache(), torch.arange(41.0).reshape(1, 1, 41, 1)
+    for part in x.split([40, 1], 2):
+        k, v = cache.append(part, part, None if w is None else torch.tensor(w))
+    assert k.flatten().tolist() == v.flatten().tolist() == list(range(oldest, 41))
+
+
 def test_gradients_flow_through_the_cache_that_forgets():
     k, v, w = torch.ones(1, 1, 4, 16), torch.ones(1, 1, 4, 64), torch.tensor([3.0])
     found = []
     for kind in (KeyCache, screening_cpu.WindowCache):
         cache, leaf = kind(), k.clone().requires_grad_()
-        cache.append(leaf, v, w)
-        kept, _ = cache.append(leaf, v, w)
-        kept[:, :, -5:].square().sum().backward()
+        loss = 0
+        for _ in range(2):
+            kept, _ = cache.append(leaf, v, w)
+            loss = loss + kept[:, :, -5:].square().sum()
+        loss.backward()
         found.append(leaf.grad)
     assert torch.equal(*found) and found[0].any()
