@@ -25,8 +25,8 @@ FOLDER = Path(__file__).resolve().parent
 if os.environ.get("EXERCISES"):
     FOLDER = Path(os.environ["EXERCISES"]).resolve()
 
-MODULES = {"__future__", "collections", "dataclasses", "functools", "itertools", "math", "numpy", "torch",
-           "triton", "typing"}
+MODULES = {"__future__", "collections", "dataclasses", "functools", "itertools", "math", "numpy",
+           "torch", "triton", "typing"}
 BUILT_IN = {"delattr", "eval", "exec", "globals", "locals", "open", "setattr", "vars()"}
 TO_DO = "still to do"
 PLAIN = (torch.Tensor, torch.nn.Parameter)             # the types that a result may have

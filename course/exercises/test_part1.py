@@ -265,8 +265,8 @@ MISTAKES = {
          "must fall from 1 to 0 as a cosine: this one is an exponential"),
         (lambda d, w: torch.where(d <= 0, (d / w).exp(), 0.0), "this is an exponential, as with "
          "ALiBi: the mask falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
-        (lambda d, w: torch.where(d <= 0, d / w, -INF), "this is a bias to add before a softmax, as "
-         "ALiBi's: the mask multiplies, and falls from 1 to 0 as a cosine"),
+        (lambda d, w: torch.where(d <= 0, d / w, -INF), "this is a bias to add before a softmax, "
+         "as ALiBi's: the mask multiplies, and falls from 1 to 0 as a cosine"),
         (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0),
          "math.pi * d is float32 for integers d: math.pi * (d / w) has the dtype of w"),
         (lambda d, w: ms.softmask(d, w.floor()), "w is a real number: round nothing"),

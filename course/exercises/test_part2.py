@@ -644,8 +644,8 @@ def test_initialize():
                  "by x, which should be 0 and 1") for name in right],
           *[case(name, gradients=False, hint=f"the initial values of {name} are wrong")
             for name in ("s_w", "s_r", "s_O", "s_E", "s_F")],
-          case("of a layer", gradients=False, hint="two matrices of a layer are equal: draw each by "
-               "itself"),
+          case("of a layer", gradients=False, hint="two matrices of a layer are equal: draw each "
+               "by itself"),
           case("of all layers", gradients=False, hint="two matrices are equal: draw each by "
                "itself"),
           case("seeds", gradients=False, hint="another seed must give other matrices: draw all of "
