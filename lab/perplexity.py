@@ -94,8 +94,8 @@ def main():
     p.add_argument("--share", type=float, default=0.3, help="average over the positions within "
                    "this share of the printed one\n(paper: 0.1) [0.3]")
     args = p.parse_args()
-    if args.length is not None and args.length < 1 or args.documents < 1:
-        p.error("--length and --documents must be at least 1")
+    if args.documents < 1 or (args.length is not None and args.length < 1):
+        sys.exit("error: --length and --documents must be at least 1")
     run = Measurement(args, "perplexity")
     L = args.length or 32 * run.flags["seq_len"]
     documents = middles(documents_of(run, args.data), L, args.documents)

@@ -15,6 +15,7 @@ w, and gray if it is 0 beyond it or in the future. "alive", the paper's Pr, is t
 that are not 0, of those that are not gray. Windows are in tokens.
 """
 import math
+import sys
 
 import numpy as np
 import torch
@@ -72,8 +73,9 @@ def print_summary(tiles, T_train):
         w, r, alive, beyond = (np.array([tile[name] for tile in chosen])
                                for name in ("w", "r", "alive", "beyond_w"))
         print(f"{layer:>5}  {len(chosen):5}  {w.min():18.4g}  {np.median(w):6.4g}  {w.max():7.4g}  "
-              f"{(w > T_train).sum():{4 + len(str(T_train))}}  {r.min():8.3f}  {np.median(r):6.3f}  "
-              f"{r.max():7.3f}  {alive.mean():6.1%}  {(alive == 0).sum():9}  {beyond.mean():15.1%}")
+              f"{(w > T_train).sum():{4 + len(str(T_train))}}  {r.min():8.3f}  "
+              f"{np.median(r):6.3f}  {r.max():7.3f}  {alive.mean():6.1%}  "
+              f"{(alive == 0).sum():9}  {beyond.mean():15.1%}")
 
 
 def six_of(tiles):
@@ -139,13 +141,14 @@ def main():
     plt.switch_backend("agg")
     run = Measurement(args, "tiles")
     if not hasattr(run.model.layers[0], "s_w"):
-        p.error(f"{args.ckpt} is a {run.flags['model']}, which has no windows")
+        sys.exit(f"error: {args.ckpt} is a {run.flags['model']}, which has no windows")
     tokens = run.tokenizer.encode_ordinary(args.text)[:TOKENS]
     if not tokens:
-        p.error("--text is empty")
+        sys.exit("error: --text is empty")
     tiles, maps = measure(run.model, torch.tensor([tokens], device=args.device))
     if not all(np.isfinite(alpha.data).all() for alpha in maps):
-        p.error("the model's weights are not finite: has it diverged, or does an edit divide by 0?")
+        sys.exit("error: weights are not finite: has the model diverged, or does an edit divide by "
+                 "0?")
     print_summary(tiles, run.flags["seq_len"])
     run.setting = "as trained"
     for tile in tiles:

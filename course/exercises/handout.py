@@ -13,13 +13,13 @@ that a submission could read.
 if not __package__:
     raise SystemExit("error: run python -m course.exercises.handout in the repository's folder")
 
+import argparse
 import io
 import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
-
-from support.cli import Parser, UsageError, cli
 
 ROOT = Path(__file__).parent.parent.parent
 TEACH = "course/exercises/teach"
@@ -41,8 +41,8 @@ def committed_files():
     done = subprocess.run(["git", "archive", "--format=tar", "HEAD"], cwd=ROOT,
                           capture_output=True)
     if done.returncode:
-        raise UsageError("the hand-out is made from the last commit, so run this in a clone: "
-                         f"git says {done.stderr.decode().strip()}")
+        sys.exit("error: the hand-out is made from the last commit, so run this in a clone: "
+                 f"git says {done.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         for member in archive:
             if member.isfile():
@@ -50,7 +50,8 @@ def committed_files():
 
 
 def main(argv=None):
-    p = Parser(__doc__)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path,
                    help="the zip file to write [course.zip, or autograder.zip]")
     p.add_argument("--autograder", action="store_true", help="make the autograder for Gradescope")
@@ -73,4 +74,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()

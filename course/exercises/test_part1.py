@@ -148,6 +148,13 @@ MISTAKES = {
            "in the root: clip the square from below, at eps^2") for eps in (1e-6, 1e-12)],
         (lambda x: x / x.square().sum(-1, keepdim=True).clamp_min(1e-6).sqrt(), "the square was "
          "clipped at eps, and so the length at the root of eps: clip the square at eps^2"),
+        (lambda x: F.layer_norm(x, x.shape[-1:]), "this is LayerNorm, which also subtracts the "
+         "mean: unit divides by the length, and nothing else"),
+        (lambda x: x.softmax(-1), "this is a softmax: unit divides by the length"),
+        (lambda x: x / x.abs().sum(-1, keepdim=True), "divided by the sum of the absolute values: "
+         "the length is the root of the sum of the squares"),
+        (lambda x: x / x.abs().amax(-1, keepdim=True), "divided by the largest number: the length "
+         "is the root of the sum of the squares"),
         (lambda x: x / length(x), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6), UNIT_AT_0),
         (lambda x: x / length(x).clamp_min(1e-6).detach(), "the length is detached: it changes "
@@ -220,6 +227,13 @@ MISTAKES = {
          "threshold is 1 - r, the width is r"),
         (lambda s, r: torch.where(s > 1 - r, s, 0.0), "a similarity that passes is also rescaled: "
          "the relevance is 0 at the threshold, and 1 at s = 1"),
+        (lambda s, r: s.softmax(-1), "this is a softmax: Trim judges each key by itself"),
+        (lambda s, r: (1 - (1 - s) / r).softmax(-1), "this is a softmax: Trim judges each key by "
+         "itself"),
+        (lambda s, r: F.normalize(ms.trim(s, r), p=1, dim=-1), "the relevances of a row sum to 1, "
+         "as in softmax: nothing may compete, so divide by nothing"),
+        (lambda s, r: torch.sigmoid((s - (1 - r)) / r), "this is a sigmoid, which never is 0: Trim "
+         "is a clipped line, squared"),
         (lambda s, r: (1 - (1 - s) / r).clamp(min=1e-9).square(), "a rejected key has a relevance "
          "of exactly 0: clip at 0 and add no eps, as nothing here is divided by it")],
     "softmask": [
@@ -247,6 +261,15 @@ MISTAKES = {
          "fall from 1 to 0 as a cosine: this one is linear"),
         (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(d / w) + 1), 0.0), "the cosine "
          "lacks pi"),
+        (lambda d, w: torch.where(inside(d, w), (d / w).exp(), 0.0), "inside the window the mask "
+         "must fall from 1 to 0 as a cosine: this one is an exponential"),
+        (lambda d, w: torch.where(d <= 0, (d / w).exp(), 0.0), "this is an exponential, as with "
+         "ALiBi: the mask falls from 1 to 0 as a cosine, and is 0 at distance w and beyond"),
+        (lambda d, w: torch.where(d <= 0, d / w, -INF), "this is a bias to add before a softmax, as "
+         "ALiBi's: the mask multiplies, and falls from 1 to 0 as a cosine"),
+        (lambda d, w: torch.where(inside(d, w), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0),
+         "math.pi * d is float32 for integers d: math.pi * (d / w) has the dtype of w"),
+        (lambda d, w: ms.softmask(d, w.floor()), "w is a real number: round nothing"),
         (lambda d, w: ms.softmask(d, w.ceil()), "w is a real number: round nothing"),
         (lambda d, w: ms.softmask(d, w.detach()), "w is detached, or turned into a number: s_w "
          "learns through the cosine"),

@@ -4,6 +4,7 @@ Each method is graded in a layer or a model of multiscreen.py, where it stands i
 file's. So a mistake in one method costs nothing in another.
 """
 import functools
+import itertools
 import math
 from pathlib import Path
 
@@ -116,6 +117,8 @@ class Cache:
 
     def oldest(self, start, end, w):
         """The oldest position to keep, when new tokens stand at start .. end - 1."""
+        if w is None:                                  # the caller's `screen` may look at all keys
+            return 0
         return start - math.ceil(min(w.max().item(), 2**30)) + 1
 
     def join(self, old, new):
@@ -180,6 +183,33 @@ def changed(name, change):
         return made
 
     return model
+
+
+def uniform(name):
+    """A wrong model with a matrix from the uniform distribution between 0 and x."""
+    return changed(name, lambda W, c: W.std() * torch.rand(W.shape))
+
+
+def tied(config):
+    """A wrong model whose layers begin with W_K = W_Q."""
+    model = ms.Multiscreen(config)
+    for layer in model.layers:
+        layer.W_K.data.copy_(layer.W_Q)
+    return model
+
+
+def alike(config):
+    """A wrong model in which all layers begin with the same matrices."""
+    model = ms.Multiscreen(config)
+    for layer in model.layers[1:]:
+        layer.load_state_dict(model.layers[0].state_dict())
+    return model
+
+
+def seeded(config):
+    """A wrong model that sets the seed itself."""
+    torch.manual_seed(0)
+    return ms.Multiscreen(config)
 
 
 # The size of each matrix's output, which is its last axis, and the axes that are taken for it.
@@ -269,6 +299,13 @@ MISTAKES = {
          "short vectors as they are"),
         ({"bound": torch.tanh}, "tanh of each number changes the direction: TanhNorm scales the "
          "whole vector"),
+        ({"unit_qk": as_it_is, "unit_v": as_it_is}, "nothing is of unit length: Eq. 5 is for q, k "
+         "and v"),
+        ({"unit_qk": lambda x: layer_norm(x), "unit_v": lambda x: layer_norm(x)}, "this is "
+         "LayerNorm: Eq. 5 divides q, k and v by their length"),
+        ({"window": as_it_is, "acceptance": as_it_is}, "s_w and s_r are not yet w and r: apply "
+         "`window` and `acceptance`"),
+        ({"before": lambda x: layer_norm(x)}, "the layer reads x as it is: there is no LayerNorm"),
         ({"unit_v": as_it_is}, "the values are not of unit length: Eq. 5 is for q, k and v"),
         ({"unit_qk": as_it_is}, "queries and keys are not of unit length: Eq. 5 is for q, k and v"),
         ({"angle": lambda i, w, w_th: ms.mipe_angle(i, w, 256.0)}, "w_th is "
@@ -338,6 +375,11 @@ MISTAKES = {
         *[mistake for name, sizes in OUTPUTS.items() for mistake in of_matrix(name, *sizes)],
         (changed("W_G", lambda W, c: W / c.d_V**0.5), "W_G has the fixed standard deviation 0.1, "
          "whatever its dimensions"),
+        *[(uniform(name), f"{name} is drawn from a uniform distribution: N(0, x) is the normal one")
+          for name in OUTPUTS],
+        (tied, "W_Q and W_K are equal: draw each matrix by itself"),
+        (alike, "all layers have the same matrices: draw each by itself"),
+        (seeded, "each model has the same matrices: set no seed, as the caller does"),
         (changed("s_w", lambda s, c: 0 * s), "s_w is spread over the tiles of a layer, not 0 for "
          "all"),
         (changed("s_w", lambda s, c: torch.linspace(0, c.w_th, c.N_H)), "s_w goes up to log w_th, "
@@ -364,6 +406,10 @@ MISTAKES = {
          "the unit vector"),
         (lambda self, t: self.W_E.shape[1] ** 0.5 * ms.unit(self.W_E[t]), "the scale is e^s_E, not "
          "the root of d_E"),
+        (lambda self, t: self.W_E.shape[1] ** 0.5 * self.W_E[t], "this is the Transformer's "
+         "embedding: here the scale is e^s_E, and the row has unit length"),
+        (lambda self, t: self.s_E.exp() * layer_norm(self.W_E[t]), "this is LayerNorm: e_bar is "
+         "the row divided by its length"),
         (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E")],
     "logits": [
         (lambda self, x: self.s_F.exp() * x @ self.W_E.T, "the rows of W_E are not of unit length "
@@ -399,6 +445,12 @@ MISTAKES = {
          "taken twice: cross_entropy begins with one"),
         (lambda self, x, t: F.nll_loss(self(x).transpose(1, 2), t), "nll_loss takes logarithms of "
          "probabilities: cross_entropy takes the logits"),
+        (lambda self, x, t: nats(self, x, t) / math.log(2), "this is in bits: take nats, the "
+         "natural logarithm"),
+        (lambda self, x, t: nats(self, x, t).exp(), "this is the perplexity: the loss is its "
+         "logarithm"),
+        (lambda self, x, t: F.cross_entropy(self(x).transpose(1, 2), t, label_smoothing=0.1),
+         "the labels are smoothed: the target's probability alone counts"),
         (lambda self, x, t: nats(self, x, t, "sum"), "this is the sum over all tokens: take the "
          "mean"),
         (lambda self, x, t: nats(self, x, t.clamp_min(0)), "targets of -100 count: leave them out"),
@@ -550,10 +602,10 @@ def test_cache():
 
 
 @functools.cache
-def initialized(multiscreen):
+def initialized(multiscreen, seed=0):
     """A new model. The right one and each wrong one are made once, from the same random numbers."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return multiscreen(ms.Config(vocab_size=1000, N_L=3, N_H=5, d_E=49, w_th=100.0))
 
 
@@ -561,20 +613,43 @@ def test_initialize():
     right = {"W_Q": 0.1 / 4, "W_K": 0.1 / 4, "W_V": 0.1 / 8, "W_G": 0.1, "W_O": 0.1 / 7,
              "W_E": 0.1 / 7}
 
-    def call(name, model):
+    def call(name, multiscreen):
         """A parameter, or of a matrix the mean and deviation, in units of the right deviation."""
+        model = initialized(multiscreen)
         named = [p.detach() for n, p in model.named_parameters() if n.rpartition(".")[2] == name]
         if name not in right:
             return torch.cat(named)
         numbers = torch.cat([p.flatten() for p in named]) / right[name]
         return torch.stack((numbers.mean(), numbers.std()))
 
-    check("initialize", call, initialized,
+    def equal(what, multiscreen):
+        """Which matrices are equal that should differ, by their names: a list of 0 and 1."""
+        model = initialized(multiscreen)
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        if what == "seeds":
+            others = [p for p in initialized(multiscreen, 1).parameters() if p.ndim > 1]
+            return torch.tensor([torch.equal(a, b) for a, b in zip(matrices, others)])
+        first = model.layers[0] if what == "of a layer" else model
+        pairs = itertools.combinations([p for p in first.parameters() if p.ndim > 1], 2)
+        return torch.tensor([a.shape == b.shape and torch.equal(a, b) for a, b in pairs])
+
+    def either(what, multiscreen):
+        if what in ("of a layer", "of all layers", "seeds"):
+            return equal(what, multiscreen)
+        return call(what, multiscreen)
+
+    check("initialize", either, lambda multiscreen: multiscreen,
           *[case(name, gradients=False, tolerance=0.05, hint=f"{name} is drawn from N(0, x), the "
                  "normal distribution: these are its mean and its standard deviation, both divided "
                  "by x, which should be 0 and 1") for name in right],
           *[case(name, gradients=False, hint=f"the initial values of {name} are wrong")
-            for name in ("s_w", "s_r", "s_O", "s_E", "s_F")])
+            for name in ("s_w", "s_r", "s_O", "s_E", "s_F")],
+          case("of a layer", gradients=False, hint="two matrices of a layer are equal: draw each by "
+               "itself"),
+          case("of all layers", gradients=False, hint="two matrices are equal: draw each by "
+               "itself"),
+          case("seeds", gradients=False, hint="another seed must give other matrices: draw all of "
+               "them, and set no seed"))
 
 
 def test_embed():

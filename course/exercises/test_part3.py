@@ -99,6 +99,11 @@ def cosine(d, w):
     return 0.5 * (torch.cos(math.pi * (d / w)) + 1)
 
 
+def in_float32(d, w):
+    """Softmask in float32, as math.pi times a tensor of integers is."""
+    return torch.where((-w < d) & (d <= 0), 0.5 * (torch.cos(math.pi * d / w) + 1), 0.0)
+
+
 def wrong_dw(f):
     """A wrong `dw_block`: the sum over all pairs of f(z, m, dh . v, d, the angle pi d/w, w)."""
     return lambda z, m, d, v, dh, w: f(z, m, dh @ v.T, d, math.pi * (d / w), w).sum()
@@ -160,6 +165,8 @@ MISTAKES = {
          "negative in the past"),
         (lambda *inputs: (*pairs(*inputs)[:2], pairs(*inputs)[2].abs()), ABSOLUTE),
         (wrong_pairs(d=lambda i, j: (j - i[:, None]).abs()), ABSOLUTE),
+        (wrong_pairs(m=in_float32), "math.pi * d is float32 for integers d: math.pi * (d / w) has "
+         "the dtype of w"),
         (swapped, "return z, m, d: z and m are swapped"),
         (wrong_pairs(z=lambda s, r: 1 - (1 - s) / r), "z is at least 0: the max of Trim is "
          "missing"),
@@ -306,9 +313,7 @@ def test_pairs():
     cases = []
     for w in (9.0, 3.5, INF):
         q, k, _, _, w, r, i, j = some_block(w)
-        # math.pi * d is float32 for integers d, which is near enough here.
-        cases.append(case(q, k, w, r, i, j, outputs=("z", "m", "d"),
-                          through=lambda z, m, d: (z, m.double(), d)))
+        cases.append(case(q, k, w, r, i, j, outputs=("z", "m", "d")))
     check("pairs", *cases)
 
 

@@ -77,7 +77,7 @@ def main(argv=None):
         sys.exit(f"error: {args.ckpt} has --model {ckpt['args']['model']} and --tokenizer "
                  f"{tokenizer.name}; the page needs --model multiscreen and --tokenizer bytes")
     data = page_data(model, text or default_text(ckpt, args.tokens))
-    write_page(args.out, data | {"step": ckpt["step"]})
+    write_page(args.out, data)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB, with a text of "
           f"{len(data['text'].encode())} bytes: open it in a browser and type")
 

@@ -25,6 +25,7 @@ if not __package__:
     raise SystemExit("error: run python -m course.exercises.teach.autograder in the repository's "
                      "folder")
 
+import argparse
 import json
 import os
 import shutil
@@ -36,12 +37,12 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from support.cli import ROOT, Parser, UsageError, cli
 from course.exercises.grade import TO_DO, missing
 
 PARTS = ["part1_screening.py", "part2_model.py", "part3_derivative.py", "part4_kernel.py"]
 NEEDED = ["multiscreen.py", "pyproject.toml", "models/retrieval.pt", "course/__init__.py",
           "course/exercises/*.py"]
+ROOT = Path(__file__).parents[3]
 MINUTES = Path(__file__).with_name("minutes.tsv")
 HUNG, ENDED = "this did not finish", "your code ended the program"
 LONGEST = {"part": 100, "test": 54}                    # seconds; 39 minutes if all hang
@@ -203,7 +204,8 @@ def grade_all(folder, minutes):
 
 
 def main(argv=None):
-    p = Parser(__doc__)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("submissions", type=Path, nargs="?",
                    help="a folder of submissions, of which a table is printed")
     p.add_argument("--root", type=Path, default=Path("/autograder"),
@@ -212,14 +214,14 @@ def main(argv=None):
     start, minutes, root = time.monotonic(), read_minutes(), args.root
     if args.submissions:
         if any((args.submissions / name).exists() for name in PARTS):
-            raise UsageError(f"{args.submissions} is one submission: name the folder that it is in")
+            sys.exit(f"error: {args.submissions} is one submission: name the folder that it is in")
         grade_all(args.submissions, minutes)
         return
     write(root, {"score": 0, "output": "Grading did not finish. If this remains, your code has "
                                        "probably ended the grader: ask your teacher."})
     for name in ("source", "submission"):
         if not (root / name).is_dir():
-            raise UsageError(f"{root / name} is missing: --root must have source/ and submission/")
+            sys.exit(f"error: {root / name} is missing: --root must have source/ and submission/")
 
     files, refused = read_files(root / "source", root / "submission")
     found = grade(files, refused, minutes)
@@ -230,4 +232,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    cli(main)
+    main()
