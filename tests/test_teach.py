@@ -266,7 +266,7 @@ def run_script(page, begin, capsys, *edits):
 
 
 def test_the_weights_of_a_mechanism(tmp_path, monkeypatch, capsys):
-    guide = (ROOT / "course/exercises/README.md").read_text().split("```python\n")
+    guide = COURSE.split("```python\n")
     softpick, = (block.partition("```")[0] for block in guide if "class Softpick" in block)
     (tmp_path / "softpick.py").write_text(softpick)
     monkeypatch.syspath_prepend(tmp_path)

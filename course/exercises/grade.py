@@ -264,10 +264,11 @@ class Case:
         return {"the value": y.detach()} | dict(zip(trained, found))
 
 
-def grade(yours, right, cases, mistakes=()):
+def grade(yours, right, cases, mistakes=(), hint=""):
     """Compare your function with the right one in each case.
 
     mistakes: pairs (a wrong function, what to say to those who have its results).
+    hint: what to say where no mistake is known, and the case has no hint of its own.
     """
     name, names = right.__name__, list(inspect.signature(right).parameters)
     for n, case in enumerate(cases):
@@ -280,7 +281,7 @@ def grade(yours, right, cases, mistakes=()):
                      "is drawn at random, such as by sampling or dropout, or remembered from an "
                      "earlier call")
             causes = causes_of(yours, mistakes, cases, n, name, names)
-            fail(message(case, causes, found, wanted, wrong, name))
+            fail(message(case, causes, found, wanted, wrong, name, hint))
 
 
 def causes_of(yours, mistakes, cases, n, name, names):
@@ -339,7 +340,7 @@ def off(x, y, tolerance, zero=1e-12, equal_nan=False):
 
 # ---------------------------------------------------------------------------------- messages
 
-def message(case, causes, found, wanted, wrong, name):
+def message(case, causes, found, wanted, wrong, name, hint):
     """What a student reads. wrong: the names of the results that are not right."""
     what, lines = wrong[0], []
     if 0 < len(causes) <= 3:
@@ -354,6 +355,8 @@ def message(case, causes, found, wanted, wrong, name):
     if not lines and what.startswith("the gradient") and not found[what].any():
         return (f"{what} of {name} is 0 everywhere: is the input detached, or turned into a number "
                 "on the way?")
+    if not lines and hint:
+        lines.append(hint)
     lines.append(describe_numbers(found[what], wanted[what], f"{what} of {name}", case))
     if case.outputs and len(wrong) < len(wanted):
         lines.append(f"wrong: {', '.join(wrong)}")

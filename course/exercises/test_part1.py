@@ -111,6 +111,9 @@ MISTAKES = {
     "window": [
         (lambda s: s.exp(), "w lacks the + 1: the smallest window is 1"),
         (lambda s: (s + 1).exp(), "the + 1 comes after the exponential: exp(s_w) + 1"),
+        (lambda s: s.exp() - 1, "the 1 is added, not subtracted: exp(s_w) + 1"),
+        (lambda s: s + 1, "s_w is the logarithm of w - 1: the exponential is missing"),
+        (lambda s: 2**s + 1, "the base is e, not 2: exp(s_w) + 1"),
         (lambda s: s.exp().clamp_min(1), "the 1 is added: this is the larger of e^s_w and 1"),
         (lambda s: F.softplus(s), "softplus is log(1 + e^s_w): take e^s_w + 1"),
         (lambda s: F.softplus(s) + 1, "softplus is log(1 + e^s_w): take e^s_w + 1"),
@@ -127,6 +130,9 @@ MISTAKES = {
          "multiplies by r: here r is the sigmoid of s_r"),
         (lambda s: s.exp(), "r has no upper limit: it is the sigmoid of s_r, below 1"),
         (lambda s: F.softplus(s), "r has no upper limit: it is the sigmoid of s_r, below 1"),
+        (lambda s: s.clamp(1e-3, 1), "s_r is not yet r: take its sigmoid"),
+        (lambda s: s.tanh().clamp_min(1e-3), "this is tanh: r is the sigmoid of s_r"),
+        (lambda s: s.softmax(0), "this is a softmax: r is the sigmoid of s_r"),
         (lambda s: torch.sigmoid(-s).clamp_min(1e-3), "the sign of s_r is wrong: a larger s_r "
          "accepts more"),
         (lambda s: torch.sigmoid(s), "r is not clipped: it is at least 1e-3"),
@@ -219,6 +225,7 @@ MISTAKES = {
          "square"),
         (lambda s, r: (1 - (1 - s) / r).square(), "below the threshold the relevance rises again: "
          "the max with 0 comes before the square"),
+        (lambda s, r: (1 - (1 - s) / r).relu() ** 3, "this is a cube: Trim is a square"),
         (lambda s, r: (1 - (1 - s) / r).relu(), "the square is missing"),
         (lambda s, r: (1 - ((1 - s) / r).square()).relu(), "square the whole expression, after the "
          "max with 0"),
@@ -331,6 +338,8 @@ MISTAKES = {
         (lambda q, k, v, w, r, i0=0: ms.relevance(q, k, w.to(q), r.to(q), i0).to(v) @ v, "an error "
          "in s is amplified by 2/r: convert bfloat16 to float32 before the products")],
     "tanh_norm": [
+        (lambda x: F.layer_norm(x, x.shape[-1:]), "this is LayerNorm: TanhNorm scales the vector "
+         "so that its length is tanh|x|"),
         (lambda x: torch.tanh(x), "tanh of each number changes the direction: take it of the "
          "length"),
         (lambda x: x * torch.tanh(length(x)), "not divided by the length |x|"),
@@ -348,13 +357,30 @@ MISTAKES = {
 }
 
 
+# {exercise: what to check where no mistake is known}
+HINTS = {
+    "window": "no known mistake. By hand: s_w = 0 gives w = 2, and s_w = log 3 gives 4",
+    "acceptance":
+        "no known mistake. By hand: s_r = 0 gives r = 1/2, and s_r = log 3 gives 3/4",
+    "unit": "no known mistake. By hand: (3, 4) has length 5 and becomes (0.6, 0.8)",
+    "mipe_angle": "no known mistake. By hand: i = 0 gives 0, and w = w_th/2 gives pi i/(2 w)",
+    "mipe": "no known mistake. By hand: a quarter turn makes (1, 2, rest) into (-2, 1, rest)",
+    "trim":
+        "no known mistake. By hand: s = 0.8, r = 0.25 give 1 - 0.2/0.25 = 0.2, squared 0.04",
+    "softmask": "no known mistake. By hand: w = 4, d = 0 .. -4 give 1, 0.854, 0.5, 0.146, 0",
+    "relevance":
+        "no known mistake. Take one pair by hand: s, d = j - i0 - i, Trim of s, Softmask of d",
+    "screen": "no known mistake. The result is relevance(..) @ v, and nothing else",
+    "tanh_norm": "no known mistake. By hand: (3, 4) becomes (0.6, 0.8) tanh(5)"}
+
+
 def yours(name):
     """Your function, or in the course's own tests a wrong one."""
     return grade.yours("part1_screening", name, RIGHT)
 
 
 def check(name, *cases):
-    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name])
+    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name], HINTS[name])
 
 
 def case(*inputs, **options):

@@ -168,6 +168,10 @@ def layer_norm(x):
     return F.layer_norm(x, x.shape[-1:])
 
 
+def rms(x):
+    return F.rms_norm(x, x.shape[-1:])
+
+
 def g_of(self, x):
     return self.project(x, self.W_G)
 
@@ -346,6 +350,10 @@ MISTAKES = {
          "multiplied by the gate, not added to it"),
         (updated(lambda self, x, screen: self.screening(layer_norm(x), screen) *
                  self.gate(layer_norm(x))), "the layer reads x as it is: there is no LayerNorm"),
+        (updated(lambda self, x, screen: self.screening(rms(x), screen) * self.gate(rms(x))), "the "
+         "layer reads x as it is: there is no RMSNorm"),
+        (updated(add=lambda x, updates: ms.unit(x + updates.sum(1))), "the sum is the layer's "
+         "output: it is not scaled to unit length"),
         (updated(add=lambda x, updates: layer_norm(x + updates.sum(1))), "the sum is the layer's "
          "output: there is no LayerNorm"),
         (updated(), "the cache is ignored: pass it on to `screening`"),
@@ -408,6 +416,10 @@ MISTAKES = {
          "the root of d_E"),
         (lambda self, t: self.W_E.shape[1] ** 0.5 * self.W_E[t], "this is the Transformer's "
          "embedding: here the scale is e^s_E, and the row has unit length"),
+        *[(lambda self, t, norm=norm: norm(self.W_E[t]), "this is a norm of Transformers: "
+           "e_bar is the row divided by its length") for norm in (layer_norm, rms)],
+        (lambda self, t: self.s_E.exp() * rms(self.W_E[t]), "this is RMSNorm: e_bar is the row "
+         "divided by its length"),
         (lambda self, t: self.s_E.exp() * layer_norm(self.W_E[t]), "this is LayerNorm: e_bar is "
          "the row divided by its length"),
         (lambda self, t: self.s_F.exp() * ms.unit(self.W_E[t]), "s_F is for the logits: take s_E")],
@@ -447,6 +459,7 @@ MISTAKES = {
          "probabilities: cross_entropy takes the logits"),
         (lambda self, x, t: nats(self, x, t) / math.log(2), "this is in bits: take nats, the "
          "natural logarithm"),
+        (lambda self, x, t: -nats(self, x, t), "the sign: the loss is -log p, which is positive"),
         (lambda self, x, t: nats(self, x, t).exp(), "this is the perplexity: the loss is its "
          "logarithm"),
         (lambda self, x, t: F.cross_entropy(self(x).transpose(1, 2), t, label_smoothing=0.1),
@@ -475,6 +488,24 @@ MISTAKES = {
         (lambda self, t, n: greedy(self, t, n, once(self), position=0), "the next token follows "
          "from the logits of the last position, z[:, -1]")],
 }
+
+
+# {exercise: what to check where no mistake is known}
+HINTS = {
+    "project":
+        "no known mistake. Number [b, h, t, d] is the product of x[b, t] and W[:, h, d]",
+    "gate": "no known mistake. By hand: g = 0 gives 0, and g = 1 gives tanh(0.731) = 0.624",
+    "screening":
+        "no known mistake. Print each step: q, k, v of unit length, MiPE, screen, TanhNorm",
+    "forward":
+        "no known mistake. The result is x plus all updates, with u * g_hat before W_O e^s_O",
+    "cache": "no known mistake. Append 3 tokens, then 1: the second call returns up to 4",
+    "initialize": "no known mistake. Print the mean and the deviation of each matrix",
+    "embed": "no known mistake. Each result has the length e^s_E: print its norm",
+    "logits": "no known mistake. For x = row t of W_E at unit length, logit t is e^s_F",
+    "loss":
+        "no known mistake. The mean of -log p(target) over the targets that are not -100, in nats",
+    "generate": "no known mistake. Compare with the argmax of model(all tokens so far)[:, -1]"}
 
 
 # ------------------------------------------------------------------------------------ the tests
@@ -514,7 +545,8 @@ def check(name, call, make, *cases):
     found = yours(name)
     right = RIGHT[name] if name in RIGHT else {}
     grade.grade(graded(found if isinstance(found, dict) else with_name(found)), graded(right),
-                cases, [(graded(with_name(wrong)), cause) for wrong, cause in MISTAKES[name]])
+                cases, [(graded(with_name(wrong)), cause) for wrong, cause in MISTAKES[name]],
+                HINTS[name])
 
 
 RIGHT = {"screening": {"screening": screening}, "cache": Cache, "initialize": ms.Multiscreen}

@@ -282,6 +282,20 @@ MISTAKES = {
 }
 
 
+# {exercise: what to check where no mistake is known}
+HINTS = {
+    "pairs":
+        "no known mistake. By hand: s = 1 gives z = 1, s = 1 - r/2 gives 1/2, and d = 0 m = 1",
+    "dv_block": "no known mistake. For one pair dv is z^2 m dh",
+    "dz_block": "no known mistake. For one pair dz is 2 z m times dh . v",
+    "dq_block": "no known mistake. For one pair dq is dz k/r",
+    "dk_block": "no known mistake. For one pair dk is dz q/r",
+    "dr_block": "no known mistake. For one pair dr is dz (1 - z)/r",
+    "dw_block":
+        "no known mistake. Compare your dm/dw with (m(w + 1e-6) - m(w))/1e-6 for one pair",
+    "gradients": "no known mistake. Compare with one block of all queries and all keys"}
+
+
 # ------------------------------------------------------------------------------------ the tests
 
 def yours(name):
@@ -290,7 +304,7 @@ def yours(name):
 
 
 def check(name, *cases):
-    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name])
+    grade.grade(yours(name), RIGHT[name], cases, MISTAKES[name], HINTS[name])
 
 
 def case(*inputs, **options):
