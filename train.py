@@ -345,9 +345,11 @@ def continue_run(ckpt, model, optimizer, data, text):
 
 
 def source_of(model):
-    """{module: text} of multiscreen.py and of the files with the model's classes."""
-    names = {"multiscreen", *(type(part).__module__ for part in (model, *model.layers))}
-    files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)}
+    """{module: text} of multiscreen.py and of the files with the model's classes and their bases."""
+    classes = {base for part in (model, *model.layers) for base in type(part).__mro__}
+    names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)
+             if not name.startswith("torch.")}
     return {name: Path(file).read_text("utf-8") for name, file in files.items() if file}
 
 
