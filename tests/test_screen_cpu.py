@@ -121,6 +121,22 @@ def test_a_key_outside_the_window_or_below_the_threshold_leaves_no_trace(inputs)
     assert torch.equal(screening_cpu.screen(q, k, v, w, r)[:, :, 100], h)
 
 
+def test_tiles_and_sequences_may_share_keys_values_windows_and_widths():
+    q, (k, v) = torch.randn(2, 3, 20, 16), (torch.randn(1, 1, 20, D) for D in (16, 64))
+    inputs = [ms.unit(q), ms.unit(k), v, torch.tensor([9.5]), torch.tensor([1.0])]
+    found, right = (h_and_gradients(f, *inputs) for f in (screening_cpu.screen, ms.screen))
+    for name, a, b in zip(NAMES, found, right):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@torch.no_grad()
+def test_a_query_sees_10_000_keys():
+    """While a text is generated, the softmask's table is kept; it has to be long enough."""
+    q, k, v = (ms.unit(torch.randn(1, 2, n, D)) for n, D in ((1, 16), (10_000, 16), (10_000, 64)))
+    inputs = q, k, v, torch.tensor([INF, 9000.5]), torch.tensor([1.0, 0.9])
+    torch.testing.assert_close(screening_cpu.screen(*inputs, 9_999), ms.screen(*inputs, 9_999))
+
+
 def test_dr_is_summed_in_double():
     """7,000 equal keys with s = 0.8, r = 1 and one v: dr = sum over pairs of 2 z (1 - z) (dh . v).
 
@@ -301,6 +317,17 @@ def test_without_openmp_it_has_one_thread_and_openmp_is_tried_again(folder, monk
     assert choose_again() == CPP
     assert ["one_thread" in file.name for file in folder.iterdir()] == [True]
     (folder.parent / "compiler.has").touch()
+    assert choose_again() == CPP
+    assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_two_processors_with_one_home_have_two_libraries(folder, monkeypatch):
+    """The compiler's macros say what a processor can do."""
+    script = 'case "$*" in *-dM*) [ -e "$0.other" ] && echo "#define OTHER" ;; esac'
+    use_compiler(folder, monkeypatch, script)
+    assert choose_again() == CPP
+    (folder.parent / "compiler.other").touch()
     assert choose_again() == CPP
     assert len(list(folder.iterdir())) == 2
 
