@@ -430,22 +430,28 @@ def choose_screen(model, kernel="auto"):
     if kernel != "auto":
         screen = named(f"{kernel}.screen")
         try:
-            try_screen(screen, model)
-        except ValueError as e:
+            require_right(sys.modules[kernel], model)
+        except (OSError, RuntimeError, ValueError) as e:
             sys.exit(f"error: --kernel {kernel}: {e}")
         model.screen = screen
         return f"screening by {kernel}.screen"
     name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
     try:
         twin = import_module(name)
-        twin.prepare(model)                            # raises if it cannot run here
-        if twin.EQUATIONS != hash_of_equations():
-            raise ValueError("an equation that it repeats was edited")
-        try_screen(twin.screen, model)
+        require_right(twin, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
     except Exception as e:                             # whatever it is, the definition runs
         return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
+
+
+def require_right(module, model):
+    """Raise an error unless a module's `screen` can replace the definition in a model, here."""
+    if hasattr(module, "prepare"):
+        module.prepare(model)                          # raises if it cannot run here
+    if getattr(module, "EQUATIONS", None) not in (None, hash_of_equations()):
+        raise ValueError("an equation that it repeats was edited")
+    try_screen(module.screen, model)
 
 
 def hash_of_equations():
@@ -457,7 +463,7 @@ def hash_of_equations():
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(f)))).body[0]
         if ast.get_docstring(tree):
             del tree.body[0]
-        code += ast.dump(tree)
+        code += ast.unparse(tree)                      # ast.dump differs from Python to Python
     return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
@@ -490,8 +496,10 @@ def try_screen(screen, model):
     q_nan = inputs[0].clone()
     q_nan[0, :, 5] = math.nan
     h = screen(*(x.to(device) for x in (q_nan, *inputs[1:])), 3000)
-    if h[0, :, 5].isfinite().any() or not h[1].isfinite().all():
-        raise ValueError("a row of NaN in q does not give a row of NaN in h")
+    right = torch.zeros(h.shape, dtype=torch.bool, device=device)
+    right[0, :, 5] = True
+    if not h.isnan().equal(right):
+        raise ValueError("a row of NaN in q does not give a row of NaN in h, and no other NaN")
 
 
 def compile_model(model):

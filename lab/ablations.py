@@ -7,7 +7,6 @@ Three are not the paper's: Compete and Softmax test its claim that keys must not
 SoftmaxRope changes the positions, too. docs/variants.md tells how to write one of your own.
 """
 import functools
-import math
 
 import torch
 from torch.nn import functional as F

@@ -23,6 +23,7 @@ import argparse
 import gc
 import shlex
 import statistics
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +201,8 @@ def main():
     p.add_argument("--device", default=DEVICE, help=f"cpu or cuda [{DEVICE}]")
     p.add_argument("--table", type=Path, default=Path("out/latency.tsv"), help="[out/latency.tsv]")
     args = p.parse_args()
+    if args.repeats < 2:
+        sys.exit(f"error: --repeats is {args.repeats}; expected 2 or more, for a deviation")
     require_writable(args.table)
     machine = f"CPU, {torch.get_num_threads()} threads"
     if args.device == "cuda":

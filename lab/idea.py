@@ -55,7 +55,7 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="[0 1 2]")
     args, flags = p.parse_known_args()
     if not args.name.isidentifier():
-        sys.exit(f"error: {args.name} is no name: use letters, digits and _, and begin with a letter")
+        sys.exit(f"error: {args.name} is no name: use letters, digits and _, a letter first")
     if args.name != "original" and not (RUNS / f"original-{args.seeds[0]}").exists():
         sys.exit("error: first train the code without your edit: python -m lab.idea original")
     flags = [*SMALL, *flags]

@@ -56,8 +56,8 @@ def add_settings(p):
     p.add_argument("--swe", action="store_true", help="measure also with screening-window "
                    "expansion: windows longer\nthan the training length become infinite")
     p.add_argument("--rope-scale", nargs="+", default=["1"], metavar="FACTOR", help="measure a "
-                   "model with RoPE with each of these factors: 4 divides\nthe positions by 4, ntk4 "
-                   "scales theta instead (paper: 1 2 4 .. 64) [1]")
+                   "model with RoPE with each of these factors: 4 divides\npositions by 4, "
+                   "ntk4 scales theta instead (paper: 1 2 4 .. 64) [1]")
 
 
 def commit():

@@ -73,8 +73,9 @@ def print_summary(tiles, T_train):
         w, r, alive, beyond = (np.array([tile[name] for tile in chosen])
                                for name in ("w", "r", "alive", "beyond_w"))
         print(f"{layer:>5}  {len(chosen):5}  {w.min():18.4g}  {np.median(w):6.4g}  {w.max():7.4g}  "
-              f"{(w > T_train).sum():{4 + len(str(T_train))}}  {r.min():8.3f}  {np.median(r):6.3f}  "
-              f"{r.max():7.3f}  {alive.mean():6.1%}  {(alive == 0).sum():9}  {beyond.mean():15.1%}")
+              f"{(w > T_train).sum():{4 + len(str(T_train))}}  {r.min():8.3f}  "
+              f"{np.median(r):6.3f}  {r.max():7.3f}  {alive.mean():6.1%}  "
+              f"{(alive == 0).sum():9}  {beyond.mean():15.1%}")
 
 
 def six_of(tiles):

@@ -5,7 +5,7 @@
 The plan, and what it was written for, is in study/copying.md: softmax and screening in one layout,
 with one recipe and one size, seeds 45 to 48. study/copying.py measures, study/runs.py trains. The
 rows are rows/reason.tsv, with a pair of swapped strings at one distance in each. A run that has
-diverged counts with a gain of 0; none of its costs counts.
+diverged counts with a gain of 0: enter such rows for it.
 """
 from study.tables import markdown, paired, planned, table_of, tests
 

@@ -43,7 +43,7 @@ def moved_model(name):
 @pytest.mark.parametrize("name", [*(f"attention.{name}" for name in NAMES.values()),
                                   *(f"local.{name}" for name in LAYOUT)])
 def test_each_is_causal_and_decodes_as_it_trains(name):
-    """A prefix does not depend on what follows; a cache beyond the windows of 64 changes nothing."""
+    """A prefix does not depend on what follows; a cache that forgets beyond 64 changes nothing."""
     model, x = moved_model(name).double(), draw_tokens(2, 90)
     z = model(x)
     torch.testing.assert_close(model(x[:, :70]), z[:, :70])

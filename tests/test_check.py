@@ -341,7 +341,7 @@ class ZeroStart(GatedScreeningTiles):
 
 
 class ZerosTwice(GatedScreeningTiles):
-    """A change of the gate by A B with B = 0, in a layer with W_O = 0: A moves at the third step."""
+    """A change of the gate by A B with B = 0, and W_O = 0: A moves at the third step."""
     def initialize(self):
         super().initialize()
         nn.init.zeros_(self.W_O)

@@ -63,7 +63,8 @@ def test_the_page_in_docs_is_the_one_that_is_built_now(tmp_path):
         parts.append((before.replace(link, "") + data[end:], alphas, numbers))
     (page, alphas, numbers), (page_now, alphas_now, numbers_now) = parts
     assert page == page_now
-    assert alphas == pytest.approx(alphas_now, abs=1e-4)                   # processors round differently
+    # Processors round differently.
+    assert alphas == pytest.approx(alphas_now, abs=1e-4)
     assert numbers.pop("last_logits") == pytest.approx(numbers_now.pop("last_logits"), abs=1e-3)
     assert numbers == numbers_now
     assert KEPT.stat().st_size < 1.6e6

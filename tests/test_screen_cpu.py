@@ -1,4 +1,5 @@
 """Tests of screening_cpu: the definition in C++, the cache that forgets, and who may use them."""
+import math
 import os
 import shutil
 import subprocess
@@ -178,6 +179,22 @@ def test_an_edit_of_an_equation_acts_and_a_comment_is_none(monkeypatch):
     model = model_of()
     assert "edited" in train.choose_screen(model)
     assert model.screen is Multiscreen.screen
+    with pytest.raises(SystemExit, match="edited"):
+        train.choose_screen(model, "screening_cpu")
+
+
+def test_a_kernel_of_ones_own_is_tried_before_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, factor in (("right_kernel", 1), ("wrong_kernel", 1.01)):
+        (tmp_path / f"{name}.py").write_text(
+            "import multiscreen\n"
+            f"def screen(*inputs):\n    return {factor} * multiscreen.screen(*inputs)\n")
+    assert train.choose_screen(model_of(), "right_kernel") == "screening by right_kernel.screen"
+    with pytest.raises(SystemExit, match="wrong_kernel: h is off by 0.01 of its largest value"):
+        train.choose_screen(model_of(), "wrong_kernel")
+    with pytest.raises(SystemExit, match="screening_cpu: it is for float32"):
+        train.choose_screen(model_of().double(), "screening_cpu")
 
 
 def test_the_hash_changes_with_the_code_and_with_nothing_else(monkeypatch):
@@ -201,6 +218,8 @@ WRONG = {
         q, k, v, w.masked_fill(w > 1000, INF), r, i0)),
     "no gradient of r": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r.detach() + 0 * r, i0),
     "NaN becomes 0": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0).nan_to_num(0),
+    "NaN reaches other queries": lambda f, q, k, v, w, r, i0: (
+        f(q, k, v, w, r, i0) + 0 * q.sum((2, 3), keepdim=True)),
     "1 % too much": lambda f, q, k, v, w, r, i0: 1.01 * f(q, k, v, w, r, i0),
     "keys that point away count": lambda f, q, k, v, w, r, i0: f(q, k, v, w, r, i0) + f(
         q, -k, v, w, r, i0)}
@@ -318,13 +337,24 @@ def test_decoding_with_the_cache_that_forgets_equals_one_pass(tiles, pieces):
     assert (caches[0].n < sum(pieces)) == forgets
 
 
+@pytest.mark.parametrize("w, oldest", [([3.0, 9.5], 30), ([3.0, INF], 0), ([math.nan], 0),
+                                       (None, 0)])
+def test_the_cache_keeps_what_the_widest_window_reaches_and_forgets_older_keys(w, oldest):
+    cache, x = screening_cpu.WindowCache(), torch.arange(41.0).reshape(1, 1, 41, 1)
+    for part in x.split([40, 1], 2):
+        k, v = cache.append(part, part, None if w is None else torch.tensor(w))
+    assert k.flatten().tolist() == v.flatten().tolist() == list(range(oldest, 41))
+
+
 def test_gradients_flow_through_the_cache_that_forgets():
     k, v, w = torch.ones(1, 1, 4, 16), torch.ones(1, 1, 4, 64), torch.tensor([3.0])
     found = []
     for kind in (KeyCache, screening_cpu.WindowCache):
         cache, leaf = kind(), k.clone().requires_grad_()
-        cache.append(leaf, v, w)
-        kept, _ = cache.append(leaf, v, w)
-        kept[:, :, -5:].square().sum().backward()
+        loss = 0
+        for _ in range(2):
+            kept, _ = cache.append(leaf, v, w)
+            loss = loss + kept[:, :, -5:].square().sum()
+        loss.backward()
         found.append(leaf.grad)
     assert torch.equal(*found) and found[0].any()

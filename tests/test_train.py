@@ -640,8 +640,9 @@ def test_two_processes_compute_what_one_computes_and_resume_each_other(tmp_path)
     for name, p in one["weights"].items():
         assert type(two["weights"][name]) is torch.Tensor
         torch.testing.assert_close(two["weights"][name], p, rtol=1e-3, atol=1e-5)
-    done = torchrun(tmp_path, "--resume", "--out", "two", "--steps", "7", "--lr", "1")
-    assert "error: --lr was 0.0625 and is 1.0 now" in done.stderr
+    done = torchrun(tmp_path, *SMALL, "--data", "missing.txt", "--out", "new")
+    assert "error: missing.txt" in done.stderr and "Traceback (most" not in done.stderr.split(
+        "error: missing.txt")[0]
 
 
 @pytest.mark.slow

@@ -1,0 +1,353 @@
+"""Tests of study/: statistics by hand, pages against rows, what is measured, the table of runs."""
+import math
+import random
+import re
+import subprocess
+import sys
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from multiscreen import Config, Multiscreen
+from study import copying, curriculum, headline, reason, runs, tables
+from study.passkey import FILLER, NEEDLE, QUESTION, TASK, passkey_prompts
+from tests.helpers import ROOT
+from train import get_args, get_tokenizer, named
+
+PAGES = [ROOT / "study" / name for name in ("README.md", "report.md", "copying.md")]
+
+
+def rows(**columns):
+    """A table for tables.py, with the columns that each has."""
+    table = pd.DataFrame(columns)
+    return table.assign(**{name: "" for name in ("setting", "swe", "factor") if name not in table})
+
+
+# ------------------------------------------------------------------------------- statistics
+
+def test_a_difference_is_paired_by_seed():
+    """By hand: differences 1, 2, 3; mean 2, deviation 1, t = 2 sqrt(3), t_2(0.975) = 4.303."""
+    ours, theirs = pd.Series([11, 22, 33], [0, 1, 2]), pd.Series([30, 20, 10, 7], [2, 1, 0, 9])
+    table = tables.tests({"a": (ours, theirs)}, 2).iloc[0]
+    assert table.n == 3
+    assert table["mean ± sd"] == "2.00 ± 1.00"
+    assert table["95 % interval"] == "-0.48 to 4.48"
+    assert table.p == table.Holm == "0.074"
+
+
+def test_holm_counts_the_whole_family_and_leaves_out_a_pair_of_one_seed():
+    def pair(*x):
+        return pd.Series(x), pd.Series([0.0] * len(x))
+
+    table = tables.tests({"a": pair(1.0, 1.1, 1.2), "b": pair(1.0, 2.0, 3.0), "c": pair(5.0)}, 1)
+    assert list(table.difference) == ["a", "b"]
+    assert list(table.p) == ["0.003", "0.074"]
+    assert list(table.Holm) == ["0.005", "0.074"]
+    assert list(tables.holm([0.01, 0.04, 0.03, math.nan])) == pytest.approx(
+        [0.03, 0.06, 0.06, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize("column", ["lr", "step", "data", "code", "parameters", "w_th"])
+def test_runs_that_are_not_alike_have_no_mean(column):
+    table = rows(model=["a", "a", "b"], seed=[0, 1, 0], value=[1.0, 2.0, 3.0])
+    assert len(tables.by_seed(table.assign(**{column: [1, 1, 2]}))) == 3
+    with pytest.raises(ValueError, match=f"differ in {column}"):
+        tables.by_seed(table.assign(**{column: [1, 2, 2]}))
+
+
+def test_seeds_with_unequal_numbers_of_strings_have_no_mean():
+    table = rows(model=["a"] * 3, seed=[0, 0, 1], distance=[8] * 3, value=[1.0, 3.0, 5.0])
+    assert list(tables.by_seed(table[1:], "distance").value) == [3, 5]
+    with pytest.raises(ValueError, match="same number of rows"):
+        tables.by_seed(table, "distance")
+
+
+def test_the_chosen_scaling_is_the_best_at_each_place_of_those_that_all_seeds_have():
+    table = rows(model=["a"] * 7, swe="", factor=["", "4", "8", "", "4", "", "4"],
+                 distance=[1] * 5 + [2] * 2, value=[3.0, 2, 0, 3, 2, 1, 5], setting=[""] * 7)
+    best = tables.chosen_rope(table.assign(cost=table.value), "distance", cost="cost")
+    assert list(zip(best.distance, best.factor, best.value)) == [(1, "4", 2), (1, "4", 2),
+                                                                 (2, "", 1)]
+    assert set(best.setting) == {"chosen RoPE scaling"}
+
+
+def test_a_gain_is_what_another_end_costs_more_for_the_same_string():
+    table = rows(model="a", seed=[0, 0, 1, 1], string="s", distance=8, value=[1.0, 5, 2, 9],
+                 end=["same", "another"] * 2)
+    assert list(tables.gains(table).value) == [4, 7]
+
+
+def test_standard_errors_of_an_array_by_hand():
+    """Rows differ by 2, columns not: all of it is from seeds, and the other way round."""
+    x = np.array([[0.0, 0, 0], [2, 2, 2]])
+    assert tables.errors(x) == pytest.approx([1, 0, 1])
+    assert tables.errors(x.T) == pytest.approx([0, 1, 1])
+    # Residuals of 1 are in both variances, and count once: 1 + 1 - 1.
+    assert tables.errors(np.array([[0.0, 0], [0, 4]])) == pytest.approx([1, 1, 1])
+    assert tables.share_among(2, 0.8) == pytest.approx(0.8, abs=1e-6)
+    assert tables.share_among(32, 0.5) == pytest.approx(1 / 32, abs=1e-6)
+
+
+def test_a_saving_is_read_off_between_two_measured_sizes():
+    """At a loss of 2 a Multiscreen of 10 and a Transformer of sqrt(10 * 1000) = 100 are equal."""
+    models = pd.DataFrame({"family": ["m", "m", "t", "t"], "parameters": [10, 20, 10, 1000],
+                           "value": [2.0, 1.0, 3.0, 1.0]})
+    assert tables.saving(models, 2.0, "parameters") == pytest.approx(90)
+    assert math.isnan(tables.saving(models, 5.0, "parameters"))
+
+
+def test_the_plan_decides_by_gain_and_cost():
+    def test(mean, p, high):
+        return {"mean": mean, "p": p, "high": high}
+
+    assert reason.verdict(test(0.8, 0.01, 2), test(0.7, 0.04, 2)) == "the mechanism is a reason"
+    assert reason.verdict(test(0.8, 0.01, 2), test(0.8, 0.06, 2)) == "not decided"
+    assert reason.verdict(test(0.8, 0.01, 2), test(0.6, 0.01, 2)) == "not decided"
+    assert reason.verdict(test(0.1, 0.5, 0.6), test(0.6, 0.01, 0.69)) == "it is not the reason"
+    assert reason.verdict(test(0.1, 0.5, 0.6), test(0.1, 0.5, 0.9)) == "not decided"
+
+
+def test_the_rows_of_the_planned_experiment_give_its_statistic(tmp_path, monkeypatch):
+    """Screening gains 2, 3, 4 and 3 more; beyond 8,192 and log-scaled rows do not count."""
+    found = []
+    for model, seed, scale, distance in product(
+            ("softmax", "screening"), (45, 46, 47, 48), (0, 0.2), (128, 8192, 16384)):
+        more = {45: 2, 46: 3, 47: 4, 48: 3}[seed] * (model == "screening")
+        more += 100 * (distance > 8192) + 50 * (scale > 0)
+        found += [{"model": model, "seed": seed, "log_scale": scale, "pair": pair,
+                   "distance": distance, "gain": 1 + pair + more, "cost": 5 + pair - more,
+                   "right": 0.5} for pair in (0, 1)]
+    pd.DataFrame(found).to_csv(tmp_path / "reason.tsv", sep="\t", index=False)
+    monkeypatch.setattr(tables, "ROWS", tmp_path)
+    *_, (_, table) = tables.reason("reason")
+    assert list(table["mean ± sd"]) == ["3.00 ± 0.82"] * 2
+    pairs = tables.planned()
+    assert reason.verdict(*(tables.paired(*pair) for pair in pairs.values())) == (
+        "the mechanism is a reason")
+
+
+def test_rows_of_today_have_their_setting_in_words(tmp_path, monkeypatch):
+    settings = ["as trained", "SWE", "RoPE x ntk4", "SWE RoPE x 4"]
+    pd.DataFrame({"commit": "c", "model": "study.attention.Softmax", "run": "mine", "seed": 0,
+                  "setting": settings, "accuracy": 1.0}).to_csv(
+                      tmp_path / "mine.tsv", sep="\t", index=False)
+    monkeypatch.setattr(tables, "ROWS", tmp_path)
+    read = tables.read("mine", "accuracy")
+    assert list(read.setting) == ["", *settings[1:]]
+    assert list(read.swe) == ["", "SWE", "", "SWE"]
+    assert list(read.factor) == ["", "", "ntk4", "4"]
+    assert set(read.model) == {"mine"}
+
+
+# ------------------------------------------------------------------------------------- pages
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_tables_of_a_page_are_those_of_the_rows(path):
+    page = path.read_text()
+    assert tables.written(page) == page
+
+
+def test_the_numbers_of_the_pages_are_those_of_the_rows():
+    """Each phrase is on study/README.md or copying.md; each "(n = .." of a page is a phrase."""
+    phrases = headline.all_phrases()
+    pages = {path: " ".join(path.read_text().split()) for path in [*PAGES, ROOT / "README.md"]}
+    for path, page in pages.items():
+        for found in re.findall(r"[-\d.]+ \w+ \(n = [^)]*\)", page):
+            assert found in phrases.values(), f"{path}: {found}"
+        assert page.count("(n = ") == len(re.findall(r"[-\d.]+ \w+ \(n = [^)]*\)", page))
+    for name in ("claims", "cheaper than guessing", "gain: SWE is better than local",
+                 "cost: SWE is better than local", "Multiscreen as trained, less local",
+                 "Original less Softmax", "Original less Fixed r = 1"):
+        assert phrases[name] in pages[PAGES[0]], name
+    assert phrases["claims"] in pages[PAGES[1]]
+
+
+def test_the_copies_of_the_control_table_are_those_of_the_rows():
+    page = PAGES[2].read_text()
+    gain = dict(tables.copying("controls"))["how much more another costs"]
+    for row in gain.itertuples():
+        if row.setting == "SWE" or row.model == "Transformer, local":
+            assert f"{row[3]} | {row[6]} | {row[8]}" in page
+
+
+@pytest.mark.slow
+def test_every_figure_can_be_drawn(tmp_path):
+    """In a process of its own, as the fixtures hide matplotlib."""
+    code = ("import pathlib, study.figures as f; "
+            f"f.PICTURES = pathlib.Path({str(tmp_path)!r}); "
+            "[draw(name) for name, draw in f.FIGURES.items() "
+            "if (f.ROWS / f'{name}.tsv').exists()]")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert len(list(tmp_path.glob("*.png"))) >= 17
+
+
+# ----------------------------------------------------------------------------------- copying
+
+ENCODE = get_tokenizer("bytes").encode_ordinary
+TEXT = ENCODE("the quick brown fox jumps over the lazy dog. " * 20)
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    return Multiscreen(Config(psi=2, vocab_size=257)).eval()
+
+
+def test_a_model_without_memory_gains_exactly_nothing():
+    """Windows of one token: what was read is forgotten, so the swapped readings cancel."""
+    model = model_of().double()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.s_w.fill_(-math.inf)
+    rows = copying.measure(model, ENCODE, TEXT, copying.pair_of(0), [64, 128])
+    for row in rows:
+        assert row["gain"] == pytest.approx(0, abs=1e-9)
+        assert row["cost"] > 4
+
+
+def test_costs_are_those_of_one_pass_over_the_whole_text():
+    model, (same, another) = model_of().double(), copying.pair_of(3)
+    ends = [ENCODE("\n" + same), ENCODE("\n" + another)]
+    found = copying.read(model, ENCODE(same + "\n"), TEXT, [40, 90], ends)
+    for place in (40, 90):
+        for end, (nats, hits) in zip(ends, found[place]):
+            tokens = torch.tensor([ENCODE(same + "\n") + TEXT[:place] + end])
+            exact = model.loss(tokens[:, :-1], tokens[:, 1:], "none")[0, -28:]
+            torch.testing.assert_close(nats, exact.detach().double(), rtol=1e-6, atol=1e-6)
+            z = model(tokens[:, :-1])[0, -28:]
+            assert torch.equal(hits, z.argmax(-1) == tokens[0, -28:])
+
+
+def test_a_model_that_copies_is_right_and_gains(monkeypatch):
+    """Ends are cheap if they are what was read: the numbers tell the string from all others."""
+    def read(model, start, text, places, ends):
+        cheap = ENCODE("\n" + asked[0])
+        asked.reverse()
+        return {place: [(torch.full((28,), 0.5 if end == cheap else 6.0),
+                         torch.full((28,), end == cheap)) for end in ends] for place in places}
+
+    asked = copying.pair_of(5)
+    monkeypatch.setattr(copying, "read", read)
+    row, = copying.measure(None, ENCODE, TEXT, copying.pair_of(5), [64], candidates=4)
+    assert row == {"distance": 64, "cost": 0.5, "gain": 5.5, "right": 1, "reordered": 5.5,
+                   "near_miss": 5.5, "likeliest": 1, "beaten": 1}
+
+
+def test_ends_and_candidates_are_what_the_docstring_says():
+    same, another = copying.pair_of(7)
+    ends = copying.ends_of(same, another)
+    assert sorted(ends["reordered"]) == sorted(same)
+    assert ends["reordered"][:4] == same[:4]
+    assert ends["reordered"] != same
+    changed = [place for place in range(32) if ends["near_miss"][place] != same[place]]
+    assert changed == [7, 11, 15, 19, 23, 27, 31]
+    strings, others = copying.candidates_of(same, 5)
+    assert sorted(strings) == sorted([same, *others])
+    assert all(other[4] != same[4] for other in others)
+
+
+def test_the_log_scale_sharpens_only_queries_that_see_more_than_256_keys():
+    model = named("study.local.Softmax")(Config(N_L=2, N_H=2, d_E=16, vocab_size=257))
+    odd, even = model.layers
+    q, i = torch.ones(1, 2, 3, 8), torch.tensor([9, 255, 1023])
+    before = odd.encode(q, q, i)[0]
+    copying.scale_queries(model, 0.5)
+    assert torch.equal(odd.encode(q, q, i)[0], before)
+    scaled, keys = even.encode(q, q, i)
+    torch.testing.assert_close(scaled[0, 0, :, 0],
+                               torch.tensor([1, 1, 1 + 0.5 * math.log(4)]))
+    assert torch.equal(keys, q)
+
+
+# --------------------------------------------------------------------------------- the tasks
+
+def passkey(part, T=512):
+    args = SimpleNamespace(seq_len=T, seed=5, batch_tokens=4 * T)
+    return curriculum.Passkey(args, get_tokenizer("bytes"), part)
+
+
+def test_passkey_documents_are_prompts_with_answers_and_validation_keys_are_apart():
+    for part, held_out in (("train", False), ("val", True)):
+        data = passkey(part)
+        for n in range(60):
+            text = data.tokenizer.decode(data[n].tolist())
+            assert len(data[n]) == 513
+            if TASK in text:
+                key = re.search(re.escape(QUESTION) + r" (\d+)<", text)[1]
+                assert NEEDLE.format(key) in text
+                assert (int(key) % 7 == 0) == held_out
+
+
+def test_the_help_ends_once_the_loss_shows_lookup():
+    data = passkey("train")
+    least, without = data.losses()
+    for _ in range(100):
+        assert not data.observe(without)
+    assert data.state[0] == 0
+    for _ in range(200):
+        data.observe(least)
+    assert 700 < data.state[0] < 800                   # about 20 losses decide
+    data.state = 16_000, 0.0
+    assert data.observe(least)
+    assert all(TASK in data.tokenizer.decode(data[n].tolist()) for n in range(20))
+
+
+def test_passkey_prompts_hide_the_number_at_the_depth():
+    prompts, answers = passkey_prompts(get_tokenizer("bytes"), 1024, 0.5, 3)
+    rng = random.Random(123)
+    for prompt, answer in zip(prompts, answers):
+        assert answer == f" {rng.randint(1, 50_000)}"
+        before, after = prompt.split(NEEDLE.format(answer.strip()))
+        assert before.count(FILLER) == (before + after).count(FILLER) // 2
+        assert prompt.endswith(QUESTION)
+
+
+# ----------------------------------------------------------------------------- the table of runs
+
+def test_every_training_of_the_table_has_flags_of_train_py():
+    seen = set()
+    for experiment, seeds in runs.SEEDS.items():
+        for run in experiment():
+            flags = run.flags.replace("--lr RATE", "--lr 1").split()
+            args = get_args([*flags, "--seed", str([*seeds][0]), "--out", "nowhere"])
+            seen |= {name for name in (args.model, *args.data) if "." in name and "/" not in name}
+    assert "study.local.Screening" in seen
+    assert all(named(name) for name in seen)
+
+
+def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeypatch):
+    ran = []
+
+    def run(words, env):
+        ran.append(words[2])
+        if words[2] == "train":
+            (tmp_path / "ckpt.pt").touch()
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(runs, "read_checkpoint", lambda path: {
+        "finished": True, "args": {"steps": 2}})
+    monkeypatch.setattr(runs, "subprocess", SimpleNamespace(run=run))
+    of_run = runs.commands(tmp_path, runs.Run("a", "a", "--psi 2", {"b": "-m tool"}, (2, 4)), 0)
+    assert runs.do(tmp_path, of_run) is None
+    assert ran == ["train", "tool", "train", "tool"]
+    ran.clear()
+    (tmp_path / "b2.tsv").touch()
+    assert runs.do(tmp_path, of_run) is None
+    assert ran == ["train", "tool"]                    # to step 4: the checkpoint is at 2
+    ran.clear()
+    (tmp_path / "log.tsv").write_text("step\tloss\n1\tnan\n")
+    assert runs.do(tmp_path, of_run) is None
+    assert ran == []
+
+
+@pytest.mark.slow
+def test_every_tool_runs_once(tmp_path):
+    """`python -m study.runs tiny` from an empty folder."""
+    done = subprocess.run([sys.executable, "-m", "study.runs", "tiny"], cwd=tmp_path,
+                          env=runs.ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    joined = {path.stem for path in (tmp_path / "out/study/tiny").glob("*.tsv")}
+    assert joined >= {"perplexity", "copying", "passkey", "abcdigits", "latency", "losses"}
