@@ -166,6 +166,27 @@ def test_a_file_that_is_missing_is_told_from_one_under_another_name(solved):
         f"{solved}: part1_screening.py is missing: is it part1_screening (1).py? Give it this name")
 
 
+def test_a_tensor_that_says_yes_gets_no_points(solved):
+    edit(solved / "part1_screening.py", "return (1 - (1 - s) / r).relu().square()",
+         "return s.as_subclass(Yes)\n\n\nclass Yes(torch.Tensor):\n    @classmethod\n"
+         "    def __torch_function__(cls, *_, **options):\n        return True")
+    assert message_of(test_part1, "test_trim") != ""
+
+
+def test_results_in_another_order_are_not_blamed_for_their_dtypes(solved):
+    edit(solved / "part3_derivative.py", "return z, m, d", "return d, z, m")
+    assert message_of(test_part3, "test_pairs") == (
+        "pairs returns the right results in another order: d, z, m")
+
+
+def test_a_file_may_begin_with_a_future_import(solved):
+    file = solved / "part1_screening.py"
+    text = file.read_text()
+    start = text.index("import ")
+    file.write_text(f"{text[:start]}from __future__ import annotations\n{text[start:]}")
+    assert message_of(test_part1, "test_trim") == ""
+
+
 def test_a_right_shape_is_not_blamed(solved):
     edit(solved / "part1_screening.py", "math.pi * w_near / w_th", "3.0 * w_near / w_th")
     message = message_of(test_part1, "test_mipe_angle")

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -53,11 +54,15 @@ def load(part):
         tree = ast.parse(path.read_bytes())
         refuse_what_is_not_yours(path.name, tree)
         refuse_detours(path.name, tree)
+        # A dataclass whose annotations are texts looks for its module here.
+        sys.modules[part] = module
         spec.loader.exec_module(module)
     except SyntaxError as e:
         wrong = f"{path.name}, line {e.lineno}: {e.msg}: {(e.text or '').strip()}"
     except (Exception, SystemExit) as e:
         wrong = describe_error(e)
+    finally:
+        sys.modules.pop(part, None)
     if wrong:
         fail(wrong)
     return module
