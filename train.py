@@ -345,7 +345,7 @@ def continue_run(ckpt, model, optimizer, data, text):
 
 
 def source_of(model):
-    """{module: text} of multiscreen.py and of the files with the model's classes and their bases."""
+    """{module: text} of multiscreen.py and of the model's classes and their bases."""
     classes = {base for part in (model, *model.layers) for base in type(part).__mro__}
     names = {"multiscreen", *(base.__module__ for base in classes)} - {"builtins"}
     files = {name: getattr(sys.modules[name], "__file__", None) for name in sorted(names)
