@@ -272,8 +272,7 @@ def save_checkpoint(path, model, args, **more):
 
     From a training loop of your own: save_checkpoint("mine.pt", model, get_args([...])), with the
     flags that say how it was made: --model and its sizes, --seq-len, --tokenizer, --data. more:
-    what --resume needs; all other commands do without. Raises ValueError if a weight is not a
-    number, or if a model of these flags has other weights.
+    what --resume needs; all other commands do without. Raises ValueError if a weight is NaN.
     """
     weights = {name: whole(W).cpu() for name, W in model.state_dict().items()}
     for name, W in weights.items():
