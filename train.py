@@ -750,14 +750,14 @@ def get_args(argv=None, ckpt=None):
     return args
 
 
-def main():
+def main(argv=None):
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if dist.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-    typed, ckpt, stop = get_parser().parse_args(), None, []
+    typed, ckpt, stop = get_parser().parse_args(argv), None, []
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and not typed.resume and not typed.force:
         sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
@@ -766,7 +766,7 @@ def main():
         ckpt = read_checkpoint(path)
     elif typed.init:
         ckpt = read_checkpoint(typed.init)
-    args = get_args(ckpt=ckpt)
+    args = get_args(argv, ckpt)
     if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
