@@ -179,7 +179,8 @@ def say(text):
         print(text, flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
-        signal.raise_signal(signal.SIGTERM)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:     # else it is asked already
+            signal.raise_signal(signal.SIGTERM)
 
 
 def write_log(path, log):
