@@ -76,7 +76,7 @@ def train(args, ckpt=None, stop=()):
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
-    if args.resume and ckpt:
+    if args.resume:
         step, log = continue_run(ckpt, model, optimizer, data, text)
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
@@ -757,17 +757,19 @@ def main():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if dist.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-    typed, ckpt, stop = get_parser().parse_args(), None, []
+    typed, ckpt, stop, argv = get_parser().parse_args(), None, [], sys.argv[1:]
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and not typed.resume and not typed.force:
         sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
                      "another --out begins a new one")
     if typed.resume and path.exists():
         ckpt = read_checkpoint(path)
-    elif typed.init:
-        ckpt = read_checkpoint(typed.init)
-    args = get_args(ckpt=ckpt)
-    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+    else:                                              # there is no run to resume: begin one
+        argv = [word for word in argv if word != "--resume"]
+        if typed.init:
+            ckpt = read_checkpoint(typed.init)
+    args = get_args(argv, ckpt)
+    if ckpt and args.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
