@@ -102,7 +102,7 @@ def train(args, ckpt=None, stop=()):
             continue                                   # without waiting for the GPU
         row = {"step": step, "loss": loss.item(), "lr": lr, "grad_norm": norm.item()}
         row["ms"] = 1e3 * (time.perf_counter() - since) / (step - logged)
-        diverged = not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
+        diverged = has_diverged(row)
         if evaluates and not diverged:
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
@@ -155,6 +155,11 @@ def accumulate_gradients(model, data, args, step):
         part.backward()
         loss = loss + part.detach()
     return total(loss) / world
+
+
+def has_diverged(row):
+    """Whether a row of the log has a loss or a gradient from which no training recovers."""
+    return not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
 
 
 def to_device(sequences, device):
