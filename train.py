@@ -76,7 +76,7 @@ def train(args, ckpt=None, stop=()):
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
-    if args.resume and ckpt:
+    if args.resume:
         step, log = continue_run(ckpt, model, optimizer, data, text)
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
@@ -102,7 +102,7 @@ def train(args, ckpt=None, stop=()):
             continue                                   # without waiting for the GPU
         row = {"step": step, "loss": loss.item(), "lr": lr, "grad_norm": norm.item()}
         row["ms"] = 1e3 * (time.perf_counter() - since) / (step - logged)
-        diverged = not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
+        diverged = has_diverged(row)
         if evaluates and not diverged:
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
@@ -157,6 +157,11 @@ def accumulate_gradients(model, data, args, step):
     return total(loss) / world
 
 
+def has_diverged(row):
+    """Whether a row of the log has a loss or a gradient from which no training recovers."""
+    return not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
+
+
 def to_device(sequences, device):
     """Sequences (T + 1,) as one tensor on the device. A GPU copies them while it computes."""
     x = torch.from_numpy(np.stack(sequences))
@@ -179,7 +184,8 @@ def say(text):
         print(text, flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
-        signal.raise_signal(signal.SIGTERM)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:     # else it is asked already
+            signal.raise_signal(signal.SIGTERM)
 
 
 def write_log(path, log):
@@ -733,12 +739,6 @@ def get_args(argv=None, ckpt=None):
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
-    one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
-    if args.batch_tokens is None:
-        args.batch_tokens = one_pass
-    if args.batch_tokens % one_pass != 0:
-        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
-                 f"{one_pass}, the tokens of one pass of all processes")
     if ckpt:
         for flag in p._actions:
             was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
@@ -747,6 +747,12 @@ def get_args(argv=None, ckpt=None):
                       "recipe; leave it out, or begin another run in another --out",
                       file=sys.stderr)
                 sys.exit(2)
+    one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
+    if args.batch_tokens is None:
+        args.batch_tokens = one_pass
+    if args.batch_tokens % one_pass != 0:
+        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
+                 f"{one_pass}, the tokens of one pass of all processes")
     return args
 
 
@@ -757,6 +763,8 @@ def main(argv=None):
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if dist.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
+    if argv is None:
+        argv = sys.argv[1:]
     typed, ckpt, stop = get_parser().parse_args(argv), None, []
     path = Path(typed.out, "ckpt.pt")
     if path.exists() and not typed.resume and not typed.force:
@@ -764,10 +772,12 @@ def main(argv=None):
                      "another --out begins a new one")
     if typed.resume and path.exists():
         ckpt = read_checkpoint(path)
-    elif typed.init:
-        ckpt = read_checkpoint(typed.init)
+    else:                                              # there is no run to resume: begin one
+        argv = [word for word in argv if word != "--resume"]
+        if typed.init:
+            ckpt = read_checkpoint(typed.init)
     args = get_args(argv, ckpt)
-    if ckpt and typed.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+    if ckpt and args.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from lab.measure import optional
-from train import read_checkpoint
+from train import has_diverged, read_checkpoint
 
 np, pd, stats = optional("numpy"), optional("pandas"), optional("scipy.stats")
 
@@ -101,8 +101,7 @@ def folders_of(names):
 
 def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
-    last = pd.read_csv(folder / "log.tsv", sep="\t").tail(1)
-    diverged = not (np.isfinite(last.loss).all() and np.isfinite(last.grad_norm).all())
+    diverged = has_diverged(pd.read_csv(folder / "log.tsv", sep="\t").iloc[-1])
     label, seed = split_seed(folder)
     run = {"folder": folder, "label": label, "seed": seed, "diverged": diverged}
     if not (folder / "ckpt.pt").exists():

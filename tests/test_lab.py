@@ -55,7 +55,7 @@ def write_run(folder, loss=2.0, step=10, source=SOURCE, diverged=False, last=Tru
         torch.save({"args": flags, "config": {}, "source": source, "step": step, "log": log,
                     "text": "text", "weights": {"W": torch.zeros(3, 4)}}, folder / "ckpt.pt")
     if diverged:
-        log += f"{step + 5}\tnan\tnan\t\n"
+        log += f"{step + 5}\t2.5\t0\t\n"
     (folder / "log.tsv").write_text(log)
     return folder
 

@@ -338,7 +338,7 @@ def test_what_is_finished_is_skipped_and_what_diverged_is_left(tmp_path, monkeyp
     assert runs.do(tmp_path, of_run) is None
     assert ran == ["train", "tool"]                    # to step 4: the checkpoint is at 2
     ran.clear()
-    (tmp_path / "log.tsv").write_text("step\tloss\n1\tnan\n")
+    (tmp_path / "log.tsv").write_text("step\tloss\tgrad_norm\n1\t5.5\tinf\n")
     assert runs.do(tmp_path, of_run) is None
     assert ran == []
 

@@ -317,13 +317,13 @@ def test_resume_may_change_how_a_run_is_computed_and_keeps_the_tokens_of_a_step(
         assert float(a["loss"]) == pytest.approx(float(b["loss"]), rel=1e-4)
 
 
-def test_init_takes_the_model_of_a_checkpoint_and_begins_another_run(tmp_path):
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_init_takes_the_model_of_a_checkpoint_and_begins_another_run(tmp_path, more):
     """The model's sizes and its weights, and nothing else."""
     first = fit(tmp_path / "first", "--steps", "2", "--layers", "1", "--lr", "0.01")
-    flags = [flag for flag in SMALL if flag not in ("--psi", "2")]
     flags = ["--seq-len", "32", "--batch-size", "4", "--kernel", "multiscreen"]
     command(*flags, "--init", tmp_path / "first/ckpt.pt", "--data", tmp_path / "text.txt",
-            "--out", tmp_path / "out", "--steps", "1", "--lr", "1e-30")
+            "--out", tmp_path / "out", "--steps", "1", "--lr", "1e-30", *more)
     out = train.read_checkpoint(tmp_path / "out/ckpt.pt")
     assert out["config"] == first["config"] and out["args"]["lr"] == 1e-30
     for name, W in first["weights"].items():
