@@ -411,9 +411,10 @@ def try_model(model, args):
     right = F.cross_entropy(logits.mT, y[:, :short], reduction="none")
     if not changes.max() <= 1e-5:
         print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
-              "layer see them? `python -m lab.check` says more")
+              f"layer see them? `python -m lab.check --model {args.model}` says more")
     elif not (nats[:, :short] - right).abs().max() <= 1e-3:
-        print("warning: `loss` is not the cross-entropy of `forward`: `python -m lab.check`")
+        print("warning: `loss` is not the cross-entropy of `forward`: "
+              f"`python -m lab.check --model {args.model}` says more")
 
 
 def choose_screen(model, kernel="auto"):
