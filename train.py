@@ -736,9 +736,6 @@ def get_args(argv=None, ckpt=None):
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
-    if args.batch_tokens % one_pass != 0:
-        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
-                 f"{one_pass}, the tokens of one pass of all processes")
     if ckpt:
         for flag in p._actions:
             was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
@@ -747,6 +744,9 @@ def get_args(argv=None, ckpt=None):
                       "recipe; leave it out, or begin another run in another --out",
                       file=sys.stderr)
                 sys.exit(2)
+    if args.batch_tokens % one_pass != 0:
+        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
+                 f"{one_pass}, the tokens of one pass of all processes")
     return args
 
 
