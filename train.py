@@ -740,8 +740,9 @@ def get_args(argv=None, ckpt=None):
         for flag in p._actions:
             was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
             if flag.dest in kept and flag.dest not in FREE and now != was:
-                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: a run has one "
-                      "recipe; leave it out, or begin another run in another --out",
+                why = ("a run has one recipe; leave it out, or begin another run in another --out"
+                       if typed.resume else "the model is that of --init; leave it out")
+                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: {why}",
                       file=sys.stderr)
                 sys.exit(2)
     if args.batch_tokens % one_pass != 0:
