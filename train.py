@@ -361,7 +361,7 @@ def named(name):
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as e:
-        sys.exit(f"error: {name} is neither there nor MODULE.NAME of something in a file ({e})")
+        sys.exit(f"error: {name} is no file that is there, and no MODULE.NAME: {e}")
 
 
 def build_model(name, sizes, dtype=None):
@@ -612,7 +612,7 @@ def read_file(path, tokenizer):
             sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
-        sys.exit(f"error: {path}: {e}")
+        sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")
     tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
     if tokenizer.name != "bytes":
         tokens = np.array(tokenizer.encode_ordinary(text))
