@@ -368,7 +368,7 @@ def named(name):
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError, ValueError) as e:
-        sys.exit(f"error: {name} is neither there nor MODULE.NAME of something in a file ({e})")
+        sys.exit(f"error: {name} is no file that is there, and no MODULE.NAME: {e}")
 
 
 def build_model(name, sizes, dtype=None):
@@ -418,9 +418,10 @@ def try_model(model, args):
     right = F.cross_entropy(logits.mT, y[:, :short], reduction="none")
     if not changes.max() <= 1e-5:
         print(f"warning: losses change by {changes.max():.1g} nats with later tokens: does a "
-              "layer see them? `python -m lab.check` says more")
+              f"layer see them? `python -m lab.check --model {args.model}` says more")
     elif not (nats[:, :short] - right).abs().max() <= 1e-3:
-        print("warning: `loss` is not the cross-entropy of `forward`: `python -m lab.check`")
+        print("warning: `loss` is not the cross-entropy of `forward`: "
+              f"`python -m lab.check --model {args.model}` says more")
 
 
 def choose_screen(model, kernel="auto"):
@@ -618,7 +619,7 @@ def read_file(path, tokenizer):
             sys.exit(f"error: {path} is UTF-16: iconv -f UTF-16 -t UTF-8 makes it UTF-8")
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as e:                 # not UTF-8, or not a whole number of tokens
-        sys.exit(f"error: {path}: {e}")
+        sys.exit(f"error: {path}: {getattr(e, 'strerror', None) or e}")
     tokens = np.frombuffer(text.encode(), np.uint8)    # a byte is its own token
     if tokenizer.name != "bytes":
         tokens = np.array(tokenizer.encode_ordinary(text))
@@ -743,8 +744,9 @@ def get_args(argv=None, ckpt=None):
         for flag in p._actions:
             was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
             if flag.dest in kept and flag.dest not in FREE and now != was:
-                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: a run has one "
-                      "recipe; leave it out, or begin another run in another --out",
+                why = ("a run has one recipe; leave it out, or begin another run in another --out"
+                       if typed.resume else "the model is that of --init; leave it out")
+                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: {why}",
                       file=sys.stderr)
                 sys.exit(2)
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]

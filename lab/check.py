@@ -24,6 +24,7 @@ import math
 import os
 import random
 import sys
+import traceback
 
 import numpy as np
 import torch
@@ -294,6 +295,14 @@ def absolute(trial):
 
 # ------------------------------------------------------------------------------- the command
 
+def failure(e):
+    """An exception in one line, with the place of the last code outside of libraries."""
+    frames = traceback.extract_tb(e.__traceback__)
+    last = [frame for frame in frames if "site-packages" not in frame.filename][-1]
+    reason = " ".join(str(e).split())
+    return f"{os.path.basename(last.filename)}:{last.lineno}: {type(e).__name__}: {reason:.200}"
+
+
 def answers(args, tokenizer, weights=None):
     """({promise: (yes,), (NO, why) or (-, why)}, {condition: the same, with what was seen})"""
     trial, found, ticks = Trial(args, tokenizer, weights), {}, {}
@@ -304,12 +313,12 @@ def answers(args, tokenizer, weights=None):
         except Answer as e:
             found[promise.__doc__] = e.args
         except Exception as e:                         # whatever it is, a run meets it, too
-            found[promise.__doc__] = "NO", f"fails: {e!r:.99}"
+            found[promise.__doc__] = "NO", f"fails: {failure(e)}"
     try:
         for condition, (holds, seen) in absolute(trial).items():
             ticks[condition] = ("yes" if holds else "NO"), seen
     except Exception as e:                             # a layer of yours may have other methods
-        ticks["absolute relevance"] = "-", f"a layer's weights cannot be seen: {e!r:.99}"
+        ticks["absolute relevance"] = "-", f"a layer's weights cannot be seen: {failure(e)}"
     return found, ticks
 
 

@@ -271,6 +271,7 @@ CHANGES = [("--lr 0.5", "--lr", "0.0625", "0.5"), ("--seed 1", "--seed", "0", "1
            ("--batch-tokens 256", "--batch-tokens", "128", "256"),
            ("--warmup 9", "--warmup", "2", "9"),
            ("--seq-len 64 --batch-size 2", "--seq-len", "32", "64"),
+           ("--seq-len 48", "--seq-len", "32", "48"),
            ("--tokenizer gpt2", "--tokenizer", "bytes", "gpt2"),
            ("--weight-decay 1", "--weight-decay", "0.0", "1.0"),
            ("--dtype bfloat16", "--dtype", "float32", "bfloat16"),
