@@ -332,7 +332,7 @@ def load_checkpoint(path, device="cpu", dtype=None):
     model.to(device).eval()
     for name, text in source_of(model).items():
         if ckpt["source"].get(name, text) != text:
-            print(f"{path} was trained with another {name}", file=sys.stderr)
+            print(f"{path} was trained with another {name}.py", file=sys.stderr)
     print(choose_screen(model, ckpt["args"]["kernel"]), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
 
@@ -610,7 +610,8 @@ def read_file(path, tokenizer):
     """
     dtype = np.uint16 if tokenizer.n_vocab <= 2**16 else np.uint32
     if path.suffix.lower() in (".json", ".jsonl", ".ndjson", ".parquet"):
-        sys.exit(f"error: {path} is no plain text: python -m lab.prepare makes a .bin of it")
+        sys.exit(f"error: {path} is no plain text: python -m lab.prepare FOLDER {path} --tokenizer "
+                 f"{tokenizer.name} makes a .bin of it")
     try:
         if path.suffix == ".bin":
             return np.memmap(path, dtype, "r")
