@@ -529,7 +529,7 @@ def test_code_that_was_edited_since_is_named(trained, tmp_path, capsys):
     train.load_checkpoint(trained / "out/ckpt.pt")
     assert "another" not in capsys.readouterr().err
     train.load_checkpoint(tmp_path / "ckpt.pt")
-    assert "ckpt.pt was trained with another multiscreen\n" in capsys.readouterr().err
+    assert "ckpt.pt was trained with another multiscreen.py\n" in capsys.readouterr().err
 
 
 def test_the_bundled_models_answer():
