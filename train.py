@@ -76,7 +76,7 @@ def train(args, ckpt=None, stop=()):
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
-    if args.resume:
+    if args.resume and ckpt:
         step, log = continue_run(ckpt, model, optimizer, data, text)
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "

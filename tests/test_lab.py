@@ -160,7 +160,12 @@ def test_an_idea_is_trained_and_compared(call, tmp_path, monkeypatch):
              "cpu", "--kernel", "multiscreen"]
     assert "first train the code" in message(call, idea, "mine", *small)
 
-    monkeypatch.setattr(idea, "train_seed", train.main)      # in this process
+    def in_this_process(flags):
+        args = train.get_args(flags)
+        if not Path(args.out, "ckpt.pt").exists():
+            train.train(args)
+
+    monkeypatch.setattr(idea, "train_seed", in_this_process)
     assert "0 1 2" in call(idea, "original", *small)
     out = call(idea, "mine", *small, "--model", f"{__name__}.Doubled")
     assert f"model multiscreen | {__name__}.Doubled" in out and "3 pairs" in out
