@@ -544,13 +544,12 @@ def test_the_bundled_models_answer():
 
 def test_the_programs_of_the_guide_run(tmp_path, monkeypatch, capsys):
     texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.S)
-    (tmp_path / "out").mkdir()
     (tmp_path / "models").symlink_to(ROOT / "models")
     monkeypatch.chdir(tmp_path)
     for text in texts:
         exec(text, {})
     assert capsys.readouterr().out.startswith("12\n")
-    assert train.read_checkpoint("out/mine.pt")["args"]["seq_len"] == 128
+    assert train.read_checkpoint("mine.pt")["args"]["seq_len"] == 128
 
 
 # ---------------------------------------------------------------------------------- mistakes
