@@ -13,6 +13,8 @@ import train
 from lab import ablations, idea, measure, perplexity, prepare, sample, tiles
 from lab.transformer import Transformer, scale_rope
 from multiscreen import Config, GatedScreeningTiles, Multiscreen
+from tests.helpers import moved_model
+from tests.reference import ABLATIONS, reference_logits
 
 compare = pytest.importorskip("lab.compare", reason="needs pandas and scipy")
 ROOT = Path(__file__).parent.parent
@@ -442,6 +444,24 @@ def test_the_recipe_of_the_transformer_is_its_default():
 
 VARIANTS = [ablations.Rope, ablations.Nope, ablations.NoTanhNorm, ablations.NoGate,
             ablations.FixedR, ablations.Compete, ablations.Softmax, ablations.SoftmaxRope]
+
+
+NAMES = dict(zip(VARIANTS, ABLATIONS))                 # as tests/reference.py calls them
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cls, scale", [*((cls, "1") for cls in VARIANTS), (ablations.Rope, "8"),
+                                        (ablations.Rope, "ntk8")])
+def test_each_ablation_is_the_paper_with_one_thing_changed(cls, scale):
+    """Against the paper in float64 loops, with the formula of the ablation as printed."""
+    model = moved_model(f"{cls.__module__}.{cls.__name__}").double()
+    if scale != "1":
+        scale_rope(model, scale)
+    x, p = torch.randint(50, (1, 50)), dict(model.named_parameters())
+    exact = reference_logits(p, model.config, x[0], NAMES[cls], scale)
+    assert (model(x)[0] - exact).norm() < 1e-8 * exact.norm()
+    if cls is not ablations.NoGate:                    # its model has no W_G for the paper
+        assert (reference_logits(p, model.config, x[0]) - exact).norm() > 1e-4 * exact.norm()
 
 
 @pytest.mark.parametrize("cls", VARIANTS, ids=lambda cls: cls.__name__)
