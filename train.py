@@ -384,7 +384,8 @@ def build_model(name, sizes, dtype=None):
 
 def make_model(args, tokenizer, dtype=None):
     """The model of the flags, for a tokenizer's vocabulary."""
-    sizes = {field.name: getattr(args, field.name, None) for field in fields(Config)}
+    # A field of Config that no flag sets has its default.
+    sizes = {field.name: vars(args)[field.name] for field in fields(Config) if field.name in args}
     return build_model(args.model, sizes | {"vocab_size": tokenizer.n_vocab}, dtype)
 
 
@@ -655,7 +656,7 @@ def get_data(args, tokenizer):
 # ones; all others are the run's recipe. --init takes over the flags of a model.
 OF_A_COMMAND = ("device", "compile", "out", "resume", "force", "init")
 FREE = (*OF_A_COMMAND, "steps", "batch_size", "log_every", "eval_every", "kernel")
-OF_A_MODEL = ("model", "tokenizer", "psi", "N_L", "N_H", "d_E", "d_K", "d_V", "w_th")
+OF_A_MODEL = ("model", "tokenizer", *(field.name for field in fields(Config)))
 
 
 def get_parser():
@@ -724,10 +725,9 @@ def get_args(argv=None, ckpt=None):
     typed = p.parse_args(argv)
     kept = {}
     if ckpt:
-        names = OF_A_MODEL
+        kept = {name: x for name, x in ckpt["args"].items() if name in OF_A_MODEL}
         if typed.resume:
-            names = [name for name in ckpt["args"] if name not in OF_A_COMMAND]
-        kept = {name: ckpt["args"][name] for name in names}
+            kept = {name: x for name, x in ckpt["args"].items() if name not in OF_A_COMMAND}
     elif typed.model != "multiscreen":
         kept = getattr(named(typed.model), "recipe", {})
     p.set_defaults(**kept)

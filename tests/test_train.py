@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -550,6 +551,21 @@ def test_the_programs_of_the_guide_run(tmp_path, monkeypatch, capsys):
         exec(text, {})
     assert capsys.readouterr().out.startswith("12\n")
     assert train.read_checkpoint("mine.pt")["args"]["seq_len"] == 128
+
+
+@dataclass
+class LongerConfig(Config):
+    sharpness: float = 1.5
+
+
+def test_a_field_that_you_add_to_config_has_its_default(tmp_path, monkeypatch):
+    """In training, in the checkpoint, and in a run that --init begins; no flag need set it."""
+    monkeypatch.setattr(train, "Config", LongerConfig)
+    fit(tmp_path / "run", "--steps", "1")
+    ckpt = fit(tmp_path / "next", "--steps", "1", "--init", tmp_path / "run/ckpt.pt")
+    assert ckpt["config"]["sharpness"] == 1.5
+    model, _, _ = train.load_checkpoint(tmp_path / "next/ckpt.pt")
+    assert model.config.sharpness == 1.5
 
 
 # ---------------------------------------------------------------------------------- mistakes
