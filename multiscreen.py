@@ -52,8 +52,8 @@ class Config:
         for name, value in vars(self).items():
             # d_K > 1: MiPE rotates two dimensions. w_th > 1: every window is above 1.
             lowest = {"d_K": 1, "w_th": 1}.get(name, 0)
-            if not value > lowest:
-                raise ValueError(f"{name} is {value}; expected more than {lowest}")
+            if not lowest < value < math.inf:
+                raise ValueError(f"{name} is {value}; expected a number above {lowest}")
 
 
 # ---------------------------------------------------------------------- one screening unit
