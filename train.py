@@ -20,7 +20,7 @@ contains ckpt.pt, which is all you need to continue, and log.tsv, a row for each
 What a flag calls MODULE.NAME is yours, in MODULE.py here or in the current folder:
 
     --model       a subclass of GatedScreeningTiles, or f(config, dtype) -> a model with the methods
-                  of Multiscreen; `recipe`, a dict, may hold its own defaults of these flags
+                  of Multiscreen; its `recipe` may hold defaults of flags: {"layers": 6, "lr": 1e-3}
     --data        f(args, tokenizer, part) -> documents, for part "train" or "val", with the methods
                   of `Text`; `abcdigits` stands for abcdigits.Documents
     --tokenizer   an object with name, n_vocab, eot_token, encode_ordinary, decode, as tiktoken's
@@ -54,11 +54,14 @@ from torch.nn.utils import clip_grad_norm_
 import multiscreen
 from multiscreen import Config, GatedScreeningTiles, KeyCache, Multiscreen, unit
 
+if os.getcwd() not in sys.path:                        # for what MODULE.NAME names there
+    sys.path.append(os.getcwd())
+
 COLUMNS = ("step", "loss", "lr", "grad_norm", "w_median", "w_max", "ms", "val_loss")   # of log.tsv
 
 
 def train(args, ckpt=None, stop=()):
-    """Train a run, beginning with a checkpoint, if any. Returns whether the run is finished.
+    """Train a run, or go on from its checkpoint. Returns whether the run is finished.
 
     stop: a list; once there is something in it, the run saves a checkpoint and returns.
     """
@@ -68,16 +71,19 @@ def train(args, ckpt=None, stop=()):
     torch.manual_seed(args.seed)
     model = make_model(args, tokenizer, getattr(torch, args.dtype)).to(device)
     data, val_data = get_data(args, tokenizer)
-    if ckpt:
-        load_weights(model, ckpt["weights"], args.out if args.resume else args.init)
+    if ckpt or args.init:
+        load_weights(model, ckpt or read_checkpoint(args.init))
     say(choose_screen(model, args.kernel))
     if args.compile or (args.compile is None and device == "cuda"):
         compile_model(model)
     shard(model, world)
     optimizer = make_optimizer(model, args.lr, args.weight_decay)
     step, log, text = 0, "\t".join(COLUMNS) + "\n", fingerprint(data, val_data)
-    if args.resume and ckpt:
-        step, log = continue_run(ckpt, model, optimizer, data, text)
+    if ckpt:
+        require_same(ckpt, text, source_of(model))
+        set_moments(model, optimizer, ckpt["optimizer"])
+        torch.set_rng_state(ckpt["rng"])               # for layers that draw random numbers
+        step, log, data.state = ckpt["step"], ckpt["log"], ckpt["data_state"]
     say(f"{args.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {device}, "
         f"{args.dtype}; {len(data):,} sequences of {args.seq_len} tokens; steps {step} to "
         f"{args.steps}, each of {args.batch_tokens:,} tokens")
@@ -102,16 +108,15 @@ def train(args, ckpt=None, stop=()):
             continue                                   # without waiting for the GPU
         row = {"step": step, "loss": loss.item(), "lr": lr, "grad_norm": norm.item()}
         row["ms"] = 1e3 * (time.perf_counter() - since) / (step - logged)
-        diverged = has_diverged(row)
-        if evaluates and not diverged:
+        if evaluates and not has_diverged(row):
             row["val_loss"] = evaluate(model, val_data, args.batch_size)
         row |= windows(model)
         log += "\t".join(f"{row[name]:.6g}" if name in row else "" for name in COLUMNS) + "\n"
         if rank == 0:
-            write_log(path.with_name("log.tsv"), log)
+            write(path.with_name("log.tsv"), log, lambda log, file: file.write(log.encode()))
         row["min_left"] = row["ms"] * (args.steps - step) / 60e3
         say("  ".join(f"{name} {x:<7.5g}" for name, x in row.items()))
-        if diverged:
+        if has_diverged(row):
             print(f"error: training has diverged; {path}, if there is one, is from before: try a "
                   "smaller --lr, or undo your last edit", file=sys.stderr)
             sys.exit(3)
@@ -158,8 +163,9 @@ def accumulate_gradients(model, data, args, step):
 
 
 def has_diverged(row):
-    """Whether a row of the log has a loss or a gradient from which no training recovers."""
-    return not (math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf)
+    """Whether a row of the log has losses or a gradient from which no training recovers."""
+    losses_are_finite = math.isfinite(row["loss"]) and math.isfinite(row.get("val_loss", 0.0))
+    return not (losses_are_finite and 0 < row["grad_norm"] < math.inf)
 
 
 def to_device(sequences, device):
@@ -179,21 +185,11 @@ def windows(model):
 
 
 def say(text):
-    """Print a line. If nobody reads the pipe any longer, ask the run to stop, as SIGTERM does."""
+    """Print a line. If nobody reads the pipe any longer, the run goes on in silence."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
-        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:     # else it is asked already
-            signal.raise_signal(signal.SIGTERM)
-
-
-def write_log(path, log):
-    """Write log.tsv anew. A checkpoint has the log, too, so what is lost here comes back."""
-    try:
-        path.write_text(log)
-    except OSError as e:
-        sys.exit(f"error: {path} could not be written ({e.strerror})")
 
 
 @torch.no_grad()
@@ -273,25 +269,13 @@ def set_moments(model, optimizer, moments):
 
 # ---------------------------------------------------------------------------------- checkpoints
 
-def save_checkpoint(path, model, args, **more):
-    """Write a checkpoint; the file at `path` is always whole, the old one or the new one.
-
-    From a training loop of your own: save_checkpoint("mine.pt", model, get_args([...])), with the
-    flags that say how it was made: --model and its sizes, --seq-len, --tokenizer, --data. more:
-    what --resume needs; all other commands do without. Raises ValueError if a weight is NaN.
+def write(path, content, save):
+    """Write a file by save(content, file). The file at `path` is always whole, the old or the new.
     """
-    weights = {name: whole(W).cpu() for name, W in model.state_dict().items()}
-    for name, W in weights.items():
-        if W.isnan().any():
-            raise ValueError(f"{path} was not written: {name} has a NaN")
-    contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
-                "weights": weights, **more}
-    if rank_and_world()[0] > 0:
-        return                                         # process 0 writes
     temporary = Path(f"{path}.tmp")
     try:
         with open(temporary, "wb") as file:
-            torch.save(contents, file)
+            save(content, file)
             file.flush()
             os.fsync(file.fileno())                    # a power cut must not leave an empty file
         os.replace(temporary, path)
@@ -300,11 +284,32 @@ def save_checkpoint(path, model, args, **more):
         sys.exit(f"error: {path} could not be written, it is as it was ({e.__context__ or e})")
 
 
-def read_checkpoint(path):
-    """The dict that save_checkpoint wrote. Nothing in it is executed."""
+NEEDED = ("args", "config", "source", "weights")       # in a checkpoint
+NEEDED_TO_RESUME = (*NEEDED, "step", "finished", "log", "text", "optimizer", "data_state", "rng")
+
+
+def save_checkpoint(path, model, args, **more):
+    """Write a checkpoint, unless a weight is NaN.
+
+    From a training loop of your own: save_checkpoint("mine.pt", model, get_args([...])), with the
+    flags that say how it was made: --model and its sizes, --seq-len, --tokenizer, --data. more:
+    what --resume needs; all other commands do without.
+    """
+    weights = {name: whole(W).cpu() for name, W in model.state_dict().items()}
+    for name, W in weights.items():
+        if W.isnan().any():
+            sys.exit(f"error: {path} was not written: {name} has a NaN")
+    contents = {"args": vars(args), "config": asdict(model.config), "source": source_of(model),
+                "weights": weights, **more}
+    if rank_and_world()[0] == 0:
+        write(path, contents, torch.save)
+
+
+def read_checkpoint(path, needs=NEEDED):
+    """The dict that save_checkpoint wrote, if it has what is needed. Nothing in it is executed."""
     try:
         ckpt = torch.load(path, "cpu", weights_only=True)
-        return {name: ckpt[name] for name in ("args", "config", "source", "weights")} | ckpt
+        return {name: ckpt[name] for name in needs} | ckpt | {"path": str(path)}
     except OSError as e:
         sys.exit(f"error: {path}: {e.strerror or 'it cannot be read'}: train a model first, or "
                  "name its ckpt.pt")
@@ -312,13 +317,14 @@ def read_checkpoint(path):
         sys.exit(f"error: {path} is damaged, or not a checkpoint of train.py")
 
 
-def load_weights(model, weights, path):
-    """Put the weights of the checkpoint at `path` into a model."""
+def load_weights(model, ckpt):
+    """Put the weights of a checkpoint into a model."""
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(ckpt["weights"])
     except RuntimeError as e:
         reason = " ".join(str(e).split())
-        sys.exit(f"error: {path}: its weights do not fit the model that is built now: {reason}")
+        sys.exit(f"error: {ckpt['path']}: its weights do not fit the model that is built now: "
+                 f"{reason}")
 
 
 def load_checkpoint(path, device="cpu", dtype=None):
@@ -328,25 +334,32 @@ def load_checkpoint(path, device="cpu", dtype=None):
     """
     ckpt = read_checkpoint(path)
     model = build_model(ckpt["args"]["model"], ckpt["config"], dtype)
-    load_weights(model, ckpt["weights"], path)
+    load_weights(model, ckpt)
     model.to(device).eval()
     for name, text in source_of(model).items():
         if ckpt["source"].get(name, text) != text:
             print(f"{path} was trained with another {name}.py", file=sys.stderr)
-    print(choose_screen(model, ckpt["args"]["kernel"]), file=sys.stderr)
+    print(choose_screen(model), file=sys.stderr)
     return model, get_tokenizer(ckpt["args"]["tokenizer"]), ckpt
 
 
-def continue_run(ckpt, model, optimizer, data, text):
-    """Go on where a checkpoint of this run was saved. Returns (steps that were made, the log)."""
-    if ckpt.get("text") != text:
-        print(f"error: --data: the run read {ckpt.get('text')}, and now there are {text}: a run "
-              "reads one text; --init with another --out begins another run", file=sys.stderr)
-        sys.exit(2)
-    set_moments(model, optimizer, ckpt["optimizer"])
-    data.state = ckpt["data_state"]
-    torch.set_rng_state(ckpt["rng"])                   # for layers that draw random numbers
-    return ckpt["step"], ckpt["log"]
+def require_same(ckpt, text, source):
+    """End the program if a run that is to go on would read another text, or run other code."""
+    wrong = ""
+    if ckpt["text"] != text:
+        wrong = f"--data: the run read {ckpt['text']}, and now there are {text}"
+    for name, code in ckpt["source"].items():
+        if ast.unparse(ast.parse(code)) != ast.unparse(ast.parse(source.get(name, ""))):
+            wrong = f"{name}.py was edited since the run began"
+    if wrong:
+        refuse(f"{wrong}: a run has one text and one code: undo that, or begin another run with "
+               f"--init {ckpt['path']} and another --out")
+
+
+def refuse(reason):
+    """End the program as argparse does for a wrong flag."""
+    print(f"error: {reason}", file=sys.stderr)
+    sys.exit(2)
 
 
 def source_of(model):
@@ -362,8 +375,6 @@ def source_of(model):
 
 def named(name):
     """What MODULE.NAME names, in a file beside this one or in the current folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute)
@@ -434,33 +445,22 @@ def choose_screen(model, kernel="auto"):
     """
     if not hasattr(model.layers[0], "s_w") or model.screen is not Multiscreen.screen:
         return "this model does not screen by multiscreen.screen"
-    if kernel == "multiscreen":
-        return "screening by multiscreen.screen, the definition"
-    if kernel != "auto":
-        screen = named(f"{kernel}.screen")
-        try:
-            require_right(sys.modules[kernel], model)
-        except (OSError, RuntimeError, ValueError) as e:
-            sys.exit(f"error: --kernel {kernel}: {e}")
-        model.screen = screen
-        return f"screening by {kernel}.screen"
-    name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
+    name = kernel
+    if kernel == "auto":
+        name = {"cuda": "screening_triton", "cpu": "screening_cpu"}.get(model.W_E.device.type)
     try:
         twin = import_module(name)
-        require_right(twin, model)
+        if getattr(twin, "EQUATIONS", hash_of_equations()) != hash_of_equations():
+            raise ValueError("an equation that it repeats was edited")
+        if hasattr(twin, "prepare"):
+            twin.prepare(model)                        # raises if it cannot run here
+        try_screen(twin.screen, model)
         model.screen = twin.screen
         return f"screening by {name}.screen"
     except Exception as e:                             # whatever it is, the definition runs
+        if kernel != "auto":
+            sys.exit(f"error: --kernel {kernel}: {e}")
         return f"screening by multiscreen.screen, the definition, which is slow ({name}: {e})"
-
-
-def require_right(module, model):
-    """Raise an error unless a module's `screen` can replace the definition in a model, here."""
-    if hasattr(module, "prepare"):
-        module.prepare(model)                          # raises if it cannot run here
-    if getattr(module, "EQUATIONS", None) not in (None, hash_of_equations()):
-        raise ValueError("an equation that it repeats was edited")
-    try_screen(module.screen, model)
 
 
 def hash_of_equations():
@@ -502,12 +502,9 @@ def try_screen(screen, model):
         error = (ours.double() - right.double()).abs().amax(axes) / right.double().abs().amax(axes)
         if not error.max() <= limit:
             raise ValueError(f"{name} is off by {error.max():.1g} of its largest value")
-    q_nan = inputs[0].clone()
-    q_nan[0, :, 5] = math.nan
-    h = screen(*(x.to(device) for x in (q_nan, *inputs[1:])), 3000)
-    right = torch.zeros(h.shape, dtype=torch.bool, device=device)
-    right[0, :, 5] = True
-    if not h.isnan().equal(right):
+    inputs[0][0, :, 5] = math.nan
+    h, right = (f(*(x.to(device) for x in inputs), 3000) for f in (screen, multiscreen.screen))
+    if not h.isnan().equal(right.isnan()):
         raise ValueError("a row of NaN in q does not give a row of NaN in h, and no other NaN")
 
 
@@ -719,17 +716,20 @@ def get_parser():
 def get_args(argv=None, ckpt=None):
     """The flags of a run: the command's, else the checkpoint's, the model's recipe, the default.
 
-    ckpt: that of a run to be continued, or of --init.
+    ckpt: that of the run to go on with.
     """
-    p = get_parser()
-    typed = p.parse_args(argv)
-    kept = {}
+    p, argv = get_parser(), sys.argv[1:] if argv is None else argv
+    typed, kept, why = p.parse_args(argv), {}, ""
     if ckpt:
-        kept = {name: x for name, x in ckpt["args"].items() if name in OF_A_MODEL}
-        if typed.resume:
-            kept = {name: x for name, x in ckpt["args"].items() if name not in OF_A_COMMAND}
+        kept = {name: x for name, x in ckpt["args"].items() if name not in OF_A_COMMAND}
+        why = "a run has one recipe; leave it out, or begin another run in another --out"
+    elif typed.init:
+        contents = read_checkpoint(typed.init)["args"]
+        kept = {name: x for name, x in contents.items() if name in OF_A_MODEL}
+        why = "the model is that of --init; leave it out"
     elif typed.model != "multiscreen":
-        kept = getattr(named(typed.model), "recipe", {})
+        recipe = getattr(named(typed.model), "recipe", {})
+        argv = [*(f"--{name.replace('_', '-')}={x}" for name, x in recipe.items()), *argv]
     p.set_defaults(**kept)
     args = p.parse_args(argv)
 
@@ -741,21 +741,16 @@ def get_args(argv=None, ckpt=None):
     args.data = [os.path.abspath(name) if os.path.exists(name) else name for name in args.data]
     if args.val:
         args.val = [os.path.abspath(name) for name in args.val]
-    if ckpt:
-        for flag in p._actions:
-            was, now = kept.get(flag.dest), getattr(args, flag.dest, None)
-            if flag.dest in kept and flag.dest not in FREE and now != was:
-                why = ("a run has one recipe; leave it out, or begin another run in another --out"
-                       if typed.resume else "the model is that of --init; leave it out")
-                print(f"error: {flag.option_strings[0]} was {was} and is {now} now: {why}",
-                      file=sys.stderr)
-                sys.exit(2)
+    for flag in p._actions:
+        name, now = flag.option_strings[0], getattr(args, flag.dest, None)
+        if why and flag.dest in kept and flag.dest not in FREE and now != kept[flag.dest]:
+            refuse(f"{name} was {kept[flag.dest]} and is {now} now: {why}")
     one_pass = args.batch_size * args.seq_len * rank_and_world()[1]
     if args.batch_tokens is None:
         args.batch_tokens = one_pass
     if args.batch_tokens % one_pass != 0:
-        sys.exit(f"error: --batch-tokens is {args.batch_tokens}; expected a multiple of "
-                 f"{one_pass}, the tokens of one pass of all processes")
+        refuse(f"--batch-tokens is {args.batch_tokens}; expected a multiple of {one_pass}, the "
+               "tokens of one pass of all processes")
     return args
 
 
@@ -766,21 +761,15 @@ def main(argv=None):
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if dist.get_rank() > 0:
             sys.stdout = open(os.devnull, "w")
-    if argv is None:
-        argv = sys.argv[1:]
     typed, ckpt, stop = get_parser().parse_args(argv), None, []
     path = Path(typed.out, "ckpt.pt")
-    if path.exists() and not typed.resume and not typed.force:
+    if path.exists() and typed.resume:                 # without a run --resume begins one
+        ckpt = read_checkpoint(path, NEEDED_TO_RESUME)
+    elif path.exists() and not typed.force:
         sys.exit(f"error: {typed.out} holds a run: --resume continues it, --force overwrites it, "
-                     "another --out begins a new one")
-    if typed.resume and path.exists():
-        ckpt = read_checkpoint(path)
-    else:                                              # there is no run to resume: begin one
-        argv = [word for word in argv if word != "--resume"]
-        if typed.init:
-            ckpt = read_checkpoint(typed.init)
+                 "another --out begins a new one")
     args = get_args(argv, ckpt)
-    if ckpt and args.resume and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
+    if ckpt and ckpt["finished"] and args.steps <= ckpt["args"]["steps"]:
         return print(f"{typed.out} is finished, at step {ckpt['step']}")
 
     def note(number, frame):
@@ -798,18 +787,10 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    code = 0
     try:
         main()
     except OSError as e:
-        print(f"error: {e}", file=sys.stderr)
-        code = 1
-    except SystemExit as end:
-        code = end.code
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
-        code = 1
-    if dist.is_initialized():                          # FSDP's threads abort a usual exit
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        sys.exit(f"error: {e}")
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -12,6 +12,7 @@ Each group is compared with the first one, paired by seed, because runs of one s
 sequences. A run that diverged is counted by its seed, and is in no mean and no pair.
 """
 import argparse
+import csv
 import difflib
 import io
 import math
@@ -99,9 +100,16 @@ def folders_of(names):
     return list(dict.fromkeys(folders))
 
 
+def is_diverged(folder):
+    """Whether the last row of a run's log says that training has diverged."""
+    with open(folder / "log.tsv") as file:
+        last = list(csv.DictReader(file, delimiter="\t"))[-1]
+    return has_diverged({name: float(x) for name, x in last.items() if x})
+
+
 def read_run(folder):
     """A run as a dict. One that diverged before its first checkpoint has neither flags nor code."""
-    diverged = has_diverged(pd.read_csv(folder / "log.tsv", sep="\t").iloc[-1])
+    diverged = is_diverged(folder)
     label, seed = split_seed(folder)
     run = {"folder": folder, "label": label, "seed": seed, "diverged": diverged}
     if not (folder / "ckpt.pt").exists():

@@ -148,7 +148,7 @@ class Transformer(Multiscreen):
     block: the class of a layer. config: of its sizes N_L, N_H, d_E and vocab_size count.
     """
     # Defaults of train.py's flags. The rate is one for small sizes: the paper tunes it for each.
-    recipe = {"N_L": 6, "N_H": 4, "d_E": 128, "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
+    recipe = {"layers": 6, "tiles": 4, "d_E": 128, "lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
 
     def __init__(self, config, dtype=None, block=Block):
         if config.d_E % (2 * config.N_H):

@@ -193,20 +193,21 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
     assert process.exitcode == -signal.SIGTERM
 
 
-@pytest.mark.slow
-def test_a_pipe_that_nobody_reads_any_longer_saves(tmp_path):
-    """As in `python train.py | head -1`."""
+def test_a_pipe_that_nobody_reads_any_longer_changes_nothing(tmp_path):
+    """As in `python train.py | head -1`: the run goes on, and SIGTERM still saves."""
     write(tmp_path, {"text.txt": TEXT})
-    argv = [sys.executable, ROOT / "train.py", *SMALL, "--data", "text.txt", "--log-every", "1"]
+    argv = [sys.executable, ROOT / "train.py", *SMALL, "--data", "text.txt", "--log-every", "1",
+            "--steps", "99999", "--eval-every", "5"]
     process = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                text=True)
     process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
+    while not (tmp_path / "out/ckpt.pt").exists():
+        time.sleep(0.05)
+    process.terminate()
     assert process.wait() == 130
-    assert said.splitlines() == ["stopped, saved out/ckpt.pt; to go on, repeat the command with "
-                                 "--resume"]
-    assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] >= 1
+    assert "stopped, saved out/ckpt.pt" in process.stderr.read()
+    assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] >= 5
 
 
 class Curriculum:
@@ -309,6 +310,19 @@ def test_resume_refuses_another_text(tmp_path, monkeypatch, capsys, text):
     assert complaint(capsys, "--resume", "--steps", "3").startswith("error: --data")
 
 
+@pytest.mark.parametrize("edit, refused", [("# a comment\n", False), ("trim = relu\n", True)])
+def test_resume_refuses_other_code(tmp_path, capsys, edit, refused):
+    ckpt = fit(tmp_path / "out", "--steps", "2")
+    ckpt["source"]["multiscreen"] += edit
+    torch.save(ckpt, tmp_path / "out/ckpt.pt")
+    flags = ["--resume", "--out", tmp_path / "out", "--steps", "3"]
+    if refused:
+        assert "multiscreen.py was edited" in complaint(capsys, *flags)
+    else:
+        command(*flags)
+    assert train.read_checkpoint(tmp_path / "out/ckpt.pt")["step"] == (2 if refused else 3)
+
+
 def test_resume_may_change_how_a_run_is_computed_and_keeps_the_tokens_of_a_step(tmp_path):
     fit(tmp_path / "whole", "--steps", "4", "--log-every", "1")
     fit(tmp_path / "out", "--steps", "2", "--log-every", "1")
@@ -340,12 +354,12 @@ def test_a_folder_with_a_run_is_refused_without_force(trained, tmp_path, monkeyp
 
 
 class Recipe(GatedScreeningTiles):
-    recipe = {"lr": 0.01, "psi": 3}
+    recipe = {"lr": 0.01, "psi": 3, "layers": 5}
 
 
 def test_a_model_may_have_a_recipe_of_its_own_and_what_is_typed_wins():
     args = args_of(["--model", f"{HERE}.Recipe", "--psi", "2"])
-    assert (args.lr, args.psi, args.seq_len) == (0.01, 2, 256)
+    assert (args.lr, args.psi, args.N_L, args.seq_len) == (0.01, 2, 5, 256)
 
 
 # ------------------------------------------------------------------------------------- texts
@@ -457,12 +471,15 @@ def test_a_loop_of_your_own_saves_its_model_whatever_its_windows(tmp_path, name)
     again, _, ckpt = train.load_checkpoint(tmp_path / "mine.pt")
     assert_same_weights({"weights": again.state_dict()}, {"weights": model.state_dict()})
     assert ckpt["args"]["seq_len"] == 64 and ckpt["args"]["model"] == name
+    (tmp_path / "mine.pt").rename(tmp_path / "ckpt.pt")
+    with pytest.raises(SystemExit, match="not a checkpoint of train.py"):
+        command("--resume", "--out", tmp_path)         # there are no moments, no place in the data
 
 
 def test_a_weight_that_is_not_a_number_is_not_saved(tmp_path):
     model = Multiscreen(Config(psi=2, vocab_size=257))
     model.layers[0].W_Q.data[0] = math.nan
-    with pytest.raises(ValueError, match="W_Q has a NaN"):
+    with pytest.raises(SystemExit, match="W_Q has a NaN"):
         train.save_checkpoint(tmp_path / "mine.pt", model, args_of(["--psi", "2"]))
     assert not (tmp_path / "mine.pt").exists()
 
@@ -484,6 +501,14 @@ def test_divergence_exits_with_3_and_keeps_the_checkpoint_from_before(
     assert ckpt["step"] == 4
     assert all(p.isfinite().all() for p in ckpt["weights"].values())
     assert read_table(tmp_path / "out/log.tsv")[-1]["loss"] == "nan"
+
+
+def test_weights_that_give_no_finite_validation_loss_are_a_divergence(tmp_path):
+    """Already in the first step, whose loss and gradient are those of the initial weights."""
+    with pytest.raises(SystemExit) as end:
+        fit(tmp_path / "out", "--steps", "1", "--lr", "1e38", "--warmup", "0")
+    assert end.value.code == 3
+    assert not (tmp_path / "out/ckpt.pt").exists()
 
 
 @pytest.mark.parametrize("name, size", [("ckpt.pt", 9000), ("log.tsv", 80)])
@@ -570,20 +595,22 @@ def test_a_field_that_you_add_to_config_has_its_default(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------------------------- mistakes
 
-class Forgetful(GatedScreeningTiles):
-    bias = undefined = None
+class Misspelt(GatedScreeningTiles):
+    recipe = {"learning_rate": 0.01}
 
 
 MISTAKES = [
     ("--psi 0", "--psi"), ("--psi 2.5", "--psi"), ("--layers 0", "--layers"), ("--d-K 1", "d_K"),
-    ("--w-th 1", "w_th is 1.0"), ("--steps 0", "--steps"), ("--batch-size 0", "--batch-size"),
+    ("--w-th 1", "w_th is 1.0"), ("--w-th inf", "w_th is inf"),
+    ("--steps 0", "--steps"), ("--batch-size 0", "--batch-size"),
     ("--lr x", "--lr"), ("--lr -1", "--lr"), ("--seed -1", "--seed"), ("--nonsense 1", "nonsense"),
     ("--batch-tokens 500", "--batch-tokens is 500"), ("--device nonsense", "--device"),
-    ("--dtype int", "--dtype"), ("--kernel nothing", "nothing.screen"),
+    ("--dtype int", "--dtype"), ("--kernel nothing", "nothing"),
     ("--model nothing", "nothing"), ("--model absent.Tiles", "absent.Tiles"),
     ("--model multiscreen.Tiles", "multiscreen.Tiles"), ("--tokenizer words", "words"),
     ("--data missing.txt", "missing.txt"), ("--data text.txt missing.txt", "missing.txt"),
-    ("--val missing.txt", "missing.txt"), ("--init missing.pt", "missing.pt"),
+    ("--data text.A text.B", "text.A"), ("--val missing.txt", "missing.txt"),
+    ("--init missing.pt", "missing.pt"), (f"--model {HERE}.Misspelt", "--learning-rate"),
     ("--init text.txt", "text.txt"), ("--init out", "out"), ("--out text.txt", "text.txt")]
 
 
